@@ -1,0 +1,69 @@
+# Everything a checkout needs, one word each; `make help` lists them. Nothing here needs root, and
+# nothing but Python 3.11+ and make must be there.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+ARGS ?=
+
+# A checkout that this user may read but not write is checked without the tools' caches.
+ifneq ($(shell test -w . && echo writable),writable)
+export RUFF_NO_CACHE := true
+export MYPY_CACHE_DIR := /dev/null
+LAYERS_CACHE := --no-cache
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test check lint types layers docs format clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@echo "  PYTHON=python3.12 takes another Python; ARGS='--set steps=20' is passed on to train and test."
+
+setup: $(READY)  ## build .venv from the pinned versions (the second call starts at once)
+
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "raycloud needs Python 3.11 or newer, and there is no '$(PYTHON)' here." >&2; \
+	  echo "hint: install one, or name it: make setup PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "raycloud needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1)." >&2; \
+	  echo "hint: name a newer one: make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot build virtual environments." >&2; \
+	  echo "hint: Debian and Ubuntu ship that apart, in the package python3-venv" >&2; exit 1; }
+	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@echo 'Building $(VENV) from constraints.txt; the first time this fetches PyTorch and Ray.'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+train: setup  ## train a small GPT on real text with two local workers
+	$(BIN)/raycloud train jobs/gpt.yaml $(ARGS)
+
+test: check  ## every check and every test
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint types layers docs  ## style, types, layers, generated docs
+
+lint: setup  ## ruff: rules and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: setup  ## mypy, strict
+	$(BIN)/mypy
+
+layers: setup  ## import-linter: what may touch what
+	$(BIN)/lint-imports --no-logo $(LAYERS_CACHE)
+
+docs: setup  ## are the generated pages those of this code?
+	$(BIN)/python docs/generate.py --check
+
+format: setup  ## put the code into shape, write the generated pages
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/python docs/generate.py
+
+clean:  ## remove what the tools left, keep .venv and runs/
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The peers' scripts, written the way their own documentation advises for speed."""

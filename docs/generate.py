@@ -1,0 +1,44 @@
+"""Writes the pages that come from the code, or with `--check` tells which are out of date."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from raycloud.control import diagram
+from raycloud.spec import reference
+
+DOCS = Path(__file__).resolve().parent
+
+PAGES: tuple[tuple[Path, Callable[[], str]], ...] = (
+    (DOCS / "job-reference.md", reference.render_reference),
+    (DOCS / "job.schema.json", reference.render_schema),
+    (DOCS / "state-machine.md", diagram.render),
+)
+
+
+def main() -> int:
+    """Write or check every page; the exit code is 1 where a check finds an old one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--check", action="store_true", help="write nothing; fail if a page is old")
+    mode.add_argument("--write", action="store_true", help="write the pages (the default)")
+    check = parser.parse_args().check
+    old = [(path, text) for path, render in PAGES if _is_old(path, text := render())]
+    for path, text in old:
+        if check:
+            print(f"docs/{path.name} is not what the code says: run `make format`")
+        else:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote docs/{path.name}")
+    return 1 if check and old else 0
+
+
+def _is_old(path: Path, text: str) -> bool:
+    return not path.is_file() or path.read_text(encoding="utf-8") != text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""raycloud: train PyTorch models on whatever machines are there, on Ray.
+
+    import raycloud
+
+    run = raycloud.train(raycloud.Job(task="gpt.py:Gpt", steps=200))
+    run.metrics
+
+Names are loaded when they are first used, so that `import raycloud` is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raycloud.metrics import Accuracy, Auc, Mean, Metric
+    from raycloud.on_ray.run import Run, plan, train
+    from raycloud.spec import Job, load_job
+    from raycloud.task import Splits, Task
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Accuracy",
+    "Auc",
+    "Job",
+    "Mean",
+    "Metric",
+    "Run",
+    "Splits",
+    "Task",
+    "load_job",
+    "plan",
+    "train",
+]
+
+_HOME = {
+    "Accuracy": "raycloud.metrics",
+    "Auc": "raycloud.metrics",
+    "Job": "raycloud.spec",
+    "Mean": "raycloud.metrics",
+    "Metric": "raycloud.metrics",
+    "Run": "raycloud.on_ray.run",
+    "Splits": "raycloud.task",
+    "Task": "raycloud.task",
+    "load_job": "raycloud.spec",
+    "plan": "raycloud.on_ray.run",
+    "train": "raycloud.on_ray.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name where it is first used."""
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'raycloud' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted([*__all__, "__version__"])

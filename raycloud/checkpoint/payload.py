@@ -1,0 +1,231 @@
+"""A part's file: named tensors in the safetensors format, digested while they are written.
+
+The file is 8 bytes with the header's length (little-endian), the header (JSON: dtype, shape and
+place of each tensor, padded to 8 bytes), and the tensors' bytes. It is written straight from the
+tensors' memory; the format's own library reads it, after size and digest have been compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+
+from raycloud.checkpoint.naming import DamagedError, part_name
+from raycloud.checkpoint.part import (
+    LARGEST_HEADER_BYTES,
+    LARGEST_PARTS,
+    LONGEST_TENSOR_NAME,
+    PartRecord,
+    TensorRecord,
+    split_names,
+)
+from raycloud.errors import CheckpointError, InternalError, TaskError
+
+if TYPE_CHECKING:
+    from raycloud.checkpoint.manifest import Manifest
+    from raycloud.checkpoint.store import Store
+
+__all__ = ["load_tensors", "read_part", "split_names", "write_part"]
+
+FORMAT = "1"
+
+_DTYPES: dict[torch.dtype, str] = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.float32: "F32",
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+}
+_HINT_OLDER = "use an older checkpoint: this one was altered or not written to the end"
+
+# Small enough to stay in a core's cache between digest and write, large enough that the interpreter
+# lock is free nearly all the time.
+_CHUNK_BYTES = 2**20
+
+
+def write_part(
+    store: Store, *, step: int, rank: int, parts: int, tensors: Mapping[str, torch.Tensor]
+) -> dict[str, Any]:
+    """Write one member's tensors; needs one tensor's memory beyond them, and only for some.
+
+    Contiguous CPU tensors are written from their own memory. Others are copied one at a time. The
+    caller leaves the tensors unchanged until this returns. Rewriting a part of a published
+    checkpoint with other content damages that checkpoint until it is published again.
+
+    Args:
+        store: Where to.
+        step: Steps committed so far.
+        rank: Which part this is, from 0.
+        parts: How many members write one.
+        tensors: Dense tensors on any device, by qualified name; may be empty.
+
+    Returns:
+        The part's record for the manifest, as JSON values; `PartRecord.parse` reads it.
+
+    Raises:
+        CheckpointError: The store cannot write it.
+        TaskError: A tensor or its name cannot be stored in this format.
+    """
+    if not (0 <= rank < parts <= LARGEST_PARTS and step >= 0):
+        raise InternalError(f"write_part() of step {step}, part {rank} of {parts}")
+    if sys.byteorder != "little":
+        raise CheckpointError(
+            "the checkpoint format is little-endian and this machine is not",
+            hint="run the workers on x86-64 or ARM machines",
+        )
+    records = {name: _describe(name, tensor) for name, tensor in tensors.items()}
+    # Largest elements first keeps every tensor aligned to its element size.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    head = _header(records, order)
+    digest = hashlib.sha256()
+    size = 0
+
+    def chunks() -> Iterator[bytes | memoryview]:
+        nonlocal size
+        for piece in _pieces(head, (tensors[name] for name in order)):
+            digest.update(piece)
+            size += len(piece)
+            yield piece
+
+    name = part_name(step, rank, parts)
+    store.write(name, chunks())
+    record = PartRecord(
+        file=name,
+        rank=rank,
+        parts=parts,
+        bytes=size,
+        sha256=digest.hexdigest(),
+        tensors={name: records[name] for name in order},
+    )
+    return record.to_plain()
+
+
+def read_part(
+    store: Store, record: PartRecord | Mapping[str, Any], names: Iterable[str] | None = None
+) -> dict[str, torch.Tensor]:
+    """Read one part; size and digest are compared before anything is parsed.
+
+    Args:
+        store: Where from.
+        record: What `write_part` returned, or the manifest's record.
+        names: Which tensors; all of them if None.
+
+    Returns:
+        CPU tensors that own their memory.
+
+    Raises:
+        CheckpointError: A name is not in this part.
+        DamagedError: The file is missing or is not what was written.
+    """
+    part = record if isinstance(record, PartRecord) else PartRecord.parse(record)
+    wanted = set(part.tensors) if names is None else set(names)
+    if unknown := sorted(wanted - set(part.tensors)):
+        raise CheckpointError(
+            f"{part.file} holds no tensor {unknown[0]!r}",
+            hint="the model's parameters have changed",
+        )
+    place = f"{store.place}/{part.file}"
+    size = store.size(part.file)  # first, so that a swapped file cannot fill the memory
+    if size != part.bytes:
+        raise DamagedError(f"{place} has {size} bytes, not {part.bytes}", hint=_HINT_OLDER)
+    content = store.read(part.file)
+    if hashlib.sha256(content).hexdigest() != part.sha256:
+        raise DamagedError(f"{place} is not what was written: its digest differs", hint=_HINT_OLDER)
+    try:
+        tensors = load_safetensors(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise DamagedError(
+            f"{place} is not a safetensors file: {error}", hint=_HINT_OLDER
+        ) from error
+    found = {name: _describe(name, tensor) for name, tensor in tensors.items()}
+    if found != part.tensors:
+        raise DamagedError(f"{place} holds other tensors than its record says", hint=_HINT_OLDER)
+    return {name: tensors[name] for name in part.tensors if name in wanted}
+
+
+def load_tensors(
+    store: Store, manifest: Manifest, names: Iterable[str] | None = None
+) -> dict[str, torch.Tensor]:
+    """Read a checkpoint's tensors, whoever wrote them; parts without a wanted name are not read.
+
+    Raises:
+        CheckpointError: A name is not in this checkpoint.
+        DamagedError: A part is missing or is not what was written.
+    """
+    held = {name for part in manifest.parts for name in part.tensors}
+    wanted = held if names is None else set(names)
+    if unknown := sorted(wanted - held):
+        raise CheckpointError(
+            f"the checkpoint of step {manifest.step} holds no tensor {unknown[0]!r} "
+            f"({len(unknown)} missing)",
+            hint="the model or the optimizer has changed since: train from the start, or use the "
+            "task that wrote it",
+        )
+    tensors: dict[str, torch.Tensor] = {}
+    for part in manifest.parts:
+        if here := wanted.intersection(part.tensors):
+            tensors.update(read_part(store, part, here))
+    return tensors
+
+
+def _describe(name: str, tensor: torch.Tensor) -> TensorRecord:
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None or tensor.layout != torch.strided or tensor.is_meta:
+        raise TaskError(
+            f"the tensor {name!r} ({tensor.dtype}, {tensor.layout}, {tensor.device}) cannot be "
+            "written to a checkpoint",
+            hint=f"keep state in dense tensors of a type among {', '.join(map(str, _DTYPES))}",
+        )
+    return TensorRecord(dtype=dtype, shape=tuple(tensor.shape))
+
+
+def _header(records: Mapping[str, TensorRecord], order: list[str]) -> bytes:
+    fields: dict[str, Any] = {"__metadata__": {"raycloud.format": FORMAT}}
+    at = 0
+    for name in order:
+        if name in fields or not name.isprintable() or not 0 < len(name) <= LONGEST_TENSOR_NAME:
+            raise TaskError(
+                f"{name!r} cannot name a tensor", hint="rename that parameter or buffer"
+            )
+        end = at + records[name].nbytes
+        fields[name] = {**records[name].to_plain(), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(fields, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    if len(text) > LARGEST_HEADER_BYTES:
+        raise TaskError(
+            f"the names of {len(order)} tensors fill {len(text)} bytes, over the format's limit of "
+            f"{LARGEST_HEADER_BYTES}",
+            hint="use shorter names or more workers",
+        )
+    return len(text).to_bytes(8, "little") + text
+
+
+def _pieces(head: bytes, tensors: Iterable[torch.Tensor]) -> Iterator[bytes | memoryview]:
+    yield head
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            continue
+        dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        # Not reshape(-1): a single element counts as contiguous whatever its stride, and keeps it.
+        raw = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data
+        for start in range(0, raw.nbytes, _CHUNK_BYTES):
+            yield raw[start : start + _CHUNK_BYTES]

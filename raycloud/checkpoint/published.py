@@ -1,0 +1,187 @@
+"""Checkpoints in a store: publish, list, load, go back over damaged ones, drop old ones."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raycloud.checkpoint.manifest import LARGEST_BYTES, Manifest
+from raycloud.checkpoint.naming import (
+    DamagedError,
+    manifest_name,
+    published_step,
+    step_of,
+)
+from raycloud.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from raycloud.checkpoint.store import Store
+
+_HINT_OLDER = "use an older checkpoint: this one was altered or not written to the end"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """The newest sound checkpoint, and the newer ones that were passed over.
+
+    Attributes:
+        manifest: None if there is no sound checkpoint.
+        skipped: (step, reason) of damaged checkpoints, newest first.
+    """
+
+    manifest: Manifest | None
+    skipped: tuple[tuple[int, str], ...] = ()
+
+
+def publish(store: Store, manifest: Manifest) -> None:
+    """Make a checkpoint visible: its manifest is written last, when all parts are there.
+
+    Raises:
+        CheckpointError: The store cannot write it.
+        DamagedError: A part is missing or has another size than recorded; nothing is written.
+        TaskError: The state holds what a manifest cannot carry.
+    """
+    content = manifest.to_bytes()
+    _compare_sizes(store, manifest)
+    store.write(manifest_name(manifest.step), [content])
+
+
+def steps(store: Store) -> list[int]:
+    """Steps of the published checkpoints, sound or damaged, ascending."""
+    return sorted(
+        step for name in store.names("step-") if (step := published_step(name)) is not None
+    )
+
+
+def load(store: Store, step: int) -> Manifest:
+    """The manifest of one published checkpoint; its parts are not looked at.
+
+    Raises:
+        CheckpointError: No such checkpoint, or another version of raycloud wrote it.
+        DamagedError: The manifest is not what was written.
+    """
+    name = manifest_name(step)
+    place = f"{store.place}/{name}"
+    if not store.exists(name):
+        there = ", ".join(map(str, steps(store))) or "none"
+        raise CheckpointError(
+            f"there is no checkpoint of step {step} in {store.place}", hint=f"there are: {there}"
+        )
+    size = store.size(name)
+    if size > LARGEST_BYTES:
+        raise DamagedError(f"{place} has {size} bytes, over {LARGEST_BYTES}", hint=_HINT_OLDER)
+    manifest = Manifest.from_bytes(store.read(name), place)
+    if manifest.step != step:
+        raise DamagedError(f"{place} is the manifest of step {manifest.step}", hint=_HINT_OLDER)
+    return manifest
+
+
+def verify(store: Store, manifest: Manifest, *, digests: bool = True) -> None:
+    """Check that every part is there and what was written.
+
+    Args:
+        store: Where it is.
+        manifest: What it should be.
+        digests: Read every byte and compare digests; otherwise only sizes.
+
+    Raises:
+        DamagedError: A part is missing, truncated or altered; names it.
+    """
+    _compare_sizes(store, manifest)
+    if not digests:
+        return
+    for part in manifest.parts:
+        digest = hashlib.sha256()
+        for chunk in store.stream(part.file):
+            digest.update(chunk)
+        if digest.hexdigest() != part.sha256:
+            raise DamagedError(
+                f"{store.place}/{part.file} is not what was written: its digest differs",
+                hint=_HINT_OLDER,
+            )
+
+
+def latest(store: Store, *, digests: bool = True) -> Found:
+    """The newest checkpoint that is complete and as it was written.
+
+    Goes back over damaged ones and says so in `Found.skipped`. What cannot be reached, or was
+    written by a newer raycloud, is not damaged: that raises, since going back would lose work.
+
+    Args:
+        store: Where to look.
+        digests: Read every byte of the parts; otherwise only manifests and sizes are checked, and
+            damage inside a part is noticed when it is loaded.
+
+    Raises:
+        CheckpointError: The store cannot be read, or the newest has another format.
+    """
+    skipped: list[tuple[int, str]] = []
+    for step in reversed(steps(store)):
+        try:
+            manifest = load(store, step)
+            verify(store, manifest, digests=digests)
+        except DamagedError as error:
+            skipped.append((step, error.message))
+        else:
+            return Found(manifest=manifest, skipped=tuple(skipped))
+    return Found(manifest=None, skipped=tuple(skipped))
+
+
+def retain(store: Store, keep: int, *, newest: int | None = None) -> tuple[int, ...]:
+    """Remove what is no longer needed: the manifest first, so that no half checkpoint is published.
+
+    The newest `keep` checkpoints whose manifest and part sizes are sound stay. Everything of older
+    steps goes, and so do unpublished directories and drafts of killed writers below the newest.
+    Nothing at or above the newest is touched: it may be being written.
+
+    Args:
+        store: Where.
+        keep: How many stay, at least 1.
+        newest: The step that has just been published; None takes the newest sound one. A run that
+            resumed before a damaged checkpoint passes it, so that the damaged one does not count.
+
+    Returns:
+        Steps of the published checkpoints that were removed, ascending.
+
+    Raises:
+        CheckpointError: The store cannot list or remove.
+        ValueError: `keep` is less than 1.
+    """
+    if keep < 1:
+        raise ValueError(f"retain() takes keep >= 1, got {keep}")
+    published = [step for step in steps(store) if newest is None or step <= newest]
+    kept: list[int] = []
+    for step in reversed(published):
+        if len(kept) < keep and _sound(store, step):
+            kept.append(step)
+    if not kept:
+        return ()
+    removed = tuple(step for step in published if step < kept[-1])
+    for step in removed:
+        store.remove(manifest_name(step))
+    stay = set(published) - set(removed)
+    drafts = store.drafts("step-")
+    stale = [name for name in store.names("step-") if step_of(name) not in stay]
+    for name in [*stale, *drafts]:
+        of_step = step_of(name)
+        if of_step is not None and of_step < kept[0]:
+            store.remove(name)
+    return removed
+
+
+def _sound(store: Store, step: int) -> bool:
+    try:
+        _compare_sizes(store, load(store, step))
+    except DamagedError:
+        return False
+    return True
+
+
+def _compare_sizes(store: Store, manifest: Manifest) -> None:
+    for part in manifest.parts:
+        size = store.size(part.file)
+        if size != part.bytes:
+            raise DamagedError(
+                f"{store.place}/{part.file} has {size} bytes, not {part.bytes}", hint=_HINT_OLDER
+            )

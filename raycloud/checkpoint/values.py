@@ -1,0 +1,145 @@
+"""Plain Python state as JSON, back bit for bit.
+
+None, bools, strings, integers, finite floats, lists, and dictionaries with string keys are
+themselves in JSON. The rest is an object with one key that starts with `~`:
+
+    {"~tuple": [...]}            a tuple
+    {"~dict": [[key, value]]}    a dict with a key that is an integer or starts with `~`
+    {"~counter": [[key, value]]} a collections.Counter
+    {"~ordered": [[key, value]]} a collections.OrderedDict
+    {"~float": "7ff0000000000000"}  infinities and NaN: the IEEE 754 bits, big-endian
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections import Counter, OrderedDict
+from typing import Any
+
+from raycloud.checkpoint.strict import refuse
+from raycloud.errors import TaskError
+
+DEEPEST = 64
+LARGEST_BITS = 4096
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_BITS = re.compile(r"[0-9a-f]{16}")
+
+
+def encode(value: object, *, where: str = "values") -> Any:
+    """Turn plain Python state into JSON values; `decode` is the inverse.
+
+    Subclasses of int, float and str (an enum's member, numpy's float64) come back as plain ones.
+
+    Args:
+        value: The state.
+        where: Key path of `value`, for errors.
+
+    Raises:
+        TaskError: Something else is in it (a tensor, an object, a loop); names its key path.
+    """
+    return _encoded(value, where, 0)
+
+
+def decode(value: object, *, where: str = "values") -> Any:
+    """Turn JSON values back into the state that `encode` was given.
+
+    Raises:
+        DamagedError: `encode` does not write such values; names the key path.
+    """
+    return _decoded(value, where, 0)
+
+
+def _encoded(value: object, where: str, depth: int) -> Any:
+    if depth > DEEPEST:
+        raise _unfit(where, f"lies deeper than {DEEPEST} levels, or contains itself")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        if not value.isascii() and _SURROGATE.search(value):
+            raise _unfit(where, "is a string with half a character (a lone surrogate)")
+        return str.__str__(value)
+    if isinstance(value, int):
+        if value.bit_length() > LARGEST_BITS:
+            raise _unfit(where, f"is an integer of more than {LARGEST_BITS} bits")
+        return int(value)
+    if isinstance(value, float):
+        number = float(value)
+        return number if math.isfinite(number) else {"~float": struct.pack(">d", number).hex()}
+    if type(value) is list or type(value) is tuple:
+        items = [_encoded(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
+        return items if type(value) is list else {"~tuple": items}
+    if isinstance(value, dict):
+        return _encoded_dict(value, where, depth)
+    if type(value).__module__.partition(".")[0] == "torch":
+        raise _unfit(where, f"is a {type(value).__name__}: tensors belong among the tensors")
+    raise _unfit(where, f"is a {type(value).__module__}.{type(value).__qualname__}")
+
+
+def _encoded_dict(value: dict[Any, Any], where: str, depth: int) -> Any:
+    tags = {dict: "~dict", Counter: "~counter", OrderedDict: "~ordered"}
+    tag = tags.get(type(value))
+    if tag is None:
+        raise _unfit(where, f"is a {type(value).__qualname__}")
+    for key in value:
+        if type(key) is not str and type(key) is not int:
+            raise _unfit(where, f"has a key {key!r:.80} of type {type(key).__name__}")
+    pairs = [
+        [_encoded(key, where, depth + 1), _encoded(item, f"{where}[{key!r:.80}]", depth + 1)]
+        for key, item in value.items()
+    ]
+    if tag == "~dict" and all(type(key) is str and not key.startswith("~") for key in value):
+        return dict(pairs)
+    return {tag: pairs}
+
+
+def _unfit(where: str, problem: str) -> TaskError:
+    return TaskError(
+        f"state for a checkpoint: {where} {problem}",
+        hint="state is made of None, bool, int, float, str, list, tuple and dict with string or "
+        "integer keys; turn numpy values into Python ones with .item() or .tolist()",
+    )
+
+
+def _decoded(value: Any, where: str, depth: int) -> Any:
+    if depth > DEEPEST:
+        raise refuse(where, f"lies deeper than {DEEPEST} levels")
+    if isinstance(value, list):
+        return [_decoded(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    tagged = [key for key in value if key.startswith("~")]
+    if not tagged:
+        return {key: _decoded(item, f"{where}[{key!r}]", depth + 1) for key, item in value.items()}
+    if len(value) != 1:
+        raise refuse(where, f"mixes the tag {tagged[0][:20]!r} with other keys")
+    tag, content = tagged[0], value[tagged[0]]
+    if tag == "~float":
+        return _decoded_float(content, where)
+    if tag == "~tuple" and isinstance(content, list):
+        return tuple(_decoded(content, where, depth))
+    kinds = {"~dict": dict, "~counter": Counter, "~ordered": OrderedDict}
+    if tag in kinds and isinstance(content, list):
+        return _decoded_pairs(kinds[tag](), content, where, depth)
+    raise refuse(where, f"has the unknown tag {tag[:20]!r}")
+
+
+def _decoded_float(content: object, where: str) -> float:
+    if not isinstance(content, str) or _BITS.fullmatch(content) is None:
+        raise refuse(where, "is not the bits of a float")
+    number: float = struct.unpack(">d", bytes.fromhex(content))[0]
+    return number
+
+
+def _decoded_pairs(made: dict[Any, Any], content: list[Any], where: str, depth: int) -> Any:
+    for pair in content:
+        match pair:
+            case [str() | int() as key, item] if not isinstance(key, bool):
+                if key in made:
+                    raise refuse(where, f"has the key {key!r:.80} twice")
+                made[key] = _decoded(item, f"{where}[{key!r:.80}]", depth + 1)
+            case _:
+                raise refuse(where, "is not a list of keys and values")
+    return made

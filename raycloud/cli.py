@@ -1,0 +1,329 @@
+"""The command line: a thin layer over `raycloud.train` and `raycloud.plan`; all printing is here.
+
+What is heavy (torch, ray, pydantic, rich's live display) is imported inside the commands that need
+it. Progress, notes and errors go to stderr, results to stdout.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from raycloud.clock import Clock, SystemClock
+from raycloud.errors import InternalError, JobError, MachineError, RaycloudError, RunDirectoryError
+
+if TYPE_CHECKING:
+    from raycloud.events import Event
+    from raycloud.report.summary import Summary
+    from raycloud.spec.job import Job
+
+_JOB, _MACHINE, _OURS, _FAILED, _STOPPED = 2, 3, 4, 1, 130
+_EXIT_CODES = (
+    "Exit codes: 0 done; 1 the run failed; 2 what was asked cannot be done (job, task, data or "
+    "arguments); 3 a machine, link or disk failed; 4 raycloud's own fault; 130 stopped by Ctrl-C."
+)
+_FAULT = "this is a fault in raycloud: please report it, with the traceback that --debug shows"
+_STOPPING = b"\nstopping after a checkpoint; Ctrl-C again ends at once\n"
+_REDRAW_S = 0.2
+_PLAIN_LINE_S = 5.0
+
+app = typer.Typer(
+    name="raycloud",
+    help="Train PyTorch models on whatever machines are there.",
+    epilog=_EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+JobFile = Annotated[Path | None, typer.Argument(metavar="JOB", help="The job file.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a field, e.g. elastic.max_workers=4."
+    ),
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(envvar="RAY_ADDRESS", help="A running Ray cluster; without one, Ray starts here."),
+]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+PlainOption = Annotated[
+    bool, typer.Option("--plain", help="Plain lines, no colour (as with NO_COLOR or a pipe).")
+]
+
+
+class StopSwitch:
+    """Asks a run, once, to checkpoint and end; the run looks at `reason`."""
+
+    def __init__(self) -> None:
+        """Not asked yet."""
+        self.reason: str | None = None
+
+    def request(self, reason: str) -> None:
+        """Ask; the first reason stays."""
+        self.reason = self.reason or reason
+
+    def is_set(self) -> bool:
+        """Whether someone asked."""
+        return self.reason is not None
+
+
+def main() -> None:
+    """The command `raycloud`."""
+    started_s = SystemClock().monotonic_s()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows `?`, and goes on
+    app(obj=started_s)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        from raycloud import __version__
+
+        typer.echo(f"raycloud {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(epilog=_EXIT_CODES)
+def train(
+    context: typer.Context,
+    job: JobFile = None,
+    *,
+    overrides: SetOption = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where the run is kept; without it, a new place in runs/.")
+    ] = None,
+    address: AddressOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint in --run-dir.")
+    ] = False,
+    plain: PlainOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Train a job. `--resume --run-dir DIR` goes on with the job kept in DIR.
+
+    Ctrl-C writes a checkpoint and ends; a second Ctrl-C ends at once.
+    """
+    clock = SystemClock()
+    started_s = context.obj if isinstance(context.obj, float) else clock.monotonic_s()
+    stop = StopSwitch()
+    with _errors_told(debug=debug), _interrupts(stop):
+        asked = _load(_job_path(job, run_dir, resume=resume), overrides)
+        with _shown(asked, clock, plain=_is_plain(sys.stderr, plain=plain)) as observer:
+            from raycloud.on_ray import run as on_ray_run
+
+            run = on_ray_run.train(
+                asked,
+                run_dir=run_dir,
+                address=address,
+                resume=resume,
+                observer=observer,
+                stop=stop,
+                started_s=started_s,
+            )
+        from raycloud.report.summary import Summary
+
+        _print_summary(Summary.from_record(run.summary), Path(run.directory), plain=plain)
+        if run.status == "failed":
+            raise typer.Exit(_FAILED)
+        if run.status == "stopped" and stop.is_set():
+            raise typer.Exit(_STOPPED)
+
+
+@app.command(epilog=_EXIT_CODES)
+def plan(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="The job file.")],
+    *,
+    overrides: SetOption = None,
+    address: AddressOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show what a job would do, without training: members, shares, seconds and bytes per step."""
+    with _errors_told(debug=debug):
+        asked = _load(job, overrides)
+        from raycloud.on_ray import run as on_ray_run
+        from raycloud.report.planned import plan_text
+
+        made = on_ray_run.plan(asked, address=address)
+        typer.echo(made.to_json().rstrip() if as_json else plan_text(made))
+
+
+@app.command(epilog=_EXIT_CODES)
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON.")] = False,
+    plain: PlainOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show the summary of a run, also of one that is still going or was killed."""
+    with _errors_told(debug=debug):
+        from raycloud.report.summary import of_run
+
+        summary = of_run(run)
+        if as_json:
+            import json
+
+            typer.echo(json.dumps(summary.to_record(), indent=2, allow_nan=False))
+        else:
+            _print_summary(summary, run, plain=plain)
+
+
+def _job_path(job: Path | None, run_dir: Path | None, *, resume: bool) -> Path:
+    """The job file: the one named, or that of the run to go on with."""
+    if job is not None:
+        return job
+    if not resume or run_dir is None:
+        raise typer.BadParameter("give a job file, or --resume --run-dir DIR", param_hint="JOB")
+    from raycloud.spec import RunDirectory
+
+    path = RunDirectory(run_dir).job_yaml
+    if not path.is_file():
+        raise RunDirectoryError(
+            f"no run to resume: {run_dir} has no {path.name}",
+            hint="name the directory of an earlier run, or start one: leave --resume out",
+        )
+    return path
+
+
+def _load(path: Path, overrides: list[str] | None) -> Job:
+    from raycloud.spec import load_job
+
+    return load_job(path, overrides=tuple(overrides or ()))
+
+
+@contextmanager
+def _errors_told(*, debug: bool) -> Iterator[None]:
+    """Turns what is raised into a message and an exit code."""
+    try:
+        yield
+    except RaycloudError as error:
+        ours = _FAULT if isinstance(error, InternalError) else ""
+        _tell(error.message, error.hint or ours, debug=debug)
+        raise typer.Exit(_code(error)) from error
+    except KeyboardInterrupt as error:
+        _tell("stopped at once", "`--resume` goes on from the last checkpoint", debug=debug)
+        raise typer.Exit(_STOPPED) from error
+    except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
+        raise
+    except Exception as error:  # the outermost place: nothing is above to recover
+        _tell(f"unexpected {type(error).__name__}: {error}", _FAULT, debug=debug)
+        raise typer.Exit(_OURS) from error
+
+
+def _code(error: RaycloudError) -> int:
+    match error:
+        case JobError():
+            return _JOB
+        case MachineError():
+            return _MACHINE
+        case InternalError():
+            return _OURS
+        case _:
+            return _FAILED
+
+
+def _tell(message: str, hint: str, *, debug: bool) -> None:
+    from raycloud.report.figures import printable
+
+    if debug:
+        typer.echo(printable(traceback.format_exc()), err=True)
+    plain = _is_plain(sys.stderr, plain=False)
+    word = "error" if plain else typer.style("error", fg="red", bold=True)
+    typer.echo(f"{word}: {printable(message)}", err=True)
+    if hint:
+        word = "hint" if plain else typer.style("hint", fg="cyan", bold=True)
+        typer.echo(f"\n{word}: {printable(hint)}", err=True)
+
+
+@contextmanager
+def _interrupts(stop: StopSwitch) -> Iterator[None]:
+    """The first Ctrl-C asks the run to stop, the second raises KeyboardInterrupt."""
+
+    def interrupted(_number: int, _frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.request("Ctrl-C")
+        # Not through sys.stderr: the signal may have come in the middle of a write to it.
+        os.write(2, _STOPPING)
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _is_plain(stream: TextIO, *, plain: bool) -> bool:
+    from raycloud.spec.environment import Environment
+
+    environment = Environment.from_process()
+    return plain or environment.no_color or environment.dumb_terminal or not stream.isatty()
+
+
+def _print_summary(summary: Summary, directory: Path, *, plain: bool) -> None:
+    from raycloud.report.terminal import summary_renderable, summary_text
+
+    if _is_plain(sys.stdout, plain=plain):
+        typer.echo(summary_text(summary, directory))
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(summary_renderable(summary, directory))
+
+
+@contextmanager
+def _shown(job: Job, clock: Clock, *, plain: bool) -> Iterator[Callable[[Event], None]]:
+    """Shows a run's events while it goes on: notes that stay, and one line that changes."""
+    from raycloud.report.follow import Follower
+    from raycloud.report.progress import progress_renderable, progress_text
+
+    if plain:
+        follower = Follower(
+            job,
+            clock,
+            say=lambda text: typer.echo(text, err=True),
+            draw=lambda tally, total: typer.echo(progress_text(tally, total), err=True),
+            every_s=_PLAIN_LINE_S,
+            only_steps=True,
+        )
+        try:
+            yield follower.see
+        finally:
+            follower.end()
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield Follower(
+            job,
+            clock,
+            say=console.print,
+            draw=lambda tally, total: live.update(progress_renderable(tally, total), refresh=True),
+            every_s=_REDRAW_S,
+            only_steps=False,
+        ).see

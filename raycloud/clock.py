@@ -1,0 +1,71 @@
+"""The only source of time.
+
+Everything else takes a `Clock` as an argument, so that a simulation can pass a virtual one.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where seconds come from."""
+
+    def monotonic_s(self) -> float:
+        """Seconds since some fixed moment, never going back; for durations."""
+        ...
+
+    def unix_s(self) -> float:
+        """Seconds since 1970-01-01 UTC; for what people read, never for durations."""
+        ...
+
+    def cpu_s(self) -> float:
+        """Processor seconds this process has used, over all of its threads."""
+        ...
+
+
+class SystemClock:
+    """The clock of this machine."""
+
+    def monotonic_s(self) -> float:
+        """Seconds since some fixed moment of this machine's uptime."""
+        return time.perf_counter()
+
+    def unix_s(self) -> float:
+        """Seconds since 1970-01-01 UTC."""
+        return time.time()
+
+    def cpu_s(self) -> float:
+        """User and system time of this process."""
+        return time.process_time()
+
+
+class VirtualClock:
+    """A clock that stands still until it is told to advance; for simulations and tests."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        """Start at `start_s` seconds."""
+        self._now_s = start_s
+
+    def monotonic_s(self) -> float:
+        """The virtual now, in seconds."""
+        return self._now_s
+
+    def unix_s(self) -> float:
+        """The virtual now, in seconds."""
+        return self._now_s
+
+    def cpu_s(self) -> float:
+        """A virtual process is always busy: its processor time is the virtual now."""
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Move the virtual now forward.
+
+        Raises:
+            ValueError: `seconds` is negative.
+        """
+        if seconds < 0:
+            raise ValueError(f"advance() takes seconds >= 0, got {seconds}")
+        self._now_s += seconds

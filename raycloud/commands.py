@@ -1,0 +1,102 @@
+"""What shall be done next: frozen records that `control` returns and `on_ray` carries out.
+
+A *change* is what members apply in lockstep: it is sent ahead, every member reports on the control
+lane that it holds it, and it takes effect at the same step everywhere, without a pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reshare:
+    """From the step at which it takes effect, compute these shares as this generation."""
+
+    generation: int
+    shares: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Save:
+    """Write a checkpoint of the state before the step at which it takes effect."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Halt:
+    """Write a checkpoint of the state before the step at which it takes effect, then end."""
+
+    reason: str
+
+
+Change = Reshare | Save | Halt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spawn:
+    """Place and start these members, all or none."""
+
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """Members meet as `generation` and compute from `step` on; order of `members` is their rank."""
+
+    generation: int
+    members: tuple[int, ...]
+    shares: tuple[int, ...]
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepare:
+    """Send change number `number` ahead to all members of the generation."""
+
+    number: int
+    members: tuple[int, ...]
+    change: Change
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Publish:
+    """All parts of the checkpoint of `step` are written: publish its manifest, drop the oldest."""
+
+    step: int
+    parts: Mapping[int, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """Append these records to the run's ledger file, in order, each as one line."""
+
+    records: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """Say this in the run's log: something was not done, or done in another way than asked."""
+
+    what: str
+    member: int | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Release:
+    """End these members' processes and give their resources back."""
+
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finish:
+    """The run is over. `status` is `finished`, `stopped` or `failed`; `error` says why it failed."""
+
+    status: str
+    error: str | None = None
+
+
+Command = Spawn | Form | Prepare | Publish | Record | Notice | Release | Finish

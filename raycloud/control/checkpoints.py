@@ -1,0 +1,54 @@
+"""Checkpoints in flight: several may be, each known by its step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Part = Mapping[str, Any]
+
+
+@dataclass(kw_only=True, slots=True)
+class Checkpoints:
+    """Collects parts until a checkpoint can be published.
+
+    Attributes:
+        last_published: Step of the newest checkpoint that may be restored from; None before the
+            first.
+    """
+
+    last_published: int | None = None
+    _parts: dict[int, dict[int, Part]] = field(default_factory=dict)  # by step, by member
+    _publishing: set[int] = field(default_factory=set)
+
+    @property
+    def collecting(self) -> tuple[int, ...]:
+        """Steps of checkpoints of which a part is missing."""
+        return tuple(sorted(self._parts))
+
+    @property
+    def publishing(self) -> tuple[int, ...]:
+        """Steps of checkpoints that are complete and not yet published."""
+        return tuple(sorted(self._publishing))
+
+    def missing(self, step: int, group: tuple[int, ...]) -> tuple[int, ...]:
+        """Members of `group` whose part of `step` is missing."""
+        return tuple(m for m in group if m not in self._parts.get(step, {}))
+
+    def add(
+        self, step: int, member: int, part: Part, group: tuple[int, ...]
+    ) -> dict[int, Part] | None:
+        """Take in a part; all parts, by member in order of rank, if it was the last one."""
+        parts = self._parts.setdefault(step, {})
+        parts[member] = part
+        if self.missing(step, group):
+            return None
+        del self._parts[step]
+        self._publishing.add(step)
+        return {m: parts[m] for m in group}
+
+    def published(self, step: int) -> None:
+        """The checkpoint of `step` may be restored from."""
+        self._publishing.discard(step)
+        self.last_published = max(step, self.last_published or 0)

@@ -1,0 +1,257 @@
+"""What an event must satisfy beyond the tables, and when a condition of the tables holds.
+
+Nothing here changes anything: `judge` either raises, or says what the members become.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, assert_never
+
+from raycloud.commands import Reshare
+from raycloud.control.tables import (
+    FINAL,
+    MEMBER_ON_EVENT,
+    PHASE_ON_EVENT,
+    Condition,
+    MemberState,
+    Trigger,
+)
+from raycloud.errors import InternalError
+from raycloud.events import (
+    ChangeApplied,
+    CheckpointPublished,
+    Evaluated,
+    EvaluationPart,
+    Event,
+    GenerationFormed,
+    MemberDone,
+    MemberFailed,
+    MemberLost,
+    MemberReady,
+    MemberSpawned,
+    Noticed,
+    PartWritten,
+    RangeChanged,
+    RunFinished,
+    RunStarted,
+    StepsCommitted,
+    StopRequested,
+)
+from raycloud.order import Position
+
+if TYPE_CHECKING:
+    from raycloud.control.state import JobState, Outstanding
+
+MemberEvent = (
+    MemberSpawned
+    | MemberReady
+    | ChangeApplied
+    | StepsCommitted
+    | PartWritten
+    | EvaluationPart
+    | MemberDone
+    | MemberLost
+    | MemberFailed
+)
+JobEvent = (
+    RunStarted
+    | GenerationFormed
+    | CheckpointPublished
+    | Evaluated
+    | StopRequested
+    | RangeChanged
+    | Noticed
+    | RunFinished
+)
+
+
+def judge(state: JobState, event: Event) -> dict[int, MemberState] | None:
+    """May this event come now, and what do the members it concerns become?
+
+    Returns:
+        The next state of each member concerned; None if the event is legal and changes nothing.
+
+    Raises:
+        InternalError: The event is illegal here; the message names it and where things stand.
+    """
+    moves: dict[int, MemberState] = {}
+    if isinstance(event, MemberEvent):
+        known = _member_row(state, event.member, event)
+        if known is None:
+            return None
+        moves[event.member] = known
+    elif isinstance(event, GenerationFormed):
+        rows = {m: _member_row(state, m, event) for m in state.group}
+        moves = {m: known for m, known in rows.items() if known is not None}
+    if type(event) not in PHASE_ON_EVENT[state.phase]:
+        raise illegal(state, event, f"in phase {state.phase}")
+    if state.phase in FINAL:
+        return None
+    if isinstance(event, MemberEvent):
+        _check_of_member(state, event)
+    else:
+        _check_of_job(state, event)
+    return moves
+
+
+def illegal(state: JobState, event: Event, why: str) -> InternalError:
+    """The error for an event that cannot be: it names the event and where things stand."""
+    return InternalError(
+        f"{type(event).__name__} is illegal: {why} (phase {state.phase}, generation "
+        f"{state.generation}): {event}"
+    )
+
+
+def holds(state: JobState, condition: Condition) -> bool:
+    """Does `condition` hold over all members together?"""
+    match condition:
+        case Condition.UNFIT:
+            found = holds(state, Condition.ALL_READY) and bool(unfit(state))
+        case Condition.ALL_READY:
+            found = all(m.state is MemberState.READY for m in state.members.values())
+        case Condition.STOPPED_TWICE:
+            found = state.stop_requests > 1
+        case Condition.PART_MISSING:
+            found = holds(state, Condition.ALL_DONE) and bool(state.checkpoints.collecting)
+        case Condition.ALL_DONE:
+            found = all(m.state is MemberState.DONE for m in state.in_group())
+        case Condition.HALTED:
+            found = holds(state, Condition.COMPLETE) and state.halted
+        case Condition.COMPLETE:
+            found = not state.checkpoints.publishing
+        case _:
+            assert_never(condition)
+    return found
+
+
+def unfit(state: JobState) -> str:
+    """Why the data that the members see cannot be trained on; empty if it can."""
+    settings = state.settings
+    readies = [m.ready for m in state.members.values() if m.ready is not None]
+    samples = readies[0].samples
+    for ready in readies:
+        if ready.samples != samples:
+            return (
+                f"members see different data: member {readies[0].member} has {samples} samples, "
+                f"member {ready.member} has {ready.samples}"
+            )
+    if settings.ledger is not None and settings.ledger["samples"] != samples:
+        return (
+            f"the data has changed: the checkpoint was trained on {settings.ledger['samples']} "
+            f"samples per epoch, the members see {samples}"
+        )
+    try:
+        settings.steps(samples)
+    except ValueError as error:
+        return f"data.path: {error}"
+    return ""
+
+
+def _member_row(state: JobState, number: int, event: Event) -> MemberState | None:
+    member = state.member(number)
+    row = MEMBER_ON_EVENT[member.state]
+    trigger: Trigger = type(event)
+    if isinstance(event, ChangeApplied) and trigger not in row:
+        trigger = (ChangeApplied, type(_outstanding(state, event).change))
+    if trigger not in row:
+        raise illegal(state, event, f"{member} is {member.state}")
+    return row[trigger]
+
+
+def _outstanding(state: JobState, event: ChangeApplied) -> Outstanding:
+    change = state.outstanding
+    if change is None or change.number != event.change or event.member not in change.members:
+        raise illegal(state, event, f"change {event.change} is not outstanding for this member")
+    return change
+
+
+def _check_of_member(state: JobState, event: MemberEvent) -> None:
+    match event:
+        case MemberReady():
+            _check_ready(state, event)
+        case ChangeApplied():
+            _check_applied(state, event)
+        case StepsCommitted():
+            _check_steps(state, event)
+        case PartWritten():
+            if event.step <= state.member(event.member).part_step:
+                raise illegal(state, event, "the member has written this or a later part")
+        case MemberDone():
+            _check_done(state, event)
+        case MemberSpawned() | MemberLost() | MemberFailed() | EvaluationPart():
+            pass
+        case _:
+            assert_never(event)
+
+
+def _check_of_job(state: JobState, event: JobEvent) -> None:
+    match event:
+        case GenerationFormed():
+            _check_formed(state, event)
+        case CheckpointPublished():
+            if event.step not in state.checkpoints.publishing:
+                raise illegal(state, event, "this checkpoint is not being published")
+        case RangeChanged():
+            if not 1 <= event.min_workers <= event.max_workers:
+                raise illegal(state, event, "this is no range")
+        case RunStarted() | Evaluated() | StopRequested() | Noticed() | RunFinished():
+            pass
+        case _:
+            assert_never(event)
+
+
+def _check_ready(state: JobState, event: MemberReady) -> None:
+    seconds = (event.fixed_s, event.micro_batch_s)
+    if event.samples < 0 or not all(math.isfinite(s) and s >= 0 for s in seconds):
+        raise illegal(state, event, "samples and seconds must be numbers >= 0")
+    if state.settings.shares == "auto" and sum(seconds) <= 0:
+        raise illegal(state, event, "shares can only be fitted to measured seconds > 0")
+
+
+def _check_formed(state: JobState, event: GenerationFormed) -> None:
+    change = state.outstanding.change if state.outstanding else None
+    if isinstance(change, Reshare) and event.generation == change.generation:
+        expected = (change.generation, state.group, change.shares)
+    elif event.generation < state.generation:
+        return  # an echo of what was replaced meanwhile
+    else:
+        expected = (state.generation, state.group, state.shares)
+    if (event.generation, event.members, event.shares) != expected:
+        raise illegal(
+            state, event, "generation {}, members {}, shares {} are due".format(*expected)
+        )
+
+
+def _check_applied(state: JobState, event: ChangeApplied) -> None:
+    change = _outstanding(state, event)
+    if event.member in change.applied:
+        raise illegal(state, event, "the member has applied it already")
+    others = set(change.applied.values())
+    if others and others != {event.step}:
+        raise illegal(state, event, f"other members applied it at step {others.pop()}")
+    if event.step < state.formed().committed_step:
+        raise illegal(state, event, f"steps up to {state.formed().committed_step} are committed")
+
+
+def _check_steps(state: JobState, event: StepsCommitted) -> None:
+    member, progress = state.member(event.member), state.formed()
+    if event.first_step != member.step or event.last_step < event.first_step:
+        raise illegal(state, event, f"the member's next step is {member.step}")
+    change = state.outstanding.change if state.outstanding else None
+    newest = change.generation if isinstance(change, Reshare) else state.generation
+    if not member.generation <= event.generation <= newest:
+        raise illegal(state, event, f"generations {member.generation} to {newest} are possible")
+    reached = Position(epoch=event.epoch, offset=event.offset)
+    due = progress.position_at(event.last_step)
+    if event.last_step > event.first_step and not progress.same_position(reached, due):
+        raise illegal(state, event, f"after step {event.last_step} the sequence stands at {due}")
+
+
+def _check_done(state: JobState, event: MemberDone) -> None:
+    member = state.member(event.member)
+    if event.step != member.step:
+        raise illegal(state, event, f"the member has reported steps up to {member.step}")
+    for other in state.in_group():
+        if other.state is MemberState.DONE and other.step != event.step:
+            raise illegal(state, event, f"{other} is done at step {other.step}")

@@ -1,0 +1,93 @@
+"""How far the job has come: committed steps, positions and the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from raycloud.errors import InternalError
+from raycloud.order import Commit, Ledger, Position, Steps, lockstep_commits
+
+
+class Progress:
+    """Turns "all members have committed up to step s" into ledger entries.
+
+    Args:
+        steps: The cut of the sequence.
+        step: The first step of this start.
+        position: Where the sequence stands before it.
+        ledger: What was committed before it, of the same samples per epoch; from now on ours.
+        generation: The first generation of this start.
+    """
+
+    def __init__(
+        self, *, steps: Steps, step: int, position: Position, ledger: Ledger, generation: int
+    ) -> None:
+        """Start at `step`."""
+        self.steps = steps
+        self.ledger = ledger
+        self._first_step = step
+        self._first_position = position
+        self._first_state = ledger.state()
+        self._committed = step
+        self._generations: list[tuple[int, int]] = [(step, generation)]  # (first step, number)
+
+    @property
+    def committed_step(self) -> int:
+        """One past the last step that all members have committed."""
+        return self._committed
+
+    def position_at(self, step: int) -> Position:
+        """Where the sequence stands before `step`.
+
+        Raises:
+            InternalError: The step lies before this start.
+        """
+        if step < self._first_step:
+            raise InternalError(f"step {step} lies before the first step {self._first_step}")
+        return self.steps.position_after(step - self._first_step, self._first_position)
+
+    def same_position(self, one: Position, other: Position) -> bool:
+        """Both lead to the same next sample."""
+        return self.steps.position_after(0, one) == self.steps.position_after(0, other)
+
+    def change_generation(self, generation: int, first_step: int) -> None:
+        """From `first_step` on, steps are computed by `generation`."""
+        self._generations.append((first_step, generation))
+
+    def commit_to(self, step: int) -> tuple[Commit, ...]:
+        """All members have committed up to `step`: count it, and return what is new."""
+        if step <= self._committed:
+            return ()
+        commits = tuple(self._commits(self._committed, step))
+        for commit in commits:
+            self.ledger.commit(commit)
+        self._committed = step
+        return commits
+
+    def ledger_at(self, step: int) -> dict[str, Any]:
+        """The ledger's state as it is once all steps before `step` are committed, and no more.
+
+        Members may have written a checkpoint of a step that they have not reported yet.
+        """
+        ledger = Ledger.from_state(self._first_state)
+        for commit in self._commits(self._first_step, step):
+            ledger.commit(commit)
+        return ledger.state()
+
+    def _commits(self, first_step: int, last_step: int) -> Iterator[Commit]:
+        ends = [first for first, _ in self._generations[1:]] + [last_step]
+        for (begin, generation), end in zip(self._generations, ends, strict=True):
+            first, last = max(begin, first_step), min(end, last_step)
+            if first < last:
+                yield from lockstep_commits(
+                    self.steps,
+                    at=self._at(first),
+                    first_step=first,
+                    last_step=last,
+                    generation=generation,
+                )
+
+    def _at(self, step: int) -> Position:
+        """As `position_at`, but a tail that this start leaves out first is still to come."""
+        return self._first_position if step == self._first_step else self.position_at(step)

@@ -1,0 +1,83 @@
+"""When the shares change while the job runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from raycloud.plan import Speed, SpeedEstimate, better_shares, equal_shares
+
+if TYPE_CHECKING:
+    from raycloud.control.settings import ControlSettings
+    from raycloud.events import MemberReady, StepsCommitted
+
+_LOOKS = 2  # a gain must be seen this often in a row
+
+
+def speed(ready: MemberReady) -> Speed:
+    """What a member measured before it was ready."""
+    return Speed(fixed_s=ready.fixed_s, micro_batch_s=ready.micro_batch_s)
+
+
+def first_shares(settings: ControlSettings, readies: list[MemberReady]) -> tuple[int, ...]:
+    """The shares to begin with, in order of rank.
+
+    Fitted shares replace the equal split only if they are predicted to be worth it, because a probe
+    of a few micro-batches is noisy.
+    """
+    if not isinstance(settings.shares, str):
+        return settings.shares
+    equal = equal_shares(len(readies), settings.micro_batches)
+    if settings.shares == "equal" or len(readies) == 1:
+        return equal
+    speeds = [speed(ready) for ready in readies]
+    better = better_shares(equal, speeds, settings.micro_batches, gain=settings.reshare_gain)
+    return equal if better is None else better
+
+
+class Resharing:
+    """Follows the members' speeds and says when other shares are worth a change.
+
+    A change must be worth it in two looks in a row, so that one odd moment moves no work.
+    """
+
+    def __init__(
+        self, settings: ControlSettings, readies: Mapping[int, MemberReady], now_s: float
+    ) -> None:
+        """Start from what the members measured before they were ready."""
+        self._settings = settings
+        self._estimates = {m: SpeedEstimate(speed(ready)) for m, ready in readies.items()}
+        self._looked_s = now_s
+        self._looked_step = settings.step
+        self._worth = 0
+
+    def observe(self, report: StepsCommitted) -> None:
+        """Take in a member's measured seconds."""
+        steps = report.last_step - report.first_step
+        if steps > 0 and report.micro_batches > 0:
+            self._estimates[report.member].observe(
+                micro_batches=report.micro_batches, steps=steps, compute_s=report.compute_s
+            )
+
+    def look(
+        self, *, group: tuple[int, ...], shares: tuple[int, ...], step: int, now_s: float
+    ) -> tuple[int, ...] | None:
+        """The shares to change to now, if it is time to look and the gain has lasted."""
+        if (
+            now_s - self._looked_s < self._settings.reshare_every_s
+            or step - self._looked_step < self._settings.reshare_steps
+        ):
+            return None
+        self.wait(step, now_s, worth=self._worth)
+        better = better_shares(
+            shares,
+            [self._estimates[m].speed for m in group],
+            self._settings.micro_batches,
+            gain=self._settings.reshare_gain,
+        )
+        self._worth = 0 if better is None else self._worth + 1
+        return better if self._worth >= _LOOKS else None
+
+    def wait(self, step: int, now_s: float, *, worth: int = 0) -> None:
+        """Look again only after some time and steps; by default forget the gain seen so far."""
+        self._looked_s, self._looked_step, self._worth = now_s, step, worth

@@ -1,0 +1,123 @@
+"""What control is told before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from raycloud.errors import CheckpointError, InternalError, SpecError
+from raycloud.order import Ledger, Position, Steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControlSettings:
+    """Everything control knows before the first event.
+
+    Attributes:
+        min_workers: Fewest members the job may run with.
+        max_workers: Most members the job may use.
+        capacity: How many members the machines hold now.
+        global_batch: Samples per step.
+        micro_batch: Samples per micro-batch.
+        drop_last: Leave out the short last step of an epoch.
+        shares: Micro-batches per step and member: `auto` fits them to measured speed and goes on
+            doing so, `equal` deals them evenly, a list is taken as it is.
+        reshare_every_s: Least seconds between two looks at the shares.
+        reshare_steps: Least steps between two looks at the shares.
+        reshare_gain: A change of shares is worth this fraction of a step's seconds.
+        spawn_s: A member that is not ready after this time is lost.
+        form_s: Members that have not met after this time are lost.
+        silence_s: A member in training that is not heard for this time is lost.
+        step: The first step to compute; more than 0 if the run goes on from a checkpoint.
+        position: Where the sequence stands before `step`.
+        ledger: The checkpoint's `Ledger.state()`; None if nothing is committed yet.
+        first_generation: Number of the first generation that this start forms.
+        first_member: Number of the first member that this start spawns.
+    """
+
+    min_workers: int
+    max_workers: int
+    capacity: int
+    global_batch: int
+    micro_batch: int
+    drop_last: bool = False
+    shares: Literal["auto", "equal"] | tuple[int, ...] = "auto"
+    reshare_every_s: float = 2.0
+    reshare_steps: int = 10
+    reshare_gain: float = 0.05
+    spawn_s: float = 300.0
+    form_s: float = 60.0
+    silence_s: float = 60.0
+    step: int = 0
+    position: Position = field(default_factory=Position)
+    ledger: Mapping[str, Any] | None = None
+    first_generation: int = 0
+    first_member: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse settings that contradict each other.
+
+        Raises:
+            SpecError: A list of shares does not fit the workers or the micro-batches of a step.
+            CheckpointError: The checkpoint's ledger ends elsewhere than its position.
+            InternalError: Something that only raycloud itself could get wrong.
+        """
+        if not 1 <= self.min_workers <= self.max_workers:
+            raise InternalError(f"not a range of workers: {self.min_workers}..{self.max_workers}")
+        if (self.step > 0) != (self.ledger is not None):
+            raise InternalError(
+                f"a run that goes on at step {self.step} needs the ledger of its checkpoint, and "
+                "only such a run has one"
+            )
+        self._check_position()
+        self._check_shares()
+
+    def _check_position(self) -> None:
+        ledger = None if self.ledger is None else Ledger.from_state(self.ledger)
+        at, ends = self.position, Position() if ledger is None else ledger.newest
+        if ledger is not None and at.offset >= ledger.samples:
+            at = Position(epoch=at.epoch + 1)
+        if at != ends:
+            raise CheckpointError(
+                f"the checkpoint of step {self.step} stands at {at}, but its ledger ends at {ends}",
+                hint="resume from another checkpoint",
+            )
+
+    def _check_shares(self) -> None:
+        if isinstance(self.shares, str):
+            return
+        if len(self.shares) != self.workers or min(self.shares) < 0:
+            raise SpecError(
+                "elastic.shares",
+                list(self.shares),
+                f"one share >= 0 for each of {self.workers} workers is needed",
+                hint="give as many shares as there are workers, or `auto`",
+            )
+        if sum(self.shares) != self.micro_batches:
+            raise SpecError(
+                "elastic.shares",
+                list(self.shares),
+                f"the shares sum to {sum(self.shares)}, a step has {self.micro_batches} "
+                f"micro-batches ({self.global_batch} samples, {self.micro_batch} each)",
+                hint=f"give shares that sum to {self.micro_batches}, or `auto`",
+            )
+
+    @property
+    def workers(self) -> int:
+        """How many members are spawned."""
+        return max(self.min_workers, min(self.max_workers, self.capacity))
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a full step; the last may be short."""
+        return -(-self.global_batch // self.micro_batch)
+
+    def steps(self, samples: int) -> Steps:
+        """The cut of an epoch of `samples` samples."""
+        return Steps(
+            samples=samples,
+            global_batch=self.global_batch,
+            micro_batch=self.micro_batch,
+            drop_last=self.drop_last,
+        )

@@ -1,0 +1,121 @@
+"""What control remembers: the job's state and its members; changed by `machine` only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from raycloud.control.checkpoints import Checkpoints
+from raycloud.control.tables import GONE, MemberState, Phase
+from raycloud.errors import InternalError
+
+if TYPE_CHECKING:
+    from raycloud.commands import Change
+    from raycloud.control.progress import Progress
+    from raycloud.control.resharing import Resharing
+    from raycloud.control.settings import ControlSettings
+    from raycloud.events import MemberReady
+
+
+@dataclass(kw_only=True, slots=True)
+class Member:
+    """One member, from the moment it was asked for.
+
+    Attributes:
+        since_s: When it entered its state.
+        heard_s: When it was last heard, or was last told to begin something.
+        step: One past the last step it has reported as committed.
+        generation: The generation of its last report.
+        part_step: The step of the last checkpoint part it wrote; -1 before the first.
+    """
+
+    number: int
+    state: MemberState
+    since_s: float
+    heard_s: float
+    node: str = ""
+    ready: MemberReady | None = None
+    step: int = 0
+    generation: int = 0
+    part_step: int = -1
+
+    @property
+    def gone(self) -> bool:
+        """Nothing that it says counts any more."""
+        return self.state in GONE
+
+    def __str__(self) -> str:
+        """As people read it."""
+        return f"member {self.number}" + (f" on {self.node}" if self.node else "")
+
+
+@dataclass(kw_only=True, slots=True)
+class Outstanding:
+    """A change that was sent ahead and is not yet in force everywhere.
+
+    Attributes:
+        applied: The members that switched, with the step at whose start they did.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    change: Change
+    applied: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True, slots=True)
+class JobState:
+    """Everything that one job's control remembers.
+
+    Attributes:
+        group: Members of the present generation, in order of rank.
+        shares: Their micro-batches per step.
+        progress: None until the members have said how much data there is.
+        stop_requests: How often a stop was asked for.
+        halt_sent: The halt is outstanding or in force.
+        halted: A member has applied it: the run ends before its last step.
+        error: Why the run fails.
+    """
+
+    settings: ControlSettings
+    phase: Phase = Phase.NEW
+    members: dict[int, Member] = field(default_factory=dict)
+    group: tuple[int, ...] = ()
+    shares: tuple[int, ...] = ()
+    generation: int = 0
+    progress: Progress | None = None
+    resharing: Resharing | None = None
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    outstanding: Outstanding | None = None
+    changes: int = 0
+    workers: tuple[int, int] = (1, 1)
+    stop_requests: int = 0
+    stop_reason: str = ""
+    halt_sent: bool = False
+    halted: bool = False
+    error: str = ""
+
+    def member(self, number: int) -> Member:
+        """The member of this number.
+
+        Raises:
+            InternalError: There never was one.
+        """
+        found = self.members.get(number)
+        if found is None:
+            raise InternalError(f"there is no member {number}; known are {sorted(self.members)}")
+        return found
+
+    def in_group(self) -> list[Member]:
+        """Members of the present generation, in order of rank."""
+        return [self.members[number] for number in self.group]
+
+    def formed(self) -> Progress:
+        """The progress, once a generation was told to form.
+
+        Raises:
+            InternalError: It was not.
+        """
+        if self.progress is None:
+            raise InternalError(f"no generation was formed yet in phase {self.phase}")
+        return self.progress

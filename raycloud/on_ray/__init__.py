@@ -1,0 +1,1 @@
+"""Everything that touches Ray: cluster, fleet, actors, and the driver of a run."""

@@ -1,0 +1,92 @@
+"""A Ray to run on: one that is already there, or one started inside this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from raycloud.errors import MachineError
+from raycloud.plan.inventory import Inventory, Node
+
+if TYPE_CHECKING:
+    from raycloud.spec import Job
+
+# Read by Ray when it starts, and by the workers it starts. A user's own settings win.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_LOG_TO_DRIVER_EVENT_LEVEL": "ERROR",
+    "RAY_preload_python_modules": "torch",  # imported while the cluster starts, not after
+}
+
+
+@contextlib.contextmanager
+def attached(job: Job, address: str | None) -> Iterator[bool]:
+    """Attach to the cluster at `address`, or start one here and end it afterwards.
+
+    A caller that is attached already stays so: its Ray is used and left as it was.
+
+    Yields:
+        Whether the cluster is one started here.
+
+    Raises:
+        MachineError: No cluster answers at `address`.
+    """
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    if ray.is_initialized():
+        yield False
+        return
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        options |= {"include_dashboard": False, "num_cpus": _embedded_cpus(job)}
+    try:
+        ray.init(address=address or "local", **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise MachineError(
+            f"no Ray cluster answers at {address!r}: {error}"
+            if address
+            else f"Ray could not be started: {error}",
+            hint="check `ray status` there, or leave --address out to run on this machine alone"
+            if address
+            else "look into the newest session below Ray's temporary directory for its logs",
+        ) from error
+    try:
+        yield address is None
+    finally:
+        ray.shutdown()
+
+
+def inventory() -> Inventory:
+    """The living nodes, the head first, then in the order of their names."""
+    import ray
+
+    nodes = []
+    for found in ray.nodes():
+        if not found["Alive"]:
+            continue
+        resources = found["Resources"]
+        nodes.append(
+            Node(
+                name=found["NodeID"],
+                address=found["NodeManagerAddress"],
+                cpus=resources.get("CPU", 0.0),
+                gpus=resources.get("GPU", 0.0),
+                memory_bytes=int(resources.get("memory", 0)),
+                labels=dict(found.get("Labels") or {}),
+            )
+        )
+    return Inventory(nodes=tuple(sorted(nodes, key=lambda node: node.name)))
+
+
+def _embedded_cpus(job: Job) -> int:
+    """Logical CPUs of an embedded cluster: this machine's, or what the fewest workers need.
+
+    A machine with fewer cores than `elastic.min_workers` asks for still runs the job, slower.
+    """
+    needed = job.elastic.min_workers * job.resources.worker.cpus
+    return max(len(os.sched_getaffinity(0)), needed)

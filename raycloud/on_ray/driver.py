@@ -1,0 +1,385 @@
+"""The driver of one run: events up to control, commands down, everything into the log."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, assert_never
+
+import torch
+
+from raycloud import __version__, errors
+from raycloud.checkpoint import (
+    Manifest,
+    PartRecord,
+    Store,
+    decode,
+    latest,
+    open_store,
+    publish,
+    retain,
+)
+from raycloud.commands import (
+    Command,
+    Finish,
+    Form,
+    Notice,
+    Prepare,
+    Publish,
+    Record,
+    Release,
+    Spawn,
+)
+from raycloud.control import Control, ControlSettings
+from raycloud.errors import InternalError, RaycloudError, RunDirectoryError
+from raycloud.events import (
+    CheckpointPublished,
+    Evaluated,
+    EvaluationPart,
+    Event,
+    MemberFailed,
+    MemberLost,
+    MemberReady,
+    MemberSpawned,
+    Noticed,
+    RunFinished,
+    RunStarted,
+    StopRequested,
+)
+from raycloud.metrics import Metric, merge_all
+from raycloud.on_ray.cluster import inventory
+from raycloud.on_ray.fleet import Fleet
+from raycloud.on_ray.meeting import MeetingPlace
+from raycloud.on_ray.run import Run, StopSwitch
+from raycloud.on_ray.tasks import by_value
+from raycloud.order import Position, ledger_line
+from raycloud.plan.inventory import capacity, require
+from raycloud.plan.plan import Plan, Profile, make
+from raycloud.plan.shares import Speed
+from raycloud.report.recorder import Recorder
+from raycloud.spec import Job, RunDirectory, dump_job
+from raycloud.training.member import Meeting, MemberConfig
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+    from raycloud.task import Task
+
+_TURN_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """One start of a run."""
+
+    job: Job
+    task: type[Task]
+    directory: RunDirectory
+    resume: bool
+    clock: Clock
+    began_s: float
+    observer: Callable[[Event], None]
+    stop: StopSwitch | None
+
+    @property
+    def checkpoints(self) -> str:
+        """Where checkpoints go."""
+        return self.job.checkpoint.path or str(self.directory.checkpoints.resolve())
+
+
+@dataclass(eq=False)
+class _Readies:
+    """What members said of themselves, and the parts of a measurement that is not complete."""
+
+    ready: dict[int, MemberReady] = field(default_factory=dict)
+    parts: dict[int, dict[int, EvaluationPart]] = field(default_factory=dict)
+    failure: MemberFailed | MemberLost | None = None
+
+
+def drive(session: Session) -> Run:
+    """Carry a run out, from its first member to its summary.
+
+    Raises:
+        RaycloudError: Why it failed; log, summary and checkpoints are written.
+    """
+    store = open_store(session.checkpoints)
+    found = latest(store) if session.resume else None
+    manifest = found.manifest if found is not None else None
+    if session.resume and manifest is None:
+        raise RunDirectoryError(
+            f"{session.directory.path} has no checkpoint to resume from",
+            hint="start it anew in another --run-dir",
+        )
+    if not session.resume:
+        session.directory.job_yaml.write_text(dump_job(session.job), encoding="utf-8")
+    with Recorder(session.directory, session.clock, started_s=session.began_s) as recorder:
+        driver = Driver(session, recorder, store, manifest)
+        for step, why in found.skipped if found is not None else ():
+            driver.note(f"the checkpoint of step {step} is damaged and was passed over", why=why)
+        return driver.run()
+
+
+class Driver:
+    """Joins control, fleet, log and checkpoints of one run."""
+
+    def __init__(
+        self, session: Session, recorder: Recorder, store: Store, manifest: Manifest | None
+    ) -> None:
+        """Look at the machines, and decide how many members they hold."""
+        job = session.job
+        self._session = session
+        self._recorder = recorder
+        self._store = store
+        self._manifest = manifest
+        self._nodes = inventory()
+        require(self._nodes, job.resources.worker, job.elastic.min_workers)
+        tally = recorder.tally
+        settings = ControlSettings(
+            min_workers=job.elastic.min_workers,
+            max_workers=job.elastic.max_workers,
+            capacity=capacity(self._nodes, job.resources.worker),
+            global_batch=job.global_batch,
+            micro_batch=job.micro_batch,
+            drop_last=job.drop_last,
+            shares=job.elastic.shares,
+            step=manifest.step if manifest else 0,
+            position=Position(epoch=manifest.epoch, offset=manifest.offset)
+            if manifest
+            else Position(),
+            ledger=manifest.ledger if manifest and manifest.step else None,
+            first_generation=max(manifest.generation, tally.generation) + 1 if manifest else 0,
+            first_member=max(tally.spawned, default=-1) + 1,
+        )
+        self._control = Control(settings)
+        self._fleet = Fleet(job.resources.worker)
+        self._meeting: MeetingPlace | None = None
+        self._known = _Readies()
+        self._plan: Plan | None = None
+        self._pending: deque[Event] = deque()
+        self._finish: Finish | None = None
+        self._stop_sent = False
+
+    def run(self) -> Run:
+        """Until control says that the run is over."""
+        session, clock = self._session, self._session.clock
+        by_value(session.task)
+        step = self._manifest.step if self._manifest else None
+        try:
+            self._log(
+                RunStarted(job=session.job.name, version=__version__, resumed_from_step=step)
+            )
+            self._meeting = MeetingPlace()
+            self._carry_out(self._control.start(clock.monotonic_s()))
+            while self._finish is None:
+                self._turn()
+        except KeyboardInterrupt:
+            self._close("stopped", "ended at once on request")
+            raise
+        except RaycloudError as error:
+            self._close("failed", error.message)
+            raise
+        finally:
+            self._fleet.close()
+        return self._ended(self._finish)
+
+    def note(self, what: str, **detail: object) -> None:
+        """Put a notice into the log."""
+        self._log(Noticed(what=what, detail=detail))
+
+    def _turn(self) -> None:
+        """Whatever has happened since the last turn."""
+        stop = self._session.stop
+        if stop is not None and stop.reason is not None and not self._stop_sent:
+            self._stop_sent = True
+            self._pending.append(StopRequested(reason=stop.reason))
+        self._pending.extend(self._fleet.poll(_TURN_S))
+        while self._pending and self._finish is None:
+            self._take(self._pending.popleft())
+        if self._finish is None:
+            self._carry_out(self._control.tick(self._session.clock.monotonic_s()))
+
+    def _log(self, event: Event) -> None:
+        """Keep an event, and show it."""
+        self._recorder.record(event)
+        self._session.observer(event)
+
+    def _take(self, event: Event) -> None:
+        """Log an event, and let control decide what follows."""
+        self._log(event)
+        match event:
+            case MemberReady():
+                self._known.ready[event.member] = event
+            case EvaluationPart():
+                self._merge(event)
+            case MemberFailed() | MemberLost():
+                self._known.failure = self._known.failure or event
+            case _:
+                pass
+        self._carry_out(self._control.on(event, self._session.clock.monotonic_s()))
+
+    def _carry_out(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            match command:
+                case Spawn():
+                    self._spawn(command)
+                case Form():
+                    self._form(command)
+                case Prepare():
+                    for member in command.members:
+                        self._fleet.prepare(member, command.number, command.change)
+                case Publish():
+                    self._publish(command)
+                case Record():
+                    lines = [ledger_line(record).rstrip("\n") for record in command.records]
+                    self._recorder.append_ledger(lines)
+                case Notice():
+                    self._pending.append(
+                        Noticed(what=command.what, member=command.member, detail=command.detail)
+                    )
+                case Release():
+                    self._fleet.release(command.members)
+                case Finish():
+                    self._finish = command
+                case _:
+                    assert_never(command)
+
+    def _spawn(self, command: Spawn) -> None:
+        session = self._session
+        self._fleet.spawn(
+            [
+                MemberConfig(
+                    member=member,
+                    node="",
+                    address="",
+                    job=session.job,
+                    task=session.task,
+                    checkpoints=session.checkpoints,
+                    resume_step=self._manifest.step if self._manifest else None,
+                )
+                for member in command.members
+            ]
+        )
+        self._pending.extend(MemberSpawned(member=member) for member in command.members)
+
+    def _form(self, command: Form) -> None:
+        meeting = self._meeting
+        if meeting is None:
+            raise InternalError("members were to meet before there was a meeting place")
+        for rank, member in enumerate(command.members):
+            self._fleet.form(
+                member,
+                Meeting(
+                    host=meeting.host,
+                    port=meeting.port,
+                    generation=command.generation,
+                    rank=rank,
+                    members=command.members,
+                    shares=command.shares,
+                ),
+            )
+        self._write_plan(command)
+
+    def _write_plan(self, command: Form) -> None:
+        """Keep what is predicted of this generation, to be held against what is measured."""
+        job = self._session.job
+        readies = [self._known.ready[member] for member in command.members]
+        elastic = job.elastic.model_copy(update={"shares": command.shares})
+        self._plan = make(
+            job.model_copy(update={"elastic": elastic}),
+            self._nodes,
+            Profile(
+                samples=readies[0].samples,
+                parameters=readies[0].parameters,
+                gradient_bytes=readies[0].gradient_bytes,
+                state_bytes=readies[0].state_bytes,
+                speeds=tuple(
+                    Speed(fixed_s=r.fixed_s, micro_batch_s=r.micro_batch_s) for r in readies
+                ),
+            ),
+            placed={r.member: r.node for r in readies},
+        )
+        self._session.directory.plan_json.write_text(self._plan.to_json(), encoding="utf-8")
+
+    def _publish(self, command: Publish) -> None:
+        clock, job = self._session.clock, self._session.job
+        began_s = clock.monotonic_s()
+        by_rank = sorted(command.parts.values(), key=lambda part: part["rank"])
+        values: Mapping[str, Any] = decode(by_rank[0]["values"])
+        manifest = Manifest(
+            step=command.step,
+            epoch=values["epoch"],
+            offset=values["offset"],
+            generation=values["generation"],
+            samples_per_epoch=next(iter(self._known.ready.values())).samples,
+            job=job.resolved().model_dump(mode="json"),
+            values=dict(values),
+            ledger=self._control.ledger_at(command.step),
+            parts=tuple(PartRecord.parse(part["record"]) for part in by_rank),
+            raycloud_version=__version__,
+            torch_version=torch.__version__,
+        )
+        publish(self._store, manifest)
+        retain(self._store, job.checkpoint.keep, newest=command.step)
+        self._pending.append(
+            CheckpointPublished(
+                step=command.step,
+                path=f"{self._session.checkpoints}/step-{command.step:08d}",
+                state_bytes=sum(part["record"]["bytes"] for part in by_rank),
+                write_s=clock.monotonic_s() - began_s,
+            )
+        )
+
+    def _merge(self, part: EvaluationPart) -> None:
+        """Merge the members' measures once all are there, in order of rank."""
+        group = self._control.group
+        parts = self._known.parts.setdefault(part.step, {})
+        parts[part.member] = part
+        if set(parts) != set(group):
+            return
+        del self._known.parts[part.step]
+        merged = merge_all(
+            {name: Metric.from_state(state) for name, state in parts[m].states.items()}
+            for m in group
+        )
+        texts = [p.sample for p in parts.values() if p.sample is not None]
+        self._pending.append(
+            Evaluated(
+                step=part.step,
+                metrics={name: metric.value() for name, metric in merged.items()},
+                sample=texts[0] if texts else None,
+            )
+        )
+
+    def _close(self, status: str, why: str | None) -> dict[str, Any]:
+        """The last event, and the summary."""
+        self._log(RunFinished(status=status, steps=self._control.committed_step, error=why))
+        predicted = None
+        if self._plan is not None:
+            from dataclasses import asdict
+
+            predicted = asdict(self._plan.predicted)
+        return self._recorder.publish_summary(predicted=predicted).to_record()
+
+    def _ended(self, finish: Finish) -> Run:
+        while self._pending:  # what came with the last turn
+            self._take(self._pending.popleft())
+        summary = self._close(finish.status, finish.error)
+        if finish.status == "failed":
+            raise self._failure(finish)
+        return Run(status=finish.status, directory=self._session.directory.path, summary=summary)
+
+    def _failure(self, finish: Finish) -> RaycloudError:
+        """The error that a member sent, as its own kind; else what control says."""
+        failure, where = self._known.failure, self._session.directory.path
+        if isinstance(failure, MemberFailed):
+            kind = getattr(errors, failure.error, InternalError)
+            text = f"member {failure.member}: {failure.message}"
+            if kind is errors.SpecError:
+                kind = errors.JobError
+            made: RaycloudError = kind(text, hint=failure.hint)
+            return made
+        message, _, hint = (finish.error or "the run failed").partition("\n\nhint: ")
+        hint = f"{hint} (run directory {where})" if hint else f"see {where}"
+        if isinstance(failure, MemberLost):
+            return errors.MemberLostError(message, hint=hint)
+        return errors.JobError(message, hint=hint)

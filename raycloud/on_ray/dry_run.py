@@ -1,0 +1,62 @@
+"""What a run would be: one worker is placed and measures itself; nothing is trained or kept."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import TYPE_CHECKING
+
+from raycloud import errors
+from raycloud.events import MemberFailed, MemberLost, MemberReady
+from raycloud.on_ray.cluster import inventory
+from raycloud.on_ray.fleet import Fleet
+from raycloud.on_ray.tasks import by_value
+from raycloud.plan.plan import Plan, Profile, make
+from raycloud.plan.shares import Speed
+from raycloud.training.member import MemberConfig
+
+if TYPE_CHECKING:
+    from raycloud.spec import Job
+    from raycloud.task import Task
+
+
+def dry_run(job: Job, task: type[Task]) -> Plan:
+    """Measure the task on one worker, and plan for all.
+
+    Raises:
+        RaycloudError: The task's code raised, or the worker was lost.
+    """
+    by_value(task)
+    nodes = inventory()
+    fleet = Fleet(job.resources.worker)
+    with tempfile.TemporaryDirectory() as nothing:
+        config = MemberConfig(
+            member=0, node="", address="", job=job, task=task, checkpoints=nothing
+        )
+        try:
+            fleet.spawn([config])
+            ready = _ready(fleet)
+        finally:
+            fleet.close()
+    profile = Profile(
+        samples=ready.samples,
+        parameters=ready.parameters,
+        gradient_bytes=ready.gradient_bytes,
+        state_bytes=ready.state_bytes,
+        speeds=(Speed(fixed_s=ready.fixed_s, micro_batch_s=ready.micro_batch_s),),
+    )
+    return make(job, nodes, profile)
+
+
+def _ready(fleet: Fleet) -> MemberReady:
+    while True:
+        for event in fleet.poll(1.0):
+            match event:
+                case MemberReady():
+                    return event
+                case MemberFailed():
+                    kind = getattr(errors, event.error, errors.InternalError)
+                    raise kind(event.message, hint=event.hint)
+                case MemberLost():
+                    raise errors.MemberLostError(f"the worker was lost: {event.reason}")
+                case _:
+                    pass

@@ -1,0 +1,152 @@
+"""The members' processes: placed all or none, asked for events, ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raycloud.errors import PlacementError
+from raycloud.events import Event, MemberLost
+from raycloud.on_ray.actors import MemberActor
+
+if TYPE_CHECKING:
+    from raycloud.commands import Change
+    from raycloud.spec.job import RoleResources
+    from raycloud.training.member import Meeting, MemberConfig
+
+_POLL_S = 2.0
+_PLACE_S = 60.0
+_THREADS = 4  # a long poll must not hold up a change
+
+
+@dataclass
+class _Seat:
+    """One member's process and the reservation it runs in."""
+
+    group: PlacementGroup
+    actor: Any
+    poll: Any
+
+
+class Fleet:
+    """Members of one run.
+
+    Args:
+        resources: What each worker reserves.
+    """
+
+    def __init__(self, resources: RoleResources) -> None:
+        """No members yet."""
+        self._resources = resources
+        self._seats: dict[int, _Seat] = {}
+
+    def spawn(self, configs: Sequence[MemberConfig]) -> None:
+        """Reserve a place for every member, then start them all.
+
+        Raises:
+            PlacementError: Not all fit within a minute; nothing is left reserved.
+        """
+        groups = [self._reserve() for _ in configs]
+        _, waiting = ray.wait(
+            [group.ready() for group in groups], num_returns=len(groups), timeout=_PLACE_S
+        )
+        if waiting:
+            for group in groups:
+                remove_placement_group(group)
+            raise PlacementError(
+                f"{len(waiting)} of {len(groups)} workers found no place within {_PLACE_S:.0f} s: "
+                f"each asks for {self._bundle()}",
+                hint="lower elastic.min_workers or resources.worker, or free the cluster",
+            )
+        for config, group in zip(configs, groups, strict=True):
+            actor = MemberActor.options(  # type: ignore[attr-defined]
+                num_cpus=self._resources.cpus,
+                num_gpus=self._resources.gpus,
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=_THREADS,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=0
+                ),
+            ).remote(config)
+            self._seats[config.member] = _Seat(
+                group=group, actor=actor, poll=actor.poll.remote(_POLL_S)
+            )
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Events of all members that came within `timeout_s`, in order for each member."""
+        by_poll = {seat.poll: member for member, seat in self._seats.items()}
+        if not by_poll:
+            return []
+        ready, _ = ray.wait(list(by_poll), num_returns=1, timeout=timeout_s)
+        if ready:  # whoever else is ready by now
+            ready, _ = ray.wait(list(by_poll), num_returns=len(by_poll), timeout=0)
+        events: list[Event] = []
+        for poll in ready:
+            member = by_poll[poll]
+            try:
+                events += ray.get(poll)
+            except (RayActorError, RayTaskError) as error:
+                events.append(MemberLost(member=member, reason=_reason(error)))
+                self._drop(member)
+                continue
+            seat = self._seats[member]
+            seat.poll = seat.actor.poll.remote(_POLL_S)
+        return events
+
+    def form(self, member: int, meeting: Meeting) -> None:
+        """Tell a member where to meet the others."""
+        if seat := self._seats.get(member):
+            seat.actor.form.remote(meeting)
+
+    def prepare(self, member: int, number: int, change: Change) -> None:
+        """Send a change ahead to a member."""
+        if seat := self._seats.get(member):
+            seat.actor.prepare.remote(number, change)
+
+    def release(self, members: Sequence[int]) -> None:
+        """End processes and give back what they reserved."""
+        for member in members:
+            self._drop(member)
+
+    def close(self) -> None:
+        """End all that is left."""
+        self.release(list(self._seats))
+
+    def _drop(self, member: int) -> None:
+        seat = self._seats.pop(member, None)
+        if seat is None:
+            return
+        try:
+            ray.kill(seat.actor)
+            remove_placement_group(seat.group)
+        except RayError:  # the cluster is going away itself
+            return
+
+    def _reserve(self) -> PlacementGroup:
+        labels = self._resources.labels
+        group: PlacementGroup = placement_group(
+            [self._bundle()],
+            strategy="PACK",
+            bundle_label_selector=[dict(labels)] if labels else None,
+        )
+        return group
+
+    def _bundle(self) -> dict[str, float]:
+        bundle: dict[str, float] = {"CPU": self._resources.cpus}
+        if self._resources.gpus:
+            bundle["GPU"] = self._resources.gpus
+        if self._resources.memory_bytes:
+            bundle["memory"] = self._resources.memory_bytes
+        return bundle
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,203 @@
+"""`train` and `plan`: from a job to a run, on a Ray that is there or one started here."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from raycloud.clock import SystemClock
+from raycloud.errors import SpecError
+from raycloud.spec import Environment, Job, RunDirectory, check_resume, choose
+
+if TYPE_CHECKING:
+    from raycloud.events import CheckpointPublished, Event
+    from raycloud.plan.plan import Plan
+
+
+class StopSwitch(Protocol):
+    """What a caller turns to ask a run to checkpoint and end."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why; None until someone asks."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A run that ended well: all steps done, or stopped on request after a checkpoint.
+
+    Attributes:
+        status: `finished` or `stopped`.
+        directory: Where everything it left lies.
+        summary: What `summary.json` says.
+    """
+
+    status: str
+    directory: Path
+    summary: dict[str, Any]
+
+    @property
+    def events(self) -> list[Event]:
+        """Everything that happened, in order."""
+        from raycloud.report.log import read_events
+
+        return [event for _, event in read_events(RunDirectory(self.directory).events_jsonl)]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The measures of the held-out samples at the end."""
+        return dict(self.summary["eval"])
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Where the newest checkpoint lies; None where there is none."""
+        paths = [e.path for e in self.events if isinstance(e, CheckpointPublished)]
+        return paths[-1] if paths else None
+
+    def __repr__(self) -> str:
+        """The summary, as the command line shows it."""
+        from raycloud.report.summary import Summary
+        from raycloud.report.terminal import summary_text
+
+        return summary_text(Summary.from_record(self.summary), self.directory)
+
+    def _repr_html_(self) -> str:
+        from raycloud.report.notebook import summary_html
+        from raycloud.report.summary import Summary
+
+        return summary_html(Summary.from_record(self.summary), self.directory)
+
+
+def train(  # noqa: PLR0913 - each is one thing a caller may want to say
+    job: Job,
+    *,
+    run_dir: str | Path | None = None,
+    address: str | None = None,
+    resume: bool = False,
+    observer: Callable[[Event], None] | None = None,
+    stop: StopSwitch | None = None,
+    started_s: float | None = None,
+) -> Run:
+    """Train `job` to its end.
+
+    Args:
+        job: What is asked.
+        run_dir: Where the run is kept; None makes a new place below `runs/`.
+        address: A Ray cluster; None takes `RAY_ADDRESS`, else the Ray this process is attached to,
+            else starts one here for the time of the run.
+        resume: Go on from the newest checkpoint of the run in `run_dir`.
+        observer: Called with every event as it happens, in this thread.
+        stop: Asks the run to checkpoint and end.
+        started_s: `SystemClock().monotonic_s()` when the caller's command began; None: now.
+
+    Raises:
+        JobError: What was asked cannot be done.
+        MachineError: A member was lost, or the cluster has no room. What the run has left by then
+            can be resumed.
+    """
+    clock = SystemClock()
+    began_s = clock.monotonic_s() if started_s is None else started_s
+    directory = choose(run_dir, job.name, resume=resume)
+    try:
+        if resume:
+            check_resume(directory.job(), job)
+        address = address or Environment.from_process().ray_address
+        with _imported(job) as ready, _attached(job, address):
+            task = ready()
+            from raycloud.on_ray.driver import Session, drive
+
+            return drive(
+                Session(
+                    job=job,
+                    task=task,
+                    directory=directory,
+                    resume=resume,
+                    clock=clock,
+                    began_s=began_s,
+                    observer=observer or (lambda _: None),
+                    stop=stop,
+                )
+            )
+    finally:
+        if not resume:
+            _remove_if_empty(directory.path)
+
+
+def plan(job: Job, *, address: str | None = None) -> Plan:
+    """What `train` would do, found out by measuring one worker; nothing is trained or kept.
+
+    Raises:
+        JobError: What was asked cannot be done.
+        MachineError: The cluster has no room.
+    """
+    address = address or Environment.from_process().ray_address
+    with _imported(job) as ready, _attached(job, address):
+        task = ready()
+        from raycloud.on_ray.dry_run import dry_run
+
+        return dry_run(job, task)
+
+
+@contextlib.contextmanager
+def _attached(job: Job, address: str | None) -> Iterator[None]:
+    from raycloud.on_ray.cluster import attached
+
+    with attached(job, address):
+        yield
+
+
+@contextlib.contextmanager
+def _imported(job: Job) -> Iterator[Callable[[], Any]]:
+    """Import torch and the user's task in a thread, while Ray starts in this one.
+
+    Yields:
+        A function that waits, and returns the task's class or raises what importing it raised.
+    """
+    found: list[Any] = []
+
+    def work() -> None:
+        try:
+            tasks = importlib.import_module("raycloud.on_ray.tasks")
+            found.append(tasks.resolve(job))
+            importlib.import_module("raycloud.training.member")
+        except BaseException as error:  # noqa: BLE001 - raised again where it is asked for
+            found.append(error)
+
+    thread = threading.Thread(target=work, name="imports", daemon=True)
+    thread.start()
+
+    def ready() -> Any:
+        thread.join()
+        for result in found:
+            if isinstance(result, BaseException):
+                raise result
+        return found[0]
+
+    try:
+        yield ready
+    finally:
+        thread.join()
+
+
+def _remove_if_empty(path: Path) -> None:
+    """A run that never began leaves nothing."""
+    with contextlib.suppress(OSError):
+        path.rmdir()
+
+
+def job_of(run_dir: str | Path) -> Job:
+    """The job of an existing run.
+
+    Raises:
+        SpecError: There is none.
+    """
+    directory = RunDirectory(Path(run_dir))
+    if not directory.job_yaml.is_file():
+        raise SpecError("run_dir", str(run_dir), "holds no run", hint="name the directory of a run")
+    return directory.job()

@@ -1,0 +1,142 @@
+"""What is written down when samples count, and what an audit says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from raycloud.order.steps import Position, Steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit:
+    """Samples [start, stop) of `epoch` counted with the updates of steps [first_step, last_step).
+
+    Attributes:
+        generation: Who computed them.
+        epochs: The same range of this many epochs, from `epoch` on.
+        left_out: Samples after `stop` that no step will take (`drop_last`).
+    """
+
+    first_step: int
+    last_step: int
+    epoch: int
+    start: int
+    stop: int
+    generation: int
+    epochs: int = 1
+    left_out: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class SampleRange:
+    """Samples [start, stop) of each of `epochs` epochs from `epoch` on."""
+
+    epoch: int
+    start: int
+    stop: int
+    epochs: int = 1
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return (self.stop - self.start) * self.epochs
+
+    def __str__(self) -> str:
+        """As people read it.
+
+        >>> str(SampleRange(epoch=2, start=0, stop=8))
+        'epoch 2 [0, 8)'
+        """
+        last = self.epoch + self.epochs - 1
+        which = f"epoch {self.epoch}" if self.epochs == 1 else f"epochs {self.epoch} to {last}"
+        return f"{which} [{self.start}, {self.stop})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Audit:
+    """What a ledger says about the samples before `through`.
+
+    Attributes:
+        through: The audit asks for every sample before this position.
+        committed_samples: Samples that counted.
+        missing: Before `through`, yet neither committed nor left out.
+        doubled: Committed more than once.
+        left_out: Left out on purpose (`drop_last`).
+    """
+
+    through: Position
+    committed_samples: int
+    missing: tuple[SampleRange, ...]
+    doubled: tuple[SampleRange, ...]
+    left_out: tuple[SampleRange, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Each sample counted exactly once."""
+        return not self.missing and not self.doubled
+
+    def __str__(self) -> str:
+        """One line, naming every range that is wrong."""
+        parts = [f"{self.committed_samples} samples committed"]
+        for name in ("missing", "doubled", "left_out"):
+            found: tuple[SampleRange, ...] = getattr(self, name)
+            if found:
+                ranges = ", ".join(str(r) for r in found)
+                parts.append(f"{sum(r.samples for r in found)} {name.replace('_', ' ')}: {ranges}")
+        return "; ".join(parts)
+
+
+def lockstep_commits(
+    steps: Steps, *, at: Position, first_step: int, last_step: int, generation: int
+) -> tuple[Commit, ...]:
+    """The ranges that steps [first_step, last_step) take when the sequence stands at `at`.
+
+    At most four, however many steps and epochs there are: the tail that is left out before the
+    first step, the rest of an epoch, whole epochs, the start of an epoch.
+
+    >>> from raycloud.order import Position, Steps
+    >>> steps = Steps(samples=10, global_batch=4, micro_batch=2, drop_last=True)
+    >>> for c in lockstep_commits(steps, at=Position(), first_step=0, last_step=5, generation=1):
+    ...     print(c.first_step, c.last_step, c.epoch, c.epochs, c.start, c.stop, c.left_out)
+    0 4 0 2 0 8 2
+    4 5 2 1 0 4 0
+    """
+    commits: list[Commit] = []
+    if first_step >= last_step:
+        return ()
+    begin = steps.position_after(0, at)
+    if begin != at and at.offset < steps.samples:
+        commits.append(
+            Commit(
+                first_step=first_step,
+                last_step=first_step,
+                epoch=at.epoch,
+                start=at.offset,
+                stop=at.offset,
+                generation=generation,
+                left_out=steps.samples - at.offset,
+            )
+        )
+    step, epoch, offset = first_step, begin.epoch, begin.offset
+    while step < last_step:
+        per_epoch = replace(steps, samples=steps.samples - offset).per_epoch()
+        epochs = max(1, (last_step - step) // per_epoch) if offset == 0 else 1
+        taken = min(last_step - step, per_epoch * epochs)
+        stop = min(offset + min(taken, per_epoch) * steps.global_batch, steps.samples)
+        ends = taken == per_epoch * epochs
+        commits.append(
+            Commit(
+                first_step=step,
+                last_step=step + taken,
+                epoch=epoch,
+                start=offset,
+                stop=stop,
+                generation=generation,
+                epochs=epochs,
+                left_out=steps.samples - stop if ends else 0,
+            )
+        )
+        step, epoch, offset = step + taken, epoch + epochs, 0
+    return tuple(commits)

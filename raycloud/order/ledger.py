@@ -1,0 +1,229 @@
+"""Which samples have been committed: the proof that each one counted exactly once.
+
+The ledger is a set of samples per epoch, kept as coalesced ranges, and neighbouring epochs that
+look alike are kept as one: it stays as small as the run is regular, however long it gets. In
+lockstep the set is a prefix of the canonical sequence; with leases it may have holes for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from raycloud.errors import InternalError
+from raycloud.order.commits import Audit, Commit, SampleRange
+from raycloud.order.ranges import Ranges, gaps, overlap, size, union
+from raycloud.order.steps import Position
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Epochs [first, last) that look alike."""
+
+    first: int
+    last: int
+    committed: Ranges = ()
+    left_out: Ranges = ()
+
+    def cut(self, first: int, last: int) -> _Stretch:
+        return replace(self, first=max(self.first, first), last=min(self.last, last))
+
+    def known(self) -> Ranges:
+        """What needs no step any more: committed or left out."""
+        known = self.committed
+        for low, high in self.left_out:
+            known = union(known, low, high)
+        return known
+
+    def ranges(self, which: Ranges) -> Iterator[SampleRange]:
+        for start, stop in which:
+            yield SampleRange(
+                epoch=self.first, start=start, stop=stop, epochs=self.last - self.first
+            )
+
+
+class Ledger:
+    """Which samples have been committed.
+
+    Args:
+        samples: Samples per epoch.
+
+    Attributes:
+        samples: Samples per epoch.
+        torn: The unfinished last line of the file this ledger was read from; empty if there was
+            none. Whoever goes on writing that file cuts this line off first.
+    """
+
+    def __init__(self, *, samples: int) -> None:
+        """Start with nothing committed."""
+        if samples < 1:
+            raise ValueError(f"an epoch needs at least one sample, got samples={samples}")
+        self.samples = samples
+        self.torn = ""
+        self._next_step = 0
+        self._stretches: tuple[_Stretch, ...] = ()
+        self._doubled: tuple[tuple[int, SampleRange], ...] = ()  # (last step of the commit, range)
+
+    @property
+    def next_step(self) -> int:
+        """One past the newest committed step; in lockstep the number of steps of the run."""
+        return self._next_step
+
+    @property
+    def newest(self) -> Position:
+        """The position right after the newest sample that is committed or left out."""
+        if not self._stretches:
+            return Position()
+        last = self._stretches[-1]
+        stop = max(high for _, high in (*last.committed, *last.left_out))
+        if stop >= self.samples:
+            return Position(epoch=last.last, offset=0)
+        return Position(epoch=last.last - 1, offset=stop)
+
+    @property
+    def committed_samples(self) -> int:
+        """Samples that counted."""
+        return sum(size(s.committed) * (s.last - s.first) for s in self._stretches)
+
+    def commit(self, commit: Commit) -> None:
+        """Count a range.
+
+        Raises:
+            InternalError: The range is not inside the epoch, or some of it counted before. The
+                ledger is then as it was.
+        """
+        doubled = self._count(commit, refuse=True)
+        if doubled:
+            steps = f"steps [{commit.first_step}, {commit.last_step})"
+            named = ", ".join(str(r) for r in doubled)
+            raise InternalError(f"{steps} would count samples twice: {named}")
+
+    def replay(self, commit: Commit) -> None:
+        """Count a range that someone else wrote down: a doubled part is kept for the audit.
+
+        Raises:
+            InternalError: The range is not inside the epoch.
+        """
+        doubled = self._count(commit, refuse=False)
+        self._doubled += tuple((commit.last_step, r) for r in doubled)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to an older state: what was committed after it is taken back.
+
+        Args:
+            state: What `state()` returned, of a ledger of the same samples per epoch.
+
+        Raises:
+            InternalError: The state is of another data set.
+        """
+        if state["samples"] != self.samples:
+            raise InternalError(
+                f"this ledger counts {self.samples} samples per epoch, the restored one "
+                f"{state['samples']}"
+            )
+        self._next_step = state["next_step"]
+        self._stretches = tuple(
+            _Stretch(
+                s["epoch"], s["epoch"] + s["epochs"], _pairs(s["committed"]), _pairs(s["left_out"])
+            )
+            for s in state["ranges"]
+        )
+        self._doubled = tuple(d for d in self._doubled if d[0] <= self._next_step)
+
+    def state(self) -> dict[str, Any]:
+        """Everything committed, as plain JSON values."""
+        return {
+            "samples": self.samples,
+            "next_step": self._next_step,
+            "ranges": [
+                {
+                    "epoch": s.first,
+                    "epochs": s.last - s.first,
+                    "committed": [list(r) for r in s.committed],
+                    "left_out": [list(r) for r in s.left_out],
+                }
+                for s in self._stretches
+            ],
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The ledger whose `state()` this is."""
+        ledger = cls(samples=state["samples"])
+        ledger.restore(state)
+        return ledger
+
+    def audit(self, through: Position | None = None) -> Audit:
+        """Name what is missing, doubled and left out.
+
+        Args:
+            through: Ask for every sample before this position; by default before `newest`, so that
+                a run that still goes on misses nothing.
+        """
+        through = self.newest if through is None else through
+        missing: list[SampleRange] = []
+        for first, last, stop in (
+            (0, through.epoch, self.samples),
+            (through.epoch, through.epoch + 1, through.offset),
+        ):
+            for s in _cover(self._stretches, first, last):
+                missing += s.ranges(gaps(s.known(), 0, stop))
+        return Audit(
+            through=through,
+            committed_samples=self.committed_samples,
+            missing=tuple(missing),
+            doubled=tuple(r for _, r in self._doubled),
+            left_out=tuple(r for s in self._stretches for r in s.ranges(s.left_out)),
+        )
+
+    def _count(self, commit: Commit, *, refuse: bool) -> list[SampleRange]:
+        """Add a range and return what of it counted before; if `refuse`, then add nothing."""
+        end = commit.stop + commit.left_out
+        if not (0 <= commit.start <= commit.stop <= end <= self.samples) or commit.epochs < 1:
+            raise InternalError(f"not a range of an epoch of {self.samples} samples: {commit}")
+        first, last = commit.epoch, commit.epoch + commit.epochs
+        doubled: list[SampleRange] = []
+        inside: list[_Stretch] = []
+        for s in _cover(self._stretches, first, last):
+            doubled += s.ranges(overlap(s.known(), commit.start, end))
+            committed = union(s.committed, commit.start, commit.stop)
+            left_out = union(s.left_out, commit.stop, end)
+            inside.append(_Stretch(s.first, s.last, committed, left_out))
+        if doubled and refuse:
+            return doubled
+        before = [s.cut(0, first) for s in self._stretches if s.first < first]
+        after = [s.cut(last, s.last) for s in self._stretches if s.last > last]
+        self._stretches = _merge([*before, *inside, *after])
+        self._next_step = max(self._next_step, commit.last_step)
+        return doubled
+
+
+def _pairs(values: Sequence[Sequence[int]]) -> Ranges:
+    return tuple((low, high) for low, high in values)
+
+
+def _cover(stretches: tuple[_Stretch, ...], first: int, last: int) -> Iterator[_Stretch]:
+    """Stretches that together are the epochs [first, last); empty ones where nothing is known."""
+    for s in stretches:
+        piece = s.cut(first, last)
+        if piece.first < piece.last:
+            if first < piece.first:
+                yield _Stretch(first, piece.first)
+            yield piece
+            first = piece.last
+    if first < last:
+        yield _Stretch(first, last)
+
+
+def _merge(stretches: list[_Stretch]) -> tuple[_Stretch, ...]:
+    merged: list[_Stretch] = []
+    for s in stretches:
+        if not s.committed and not s.left_out:
+            continue
+        before = merged[-1] if merged else None
+        if before and before.last == s.first and replace(before, first=s.first, last=s.last) == s:
+            merged[-1] = replace(before, last=s.last)
+        else:
+            merged.append(s)
+    return tuple(merged)

@@ -1,0 +1,148 @@
+"""Which part of the canonical sequence each step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class Position:
+    """A place in the canonical sequence: the next sample to be taken.
+
+    `offset` counts samples from the start of `epoch`. It is in samples and not in steps, so that
+    the global batch may change on the way.
+    """
+
+    epoch: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """Samples [start, stop) of an epoch: a unit of meaning, with its own random state."""
+
+    index: int
+    epoch: int
+    start: int
+    stop: int
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSpan:
+    """Samples [start, stop) of `epoch` that step number `step` takes, cut into micro-batches."""
+
+    step: int
+    epoch: int
+    start: int
+    stop: int
+    micro_batch: int
+
+    @property
+    def samples(self) -> int:
+        """Number of samples; fewer than the global batch in the last step of an epoch."""
+        return self.stop - self.start
+
+    @property
+    def micro_batches(self) -> tuple[MicroBatch, ...]:
+        """The micro-batches in canonical order; the last may be short."""
+        return tuple(
+            MicroBatch(
+                index=i, epoch=self.epoch, start=at, stop=min(at + self.micro_batch, self.stop)
+            )
+            for i, at in enumerate(range(self.start, self.stop, self.micro_batch))
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    """Cuts the canonical sequence into steps; knows no state.
+
+    Args:
+        samples: Samples per epoch.
+        global_batch: Samples per step.
+        micro_batch: Samples per micro-batch.
+        drop_last: Leave out what does not fill a global batch at the end of an epoch.
+    """
+
+    samples: int
+    global_batch: int
+    micro_batch: int
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a cut that could never make a step."""
+        if min(self.samples, self.global_batch, self.micro_batch) < 1:
+            raise ValueError(f"samples, global_batch and micro_batch must be positive: {self}")
+        if self.drop_last and self.samples < self.global_batch:
+            raise ValueError(
+                f"drop_last leaves no step: {self.samples} samples are fewer than the global "
+                f"batch of {self.global_batch}"
+            )
+
+    def span(self, step: int, at: Position) -> StepSpan:
+        """The samples that `step` takes when the sequence stands at `at`."""
+        at = self._skip_tail(at)
+        stop = min(at.offset + self.global_batch, self.samples)
+        return StepSpan(
+            step=step, epoch=at.epoch, start=at.offset, stop=stop, micro_batch=self.micro_batch
+        )
+
+    def after(self, span: StepSpan) -> Position:
+        """Where the sequence stands once `span` is taken."""
+        return self._skip_tail(Position(epoch=span.epoch, offset=span.stop))
+
+    def walk(self, step: int, at: Position) -> Iterator[StepSpan]:
+        """All spans from `step` at `at` on, without end."""
+        while True:
+            span = self.span(step, at)
+            yield span
+            step, at = step + 1, self.after(span)
+
+    def per_epoch(self) -> int:
+        """Steps in one whole epoch.
+
+        >>> Steps(samples=10, global_batch=4, micro_batch=2).per_epoch()
+        3
+        """
+        whole, rest = divmod(self.samples, self.global_batch)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    def until_epoch(self, epoch: int, at: Position) -> int:
+        """Steps from `at` to the beginning of `epoch`; 0 where that is past.
+
+        >>> Steps(samples=10, global_batch=4, micro_batch=2).until_epoch(2, Position(offset=4))
+        5
+        """
+        at = self._skip_tail(at)
+        if at.epoch >= epoch:
+            return 0
+        return self._left_in_epoch(at) + (epoch - at.epoch - 1) * self.per_epoch()
+
+    def position_after(self, steps: int, at: Position) -> Position:
+        """Where the sequence stands `steps` steps after `at`, without walking there.
+
+        >>> Steps(samples=10, global_batch=4, micro_batch=2).position_after(4, Position())
+        Position(epoch=1, offset=4)
+        """
+        at = self._skip_tail(at)
+        first = self._left_in_epoch(at)
+        if steps < first:
+            return Position(epoch=at.epoch, offset=at.offset + steps * self.global_batch)
+        epochs, rest = divmod(steps - first, self.per_epoch())
+        return Position(epoch=at.epoch + 1 + epochs, offset=rest * self.global_batch)
+
+    def _left_in_epoch(self, at: Position) -> int:
+        left = self.samples - at.offset
+        return left // self.global_batch if self.drop_last else -(-left // self.global_batch)
+
+    def _skip_tail(self, at: Position) -> Position:
+        left = self.samples - at.offset
+        if left <= 0 or (self.drop_last and left < self.global_batch):
+            return Position(epoch=at.epoch + 1, offset=0)
+        return at

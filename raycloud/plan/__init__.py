@@ -1,0 +1,48 @@
+"""What shall happen: inventory and profile in, `Plan` out.
+
+Everything here is arithmetic on values: no torch, no Ray, no clock, no I/O. The same input gives
+the same plan.
+"""
+
+from raycloud.plan.inventory import Inventory, Node, capacity, place, require
+from raycloud.plan.plan import (
+    Plan,
+    PlannedMember,
+    Profile,
+    from_json,
+    make,
+)
+from raycloud.plan.predict import Prediction, exposed_seconds, ring_bytes
+from raycloud.plan.shares import (
+    better_shares,
+    equal_shares,
+    first_shares,
+    fit_shares,
+    load,
+    step_seconds,
+)
+from raycloud.plan.speed import Speed, SpeedEstimate
+
+__all__ = [
+    "Inventory",
+    "Node",
+    "Plan",
+    "PlannedMember",
+    "Prediction",
+    "Profile",
+    "Speed",
+    "SpeedEstimate",
+    "better_shares",
+    "capacity",
+    "equal_shares",
+    "exposed_seconds",
+    "first_shares",
+    "fit_shares",
+    "from_json",
+    "load",
+    "make",
+    "place",
+    "require",
+    "ring_bytes",
+    "step_seconds",
+]

@@ -1,0 +1,233 @@
+"""What machines there are, how many members fit on them, and which member goes where."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from raycloud.errors import PlacementError
+
+if TYPE_CHECKING:
+    from raycloud.spec import RoleResources
+
+_SHOWN_NODES = 8  # in an error; the rest is counted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A machine, and what of it a run may use.
+
+    Attributes:
+        name: Unique in the inventory.
+        address: Where other machines reach it.
+        cpus: Logical CPUs; may be a fraction where the cluster hands out fractions.
+        gpus: GPUs.
+        memory_bytes: Memory; None where it is not known, which then limits nothing.
+        labels: What is said of the machine, e.g. its zone or its type.
+    """
+
+    name: str
+    address: str = ""
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory_bytes: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def fits(self, resources: RoleResources) -> int:
+        """How many members with `resources` fit on this machine while nothing else runs there.
+
+        >>> from raycloud.spec import RoleResources
+        >>> Node(name="a", cpus=8, gpus=2).fits(RoleResources(cpus=2, gpus=1))
+        2
+        """
+        if not self.carries(resources.labels):
+            return 0
+        counts = [int(self.cpus // resources.cpus)]
+        if resources.gpus:
+            counts.append(int(self.gpus // resources.gpus))
+        if resources.memory_bytes and self.memory_bytes is not None:
+            counts.append(self.memory_bytes // resources.memory_bytes)
+        return min(counts)
+
+    def carries(self, selectors: Mapping[str, str]) -> bool:
+        """Whether the labels are as asked: each a value, `!value`, `in(a, b)` or `!in(a, b)`.
+
+        As in Ray, a machine without the label satisfies what begins with `!`.
+
+        >>> node = Node(name="a", labels={"zone": "a1"})
+        >>> node.carries({"zone": "in(a1, a2)", "market": "!spot"}), node.carries({"zone": "!a1"})
+        (True, False)
+        """
+        return all(_matches(self.labels.get(key), asked) for key, asked in selectors.items())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inventory:
+    """The machines of a cluster.
+
+    Raises:
+        ValueError: Two machines share a name.
+    """
+
+    nodes: tuple[Node, ...]
+
+    def __post_init__(self) -> None:
+        """Names tell machines apart, so no two may be the same."""
+        counts = Counter(node.name for node in self.nodes)
+        twice = sorted(name for name, count in counts.items() if count > 1)
+        if twice:
+            raise ValueError(f"node names must differ, got {', '.join(twice)} more than once")
+
+
+def capacity(inventory: Inventory, resources: RoleResources) -> int:
+    """How many members with `resources` fit on all machines together.
+
+    >>> from raycloud.spec import RoleResources
+    >>> two = Inventory(nodes=(Node(name="a", cpus=4), Node(name="b", cpus=3)))
+    >>> capacity(two, RoleResources(cpus=2))
+    3
+    """
+    return sum(node.fits(resources) for node in inventory.nodes)
+
+
+def require(
+    inventory: Inventory, resources: RoleResources, members: int, *, role: str = "worker"
+) -> int:
+    """The `capacity`, at least `members`.
+
+    Args:
+        inventory: The machines there are.
+        resources: What one member reserves.
+        members: Fewest members that will do, e.g. `elastic.min_workers`.
+        role: Section of `resources` in the job file, for the message.
+
+    Raises:
+        PlacementError: Fewer fit. Says what was asked, what is there, and what would do.
+    """
+    room = capacity(inventory, resources)
+    if room >= members:
+        return room
+    asked = describe_resources(resources)
+    raise PlacementError(
+        f"{members} {role}{'s' if members > 1 else ''} with {asked} each do not fit: "
+        f"there is room for {room} on {_describe(inventory, resources)}",
+        hint=_remedy(inventory, resources, room, role),
+    )
+
+
+def place(inventory: Inventory, members: int, resources: RoleResources) -> tuple[str, ...]:
+    """The node of each of `members` members: spread evenly, neighbours in rank together.
+
+    Each member goes to the machine that has the fewest so far (ties: most room left, then name).
+    Members are then numbered machine by machine, so that a ring in rank order leaves each machine
+    once. The order in which the inventory lists its machines does not matter.
+
+    >>> from raycloud.spec import RoleResources
+    >>> nodes = (Node(name="a", cpus=2), Node(name="b", cpus=1), Node(name="c", cpus=4))
+    >>> place(Inventory(nodes=nodes), 5, RoleResources(cpus=1))
+    ('c', 'c', 'a', 'a', 'b')
+
+    Raises:
+        PlacementError: They do not fit.
+        ValueError: `members` is negative.
+    """
+    if members < 0:
+        raise ValueError(f"place() takes members >= 0, got {members}")
+    require(inventory, resources, members)
+    room = {node.name: node.fits(resources) for node in inventory.nodes}
+    placed = dict.fromkeys(room, 0)
+    queue = [(0, -fits, name) for name, fits in room.items() if fits]
+    heapq.heapify(queue)
+    for _ in range(members):
+        count, minus_left, name = heapq.heappop(queue)
+        placed[name] = count + 1
+        if minus_left < -1:
+            heapq.heappush(queue, (count + 1, minus_left + 1, name))
+    by_room = sorted(placed, key=lambda name: (-placed[name], -room[name], name))
+    return tuple(name for name in by_room for _ in range(placed[name]))
+
+
+def describe_resources(resources: RoleResources) -> str:
+    """What one member reserves, in words.
+
+    >>> from raycloud.spec import RoleResources
+    >>> describe_resources(RoleResources(cpus=2, gpus=1, labels={"zone": "a"}))
+    '2 CPUs, 1 GPU, labels zone=a'
+    """
+    parts = [_count(resources.cpus, "CPU")]
+    if resources.gpus:
+        parts.append(_count(resources.gpus, "GPU"))
+    if resources.memory_bytes:
+        parts.append(f"{_gib(resources.memory_bytes)} of memory")
+    if resources.labels:
+        shown = ", ".join(f"{key}={value}" for key, value in sorted(resources.labels.items()))
+        parts.append(f"labels {shown}")
+    return ", ".join(parts)
+
+
+def _matches(label: str | None, asked: str) -> bool:
+    wanted = asked.removeprefix("!")
+    values = wanted[3:-1].split(",") if wanted.startswith("in(") else [wanted]
+    return (label in {value.strip() for value in values}) != asked.startswith("!")
+
+
+def _remedy(inventory: Inventory, resources: RoleResources, room: int, role: str) -> str:
+    """What would do, from what is in the way."""
+    alone = f"resources.{role}"
+    if not inventory.nodes:
+        return "start a cluster with at least one node, or give the address of one that runs"
+    labelled = [node for node in inventory.nodes if node.carries(resources.labels)]
+    if not labelled:
+        return f"no node carries the labels of {alone}.labels: correct them or label a node"
+    if room:
+        return (
+            f"set elastic.min_workers to at most {room}, lower {alone} or add nodes"
+            if role == "worker"
+            else f"lower {alone} or add nodes"
+        )
+    short = []
+    if max(node.cpus for node in labelled) < resources.cpus:
+        short.append(f"{alone}.cpus to at most {max(node.cpus for node in labelled):g}")
+    if max(node.gpus for node in labelled) < resources.gpus:
+        short.append(f"{alone}.gpus to at most {max(node.gpus for node in labelled):g}")
+    memory = [node.memory_bytes for node in labelled if node.memory_bytes is not None]
+    if memory and len(memory) == len(labelled) and max(memory) < (resources.memory_bytes or 0):
+        short.append(f"{alone}.memory_bytes to at most {max(memory)}")
+    if not short:
+        return f"no single node has all of it at once: lower {alone} or add a larger node"
+    return f"lower {' and '.join(short)}, or add larger nodes"
+
+
+def _describe(inventory: Inventory, resources: RoleResources) -> str:
+    """The machines there are, in words."""
+    if not inventory.nodes:
+        return "no nodes"
+    shown = [_describe_node(node, resources) for node in inventory.nodes[:_SHOWN_NODES]]
+    rest = len(inventory.nodes) - len(shown)
+    more = [f"{rest} more"] if rest else []
+    return f"{_count(len(inventory.nodes), 'node')} ({'; '.join(shown + more)})"
+
+
+def _describe_node(node: Node, resources: RoleResources) -> str:
+    """A machine by its address, with the labels that were asked for."""
+    parts = [_count(node.cpus, "CPU")]
+    if node.gpus:
+        parts.append(_count(node.gpus, "GPU"))
+    if node.memory_bytes is not None:
+        parts.append(_gib(node.memory_bytes))
+    parts += [
+        f"{key}={node.labels[key]}" if key in node.labels else f"no label {key}"
+        for key in sorted(resources.labels)
+    ]
+    return f"{node.address or node.name}: {', '.join(parts)}"
+
+
+def _count(number: float, unit: str) -> str:
+    return f"{number:g} {unit}{'' if number == 1 else 's'}"
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.3g} GiB"

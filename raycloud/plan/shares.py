@@ -1,0 +1,241 @@
+"""How many micro-batches of a step each worker takes, so that the step ends soonest.
+
+The load of a worker is Load_i = Tasks_i / Capacity_i, and the plan levels it. With a fixed part per
+step the load of worker i in seconds is T_i(b) = fixed_s + b * micro_batch_s (`Speed`), and the
+shares solve
+
+    minimise max_i T_i(b_i)   subject to   sum b_i = K,  0 <= b_i <= max_i,  b_i whole,
+
+the min-max form of LB-BSP (Chen et al., "Semi-dynamic load balancing: efficient distributed
+learning in non-dedicated environments", SoCC 2020). LB-BSP solves it over the reals and rounds;
+here it is solved exactly over the integers: every T_i rises with b_i, so giving each micro-batch in
+turn to the worker that would finish it first is optimal.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from raycloud.errors import PlacementError
+from raycloud.plan.speed import Speed, SpeedEstimate
+
+__all__ = [
+    "Speed",
+    "SpeedEstimate",
+    "better_shares",
+    "equal_shares",
+    "first_shares",
+    "fit_shares",
+    "load",
+    "step_seconds",
+]
+
+_WORTH_LEAVING_OUT = 0.10  # a worker is left idle only if that makes the step this much faster
+_BISECTIONS = 64
+_SHOWN_LIMITS = 8  # in an error
+
+
+def fit_shares(speeds: Sequence[Speed], micro_batches: int) -> tuple[int, ...]:
+    """Whole shares, one per worker, summing to `micro_batches`, with the shortest predicted step.
+
+    >>> fit_shares([Speed(fixed_s=0, micro_batch_s=1), Speed(fixed_s=0, micro_batch_s=3)], 8)
+    (6, 2)
+
+    Among equals the micro-batch goes to the lower index, so the same input gives the same shares.
+
+    Where there is at least one micro-batch per worker every worker gets one, even if the step takes
+    a little longer: a worker with share 0 is no longer measured, so nobody would notice that it
+    recovered. A worker is left idle only if its single micro-batch would hold up all others so long
+    that the best step without it is at least 10% faster, that is if T* <= 0.9 * T_i(1) with T* the
+    optimum.
+
+    >>> fit_shares([Speed(fixed_s=0, micro_batch_s=1), Speed(fixed_s=4.4, micro_batch_s=0)], 4)
+    (3, 1)
+    >>> fit_shares([Speed(fixed_s=0, micro_batch_s=1), Speed(fixed_s=4.5, micro_batch_s=0)], 4)
+    (4, 0)
+
+    Raises:
+        PlacementError: The workers' limits together are below `micro_batches`.
+        ValueError: No worker, or `micro_batches` below 1.
+    """
+    if not speeds or micro_batches < 1:
+        raise ValueError(
+            f"shares need a worker and a micro-batch, got {len(speeds)} and {micro_batches}"
+        )
+    _check_room(speeds, micro_batches)
+    best = _fill(speeds, micro_batches, [0] * len(speeds))
+    if micro_batches < len(speeds) or min(best) > 0:
+        return best
+    best_s = step_seconds(speeds, best)
+    at_least = [
+        int(speed.max_micro_batches != 0 and best_s > (1 - _WORTH_LEAVING_OUT) * speed.seconds(1))
+        for speed in speeds
+    ]
+    return _fill(speeds, micro_batches, at_least)
+
+
+def step_seconds(speeds: Sequence[Speed], shares: Sequence[int]) -> float:
+    """Predicted seconds of computing of a step: that of the worker which ends last.
+
+    >>> step_seconds([Speed(fixed_s=2, micro_batch_s=1), Speed(fixed_s=9, micro_batch_s=1)], (2, 0))
+    4
+
+    Raises:
+        ValueError: Not one share per speed.
+    """
+    return max(
+        (speed.seconds(share) for speed, share in zip(speeds, shares, strict=True)), default=0.0
+    )
+
+
+def equal_shares(members: int, micro_batches: int) -> tuple[int, ...]:
+    """Shares that differ by at most one; the lower index takes the remainder.
+
+    >>> equal_shares(3, 8)
+    (3, 3, 2)
+
+    Raises:
+        ValueError: `members` below 1, or `micro_batches` below 0.
+    """
+    if members < 1 or micro_batches < 0:
+        raise ValueError(f"cannot split {micro_batches} micro-batches over {members} members")
+    whole, rest = divmod(micro_batches, members)
+    return tuple(whole + (i < rest) for i in range(members))
+
+
+def load(tasks: Sequence[float], capacity: Sequence[float]) -> tuple[float, ...]:
+    """Load_i = Tasks_i / Capacity_i; with micro-batches and micro-batches per second: seconds.
+
+    >>> load([12, 4], [4.0, 2.0])
+    (3.0, 2.0)
+
+    Raises:
+        ValueError: Not one capacity per number of tasks, or a capacity that is not positive.
+    """
+    if any(c <= 0 for c in capacity):
+        raise ValueError(f"a capacity must be positive, got {tuple(capacity)}")
+    return tuple(t / c for t, c in zip(tasks, capacity, strict=True))
+
+
+def first_shares(
+    speeds: Sequence[Speed], micro_batches: int, *, gain: float = 0.05
+) -> tuple[int, ...]:
+    """The shares to begin with: equal ones, unless fitted ones are predicted to be worth it.
+
+    The speeds then come from a probe of a few micro-batches, which is noisy.
+
+    >>> first_shares([Speed(fixed_s=0, micro_batch_s=s) for s in (1.0, 1.02, 1.04)], 90)
+    (30, 30, 30)
+
+    Raises:
+        PlacementError: The workers' limits together are below `micro_batches`.
+        ValueError: As for `fit_shares`.
+    """
+    equal = equal_shares(len(speeds), micro_batches)
+    return better_shares(equal, speeds, micro_batches, gain=gain) or equal
+
+
+def better_shares(
+    current: Sequence[int], speeds: Sequence[Speed], micro_batches: int, *, gain: float = 0.05
+) -> tuple[int, ...] | None:
+    """New shares if they shorten the step by at least the fraction `gain`; None: stay as you are.
+
+    `gain` is the hysteresis that keeps noise in the measured speeds from moving work about. Shares
+    that are not possible (another sum, a limit exceeded) are replaced whatever the gain.
+
+    >>> even, uneven = Speed(fixed_s=0, micro_batch_s=1), Speed(fixed_s=0, micro_batch_s=2)
+    >>> better_shares((4, 4), [even, even], 8), better_shares((4, 4), [even, uneven], 8)
+    (None, (6, 2))
+
+    Raises:
+        PlacementError: The workers' limits together are below `micro_batches`.
+        ValueError: Not one share per speed, or as for `fit_shares`.
+    """
+    now_s = step_seconds(speeds, current)
+    best = fit_shares(speeds, micro_batches)
+    if best == tuple(current):
+        return None
+    possible = sum(current) == micro_batches and all(
+        0 <= share <= _limit(speed, micro_batches)
+        for share, speed in zip(current, speeds, strict=True)
+    )
+    if possible and step_seconds(speeds, best) > (1 - gain) * now_s:
+        return None
+    return best
+
+
+def _limit(speed: Speed, micro_batches: int) -> int:
+    most = speed.max_micro_batches
+    return micro_batches if most is None else min(most, micro_batches)
+
+
+def _check_room(speeds: Sequence[Speed], micro_batches: int) -> None:
+    limits = [_limit(speed, micro_batches) for speed in speeds]
+    if sum(limits) >= micro_batches:
+        return
+    shown = " + ".join(str(limit) for limit in limits[:_SHOWN_LIMITS])
+    if len(limits) > _SHOWN_LIMITS:
+        shown += " + ..."
+    raise PlacementError(
+        f"a step has {micro_batches} micro-batches, but the {len(limits)} workers hold at most "
+        f"{sum(limits)} together ({shown})",
+        hint=f"lower global_batch to at most {sum(limits)} micro-batches, add workers "
+        "(elastic.max_workers), or use workers with more memory",
+    )
+
+
+def _fill(speeds: Sequence[Speed], total: int, at_least: Sequence[int]) -> tuple[int, ...]:
+    """Start at `at_least`, then give each micro-batch to the worker that finishes it first.
+
+    Most of it is done at once: the micro-batches that can be finished within some time are a prefix
+    of that sequence, and bisection finds a time that leaves at most one per worker to deal singly.
+    """
+    fixed = np.array([speed.fixed_s for speed in speeds])
+    slope = np.array([speed.micro_batch_s for speed in speeds])
+    limit = np.array([_limit(speed, total) for speed in speeds], dtype=np.int64)
+    start = np.array(at_least, dtype=np.int64)
+
+    def within(seconds: float) -> npt.NDArray[np.int64]:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            real = np.floor((seconds - fixed) / slope)
+        real = np.nan_to_num(real, nan=total, posinf=total, neginf=0)
+        counts = np.clip(real, 0, limit).astype(np.int64)
+        counts -= (counts > 0) & (fixed + counts * slope > seconds)  # the quotient was rounded up
+        filled: npt.NDArray[np.int64] = np.maximum(counts, start)
+        return filled
+
+    counts, early_s, late_s = start, 0.0, step_seconds(speeds, limit.tolist())
+    for _ in range(_BISECTIONS):
+        if total - int(counts.sum()) <= len(speeds):
+            break
+        middle_s = (early_s + late_s) / 2
+        tried = within(middle_s)
+        if int(tried.sum()) <= total:
+            counts, early_s = tried, middle_s
+        else:
+            late_s = middle_s
+    return _deal(speeds, limit.tolist(), counts.tolist(), total - int(counts.sum()))
+
+
+def _deal(
+    speeds: Sequence[Speed], limits: Sequence[int], shares: list[int], left: int
+) -> tuple[int, ...]:
+    """Deal `left` more micro-batches one by one, each to the worker that finishes it first."""
+    queue = [
+        (speed.seconds(share + 1), i)
+        for i, (speed, share) in enumerate(zip(speeds, shares, strict=True))
+        if share < limits[i]
+    ]
+    heapq.heapify(queue)
+    for _ in range(left):
+        _, i = queue[0]
+        shares[i] += 1
+        if shares[i] < limits[i]:
+            heapq.heapreplace(queue, (speeds[i].seconds(shares[i] + 1), i))
+        else:
+            heapq.heappop(queue)
+    return tuple(shares)

@@ -1,0 +1,216 @@
+"""How long one worker computes: the model of its seconds, and its fit while the run goes on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import median
+
+_NOISE = 0.05  # least relative scatter assumed of an observation; also the prior's
+_NARROW_GATE = math.log(1.25)  # nothing closer to the fit than this (as a log ratio) is an outlier
+_GATE_SCALES = 3.0  # standard deviations of an observation beyond which it is an outlier
+_LASTING = 3  # outliers in a row, all slower or all faster, that make a new level
+_CLIPPED = math.log(3.0)  # one hiccup must not make the gate wide
+_LEVEL_UNKNOWN = 2.0**2  # variance of the log level once it is known to have changed
+_SLOPE_UNKNOWN = 0.3**2  # variance of the slope's part of the prior's seconds
+_SLOPE_DRIFT = 0.003**2  # ... and what it gains per observation: a slope changes slowly
+_SMALLEST_SLOPE = 0.05  # nobody computes for nothing, whatever a noisy fit says
+_SHORTEST_HALF_LIFE = 0.1
+_UNMEASURABLE_S = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """Seconds of one worker per step: T(b) = fixed_s + b * micro_batch_s for b > 0, and T(0) = 0.
+
+    The model of LB-BSP (Chen et al., "Semi-dynamic load balancing: efficient distributed learning
+    in non-dedicated environments", SoCC 2020): a fixed part per step, and one per unit of work.
+
+    >>> speed = Speed(fixed_s=0.5, micro_batch_s=0.25)
+    >>> speed.seconds(4), speed.seconds(0)
+    (1.5, 0.0)
+
+    Attributes:
+        fixed_s: Seconds of a step that do not depend on the share, >= 0.
+        micro_batch_s: Seconds per micro-batch, >= 0.
+        max_micro_batches: Most micro-batches per step that this worker can hold; None: no limit.
+    """
+
+    fixed_s: float
+    micro_batch_s: float
+    max_micro_batches: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no time, with the number."""
+        for name in ("fixed_s", "micro_batch_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} takes finite seconds >= 0, got {value!r}")
+        if self.max_micro_batches is not None and self.max_micro_batches < 0:
+            raise ValueError(f"max_micro_batches takes a count >= 0, got {self.max_micro_batches}")
+
+    def seconds(self, micro_batches: float) -> float:
+        """T(b): seconds per step for a share of `micro_batches`."""
+        return self.fixed_s + micro_batches * self.micro_batch_s if micro_batches > 0 else 0.0
+
+
+class SpeedEstimate:
+    """One worker's `Speed`, followed while the run goes on.
+
+    With b1 the first share observed, T(b) = level * (1 + slope * (b / b1 - 1)): `level` is T(b1),
+    and `slope` in [0, 1] the part of it that grows with the share, so that fixed_s and
+    micro_batch_s are never negative. (log level, slope) is fitted to the logarithms of the observed
+    seconds by weighted recursive least squares, as a Kalman filter: the level wanders, so that an
+    observation's weight halves every `half_life` observations; the slope hardly does. So a machine
+    that slows down does so for every share, and as long as one share only is seen the known ratio
+    fixed_s : micro_batch_s is kept. Another share tells about the slope.
+
+    An observation further from the fit than a gate (25%, or three standard deviations) is held
+    back. One or two such are a hiccup and leave no trace in the fit; three in a row, all slower or
+    all faster, are a new level: their median, taken over at once.
+
+    >>> estimate = SpeedEstimate(Speed(fixed_s=0.1, micro_batch_s=0.1))
+    >>> for seconds in (0.5, 0.5, 5.0, 0.5):  # four micro-batches a step, one hiccup
+    ...     estimate.observe(micro_batches=4, steps=1, compute_s=seconds)
+    >>> round(estimate.speed.seconds(4), 2)
+    0.5
+    >>> for _ in range(3):  # now twice as slow, to stay
+    ...     estimate.observe(micro_batches=4, steps=1, compute_s=1.0)
+    >>> round(estimate.speed.seconds(4), 2), round(estimate.speed.fixed_s, 2)
+    (1.0, 0.2)
+
+    Args:
+        prior: What a short probe measured; counts as one observation. Its seconds must not be 0.
+        half_life: Observations after which an old one weighs half.
+    """
+
+    def __init__(self, prior: Speed, *, half_life: float = 4.0) -> None:
+        """Start at the prior."""
+        if prior.seconds(1) <= 0:
+            raise ValueError(f"the prior must take some time per micro-batch, got {prior}")
+        if not half_life >= _SHORTEST_HALF_LIFE:
+            raise ValueError(f"half_life takes observations >= {_SHORTEST_HALF_LIFE}: {half_life}")
+        self._speed = prior
+        self._unit = 0.0  # b1; 0 before the first observation
+        self._share = 0.0  # of the last observation that was believed
+        self._log_level = 0.0
+        self._slope = 0.0
+        self._least_slope = 0.0
+        self._covariance = (_NOISE**2, 0.0, _SLOPE_UNKNOWN)  # level, both, slope
+        self._gain = 1.0 - 0.5 ** (1.0 / half_life)  # of a steady level
+        self._deviation = 0.0  # usual |log ratio| of an observation to the fit
+        self._held: list[float] = []  # log ratios of outliers in a row, all on one side
+
+    @property
+    def speed(self) -> Speed:
+        """The fit after all observations so far; the prior before the first."""
+        return self._speed
+
+    def observe(self, micro_batches: int, steps: int, compute_s: float) -> None:
+        """Take in what this worker did in some steps.
+
+        All three are sums, as `events.StepsCommitted` carries them: `micro_batches` computed by
+        this worker in all of the `steps` steps, and the seconds of computing them. Where it
+        computed nothing there is nothing to learn, and nothing changes.
+
+        Raises:
+            ValueError: A negative number, or seconds that are not finite.
+        """
+        if min(micro_batches, steps) < 0 or not (math.isfinite(compute_s) and compute_s >= 0):
+            raise ValueError(
+                "observe() takes counts and finite seconds >= 0, got "
+                f"micro_batches={micro_batches}, steps={steps}, compute_s={compute_s}"
+            )
+        if 0 in (micro_batches, steps) or compute_s < _UNMEASURABLE_S:
+            return
+        share = micro_batches / steps  # a fraction where an epoch's short last step is among them
+        if not self._unit:
+            self._start(share)
+        off = math.log(compute_s / steps / self._speed.seconds(share))
+        grown = self._grown(share)
+        if abs(off) <= self._gate(grown):
+            self._drop_held()
+            self._scatter(off)
+            self._update(grown, off)
+            self._share = share
+            return
+        if self._held and (off > 0) != (self._held[0] > 0):
+            self._drop_held()
+        self._held.append(off)
+        if len(self._held) == _LASTING:
+            off = median(self._held)
+            self._held.clear()
+            self._doubt(share, off)
+            self._update(grown, off)
+            self._share = share
+
+    def _start(self, share: float) -> None:
+        """Express the prior by its level and slope at the first share."""
+        self._unit = self._share = share
+        self._log_level = math.log(self._speed.seconds(share))
+        self._slope = share * self._speed.micro_batch_s / self._speed.seconds(share)
+        self._least_slope = min(_SMALLEST_SLOPE, self._slope)
+
+    def _grown(self, share: float) -> float:
+        """Derivative of log T(share) by the slope."""
+        more = share / self._unit - 1.0
+        return more / (1.0 + self._slope * more)
+
+    def _doubt(self, share: float, off: float) -> None:
+        """Widen the covariance for a lasting observation that the fit does not explain.
+
+        The machine changed, unless the share did and a slope between 0 and 1 would explain it: then
+        it may be either, and the next return to a known share will tell.
+        """
+        level, both, slope = self._covariance
+        ratio = math.log(self._speed.seconds(share) / self._speed.seconds(self._share)) + off
+        low, high = sorted((0.0, math.log(share / self._share)))
+        if low <= ratio <= high and share != self._share:
+            known = self._grown(self._share)
+            turn = (off / (self._grown(share) - known)) ** 2  # of the slope, about the known share
+            level, both, slope = level + known * known * turn, both - known * turn, slope + turn
+            self._covariance = (level + off * off, both, slope)
+        else:
+            self._covariance = (level + _LEVEL_UNKNOWN, both, slope)
+
+    def _noise(self) -> float:
+        return max(_NOISE, self._deviation) ** 2
+
+    def _gate(self, grown: float) -> float:
+        """How far an observation may be from the fit, as a log ratio, and still be believed."""
+        level, both, slope = self._covariance
+        expected = level + 2 * grown * both + grown * grown * slope + self._noise()
+        return max(_NARROW_GATE, _GATE_SCALES * math.sqrt(expected))
+
+    def _drop_held(self) -> None:
+        """What was held back was no new level; that it happens widens the gate."""
+        for off in self._held:
+            self._scatter(off)
+        self._held.clear()
+
+    def _scatter(self, off: float) -> None:
+        self._deviation += self._gain * (min(abs(off), _CLIPPED) - self._deviation)
+
+    def _update(self, grown: float, off: float) -> None:
+        """One step of the filter, for an observation exp(off) times the fit."""
+        level, both, slope = self._covariance
+        noise = self._noise()
+        to_level, to_slope = level + grown * both, both + grown * slope
+        expected = to_level + grown * to_slope + noise
+        self._log_level += to_level / expected * off
+        self._slope += to_slope / expected * off
+        self._slope = min(max(self._slope, self._least_slope), 1.0)
+        # a level that wanders this much has the gain asked for once it is steady
+        wander = noise * self._gain**2 / (1.0 - self._gain)
+        drift = _SLOPE_DRIFT if slope < _SLOPE_UNKNOWN else 0.0
+        self._covariance = (
+            level - to_level * to_level / expected + wander,
+            both - to_level * to_slope / expected,
+            slope - to_slope * to_slope / expected + drift,
+        )
+        level_s = math.exp(self._log_level)
+        self._speed = Speed(
+            fixed_s=level_s * (1.0 - self._slope),
+            micro_batch_s=level_s * self._slope / self._unit,
+            max_micro_batches=self._speed.max_micro_batches,
+        )

@@ -1,0 +1,98 @@
+"""Numbers and texts as people read them."""
+# ruff: noqa: PLR2004 - where a figure changes its form is a number, and this is the place for it
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def byte_count(count: float) -> str:
+    """Bytes in decimal units.
+
+    >>> byte_count(999), byte_count(48_210_000), byte_count(3e12)
+    ('999 B', '48.2 MB', '3.0 TB')
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.95 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """A span of time.
+
+    >>> duration(0.25), duration(6.13), duration(86), duration(3725)
+    ('0.25 s', '6.1 s', '1:26', '1:02:05')
+    """
+    if seconds < 60:
+        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def figure(value: float | None) -> str:
+    """A number at four significant digits, or a dash where it is not known.
+
+    >>> figure(2.34567), figure(12345.6), figure(0.000123), figure(7.0), figure(None)
+    ('2.346', '12346', '0.000123', '7', '-')
+    """
+    if value is None:
+        return "-"
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0 or 1e-4 <= abs(value) < 1000:
+        return f"{value:.4g}"
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
+
+
+def percent(part: float) -> str:
+    """A fraction as a percentage.
+
+    >>> percent(0.913), percent(0.004)
+    ('91%', '0.4%')
+    """
+    return f"{100 * part:.0f}%" if part >= 0.0095 or part == 0 else f"{100 * part:.1f}%"
+
+
+def sparkline(values: Sequence[float | None], *, width: int = 24) -> str:
+    """A curve in one line; each bar is the mean of its stretch, blank where nothing is finite.
+
+    >>> sparkline([4, 3, 2, 1], width=4)
+    '█▆▃▁'
+    """
+    if not values:
+        return ""
+    width = min(width, len(values))
+    means: list[float | None] = []
+    for bar in range(width):
+        stretch = values[bar * len(values) // width : (bar + 1) * len(values) // width]
+        known = [x for x in stretch if x is not None and math.isfinite(x)]
+        means.append(sum(known) / len(known) if known else None)
+    shown = [x for x in means if x is not None]
+    low = min(shown, default=0.0)
+    scale = (len(_BARS) - 1) / ((max(shown, default=0.0) - low) or 1.0)
+    return "".join(" " if x is None else _BARS[round((x - low) * scale)] for x in means)
+
+
+def printable(text: str) -> str:
+    r"""The text without control characters but line breaks: a terminal would obey them.
+
+    >>> printable("a\x1b[31mb\tc")
+    'a?[31mb    c'
+    """
+    text = text.replace("\t", "    ").replace("\r\n", "\n")
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
+
+
+def printable_line(text: str) -> str:
+    r"""`printable`, on one line.
+
+    >>> printable_line("two\nlines")
+    'two lines'
+    """
+    return " ".join(printable(text).split())

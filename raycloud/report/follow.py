@@ -1,0 +1,83 @@
+"""Follows a run as it goes on: which notes to show, and when to draw the progress line again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from raycloud.order import Steps
+from raycloud.report.progress import note
+from raycloud.report.tally import Tally
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+    from raycloud.events import Event
+    from raycloud.spec.job import Job
+
+
+class Follower:
+    """Takes a run's events and calls back; prints nothing itself.
+
+    Args:
+        job: What runs; it says how many steps there are.
+        clock: Where seconds come from.
+        say: Shows a note that stays.
+        draw: Shows the progress line of a tally, given also the number of steps of the whole job.
+        every_s: Least seconds between two drawings; the first committed step is drawn at once.
+        only_steps: Draw only when steps were committed since: for lines that stay.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        clock: Clock,
+        *,
+        say: Callable[[str], None],
+        draw: Callable[[Tally, int | None], None],
+        every_s: float,
+        only_steps: bool,
+    ) -> None:
+        """Nothing has been seen yet."""
+        self._job, self._clock, self._say, self._draw = job, clock, say, draw
+        self._every_s, self._only_steps = every_s, only_steps
+        self._tally = Tally()
+        self._drawn_s: float | None = None
+        self._drawn_steps = 0
+
+    def see(self, event: Event) -> None:
+        """Take in what happened."""
+        now_s = self._clock.monotonic_s()
+        self._tally.add(now_s, event)
+        text = note(event)
+        if text is not None:
+            self._say(text)
+        early = self._drawn_s is not None and now_s - self._drawn_s < self._every_s
+        first_step = self._tally.steps > 0 and self._drawn_steps == 0
+        if (not early or first_step) and (self._new_steps or not self._only_steps):
+            self._show(now_s)
+
+    def end(self) -> None:
+        """Draw what was left out since the last drawing."""
+        if self._new_steps:
+            self._show(self._clock.monotonic_s())
+
+    @property
+    def _new_steps(self) -> bool:
+        return self._tally.steps > self._drawn_steps
+
+    def _show(self, now_s: float) -> None:
+        self._drawn_s, self._drawn_steps = now_s, self._tally.steps
+        self._draw(self._tally, total_steps(self._job, self._tally.epoch_samples))
+
+
+def total_steps(job: Job, epoch_samples: int) -> int | None:
+    """Steps of the whole job; None while the number of samples in an epoch is not known (0)."""
+    if job.steps is not None or job.epochs is None or not epoch_samples:
+        return job.steps
+    steps = Steps(
+        samples=epoch_samples,
+        global_batch=job.global_batch,
+        micro_batch=job.micro_batch,
+        drop_last=job.drop_last,
+    )
+    return job.epochs * steps.per_epoch()

@@ -1,0 +1,122 @@
+"""A run's `events.jsonl`: a JSON object per line, `{"format":1,"t":unix seconds,"event":kind,...}`.
+
+Lines are appended and never changed. A process that is killed while it writes leaves a torn last
+line: readers leave it out, and the next writer cuts it off before it appends. JSON has no word for
+a number that is not finite; such numbers are the texts `NaN`, `Infinity` and `-Infinity`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from raycloud.errors import InternalError, RunDirectoryError
+from raycloud.events import FORMAT, Event, from_record, to_record
+from raycloud.report.redact import redact
+
+_NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
+_BLOCK_BYTES = 1 << 16
+
+
+def to_line(t: float, event: Event) -> str:
+    """The line of an event, redacted, without its newline.
+
+    Raises:
+        InternalError: The event holds something that is not a plain value.
+    """
+    record = {"format": FORMAT, "t": round(t, 6), **_spelled(redact(to_record(event)))}
+    try:
+        return json.dumps(record, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    except TypeError as error:
+        raise InternalError(
+            f"the event {type(event).__name__} cannot be written as JSON: {error}"
+        ) from error
+
+
+def from_line(line: str) -> tuple[float, Event]:
+    """The inverse of `to_line`, but for what was redacted.
+
+    Raises:
+        ValueError: The line is no JSON object, or is of a newer format or an unknown kind.
+    """
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError("it is no JSON object")  # noqa: TRY004 - one exception for all bad lines
+    if record.get("format") != FORMAT:
+        raise ValueError(f"its format is {record.get('format')!r}, this raycloud reads {FORMAT}")
+    try:
+        return float(record["t"]), _restored(from_record(record))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a field is missing or of the wrong kind: {error}") from error
+
+
+def read_events(path: Path) -> Iterator[tuple[float, Event]]:
+    """The (unix seconds, event) of each line in order; a torn last line is left out.
+
+    Raises:
+        RunDirectoryError: The log is missing, a line is damaged, or a newer raycloud wrote it.
+    """
+    try:
+        file = path.open(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot read the event log {path}: {error.strerror}",
+            hint="name the directory of a run, the one that holds events.jsonl",
+        ) from error
+    with file:
+        for number, line in enumerate(file, start=1):
+            try:
+                entry = from_line(line)
+            except ValueError as error:
+                if not line.endswith("\n"):
+                    return  # torn: its writer was killed
+                raise RunDirectoryError(
+                    f"{path}, line {number} cannot be read: {error}",
+                    hint="read this run with the raycloud that wrote it, or a newer one",
+                ) from error
+            yield entry
+
+
+def cut_torn_line(path: Path) -> int:
+    """Make a file end with a whole line, so that it can be appended to; the bytes that were cut."""
+    if not path.exists():
+        return 0
+    with path.open("r+b") as file:
+        size = keep = file.seek(0, 2)
+        while keep:
+            start = max(0, keep - _BLOCK_BYTES)
+            file.seek(start)
+            at = file.read(keep - start).rfind(b"\n")
+            if at >= 0:
+                keep = start + at + 1
+                break
+            keep = start
+        file.truncate(keep)
+    return size - keep
+
+
+def _spelled(value: Any) -> Any:
+    """Numbers that are not finite as texts, at any depth."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {name: _spelled(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_spelled(inner) for inner in value]
+    return value
+
+
+def _restored(event: Event) -> Event:
+    """The spelled numbers as numbers again, in the fields that hold numbers."""
+    changed: dict[str, Any] = {}
+    for field in fields(event):
+        value = getattr(event, field.name)
+        if field.type == "float" and value in _NOT_FINITE:
+            changed[field.name] = float(value)
+        elif field.type == "Mapping[str, float]" and not _NOT_FINITE.isdisjoint(value.values()):
+            changed[field.name] = {name: float(number) for name, number in value.items()}
+    return replace(event, **changed) if changed else event

@@ -1,0 +1,165 @@
+"""Writes a run's files as things happen: event log, ledger, TensorBoard scalars, summary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from raycloud.errors import MachineError
+from raycloud.events import Evaluated, Event, RunStarted, StepsCommitted
+from raycloud.report.log import cut_torn_line, read_events, to_line
+from raycloud.report.scalars import ScalarFile
+from raycloud.report.summary import Summary, summarize, write_summary
+from raycloud.report.tally import Tally
+
+if TYPE_CHECKING:
+    import io
+    from types import TracebackType
+
+    from raycloud.clock import Clock
+    from raycloud.spec.rundir import RunDirectory
+
+
+class Recorder:
+    """Keeps what lasts of one run. Its files are appended to, so a resumed run goes on in them.
+
+    Every line is in the operating system's hands when a call returns: it survives the death of this
+    process, not that of the machine.
+
+    Lines carry unix seconds, but are stamped by the monotonic clock from the moment the recorder
+    opened, so that differences between them are durations. `RunStarted` carries the moment at which
+    its command started.
+
+    Args:
+        run: Where the files go; the directory exists.
+        clock: Where seconds come from.
+        started_s: `clock.monotonic_s()` when the command started; None: now.
+
+    Raises:
+        RunDirectoryError: The log of the earlier part of this run cannot be read.
+        MachineError: The files cannot be written.
+    """
+
+    def __init__(self, run: RunDirectory, clock: Clock, *, started_s: float | None = None) -> None:
+        """Open the files, cut torn last lines off, and take in what the log already holds."""
+        self.tally = Tally()
+        self._run = run
+        self._clock = clock
+        self._opened_s, self._opened_t = clock.monotonic_s(), clock.unix_s()
+        self._started_s = self._opened_s if started_s is None else started_s
+        self._scalars: ScalarFile | None = None
+        with _Disk("open", run.events_jsonl):
+            for path in (run.events_jsonl, run.ledger):
+                cut_torn_line(path)
+            if run.events_jsonl.exists():
+                for t, event in read_events(run.events_jsonl):
+                    self.tally.add(t, event)
+            self._events = run.events_jsonl.open("a", encoding="utf-8", buffering=1)
+            self._ledger = run.ledger.open("a", encoding="utf-8", buffering=1)
+
+    def record(self, event: Event) -> None:
+        """Append an event to the log, and its numbers to the scalars.
+
+        Raises:
+            InternalError: The event holds something that is not a plain value.
+            MachineError: It cannot be written.
+        """
+        at_s = self._started_s if isinstance(event, RunStarted) else self._clock.monotonic_s()
+        t = self._opened_t + (at_s - self._opened_s)
+        line = to_line(t, event)
+        with _Disk("write", self._run.events_jsonl):
+            self._events.write(line + "\n")
+        point = self.tally.add(t, event)
+        with _Disk("write", self._run.tensorboard):
+            if isinstance(event, StepsCommitted) and point is not None:
+                self._add_scalars(t, event)
+            elif isinstance(event, Evaluated):
+                values = {f"eval/{name}": value for name, value in event.metrics.items()}
+                self._scalar_file(t).add(t, event.step, values)
+
+    def append_ledger(self, lines: Iterable[str]) -> None:
+        """Append lines to the ledger, given without their newlines.
+
+        Raises:
+            MachineError: They cannot be written.
+        """
+        text = "".join(line + "\n" for line in lines)
+        with _Disk("write", self._run.ledger):
+            self._ledger.write(text)
+            self._ledger.flush()
+
+    def publish_summary(self, *, predicted: Mapping[str, Any] | None = None) -> Summary:
+        """Write `summary.json` from all events so far; `predicted` is the plan's expectation.
+
+        Raises:
+            MachineError: It cannot be written.
+        """
+        summary = summarize(self.tally, predicted=predicted)
+        with _Disk("write", self._run.summary_json):
+            write_summary(self._run.summary_json, summary)
+        return summary
+
+    def close(self) -> None:
+        """Close all files; more than once is fine."""
+        files: list[io.TextIOBase | ScalarFile | None] = [self._events, self._ledger, self._scalars]
+        for file in files:
+            if file is not None:
+                file.close()
+
+    def _add_scalars(self, t: float, event: StepsCommitted) -> None:
+        values = {
+            "train/loss": event.loss,
+            "train/grad_norm": event.grad_norm,
+            "train/learning_rate": event.learning_rate,
+            "train/bytes_sent": float(self.tally.spent.bytes_sent),
+        }
+        if event.wall_s > 0:
+            values["train/samples_per_s"] = event.samples / event.wall_s
+        known = {name: value for name, value in values.items() if math.isfinite(value)}
+        self._scalar_file(t).add(t, event.last_step, known)
+
+    def _scalar_file(self, t: float) -> ScalarFile:
+        """Opened with the first numbers, so that its import does not delay the first step."""
+        if self._scalars is None:
+            session = self.tally.session
+            first_step = session.from_step if session else 0
+            self._scalars = ScalarFile(self._run.tensorboard, t, first_step=first_step)
+        return self._scalars
+
+    def __enter__(self) -> Self:
+        """This recorder."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the files."""
+        self.close()
+
+
+class _Disk:
+    """Turns an OSError into a MachineError that names the file."""
+
+    def __init__(self, verb: str, path: Path) -> None:
+        self._verb, self._path = verb, path
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Raise what the caller should see."""
+        if isinstance(error, OSError):
+            raise MachineError(
+                f"cannot {self._verb} {self._path}: {error.strerror or error}",
+                hint="free space or permissions there, then go on with `raycloud train --resume`",
+            ) from error

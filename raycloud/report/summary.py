@@ -1,0 +1,267 @@
+"""A run in one record: the fold of its events, and `summary.json`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raycloud.errors import RunDirectoryError
+from raycloud.report import rates
+from raycloud.report.log import read_events
+from raycloud.report.redact import redact
+from raycloud.report.tally import Tally
+from raycloud.spec.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from raycloud.events import Event
+
+FORMAT = 1
+_CURVE_POINTS = 120
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """What a run came to. Sums over sessions where a run was resumed; None: not known.
+
+    Attributes:
+        status: `finished`, `stopped`, `failed`; `unfinished` while it runs or after it was killed.
+        steps: Steps that every member of the generation has committed, less those taken back.
+        samples: Samples in these steps, each counted once.
+        first_step_s: From the start of the (latest) command to the report of its first committed
+            step by the slowest member.
+        train_s: From the first report of committed steps to the last, added up over sessions;
+            pauses between them (evaluation, checkpoints) are in it.
+        samples_per_s: Samples committed within `train_s`: those of the first report are left out,
+            as is the time before it. With one report only: its samples over its steps' own seconds.
+        step_s: Seconds per step within `train_s`.
+        wall_s: From the start of the command to its last event, added up over sessions.
+        final_loss: Weighted mean training loss of the last reports that hold at least ten steps.
+        eval: Metrics on the held-out samples, by name; `eval_step` is the step they belong to.
+        workers: Members of the last generation; `shares` are their micro-batches per step.
+        generations: Generations formed, those of earlier sessions included.
+        recoveries: What was lost and resumed: `kind`, `t` (unix seconds), `step`, `seconds` until
+            training went on (None: it did not), and more by kind.
+        bytes_sent: Bytes that all members sent for exchanges; `bytes_dense`: what uncompressed
+            exchanges would have sent.
+        cpu_s: Processor seconds of all members' steps; with `compute_share`, `data_share` and
+            `exchange_share` (fractions of the members' step seconds) this includes repeated steps.
+        checkpoint_blocked_s: Seconds that members' training stood still for checkpoints, added up.
+        predicted: What the plan expected, by name. `measured` has what came true, under the same
+            names: `compute_s` is that of the member which takes longest per step, `bytes_per_step`
+            what a member sends, both averaged over the steps it computed.
+        loss_curve: [step, loss] at up to 120 places.
+    """
+
+    status: str
+    steps: int
+    samples: int
+    first_step_s: float | None
+    train_s: float
+    samples_per_s: float | None
+    final_loss: float | None
+    eval: dict[str, float | None]
+    workers: int
+    generations: int
+    recoveries: list[dict[str, Any]]
+    bytes_sent: int
+    bytes_dense: int
+    predicted: dict[str, Any] = field(default_factory=dict)
+    measured: dict[str, float] = field(default_factory=dict)
+    job: str = ""
+    version: str = ""
+    error: str | None = None
+    step_s: float | None = None
+    wall_s: float = 0.0
+    started_unix_s: float | None = None
+    ended_unix_s: float | None = None
+    sessions: int = 0
+    shares: list[int] = field(default_factory=list)
+    parameters: int = 0
+    state_bytes: int = 0
+    epoch_samples: int = 0
+    epoch: int = 0
+    eval_step: int | None = None
+    cpu_s: float = 0.0
+    compute_share: float | None = None
+    data_share: float | None = None
+    exchange_share: float | None = None
+    checkpoints: int = 0
+    checkpoint_step: int | None = None
+    checkpoint_path: str | None = None
+    checkpoint_blocked_s: float = 0.0
+    loss_curve: list[list[float | None]] = field(default_factory=list)
+    notices: list[dict[str, Any]] = field(default_factory=list)
+    notices_left_out: int = 0
+    sample: str | None = None
+
+    def to_record(self) -> dict[str, Any]:
+        """JSON-ready values with the format number; numbers that are not finite become None."""
+        record: dict[str, Any] = _finite({"format": FORMAT, **asdict(self)})
+        return record
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Summary:
+        """The inverse of `to_record`; unknown names are left out.
+
+        Raises:
+            ValueError: Another format, or a name is missing.
+        """
+        if record.get("format") != FORMAT:
+            raise ValueError(f"format is {record.get('format')!r}, this raycloud reads {FORMAT}")
+        names = {f.name for f in fields(cls)}
+        try:
+            return cls(**{name: value for name, value in record.items() if name in names})
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+
+
+def fold(
+    entries: Iterable[tuple[float, Event]], *, predicted: Mapping[str, Any] | None = None
+) -> Summary:
+    """The summary of a log's entries, `(unix seconds, event)` in their order."""
+    tally = Tally()
+    for t, event in entries:
+        tally.add(t, event)
+    return summarize(tally, predicted=predicted)
+
+
+def summarize(tally: Tally, *, predicted: Mapping[str, Any] | None = None) -> Summary:
+    """The summary of what `tally` has seen so far."""
+    session, spent, last = tally.session, tally.spent, tally.checkpoint
+    train_s, samples_per_s, step_s = (
+        rates.train_s(tally),
+        rates.samples_per_s(tally),
+        rates.step_s(tally),
+    )
+    first_step_s = session.first[0] - session.started_t if session and session.first else None
+    member_steps = sum(steps for _, steps in tally.computed.values())
+    measured = {
+        "first_step_s": first_step_s,
+        "step_s": step_s,
+        "samples_per_s": samples_per_s,
+        "compute_s": max((s / n for s, n in tally.computed.values() if n), default=None),
+        "bytes_per_step": spent.bytes_sent / member_steps if member_steps else None,
+    }
+    return Summary(
+        status=tally.status,
+        steps=tally.steps,
+        samples=tally.samples,
+        first_step_s=first_step_s,
+        train_s=train_s,
+        samples_per_s=samples_per_s,
+        final_loss=rates.final_loss(tally),
+        eval=dict(tally.metrics),
+        workers=len(tally.members),
+        generations=tally.generations,
+        recoveries=[dict(recovery) for recovery in tally.recoveries],
+        bytes_sent=spent.bytes_sent,
+        bytes_dense=spent.bytes_dense,
+        predicted=dict(predicted or {}),
+        measured={name: value for name, value in measured.items() if value is not None},
+        job=tally.job,
+        version=tally.version,
+        error=tally.error,
+        step_s=step_s,
+        wall_s=sum((s.ended_t or s.started_t) - s.started_t for s in tally.sessions),
+        started_unix_s=tally.sessions[0].started_t if tally.sessions else None,
+        ended_unix_s=session.ended_t if session else None,
+        sessions=len(tally.sessions),
+        shares=list(tally.shares),
+        parameters=tally.parameters,
+        state_bytes=tally.state_bytes,
+        epoch_samples=tally.epoch_samples,
+        epoch=tally.epoch,
+        eval_step=tally.metrics_step,
+        cpu_s=spent.cpu_s,
+        compute_share=_share(spent.compute_s, spent.wall_s),
+        data_share=_share(spent.data_s, spent.wall_s),
+        exchange_share=_share(spent.exchange_s, spent.wall_s),
+        checkpoints=tally.published,
+        checkpoint_step=last.step if last else None,
+        checkpoint_path=last.path if last else None,
+        checkpoint_blocked_s=spent.blocked_s,
+        loss_curve=_curve(tally),
+        notices=list(tally.notices),
+        notices_left_out=tally.notices_left_out,
+        sample=tally.sample,
+    )
+
+
+def of_run(directory: Path) -> Summary:
+    """The summary of the run kept in `directory`, from its log; of a run in any state.
+
+    Raises:
+        RunDirectoryError: There is no run, or its log cannot be read.
+    """
+    predicted: Any = {}
+    run = RunDirectory(directory)
+    plan = run.plan_json
+    if plan.exists():
+        try:
+            predicted = json.loads(plan.read_text(encoding="utf-8")).get("predicted")
+        except (OSError, ValueError, AttributeError) as error:
+            raise RunDirectoryError(
+                f"{plan} cannot be read: {error}", hint="move it away: the rest is shown without it"
+            ) from error
+    entries = read_events(run.events_jsonl)
+    return fold(entries, predicted=predicted if isinstance(predicted, dict) else {})
+
+
+def write_summary(path: Path, summary: Summary) -> None:
+    """Publish `summary.json`: draft, fsync, rename. What looks like a secret is left out."""
+    draft = path.with_name(path.name + ".draft")
+    text = json.dumps(redact(summary.to_record()), indent=2, allow_nan=False) + "\n"
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def read_summary(path: Path) -> Summary:
+    """The summary in a `summary.json`.
+
+    Raises:
+        RunDirectoryError: The file is missing, damaged or of another format.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(record, dict):
+            raise ValueError("it is no JSON object")  # noqa: TRY004, TRY301 - told as one error below
+        return Summary.from_record(record)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot read {path}: {error.strerror}", hint="name the directory of a run"
+        ) from error
+    except ValueError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be read: {error}",
+            hint="delete it: it is made again from events.jsonl",
+        ) from error
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
+
+
+def _curve(tally: Tally) -> list[list[float | None]]:
+    points = tally.points
+    picked = min(len(points), _CURVE_POINTS)
+    places = [round(i * (len(points) - 1) / max(1, picked - 1)) for i in range(picked)]
+    losses = (None if math.isnan(points[at].loss) else points[at].loss for at in places)
+    return [[points[at].step, loss] for at, loss in zip(places, losses, strict=True)]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return value

@@ -1,0 +1,293 @@
+"""What a run has come to so far: events in, one after another; no clock, no files.
+
+Every member reports its own `StepsCommitted`, and their reports end at different steps. Samples,
+loss and weight are those of the global batch and the same on every member, so they are counted from
+one stream; a step counts once the slowest member of the generation has reported it. Bytes and
+processor seconds are each member's own and are added up, steps that a resume takes back included:
+they were spent.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raycloud.events import (
+    CheckpointPublished,
+    Evaluated,
+    Event,
+    GenerationFormed,
+    MemberFailed,
+    MemberLost,
+    MemberReady,
+    MemberSpawned,
+    Noticed,
+    PartWritten,
+    RunFinished,
+    RunStarted,
+    StepsCommitted,
+    StopRequested,
+)
+
+_SPENT_IN_STEPS = (
+    "wall_s",
+    "compute_s",
+    "data_s",
+    "exchange_s",
+    "cpu_s",
+    "bytes_sent",
+    "bytes_dense",
+)
+_MOST_POINTS = 4096
+_FRESH_POINTS = 1024  # the newest ones, never merged
+_MOST_NOTICES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The model after `step` steps; `loss` and `weight` are of the `steps` steps up to it."""
+
+    t: float
+    step: int
+    samples: int
+    steps: int
+    loss: float
+    weight: float
+
+
+@dataclass(slots=True)
+class Spent:
+    """Sums over all members and all steps they computed."""
+
+    wall_s: float = 0.0
+    compute_s: float = 0.0
+    data_s: float = 0.0
+    exchange_s: float = 0.0
+    cpu_s: float = 0.0
+    bytes_sent: int = 0
+    bytes_dense: int = 0
+    blocked_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Session:
+    """One command's part of the run: from its start to its end or to the resume after it.
+
+    The moments of the first and last commit carry the steps and samples committed by then.
+    """
+
+    started_t: float
+    from_step: int
+    first: tuple[float, int, int] | None = None
+    last: tuple[float, int, int] | None = None
+    ended_t: float | None = None
+
+
+class Tally:
+    """The fold of a run's events; `summary.summarize` and the progress line read it."""
+
+    def __init__(self) -> None:
+        """Nothing has happened."""
+        self.job = self.version = ""
+        self.status = "unfinished"
+        self.error: str | None = None
+        self.stop_reason: str | None = None
+        self.steps = self.samples = 0
+        self.parameters = self.state_bytes = self.epoch_samples = 0
+        self.spawned: set[int] = set()  # in all sessions, as members are never numbered again
+        self.awaited: set[int] = set()  # spawned in this session
+        self.ready: set[int] = set()
+        self.members: tuple[int, ...] = ()
+        self.shares: tuple[int, ...] = ()
+        self.generation = -1  # before the first; they are numbered from 0
+        self.generations = 0
+        self.epoch = self.offset = 0
+        self.learning_rate: float | None = None
+        self.spent = Spent()
+        self.sessions: list[Session] = []
+        self.points: list[Point] = []
+        self.recoveries: list[dict[str, Any]] = []
+        self.computed: dict[int, tuple[float, int]] = {}  # member: seconds of computing, and steps
+        self.published = 0
+        self.checkpoint: CheckpointPublished | None = None
+        self.metrics: Mapping[str, float] = {}
+        self.metrics_step: int | None = None
+        self.sample: str | None = None
+        self.notices: list[dict[str, Any]] = []
+        self.notices_left_out = 0
+        self._streams: dict[int, tuple[int, int]] = {}  # member: (steps, samples) it has reported
+        self._entered = (0, -1)  # (session, generation) that was counted last
+        self._base = (0, 0)  # (steps, samples) where this session went on
+        self.lead_steps: tuple[int, float] = (0, 0.0)  # samples and wall seconds of the lead
+
+    @property
+    def session(self) -> Session | None:
+        """The latest session."""
+        return self.sessions[-1] if self.sessions else None
+
+    @property
+    def lead(self) -> int | None:
+        """The member whose reports make the loss curve: the lowest of the generation."""
+        return min(self.members or self._streams, default=None)
+
+    def add(self, t: float, event: Event) -> Point | None:
+        """Take in what happened at `t`; the new point of the loss curve, if this made one."""
+        if self.session is not None and not isinstance(event, RunStarted):
+            self.session.ended_t = t
+        match event:
+            case RunStarted():
+                self._start(t, event)
+            case MemberSpawned():
+                self.spawned.add(event.member)
+                self.awaited.add(event.member)
+            case MemberReady():
+                self.ready.add(event.member)
+                self.parameters = event.parameters
+                self.state_bytes = event.state_bytes
+                self.epoch_samples = event.samples
+            case GenerationFormed():
+                self._form(t, event)
+            case StepsCommitted():
+                return self._commit(t, event)
+            case PartWritten():
+                self.spent.blocked_s += event.blocked_s
+            case CheckpointPublished():
+                self.checkpoint, self.published = event, self.published + 1
+            case Evaluated():
+                self.metrics, self.metrics_step = event.metrics, event.step
+                self.sample = event.sample if event.sample is not None else self.sample
+            case StopRequested():
+                self.stop_reason = event.reason
+            case _:
+                self._trouble(t, event)
+        return None
+
+    def samples_at(self, step: int) -> int:
+        """Samples committed by the first `step` steps.
+
+        Exact where a report or a resume ended at `step`; between them, steps are taken as equal.
+        """
+        known = {0: 0, **{point.step: point.samples for point in self.points}}
+        known[self._base[0]] = self._base[1]
+        steps = sorted(known)
+        if step in known or steps == [0]:
+            return known.get(step, 0)
+        after = min(bisect_right(steps, step), len(steps) - 1)
+        a, b = steps[after - 1], steps[after]
+        return known[a] + round((step - a) * (known[b] - known[a]) / (b - a))
+
+    def _start(self, t: float, event: RunStarted) -> None:
+        self.job, self.version = event.job, event.version
+        self.status, self.error, self.stop_reason = "unfinished", None, None
+        step = event.resumed_from_step or 0
+        samples = self.samples_at(step) if step else 0
+        if event.resumed_from_step is not None:
+            self._close_recoveries()
+            again = max(0, self.steps - step)
+            resumed = {"kind": "resumed", "t": t, "step": step, "steps_again": again}
+            self.recoveries.append({**resumed, "seconds": None})
+        self.points = [point for point in self.points if point.step <= step]
+        self.steps, self.samples = self._base = (step, samples)
+        if self.metrics_step is not None and self.metrics_step > step:
+            self.metrics, self.metrics_step, self.sample = {}, None, None
+        self._streams.clear()
+        self.awaited, self.ready = set(), set()
+        self.members, self.shares = (), ()
+        self.sessions.append(Session(started_t=t, from_step=step))
+
+    def _form(self, t: float, event: GenerationFormed) -> None:
+        self._enter(event.generation)
+        self.members, self.shares = event.members, event.shares
+        self._streams = {m: at for m, at in self._streams.items() if m in event.members}
+        for recovery in self.recoveries:
+            if recovery["seconds"] is None and not recovery.get("ended_run"):
+                recovery["seconds"] = t - recovery["t"]
+
+    def _enter(self, generation: int) -> None:
+        """A reshare may be seen first in a report, then as formed: it is one generation."""
+        self.generation = max(self.generation, generation)
+        entered = (len(self.sessions), generation)
+        if entered > self._entered:
+            self._entered, self.generations = entered, self.generations + 1
+
+    def _commit(self, t: float, event: StepsCommitted) -> Point | None:
+        for name in _SPENT_IN_STEPS:
+            setattr(self.spent, name, getattr(self.spent, name) + getattr(event, name))
+        compute_s, done = self.computed.get(event.member, (0.0, 0))
+        done += event.last_step - event.first_step
+        self.computed[event.member] = (compute_s + event.compute_s, done)
+        steps, samples = self._streams.get(event.member, (None, 0))
+        if steps != event.first_step:
+            samples = self.samples_at(event.first_step)
+        samples += event.samples
+        self._streams[event.member] = (event.last_step, samples)
+        self._enter(event.generation)
+        point = None
+        if event.member == self.lead:
+            self.learning_rate = event.learning_rate
+            self.epoch, self.offset = event.epoch, event.offset
+            earlier, wall_s = self.lead_steps
+            self.lead_steps = (earlier + event.samples, wall_s + event.wall_s)
+            point = self._extend(t, event, samples)
+        self._advance(t)
+        return point
+
+    def _extend(self, t: float, event: StepsCommitted, samples: int) -> Point | None:
+        if self.points and event.last_step <= self.points[-1].step:
+            return None
+        steps = event.last_step - event.first_step
+        point = Point(t, event.last_step, samples, steps, event.loss, event.weight)
+        self.points.append(point)
+        if len(self.points) > _MOST_POINTS:
+            old, fresh = self.points[:-_FRESH_POINTS], self.points[-_FRESH_POINTS:]
+            pairs = zip(old[::2], old[1::2], strict=False)
+            odd = old[-1:] if len(old) % 2 else []
+            self.points = [_merged(a, b) for a, b in pairs] + odd + fresh
+        return point
+
+    def _advance(self, t: float) -> None:
+        """Count the steps that every member of the generation has reported by now."""
+        members = self.members or tuple(self._streams)
+        if any(member not in self._streams for member in members):
+            return
+        steps, samples = min(self._streams[member] for member in members)
+        if steps <= self.steps:
+            return
+        self.steps, self.samples = steps, samples
+        if self.session is not None:
+            self.session.last = (t, steps, samples)
+            self.session.first = self.session.first or self.session.last
+
+    def _trouble(self, t: float, event: Event) -> None:
+        match event:
+            case MemberLost():
+                lost = {"kind": "member lost", "t": t, "step": self.steps, "member": event.member}
+                self.recoveries.append({**lost, "reason": event.reason, "seconds": None})
+            case MemberFailed():
+                self.error = f"member {event.member}: {event.error}: {event.message}"
+            case Noticed() if len(self.notices) < _MOST_NOTICES:
+                notice = {"t": t, "what": event.what, "detail": dict(event.detail)}
+                self.notices.append({**notice, "member": event.member})
+            case Noticed():
+                self.notices_left_out += 1
+            case RunFinished():
+                self.status = event.status
+                self.error = event.error or (self.error if event.status == "failed" else None)
+                self._close_recoveries()
+            case _:
+                pass
+
+    def _close_recoveries(self) -> None:
+        """What no generation followed was not recovered from: it ended the run."""
+        for recovery in self.recoveries:
+            if recovery["seconds"] is None:
+                recovery["ended_run"] = True
+
+
+def _merged(a: Point, b: Point) -> Point:
+    weight = b.weight if math.isnan(a.loss) else a.weight + b.weight
+    loss = (a.loss * a.weight + b.loss * b.weight) / weight if weight > b.weight else b.loss
+    return Point(b.t, b.step, b.samples, a.steps + b.steps, loss, weight)

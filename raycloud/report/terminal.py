@@ -1,0 +1,233 @@
+"""The summary of a run, for people: plain lines or a rich renderable. Prints nothing."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raycloud.report.figures import (
+    byte_count,
+    duration,
+    figure,
+    percent,
+    printable,
+    printable_line,
+    sparkline,
+)
+from raycloud.report.progress import metrics_text
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from raycloud.report.summary import Summary
+
+_LABELS = {
+    "step_s": "seconds per step",
+    "samples_per_s": "samples per second",
+    "compute_s": "computing, s per step",
+    "exchange_s": "exchange, s per step",
+    "bytes_per_step": "bytes per step and member",
+    "first_step_s": "seconds to first step",
+}
+_STYLES = {"finished": "green", "stopped": "yellow", "failed": "red", "unfinished": "yellow"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """What a summary says, before it is laid out: all texts are printable."""
+
+    title: str
+    rows: list[tuple[str, str]]
+    predicted: list[tuple[str, str, str, str]] = field(default_factory=list)
+    sample: str = ""
+    commands: list[str] = field(default_factory=list)
+
+
+def page(summary: Summary, directory: Path | None = None) -> Page:
+    """What a summary says; with the run's directory also where things are and what comes next."""
+    commands = []
+    if directory is not None:
+        name = shlex.quote(str(directory))
+        if summary.status != "finished" and summary.checkpoints:
+            commands.append(f"raycloud train --resume --run-dir {name}")
+        commands.append(f"raycloud report {name}")
+        commands.append(f"tensorboard --logdir {name}")
+    title = (
+        f"{summary.job or 'run'} {summary.status}: {summary.steps} steps, {summary.samples} samples"
+    )
+    if summary.wall_s:
+        title += f" in {duration(summary.wall_s)}"
+    return Page(
+        title=printable_line(title),
+        rows=[(label, text) for label, text in _rows(summary, directory) if text],
+        predicted=_predicted(summary),
+        sample=printable(summary.sample or "").rstrip(),
+        commands=[printable_line(command) for command in commands],
+    )
+
+
+def summary_text(summary: Summary, directory: Path | None = None) -> str:
+    """The summary as plain lines without colour or control characters."""
+    content = page(summary, directory)
+    width = max((len(label) for label, _ in content.rows), default=0) + 2
+    lines = [content.title, "", *(f"  {label:<{width}}{text}" for label, text in content.rows)]
+    if content.predicted:
+        table = [("", "predicted", "measured", ""), *content.predicted]
+        first = max(len(row[0]) for row in table)
+        lines.append("")
+        for label, predicted, measured, off in table:
+            lines.append(f"  {label:<{first}}  {predicted:>12}  {measured:>12}  {off}".rstrip())
+    if content.sample:
+        lines += ["", "sample", *(f"  {line}".rstrip() for line in content.sample.split("\n"))]
+    if content.commands:
+        lines += ["", "next", *(f"  {command}" for command in content.commands)]
+    return "\n".join(lines)
+
+
+def summary_renderable(summary: Summary, directory: Path | None = None) -> Group:
+    """The summary for a terminal, in colour."""
+    from rich.console import Group  # noqa: PLC0415 - only a terminal needs it
+    from rich.padding import Padding  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    content = page(summary, directory)
+    rows = Table.grid(padding=(0, 2))
+    for label, text in content.rows:
+        rows.add_row(Text(label, style="bright_black"), Text(text))
+    parts: list[Text | Padding] = [
+        Text(content.title, style=f"bold {_STYLES.get(summary.status, '')}".strip()),
+        Padding(rows, (1, 0, 0, 2)),
+    ]
+    if content.predicted:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
+        table.add_column("")
+        table.add_column("predicted", justify="right")
+        table.add_column("measured", justify="right")
+        table.add_column("")
+        for row in content.predicted:
+            table.add_row(*(Text(cell) for cell in row))
+        parts.append(Padding(table, (1, 0, 0, 2)))
+    if content.sample:
+        parts += [Text("\nsample", style="bold"), Padding(Text(content.sample), (0, 0, 0, 2))]
+    if content.commands:
+        commands = Text("\n".join(content.commands), style="cyan", no_wrap=True, overflow="ignore")
+        parts += [Text("\nnext", style="bold"), Padding(commands, (0, 0, 0, 2))]
+    return Group(*parts)
+
+
+def _rows(summary: Summary, directory: Path | None) -> list[tuple[str, str]]:
+    return [
+        ("error", printable_line(summary.error or "")),
+        ("loss", _loss(summary)),
+        ("held out", _held_out(summary)),
+        ("speed", _speed(summary)),
+        ("workers", _workers(summary)),
+        ("exchanged", _exchanged(summary)),
+        ("time in steps", _time(summary)),
+        ("checkpoints", _checkpoints(summary)),
+        ("recoveries", _recoveries(summary)),
+        ("notes", _notes(summary)),
+        ("run directory", printable_line(str(directory)) if directory is not None else ""),
+    ]
+
+
+def _loss(summary: Summary) -> str:
+    losses = [loss for _, loss in summary.loss_curve if loss is not None]
+    if not losses:
+        return ""
+    return f"{figure(losses[0])} {sparkline(losses)} {figure(summary.final_loss)}"
+
+
+def _held_out(summary: Summary) -> str:
+    if not summary.eval:
+        return ""
+    stale = summary.eval_step is not None and summary.eval_step != summary.steps
+    after = f" (after step {summary.eval_step})" if stale else ""
+    return metrics_text(summary.eval) + after
+
+
+def _speed(summary: Summary) -> str:
+    parts = []
+    if summary.samples_per_s is not None:
+        parts.append(f"{figure(summary.samples_per_s)} samples/s")
+    if summary.first_step_s is not None:
+        parts.append(f"first step after {duration(summary.first_step_s)}")
+    if summary.train_s:
+        parts.append(f"training {duration(summary.train_s)}")
+    return " · ".join(parts)
+
+
+def _workers(summary: Summary) -> str:
+    if not summary.workers:
+        return ""
+    generations = (
+        "1 generation" if summary.generations == 1 else f"{summary.generations} generations"
+    )
+    shares = " ".join(map(str, summary.shares))
+    return f"{summary.workers} (shares {shares}) · {generations}"
+
+
+def _exchanged(summary: Summary) -> str:
+    if not summary.bytes_dense:
+        return ""
+    text = f"{byte_count(summary.bytes_sent)} sent"
+    if summary.bytes_sent != summary.bytes_dense:
+        part = percent(summary.bytes_sent / summary.bytes_dense)
+        text += f", {part} of the {byte_count(summary.bytes_dense)} of a dense exchange"
+    return text
+
+
+def _time(summary: Summary) -> str:
+    shares = (
+        ("computing", summary.compute_share),
+        ("waiting for data", summary.data_share),
+        ("waiting for the exchange", summary.exchange_share),
+    )
+    return " · ".join(f"{name} {percent(share)}" for name, share in shares if share is not None)
+
+
+def _checkpoints(summary: Summary) -> str:
+    if not summary.checkpoints:
+        return "none"
+    return printable_line(
+        f"{summary.checkpoints}, last after step {summary.checkpoint_step}: "
+        f"{summary.checkpoint_path}"
+    )
+
+
+def _recoveries(summary: Summary) -> str:
+    if not summary.recoveries:
+        return "none"
+    texts = []
+    for recovery in summary.recoveries:
+        text = f"{recovery['kind']} at step {recovery['step']}"
+        if recovery.get("member") is not None:
+            text = f"member {recovery['member']} lost at step {recovery['step']}"
+        if recovery.get("seconds") is not None:
+            text += f", {duration(recovery['seconds'])} until training went on"
+        texts.append(text)
+    return printable_line("; ".join(texts))
+
+
+def _notes(summary: Summary) -> str:
+    whats = list(dict.fromkeys(str(notice["what"]) for notice in summary.notices))
+    return printable_line("; ".join(whats))
+
+
+def _predicted(summary: Summary) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for name, predicted in summary.predicted.items():
+        if isinstance(predicted, bool) or not isinstance(predicted, int | float):
+            continue
+        measured = summary.measured.get(name)
+        off = (
+            f"{100 * (measured / predicted - 1):+.0f}%"
+            if measured is not None and predicted
+            else ""
+        )
+        label = printable_line(_LABELS.get(name, name))
+        rows.append((label, figure(predicted), figure(measured), off))
+    return rows

@@ -1,0 +1,43 @@
+"""What is asked: the job, from YAML or Python, checked before anything starts."""
+
+from __future__ import annotations
+
+from raycloud.spec.environment import Environment
+from raycloud.spec.job import (
+    FORMAT,
+    CheckpointSection,
+    DataSection,
+    ElasticSection,
+    EvaluateSection,
+    Job,
+    ResourcesSection,
+    RoleResources,
+    SyncPoint,
+    SyncSection,
+)
+from raycloud.spec.load import dump_job, job_from_mapping, load_job
+from raycloud.spec.mistakes import SpecErrors
+from raycloud.spec.rundir import RunDirectory, check_resume, choose
+from raycloud.spec.task_reference import TaskReference
+
+__all__ = [
+    "FORMAT",
+    "CheckpointSection",
+    "DataSection",
+    "ElasticSection",
+    "Environment",
+    "EvaluateSection",
+    "Job",
+    "ResourcesSection",
+    "RoleResources",
+    "RunDirectory",
+    "SpecErrors",
+    "SyncPoint",
+    "SyncSection",
+    "TaskReference",
+    "check_resume",
+    "choose",
+    "dump_job",
+    "job_from_mapping",
+    "load_job",
+]

@@ -1,0 +1,249 @@
+"""What is asked: `Job` and its sections, frozen and checked once."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+
+from raycloud.spec.mistakes import Where, refusal
+from raycloud.spec.rules import broken
+from raycloud.spec.sections import (
+    Auto,
+    CheckpointSection,
+    DataSection,
+    ElasticSection,
+    EvaluateSection,
+    ResourcesSection,
+    RoleResources,
+    Section,
+    SyncPoint,
+    SyncSection,
+    wrong,
+)
+from raycloud.spec.settings import plain_settings
+from raycloud.spec.task_reference import EXAMPLE, TaskReference
+from raycloud.spec.translation import mistakes_in
+
+__all__ = [
+    "FORMAT",
+    "CheckpointSection",
+    "DataSection",
+    "ElasticSection",
+    "EvaluateSection",
+    "Job",
+    "ResourcesSection",
+    "RoleResources",
+    "Section",
+    "SyncPoint",
+    "SyncSection",
+]
+
+FORMAT = 1
+
+
+def _format(value: object) -> object:
+    if type(value) is int and value > FORMAT:
+        raise wrong(
+            f"is newer than this raycloud, which reads format {FORMAT}", "install a newer raycloud"
+        )
+    return value
+
+
+def _task(value: object) -> str | type:
+    if isinstance(value, type):
+        return value
+    if not isinstance(value, str):
+        raise wrong(
+            "must be a class, or text that names one",
+            f"give the class, or write its place as in {EXAMPLE}; its arguments go in settings",
+        )
+    try:
+        TaskReference.parse(value)
+    except ValueError as error:
+        raise wrong(*error.args) from None
+    return value
+
+
+class Job(Section):
+    """One training run, completely described.
+
+    Raises:
+        SpecError: For any mistake, however the job is built; several come as one `SpecErrors`.
+    """
+
+    format: Annotated[Literal[1], BeforeValidator(_format)] = Field(
+        default=1, description="Version of this file format."
+    )
+    name: str = Field(
+        default="run",
+        pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$",
+        json_schema_extra={
+            "x-accepts": "1 to 63 of a-z, 0-9, '-' and '_', the first a letter or digit"
+        },
+        description="Name of the run, and of its run directory `runs/<name>-<n>`.",
+    )
+    task: Annotated[
+        str | type[Any],
+        PlainValidator(_task),
+        WithJsonSchema({"type": "string", "pattern": r"^.+:[^:]+$"}),
+    ] = Field(
+        json_schema_extra={"x-accepts": "path/to/file.py:Class or package.module:Class"},
+        description="The class with model, data and loss: `path/to/file.py:Class` or "
+        "`package.module:Class`. A relative file starts at the directory of the job file. In "
+        "Python also the class itself.",
+    )
+    settings: Annotated[dict[str, Any], AfterValidator(plain_settings)] = Field(
+        default_factory=dict,
+        description="Keyword arguments of the task's constructor, by name.",
+    )
+    steps: int | None = Field(
+        default=None, ge=1, description="Updates of the model until the run ends; or give `epochs`."
+    )
+    epochs: int | None = Field(
+        default=None, ge=1, description="Passes over the data until the run ends; or give `steps`."
+    )
+    seed: int = Field(
+        default=0,
+        ge=0,
+        le=2**63 - 1,
+        description="Where all randomness starts: initial parameters, order of samples, dropout.",
+    )
+    global_batch: int = Field(
+        default=32, ge=1, description="Samples per step, over all workers together."
+    )
+    micro_batch: int = Field(
+        default=4,
+        ge=1,
+        description="Samples per micro-batch, the smallest piece of a step that a worker takes: "
+        "its random state and its BatchNorm statistics are its own.",
+    )
+    drop_last: bool = Field(
+        default=False, description="Whether the short last step of an epoch is left out."
+    )
+    fuse: Annotated[int, Field(ge=1)] | Auto = Field(
+        default="auto",
+        description="Micro-batches computed in one pass, where that is exact. auto: as many as are "
+        "fastest. 1: never fused.",
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32",
+        description="Arithmetic of the forward and backward pass. bf16: autocast, with parameters "
+        "and reduction still in fp32.",
+    )
+    compile: bool = Field(
+        default=False, description="Whether the model goes through torch.compile."
+    )
+    clip_norm: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Largest norm of the whole gradient; a larger one is scaled down to it. null: "
+        "never clipped.",
+    )
+    data: DataSection = Field(
+        default_factory=DataSection, description="Where the samples come from."
+    )
+    elastic: ElasticSection = Field(
+        default_factory=ElasticSection,
+        description="How many workers compute, and how a step is split over them.",
+    )
+    sync: Annotated[
+        SyncSection,
+        BeforeValidator(
+            lambda value: {} if value == "auto" else value,
+            json_schema_input_type=SyncSection | Auto,
+        ),
+    ] = Field(
+        default_factory=SyncSection, description="How updates travel. auto: all of it on auto."
+    )
+    checkpoint: CheckpointSection = Field(
+        default_factory=CheckpointSection, description="What is kept, where and how often."
+    )
+    evaluate: EvaluateSection = Field(
+        default_factory=EvaluateSection, description="When the held-out samples are measured."
+    )
+    resources: ResourcesSection = Field(
+        default_factory=ResourcesSection, description="What members reserve, by role."
+    )
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check(
+        cls, values: Any, handler: ModelWrapValidatorHandler[Job], info: ValidationInfo
+    ) -> Job:
+        """Collect all mistakes of all fields, then those between fields."""
+        where: Where | None = info.context
+        try:
+            job = handler(values)
+        except ValidationError as error:
+            mistakes = mistakes_in(error, cls)
+            faults = {name for m in mistakes for name in (m.field, m.meant) if name}
+            if isinstance(values, Mapping):
+                mistakes += broken(lambda field: _value(values, cls, field), at_fault=faults)
+            raise refusal(mistakes, where) from None
+        if mistakes := broken(lambda field: _value(job, cls, field)):
+            raise refusal(mistakes, where)
+        return job
+
+    @property
+    def micro_batches(self) -> int:
+        """K, the micro-batches of a full step."""
+        return self.global_batch // self.micro_batch
+
+    @property
+    def sync_point(self) -> SyncPoint:
+        """How updates travel, every auto decided."""
+        asked = self.sync.model_dump(exclude={"bucket_bytes"})
+        return SyncPoint(**{name: value for name, value in asked.items() if value != "auto"})
+
+    def resolved(self) -> Job:
+        """The same job with `task` as text and every relative path made absolute.
+
+        Paths start at the current directory; `load_job` has already put the job file's directory
+        before a relative task file.
+        """
+        task = TaskReference.of_class(self.task) if isinstance(self.task, type) else None
+        reference = task or TaskReference.parse(str(self.task))
+        if reference.file is not None:
+            reference = TaskReference(_absolute(reference.place), reference.qualname)
+        data = self.data.model_copy(update={"path": _absolute(self.data.path)})
+        checkpoint = self.checkpoint.model_copy(update={"path": _absolute(self.checkpoint.path)})
+        return self.model_copy(
+            update={"task": str(reference), "data": data, "checkpoint": checkpoint}
+        )
+
+
+def _absolute(location: Any) -> Any:
+    if location is None or "://" in location or "::" in location:
+        return location
+    return os.path.normpath(Path(location).expanduser().absolute())
+
+
+def _value(values: object, section: type[BaseModel], field: str) -> Any:
+    """A field's value in a job, or in a mapping that may leave it to its default."""
+    name, _, rest = field.partition(".")
+    if isinstance(values, Mapping):
+        default = section.model_fields[name].get_default(call_default_factory=True)
+        value = values.get(name, default)
+    else:
+        value = getattr(values, name)
+    if not rest:
+        return value
+    inner = section.model_fields[name].annotation
+    assert isinstance(inner, type)  # noqa: S101
+    return _value(value, inner, rest)

@@ -1,0 +1,244 @@
+"""The sections of a job. Every field's description is its text in the job reference."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
+
+from raycloud.spec.mistakes import refusal
+from raycloud.spec.translation import OURS, mistakes_in
+from raycloud.spec.yaml_text import is_unicode
+
+Auto = Literal["auto"]
+
+
+def wrong(problem: str, hint: str, *, below: str = "", value: object = None) -> PydanticCustomError:
+    """What a check of one field raises; `below`: the place inside it, where `value` stands."""
+    context: dict[str, Any] = {"problem": problem, "hint": hint, "below": below, "value": value}
+    return PydanticCustomError(OURS, "refused", context)
+
+
+def _location(text: str) -> str:
+    if not text.strip():
+        raise wrong("is empty", "write a path or URL, or null for the default")
+    if "\0" in text or "\n" in text or not is_unicode(text):
+        raise wrong("holds a character that a path cannot", "write one path or URL")
+    return text
+
+
+Location = Annotated[
+    str, AfterValidator(_location), Field(json_schema_extra={"x-accepts": "a path or URL"})
+]
+
+
+class Section(BaseModel):
+    """A part of the job: frozen, no unknown fields, no silent conversions.
+
+    Raises:
+        SpecError: From the constructor, for any mistake.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def __init__(self, /, **values: Any) -> None:
+        """Check the values."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise refusal(mistakes_in(error, type(self))) from None
+
+    # Sections inside a job are then checked by pydantic itself, which collects their mistakes,
+    # rather than through this constructor, which would stop at the first section with one.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+
+class DataSection(Section):
+    """Where the samples come from."""
+
+    path: Location | None = Field(
+        default=None,
+        description="File, directory or URL of the data. A relative path starts at the current "
+        "directory. null: the task's own default.",
+    )
+    shuffle: bool = Field(
+        default=True,
+        description="Whether each epoch has a new order, drawn from `seed`. false: the order of "
+        "the data set, in every epoch.",
+    )
+    prefetch_steps: int = Field(
+        default=2,
+        ge=1,
+        le=64,
+        description="Steps whose batches are made ready ahead of the one being computed.",
+    )
+
+
+class ElasticSection(Section):
+    """How many workers compute, and how a step is split over them."""
+
+    min_workers: int = Field(default=1, ge=1, description="Fewest workers the run computes with.")
+    max_workers: int = Field(default=2, ge=1, description="Most workers the run computes with.")
+    shares: (
+        Literal["auto", "equal"]
+        | Annotated[
+            tuple[Annotated[int, Field(ge=0)], ...],
+            BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+        ]
+    ) = Field(
+        default="auto",
+        description="Micro-batches per step of each worker. auto: fitted to measured speed, before "
+        "and while running. equal: the same for all. A list fixes them, one entry per worker.",
+    )
+
+
+def _only(there: int | str, what: str) -> tuple[AfterValidator, Any]:
+    """Of all that a field will take, this version does only `there`, which is also its auto."""
+
+    def check(value: object) -> object:
+        if value not in {"auto", there}:
+            raise wrong(f"{what} not there yet in this version", f"write auto or {there}")
+        return value
+
+    return AfterValidator(check), Field(json_schema_extra={"x-there": ["auto", there]})
+
+
+class SyncSection(Section):
+    """How updates travel. `sync: auto` is all of it on auto."""
+
+    period: Annotated[
+        Annotated[int, Field(ge=1)] | Auto,
+        *_only(1, "several local steps between two exchanges are"),
+    ] = Field(
+        default="auto",
+        description="Steps between two exchanges. Only 1 is there yet, and is what auto takes.",
+    )
+    topology: Annotated[
+        Literal["ring", "tree", "servers", "auto"],
+        *_only("ring", "exchanges other than the ring are"),
+    ] = Field(
+        default="auto",
+        description="Between whom updates are exchanged. Only ring is there yet, and is what auto "
+        "takes.",
+    )
+    staleness: Annotated[
+        Annotated[int, Field(ge=0)] | Literal["unbounded", "auto"],
+        *_only(0, "stale updates are"),
+    ] = Field(
+        default="auto",
+        description="Steps a worker may be ahead of the slowest. Only 0, exact lockstep, is there "
+        "yet, and is what auto takes.",
+    )
+    codec: Annotated[
+        Literal["none", "bf16", "int8", "int4", "topk", "sign", "powersgd", "auto"],
+        *_only("none", "codecs that compress updates are"),
+    ] = Field(
+        default="auto",
+        description="How updates are compressed. Only none is there yet, and is what auto takes.",
+    )
+    bucket_bytes: int = Field(
+        default=4 * 2**20,
+        ge=1024,
+        description="Bytes of gradient that travel as one message; smaller ones start earlier, "
+        "larger ones cost less per byte.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncPoint:
+    """A point in the space of exchanges: `SyncSection` with every auto decided."""
+
+    period: int = 1
+    topology: Literal["ring", "tree", "servers"] = "ring"
+    staleness: int | Literal["unbounded"] = 0
+    codec: str = "none"
+
+
+class CheckpointSection(Section):
+    """What is kept, where and how often."""
+
+    path: Location | None = Field(
+        default=None,
+        description="Directory or fsspec URL for checkpoints. A relative path starts at the "
+        "current directory. null: `checkpoints/` in the run directory.",
+    )
+    every_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="Steps between two checkpoints. null: only when the run ends or is stopped.",
+    )
+    keep: int = Field(default=2, ge=1, description="Newest checkpoints that stay.")
+
+
+class EvaluateSection(Section):
+    """When the held-out samples are measured."""
+
+    every_steps: int | None = Field(
+        default=None, ge=1, description="Steps between two measurements. null: once, at the end."
+    )
+    max_samples: int | None = Field(
+        default=None, ge=1, description="Most held-out samples measured. null: all of them."
+    )
+    batch: int = Field(default=32, ge=1, description="Held-out samples per forward pass.")
+
+
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_LABEL_KEY = re.compile(rf"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{{0,251}}[A-Za-z0-9])?/)?{_NAME}")
+_LABEL_VALUE = re.compile(rf"!?(?:{_NAME}|in\({_NAME}(?:, ?{_NAME})*\))")
+
+
+def _labels(labels: dict[str, str]) -> dict[str, str]:
+    for key, value in labels.items():
+        if not _LABEL_KEY.fullmatch(key):
+            raise wrong(
+                f"{key!r} is not the name of a node label",
+                "write at most 63 letters, digits, '-', '_' and '.', as in ray.io/accelerator-type",
+            )
+        if not _LABEL_VALUE.fullmatch(value):
+            raise wrong(
+                "is not a value to select nodes by",
+                "write spot, !spot, in(a, b) or !in(a, b)",
+                below=key,
+                value=value,
+            )
+    return labels
+
+
+class RoleResources(Section):
+    """What one member of a role reserves on its node."""
+
+    cpus: int = Field(default=1, ge=1, description="CPU cores, and threads that compute.")
+    gpus: int = Field(default=0, ge=0, le=1, description="GPUs: 0 computes on the CPU.")
+    memory_bytes: int | None = Field(
+        default=None, ge=1, description="Bytes of main memory reserved. null: none reserved."
+    )
+    labels: Annotated[dict[str, str], AfterValidator(_labels)] = Field(
+        default_factory=dict,
+        description="Labels a node must carry, by name: a value, `!value`, `in(a, b)` or "
+        "`!in(a, b)`.",
+    )
+
+
+def _no_server(role: object) -> object:
+    if role is not None:
+        raise wrong("servers are not there yet in this version", "leave out resources.server")
+    return role
+
+
+class ResourcesSection(Section):
+    """What members reserve, by role."""
+
+    worker: RoleResources = Field(default_factory=RoleResources, description="One worker.")
+    server: Annotated[RoleResources | None, BeforeValidator(_no_server)] = Field(
+        default=None, description="One server. Servers are not there yet: leave it out."
+    )

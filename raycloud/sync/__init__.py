@@ -1,0 +1,1 @@
+"""What travels: transports, the exchange of gradients, the control lane."""

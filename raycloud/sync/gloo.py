@@ -1,0 +1,88 @@
+"""Exchange over TCP with gloo: tensors on the CPU, or on a GPU by way of the CPU."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from raycloud.errors import TransportError
+
+# gloo's own time-out is never relied on: members poll, and the driver says when to give up.
+_NEVER = datetime.timedelta(days=7)
+
+
+class GlooTransport:
+    """A gloo process group of our own, outside torch's process-global state.
+
+    Args:
+        store: Where members meet; a prefix of its own for each generation and purpose.
+        rank: This member's rank in the generation.
+        size: Number of members.
+        address: The network address of this node that peers can reach.
+        threads: Threads that progress exchanges.
+
+    Raises:
+        TransportError: Members did not meet.
+    """
+
+    def __init__(
+        self, store: dist.Store, *, rank: int, size: int, address: str, threads: int = 2
+    ) -> None:
+        """Meet the other members; blocks until all have come or the store's time-out has passed."""
+        self.rank = rank
+        self.size = size
+        gloo: Any = dist.ProcessGroupGloo  # torch's type stub lacks most of it
+        options = gloo._Options()  # noqa: SLF001 - torch offers no public name
+        options._devices = [  # noqa: SLF001
+            gloo.create_device(hostname=address)
+        ]
+        options._threads = threads  # noqa: SLF001
+        options._timeout = _NEVER  # noqa: SLF001
+        try:
+            self._group = gloo(store, rank, size, options)
+        except RuntimeError as error:
+            raise TransportError(
+                f"member of rank {rank} could not meet the other {size - 1} at {address}: {error}",
+                hint="check that members reach each other's addresses and ports",
+            ) from error
+
+    def all_reduce(self, tensor: torch.Tensor) -> GlooWork:
+        """Sum over members, in place."""
+        return GlooWork(self._group.allreduce([tensor], dist.AllreduceOptions()))
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> GlooWork:
+        """Copy from the member of rank `source`, in place."""
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        return GlooWork(self._group.broadcast([tensor], options))
+
+    def close(self) -> None:
+        """Drop the group; its sockets close with it."""
+        del self._group
+
+
+class GlooWork:
+    """A gloo operation under way."""
+
+    def __init__(self, work: dist.Work) -> None:
+        """Wrap torch's handle."""
+        self._work = work
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until complete or `timeout_s` has passed; no processor time is spent waiting."""
+        try:
+            self._work.wait(datetime.timedelta(seconds=timeout_s))
+        except RuntimeError:
+            if not self._work.is_completed():
+                return False
+            self._raise_if_broken()  # it may also have completed well just after the time-out
+        return True
+
+    def _raise_if_broken(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise TransportError(f"an exchange with the other members broke: {error}") from error

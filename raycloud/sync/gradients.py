@@ -1,0 +1,195 @@
+"""The weighted mean of gradients over members: out of place, overlapped with the last backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from raycloud.errors import InternalError, TaskError
+from raycloud.sync.buckets import Bucket, lay_out
+from raycloud.sync.transport import Transport, Work, finish, ring_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchanged:
+    """What an exchange brought: the gradients' global norm before clipping, and bytes sent."""
+
+    norm: float
+    bytes_sent: int
+
+
+class GradientExchange:
+    """Averages gradients over the members of a generation, step by step.
+
+    Order of calls, each step: any backward passes but the last; `arm`; the last backward; `launch`;
+    `collect`; then the optimizer; then `clear`. Buckets travel while the last backward runs on.
+
+    A member's own gradients stay in `parameter.grad` until `collect` and are never written to: what
+    travels is a scaled copy. `restore` puts them back, `collect` may then be tried in another
+    generation after `connect`, `arm` and `launch`.
+
+    Args:
+        parameters: Qualified names and parameters that require gradients.
+        bucket_bytes: See `buckets.lay_out`.
+    """
+
+    def __init__(
+        self, parameters: Sequence[tuple[str, nn.Parameter]], *, bucket_bytes: int
+    ) -> None:
+        """Lay out buckets and watch for finished gradients."""
+        self.buckets = lay_out(parameters, bucket_bytes)
+        self._place = {
+            parameter: (b, i)
+            for b, bucket in enumerate(self.buckets)
+            for i, parameter in enumerate(bucket.parameters)
+        }
+        self._transport: Transport | None = None
+        self._scale: Callable[[], float] | None = None
+        self._works: list[Work | None] = []
+        self._next = 0
+        self._own: list[list[torch.Tensor | None]] = []
+        for parameter in self._place:
+            parameter.register_post_accumulate_grad_hook(self._finished)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients."""
+        return sum(b.values.numel() * b.values.element_size() for b in self.buckets)
+
+    def connect(self, transport: Transport) -> None:
+        """Exchange over `transport` from the next step on; leave an older one's buffers behind."""
+        abandoned = self._transport is not None and any(work is not None for work in self._works)
+        if abandoned:  # a broken exchange may still write to its buffers: never touch them again
+            for bucket in self.buckets:
+                fresh = torch.zeros_like(bucket.flat)
+                sizes = [slot.shape for slot in bucket.slots]
+                total = bucket.values.numel()
+                bucket.flat, bucket.values, bucket.used = fresh, fresh[:total], fresh[total:]
+                bucket.slots = tuple(
+                    part.view(shape)
+                    for part, shape in zip(
+                        fresh[:total].split([s.numel() for s in sizes]), sizes, strict=True
+                    )
+                )
+        self._works = []
+        self._transport = transport
+
+    def arm(self, scale: Callable[[], float]) -> None:
+        """The next backward is the step's last: send each bucket as soon as it is full.
+
+        Args:
+            scale: Gives the factor that makes the sum over members a mean; asked once, when the
+                first gradient is finished, so that it may wait for the control lane.
+        """
+        for bucket in self.buckets:
+            bucket.missing = set(range(len(bucket.parameters)))
+        self._works = []
+        self._next = 0
+        factor: list[float] = []
+
+        def once() -> float:
+            if not factor:
+                factor.append(scale())
+            return factor[0]
+
+        self._scale = once
+
+    def launch(self) -> None:
+        """Send what the last backward did not fill: unused parameters, or all where none ran."""
+        scale = self._scale
+        if scale is None:
+            raise InternalError("launch() before arm()")
+        for bucket in self.buckets[self._next :]:
+            for i in sorted(bucket.missing):
+                grad = bucket.parameters[i].grad
+                if grad is None:
+                    bucket.slots[i].zero_()
+                else:  # used by an earlier pass of this step only
+                    torch.mul(grad, scale(), out=bucket.slots[i])
+            self._send(bucket)
+        self._scale = None
+
+    def collect(self, abandoned: Callable[[], bool]) -> Exchanged:
+        """Wait for the exchange, then make the mean gradients the parameters' `.grad`.
+
+        Raises:
+            Abandoned: The generation is over.
+            TransportError: The exchange broke. Own gradients are untouched in both cases.
+        """
+        size = self._transport.size if self._transport is not None else 1
+        for b, work in enumerate(self._works):
+            if work is not None:
+                finish(work, abandoned)
+                self._works[b] = None
+        self._own = [[p.grad for p in bucket.parameters] for bucket in self.buckets]
+        squares = 0.0
+        for bucket in self.buckets:
+            squares += float(torch.linalg.vector_norm(bucket.values)) ** 2
+            for parameter, slot, used in zip(
+                bucket.parameters, bucket.slots, bucket.used.tolist(), strict=True
+            ):
+                parameter.grad = slot if used else None
+        payload = sum(ring_bytes(size, bucket.payload_bytes) for bucket in self.buckets)
+        return Exchanged(norm=squares**0.5, bytes_sent=payload)
+
+    def clip(self, norm: float, limit: float) -> None:
+        """Scale the mean gradients so that their global norm is at most `limit`.
+
+        The factor is limit / (norm + 1e-6), as in `torch.nn.utils.clip_grad_norm_`.
+        """
+        factor = limit / (norm + 1e-6)
+        if factor < 1.0:
+            for bucket in self.buckets:
+                bucket.values.mul_(factor)
+
+    def restore(self) -> None:
+        """Put the member's own gradients back where `collect` had replaced them."""
+        for bucket, own in zip(self.buckets, self._own, strict=False):
+            for parameter, grad in zip(bucket.parameters, own, strict=True):
+                parameter.grad = grad
+        self._own = []
+
+    def clear(self) -> None:
+        """Forget all gradients: the step is committed or given up."""
+        self._own = []
+        self._scale = None
+        for parameter in self._place:
+            parameter.grad = None
+
+    def _finished(self, parameter: nn.Parameter) -> None:
+        """A backward pass has accumulated the gradient of `parameter`."""
+        if self._scale is None:
+            return
+        b, i = self._place[parameter]
+        bucket = self.buckets[b]
+        if i not in bucket.missing:
+            raise TaskError(
+                f"the gradient of {bucket.names[i]!r} was computed twice in one backward pass",
+                hint="use activation checkpointing with use_reentrant=False",
+            )
+        grad = parameter.grad
+        if grad is None or grad.is_sparse:
+            raise TaskError(
+                f"the gradient of {bucket.names[i]!r} is sparse; only dense ones are exchanged",
+                hint="construct the embedding with sparse=False",
+            )
+        torch.mul(grad, self._scale(), out=bucket.slots[i])
+        bucket.missing.discard(i)
+        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
+            self._send(self.buckets[self._next])
+
+    def _send(self, bucket: Bucket) -> None:
+        """Start the exchange of the next bucket; all members send them in the same order."""
+        unused = [i for i, p in enumerate(bucket.parameters) if p.grad is None]
+        bucket.used.fill_(1.0)
+        for i in unused:
+            bucket.used[i] = 0.0
+        transport = self._transport
+        alone = transport is None or transport.size == 1
+        self._works.append(
+            None if alone or transport is None else transport.all_reduce(bucket.flat)
+        )
+        self._next += 1

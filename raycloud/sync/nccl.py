@@ -1,0 +1,69 @@
+"""Exchange between NVIDIA GPUs with NCCL."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from raycloud.errors import TransportError
+
+_POLL_S = 0.0002
+_IDLE = threading.Event()  # never set: a wait that lets other threads run
+
+
+class NcclTransport:
+    """An NCCL process group of our own, outside torch's process-global state.
+
+    Args:
+        store: Where members meet; a prefix of its own for each generation.
+        rank: This member's rank in the generation.
+        size: Number of members; each needs a GPU of its own.
+    """
+
+    def __init__(self, store: dist.Store, *, rank: int, size: int) -> None:
+        """Prepare the group; the connection is made at the first exchange."""
+        self.rank = rank
+        self.size = size
+        group: Any = dist.ProcessGroupNCCL  # torch's type stub lacks its methods
+        self._group = group(store, rank, size)
+
+    def all_reduce(self, tensor: torch.Tensor) -> NcclWork:
+        """Sum over members, in place, on NCCL's own stream after the current one."""
+        return NcclWork(self._group.allreduce([tensor], dist.AllreduceOptions()))
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> NcclWork:
+        """Copy from the member of rank `source`, in place."""
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        return NcclWork(self._group.broadcast([tensor], options))
+
+    def close(self) -> None:
+        """Abort what is pending and drop the group."""
+        self._group.abort()
+        del self._group
+
+
+class NcclWork:
+    """An NCCL operation under way."""
+
+    def __init__(self, work: dist.Work) -> None:
+        """Wrap torch's handle."""
+        self._work = work
+
+    def wait(self, timeout_s: float) -> bool:
+        """Let the host confirm completion, so that an optimizer never runs on half an exchange."""
+        polls = max(1, int(timeout_s / _POLL_S))
+        for _ in range(polls):
+            if self._work.is_completed():
+                break
+            _IDLE.wait(_POLL_S)
+        else:
+            return False
+        error = self._work.exception()
+        if error is not None:
+            raise TransportError(f"an exchange with the other members broke: {error}")
+        self._work.wait()  # the current stream joins NCCL's; nothing is left to wait for
+        return True

@@ -1,0 +1,85 @@
+"""What every way of exchanging tensors promises.
+
+A transport joins the members of one generation. It never blocks a caller that does not ask for it,
+and a member that gives up simply stops asking: it *abandons* the transport and its buffers, and the
+next generation is built beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from raycloud.errors import TransportError
+
+if TYPE_CHECKING:
+    import torch
+
+_LOOK_UP_S = 0.25
+
+
+class Work(Protocol):
+    """One exchange on its way."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait at most `timeout_s`; True when the exchange is complete and its buffer may be read.
+
+        May be called again after False. On a GPU the result is on the device when this returns
+        True.
+
+        Raises:
+            TransportError: The exchange failed and never will complete; its buffer is garbage.
+        """
+        ...
+
+
+class Transport(Protocol):
+    """Exchanges among the members of one generation.
+
+    Every member calls the same operations in the same order with tensors of the same shape and
+    type. From the call until its work is complete the tensor belongs to the transport; if the work
+    fails or is abandoned, the tensor must never be read or reused.
+    """
+
+    rank: int
+    size: int
+
+    def all_reduce(self, tensor: torch.Tensor) -> Work:
+        """Replace `tensor`, in place, by its sum over members."""
+        ...
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
+        """Replace `tensor`, in place, by that of the member of rank `source`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of sockets; only after every work is complete or abandoned."""
+        ...
+
+
+class Abandoned(TransportError):
+    """The driver said that this generation is over; nothing is wrong with this member."""
+
+
+def finish(work: Work, abandoned: Callable[[], bool]) -> None:
+    """Wait for `work` without ever being stuck in it.
+
+    Raises:
+        Abandoned: `abandoned()` became true first.
+        TransportError: The exchange failed.
+    """
+    while not work.wait(_LOOK_UP_S):
+        if abandoned():
+            raise Abandoned("the generation was abandoned during an exchange")
+
+
+def ring_bytes(size: int, payload_bytes: int) -> int:
+    """Bytes one member sends in a ring all-reduce: 2 (N - 1) / N of the payload.
+
+    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+    workstations", JPDC 2009.
+
+    >>> ring_bytes(4, 1000), ring_bytes(1, 1000)
+    (1500, 0)
+    """
+    return 2 * (size - 1) * payload_bytes // size

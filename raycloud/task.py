@@ -1,0 +1,110 @@
+"""The user's contract: a `Task` says what is trained and on what, and nothing about where.
+
+A task knows nothing of ranks, devices or Ray. raycloud constructs it from `settings` in every
+worker, calls its methods as described below, and moves models and batches to the device.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from raycloud.metrics import Mean, Metric
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+__all__ = ["Batch", "Samples", "Splits", "Task"]
+
+Batch = Any
+"""What `Task.batch` returns: tensors, or lists, tuples and mappings of them."""
+
+
+class Samples(Protocol):
+    """A data set that can be indexed: what `torch.utils.data.Dataset` calls map-style.
+
+    A data set that also has `__getitems__(ids: list[int]) -> list` is asked for many samples at
+    once.
+    """
+
+    def __len__(self) -> int:
+        """Number of samples; the same in every worker."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Any:
+        """The sample with id `index`, 0 <= index < len; the same in every worker."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Splits:
+    """The samples to train on, and those held out to measure the result."""
+
+    train: Samples
+    held_out: Samples | None = None
+
+
+class Task(ABC):
+    """What is trained.
+
+    Subclass it, and give `model`, `data`, `loss` and `optimizer`. The constructor takes the job's
+    `settings` as keyword arguments.
+    """
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """A fresh model. Called under the job's seed; must also do on `torch.device("meta")`."""
+
+    @abstractmethod
+    def data(self, path: str | None) -> Splits:
+        """The data sets. `path` is the job's `data.path`; None asks for the task's own default."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """The loss of one batch: a scalar, the *mean* over the batch's weight (see `weight`)."""
+
+    @abstractmethod
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """The optimizer of the model's parameters."""
+
+    def scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:  # noqa: ARG002
+        """A learning rate schedule over `steps` steps, stepped once per step; None: constant."""
+        return None
+
+    def batch(
+        self,
+        samples: Sequence[Any],
+        rng: np.random.Generator | None,  # noqa: ARG002
+    ) -> Batch:
+        """Collate samples into one batch, on the CPU. Runs in a thread beside the training.
+
+        `rng` is for augmentation: seeded by the place of these samples in the canonical sequence,
+        so that a batch is the same whoever makes it. None for held-out samples: do not augment
+        those.
+        """
+        from torch.utils.data import default_collate
+
+        return default_collate(list(samples))
+
+    def weight(self, batch: Batch, samples: int) -> float:  # noqa: ARG002
+        """How much `batch` counts in the global mean: its samples, or for text its tokens."""
+        return float(samples)
+
+    def metrics(self, model: nn.Module, batch: Batch, samples: int) -> Mapping[str, Metric]:
+        """Measure one held-out batch; called without gradients, in `eval` mode.
+
+        Returns:
+            Mergeable metrics by name. The default is the weighted mean loss.
+        """
+        weight = self.weight(batch, samples)
+        return {"loss": Mean(total=float(self.loss(model, batch)) * weight, weight=weight)}
+
+    def sample(self, model: nn.Module) -> str | None:  # noqa: ARG002
+        """A short text that shows what the trained model does; printed at the end of a run."""
+        return None

@@ -1,0 +1,1 @@
+"""What computes: one replica's step as a transaction, the loop of rounds, the feed."""

@@ -1,0 +1,70 @@
+"""Changes that the driver sent ahead, and the step at which each takes effect."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import assert_never
+
+from raycloud.commands import Change, Halt, Reshare, Save
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Due:
+    """Change `number` takes effect before `step` is computed."""
+
+    number: int
+    step: int
+    change: Change
+
+
+class Changes:
+    """Written by the actor's thread that receives a change, read by the loop.
+
+    Args:
+        feed_depth: Steps that a feed may have asked for ahead of the one computed. A change of
+            shares takes effect beyond them, so that nothing that was collated is thrown away.
+    """
+
+    def __init__(self, *, feed_depth: int) -> None:
+        """Nothing is prepared."""
+        self._feed_depth = feed_depth
+        self._lock = threading.Lock()
+        self._prepared: dict[int, Change] = {}
+        self._agreed = 0
+        self._due: list[Due] = []
+
+    def prepare(self, number: int, change: Change) -> None:
+        """Hold change `number` at hand. Numbers count from 1, without gaps."""
+        with self._lock:
+            self._prepared[number] = change
+
+    @property
+    def next_at_hand(self) -> bool:
+        """Whether the change after the last agreed one is prepared here."""
+        with self._lock:
+            return self._agreed + 1 in self._prepared
+
+    def agree(self, step: int) -> Due:
+        """At `step` all members were found to hold the next change: fix when it takes effect."""
+        with self._lock:
+            self._agreed += 1
+            change = self._prepared.pop(self._agreed)
+        due = Due(number=self._agreed, step=step + self._ahead(change), change=change)
+        self._due.append(due)
+        return due
+
+    def _ahead(self, change: Change) -> int:
+        match change:
+            case Reshare():
+                return self._feed_depth + 2  # the queue, the one being collated, the one computed
+            case Save() | Halt():
+                return 1
+            case _:
+                assert_never(change)
+
+    def due(self, step: int) -> list[Due]:
+        """What takes effect before `step`; asked once a step."""
+        now = [d for d in self._due if d.step <= step]
+        self._due = [d for d in self._due if d.step > step]
+        return now

@@ -1,0 +1,64 @@
+"""Where a replica computes, and moving batches there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from raycloud.errors import PlacementError
+
+
+def choose(gpus: int) -> torch.device:
+    """The device of a worker that reserved `gpus` GPUs; Ray shows it only its own.
+
+    Raises:
+        PlacementError: A GPU was reserved, but torch sees none.
+    """
+    if gpus == 0:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise PlacementError(
+            "a GPU was reserved for this worker, but torch sees none",
+            hint="install a CUDA build of torch on this node, or set resources.worker.gpus to 0",
+        )
+    return torch.device("cuda", 0)
+
+
+def pin(value: Any) -> Any:
+    """The batch with every tensor in page-locked memory, from which copies run asynchronously."""
+    return _map(value, torch.Tensor.pin_memory)
+
+
+def move(value: Any, device: torch.device) -> Any:
+    """The batch with every tensor on `device`; the copy is queued on the current stream."""
+    return _map(value, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def concatenate(batches: list[Any]) -> Any:
+    """Batches joined along their first dimension; None where their form does not allow it."""
+    first = batches[0]
+    if isinstance(first, torch.Tensor):
+        if first.dim() == 0 or any(b.shape[1:] != first.shape[1:] for b in batches):
+            return None
+        return torch.cat(batches)
+    if isinstance(first, Mapping):
+        joined = {key: concatenate([b[key] for b in batches]) for key in first}
+        return None if any(value is None for value in joined.values()) else joined
+    if isinstance(first, (list, tuple)):
+        parts = [concatenate(list(column)) for column in zip(*batches, strict=True)]
+        return None if any(part is None for part in parts) else type(first)(parts)
+    return None
+
+
+def _map(value: Any, change: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _map(part, change) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map(part, change) for part in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map(part, change) for part in value)
+    return value

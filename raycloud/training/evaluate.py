@@ -1,0 +1,75 @@
+"""Measures the held-out samples: each member its part."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from raycloud.errors import RaycloudError, TaskError
+from raycloud.metrics import Metric, merge_all
+from raycloud.training.device import move
+
+if TYPE_CHECKING:
+    from raycloud.spec import Job
+    from raycloud.task import Samples, Task
+
+
+def evaluate(  # the measured model and who measures which part of what
+    job: Job,
+    task: Task,
+    model: torch.nn.Module,
+    samples: Samples,
+    *,
+    rank: int,
+    size: int,
+) -> dict[str, Metric]:
+    """Metrics of every `size`-th held-out batch, from batch `rank` on.
+
+    Batches are cut by `job.evaluate.batch` alone, so that merged metrics do not depend on the
+    number of members.
+
+    Raises:
+        TaskError: The task's code raised.
+    """
+    device = next(model.parameters()).device
+    count = len(samples)
+    if job.evaluate.max_samples is not None:
+        count = min(count, job.evaluate.max_samples)
+    cut = job.evaluate.batch
+    parts = []
+    model.eval()
+    try:
+        for start in range(rank * cut, count, size * cut):
+            stop = min(start + cut, count)
+            batch = task.batch([samples[i] for i in range(start, stop)], None)
+            with torch.no_grad(), _cast(job, device):
+                parts.append(dict(task.metrics(model, move(batch, device), stop - start)))
+    except RaycloudError:
+        raise
+    except Exception as error:
+        raise TaskError(
+            f"measuring the held-out samples raised {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        model.train()
+    return merge_all(parts)
+
+
+def show(job: Job, task: Task, model: torch.nn.Module) -> str | None:
+    """What `Task.sample` shows, or the error it raised: that does not spoil a finished run."""
+    model.eval()
+    try:
+        with torch.no_grad(), _cast(job, next(model.parameters()).device):
+            return task.sample(model)
+    except Exception as error:  # noqa: BLE001 - the user's code, after the work is done
+        return f"Task.sample raised {type(error).__name__}: {error}"
+    finally:
+        model.train()
+
+
+def _cast(job: Job, device: torch.device) -> Any:
+    if job.precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return contextlib.nullcontext()

@@ -1,0 +1,270 @@
+"""One replica's step as a transaction.
+
+    compute   forward and backward of this member's micro-batches; gradients leave as they are ready
+    collect   wait for the others' gradients
+    commit    only now parameters, optimizer, buffers and schedule change
+    discard   or none of them does
+
+A survivor of a fault keeps its model, its optimizer and its own gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from raycloud.errors import DivergedError, RaycloudError, TaskError
+from raycloud.order import stream_seed
+from raycloud.sync.gradients import GradientExchange
+from raycloud.training.device import move
+from raycloud.training.feed import Collate, Pass, StepWork, random_state, seed_compute
+from raycloud.training.state import ReplicaState
+from raycloud.training.statistics import RunningStatistics
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+    from raycloud.spec import Job
+    from raycloud.sync.transport import Transport
+    from raycloud.task import Task
+
+_MODEL_STREAM = 3
+_UPDATE_STREAM = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What a computed and exchanged step came to, before it is committed."""
+
+    norm: float
+    bytes_sent: int
+    exchange_s: float
+
+
+class Replica:
+    """A model and everything that a step changes with it.
+
+    Args:
+        job: What is asked.
+        task: The user's task.
+        device: Where to compute.
+        steps: Steps of the whole job, for the schedule.
+        clock: For the seconds reported.
+    """
+
+    def __init__(
+        self, job: Job, task: Task, *, device: torch.device, steps: int, clock: Clock
+    ) -> None:
+        """Build the model under the job's seed, then the optimizer and the schedule."""
+        self._job = job
+        self._task = task
+        self._device = device
+        self._clock = clock
+        torch.default_generator.manual_seed(stream_seed(job.seed, _MODEL_STREAM))
+        self.model = _call("model", task.model).to(device)
+        self.model.train()
+        self.optimizer = _call("optimizer", lambda: task.optimizer(self.model))
+        self.scheduler = _call("scheduler", lambda: task.scheduler(self.optimizer, steps))
+        self.state = ReplicaState(self.model, self.optimizer, self.scheduler)
+        trained = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        if not trained:
+            raise TaskError(
+                "the model has no parameter that requires a gradient", hint="check Task.model"
+            )
+        self.gradients = GradientExchange(trained, bucket_bytes=job.sync.bucket_bytes)
+        self.statistics = RunningStatistics(self.model)
+        self.fuse = self._largest_pass()
+        self._forward: nn.Module = (
+            torch.compile(self.model)  # type: ignore[assignment]
+            if job.compile
+            else self.model
+        )
+        self._transport: Transport | None = None
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the first parameter group."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, trained or not."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    def connect(self, transport: Transport) -> None:
+        """Exchange over `transport` from the next step on."""
+        self._transport = transport
+        self.gradients.connect(transport)
+
+    def compute(self, work: StepWork, collate: Collate, scale: Callable[[], float]) -> None:
+        """Forward and backward of this member's part; the exchange starts on the way.
+
+        Args:
+            work: The passes.
+            collate: Makes single micro-batches again, where a fused pass turns out not exact.
+            scale: One over the step's weight, from the control lane; may wait.
+        """
+        self.statistics.stage()
+        self._loss.zero_()
+        count = len(work.span.micro_batches)
+        todo = deque(work.passes)
+        last: tuple[Pass, torch.Tensor] | None = None
+        while todo:
+            one = todo.popleft()
+            loss = self._exact_forward(one, count)
+            if loss is None:
+                todo.extendleft(collate.one(m) for m in reversed(one.micro_batches))
+                continue
+            self._loss += loss.detach() * one.weight
+            if todo:
+                _call_backward(loss * one.weight)
+            else:
+                last = (one, loss)
+        self._launch_last(last, work.weight, scale)
+
+    def _launch_last(
+        self,
+        last: tuple[Pass, torch.Tensor] | None,
+        weight: float,
+        scale: Callable[[], float],
+    ) -> None:
+        """The last backward, and all that travels beside it, in the same order everywhere."""
+        if self._transport is not None:
+            self.statistics.launch(self._transport, scale, weight)
+        self.gradients.arm(scale)
+        if last is not None:
+            _call_backward(last[1] * last[0].weight)
+        self.gradients.launch()
+
+    def collect(self, abandoned: Callable[[], bool]) -> StepResult:
+        """Wait for the exchange; the mean gradients are then in place, clipped.
+
+        Raises:
+            DivergedError: A gradient is not finite.
+            TransportError: The exchange broke, or was abandoned. Nothing has changed.
+        """
+        began_s = self._clock.monotonic_s()
+        self.statistics.collect(abandoned)
+        exchanged = self.gradients.collect(abandoned)
+        exchange_s = self._clock.monotonic_s() - began_s
+        if not exchanged.norm < float("inf"):
+            raise DivergedError(
+                f"the gradient's norm is {exchanged.norm}",
+                hint="lower the learning rate, set clip_norm, or start from an earlier checkpoint",
+            )
+        if self._job.clip_norm is not None:
+            self.gradients.clip(exchanged.norm, self._job.clip_norm)
+        return StepResult(
+            norm=exchanged.norm, bytes_sent=exchanged.bytes_sent, exchange_s=exchange_s
+        )
+
+    def commit(self, work: StepWork) -> None:
+        """The step counts."""
+        seed_compute(stream_seed(self._job.seed, _UPDATE_STREAM, work.span.step), self._device)
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.statistics.commit(len(work.span.micro_batches))
+        self.gradients.clear()
+
+    def discard(self) -> None:
+        """The step does not count; nothing of it remains."""
+        self.statistics.discard()
+        self.gradients.clear()
+
+    def loss_sum(self) -> float:
+        """Sum of weight * loss over this member's micro-batches of the step computed last."""
+        return float(self._loss)
+
+    def try_out(self, one: Pass) -> None:
+        """Forward and backward without any effect: to measure, and to learn what the model does."""
+        self.statistics.begin_trial()
+        seed_compute(one.seed, self._device)
+        before = random_state(self._device)
+        loss = self._pass_forward(one, index=0, count=1)
+        if random_state(self._device) != before:
+            self.fuse = 1
+        _call_backward(loss * one.weight)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self.statistics.end_trial()
+        self.gradients.clear()
+
+    def _exact_forward(self, one: Pass, count: int) -> torch.Tensor | None:
+        """The loss of a pass; None where several micro-batches were fused that must not be.
+
+        Each micro-batch has a random state of its own, so a fused pass that draws from the
+        generator is not what was asked. It is thrown away, and nothing is fused from then on.
+        """
+        fused = len(one.micro_batches) > 1
+        if fused and self.fuse == 1:
+            return None
+        seed_compute(one.seed, self._device)
+        before = random_state(self._device) if fused else b""
+        loss = self._pass_forward(one, index=one.micro_batches[0].index, count=count)
+        if fused and random_state(self._device) != before:
+            self.fuse = 1
+            return None
+        self.statistics.check()
+        return loss
+
+    def _pass_forward(self, one: Pass, *, index: int, count: int) -> torch.Tensor:
+        batch = move(one.batch, self._device) if self._device.type != "cpu" else one.batch
+        single = len(one.micro_batches) == 1
+        if single:
+            self.statistics.before()
+        cast: Any = contextlib.nullcontext()
+        if self._job.precision == "bf16":
+            cast = torch.autocast(self._device.type, dtype=torch.bfloat16)
+        with cast:
+            loss = _call("loss", lambda: self._task.loss(self._forward, batch))
+        _check_loss(loss)
+        if single:
+            self.statistics.after(index, count)
+        checked: torch.Tensor = loss
+        return checked
+
+    def _largest_pass(self) -> int:
+        """Micro-batches a pass may fuse: 1 where the model has statistics of a micro-batch."""
+        if self.statistics.per_batch:
+            return 1
+        whole = self._job.global_batch // self._job.micro_batch
+        return whole if self._job.fuse == "auto" else int(self._job.fuse)
+
+
+def _call(what: str, function: Callable[[], Any]) -> Any:
+    """Call the user's code; what it raises is the task's fault and says so."""
+    try:
+        return function()
+    except RaycloudError:
+        raise
+    except Exception as error:
+        raise TaskError(f"Task.{what} raised {type(error).__name__}: {error}") from error
+
+
+def _call_backward(loss: torch.Tensor) -> None:
+    try:
+        loss.backward()
+    except RaycloudError:
+        raise
+    except RuntimeError as error:
+        raise TaskError(f"the backward pass raised {type(error).__name__}: {error}") from error
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, torch.Tensor) or loss.dim() != 0 or not loss.requires_grad:
+        got = (
+            f"a tensor of shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}"
+            if isinstance(loss, torch.Tensor)
+            else type(loss).__name__
+        )
+        raise TaskError(
+            f"Task.loss returned {got}",
+            hint="return the mean loss of the batch: a tensor without dimensions, with a gradient",
+        )

@@ -1,0 +1,142 @@
+"""A replica's state as named tensors and plain values, and back.
+
+Names are qualified and the same on every member: `model/<name>` for parameters and persistent
+buffers, `optimizer/<parameter>/<key>` for what the optimizer holds of a parameter. Everything that
+is no tensor (settings of parameter groups, the schedule) is a plain value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from raycloud.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+
+class ReplicaState:
+    """Names what a replica holds; reads and writes it in place.
+
+    Args:
+        model: The user's model, not its compiled form.
+        optimizer: Its optimizer.
+        scheduler: Its schedule, if any.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None
+    ) -> None:
+        """Number the parameters as the optimizer does."""
+        self._model = model
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        by_identity = {id(p): name for name, p in model.named_parameters()}
+        self._names = [
+            by_identity.get(id(p), f"#{i}")
+            for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])
+        ]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The live tensors by name: not copies, and changed by the next commit."""
+        found = {f"model/{name}": t.detach() for name, t in self._model.state_dict().items()}
+        for index, entries in self._optimizer.state_dict()["state"].items():
+            for key, value in entries.items():
+                if isinstance(value, torch.Tensor):
+                    found[f"optimizer/{self._names[index]}/{key}"] = value.detach()
+        return found
+
+    def values(self) -> dict[str, Any]:
+        """What is no tensor."""
+        state = self._optimizer.state_dict()
+        scalars = {
+            f"{self._names[index]}/{key}": value
+            for index, entries in state["state"].items()
+            for key, value in entries.items()
+            if not isinstance(value, torch.Tensor)
+        }
+        groups = [{k: v for k, v in g.items() if k != "params"} for g in state["param_groups"]]
+        return {
+            "optimizer": {"scalars": scalars, "groups": groups},
+            "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
+        }
+
+    def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
+        """Become the state that `tensors` and `values` describe.
+
+        Raises:
+            CheckpointError: Names or shapes are not this model's.
+        """
+        wanted = self._model.state_dict()
+        given = {n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")}
+        _check_names(wanted, given)
+        self._model.load_state_dict(given, strict=True)
+        self._optimizer.load_state_dict(self._optimizer_state(tensors, values["optimizer"]))
+        if self._scheduler is not None and values["scheduler"] is not None:
+            self._scheduler.load_state_dict(dict(values["scheduler"]))
+
+    def _optimizer_state(
+        self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        index_of = {name: i for i, name in enumerate(self._names)}
+        state: dict[int, dict[str, Any]] = {}
+        entries: dict[str, Any] = {
+            name.removeprefix("optimizer/"): t
+            for name, t in tensors.items()
+            if name.startswith("optimizer/")
+        }
+        for path, value in (*entries.items(), *values["scalars"].items()):
+            name, _, key = path.rpartition("/")
+            if name not in index_of:
+                raise CheckpointError(
+                    f"the checkpoint has optimizer state of {name!r}, which this model lacks",
+                    hint="resume with the task the run was started with",
+                )
+            state.setdefault(index_of[name], {})[key] = value
+        groups, at = [], 0
+        live = self._optimizer.param_groups
+        if len(live) != len(values["groups"]):
+            raise CheckpointError(
+                f"the checkpoint has {len(values['groups'])} parameter groups, the task's "
+                f"optimizer {len(live)}",
+                hint="resume with the task the run was started with",
+            )
+        for group, saved in zip(live, values["groups"], strict=True):
+            count = len(group["params"])
+            groups.append({**saved, "params": list(range(at, at + count))})
+            at += count
+        return {"state": state, "param_groups": groups}
+
+
+def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """A fingerprint of named tensors, equal where all are bitwise the same: 16 hex digits."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
+        found.update(name.encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        if flat.numel():
+            found.update(flat.view(torch.uint8).numpy().data)
+    return found.hexdigest()[:16]
+
+
+def _check_names(wanted: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
+    hint = "resume with the task and settings the run was started with"
+    if missing := sorted(set(wanted) - set(given)):
+        raise CheckpointError(f"the checkpoint lacks {missing[0]!r} of this model", hint=hint)
+    if extra := sorted(set(given) - set(wanted)):
+        raise CheckpointError(
+            f"the checkpoint has {extra[0]!r}, which is not this model's", hint=hint
+        )
+    for name, tensor in wanted.items():
+        if tensor.shape != given[name].shape:
+            raise CheckpointError(
+                f"{name!r} has shape {tuple(given[name].shape)} in the checkpoint and "
+                f"{tuple(tensor.shape)} in this model",
+                hint=hint,
+            )

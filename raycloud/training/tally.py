@@ -1,0 +1,96 @@
+"""Adds up committed steps into reports, a few a second instead of one a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raycloud.events import StepsCommitted
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+    from raycloud.order import Position
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counted:
+    """What one committed step adds. Seconds and bytes are this member's own."""
+
+    step: int
+    generation: int
+    after: Position
+    weight: float
+    samples: int
+    micro_batches: int
+    norm: float
+    learning_rate: float
+    compute_s: float
+    data_s: float
+    exchange_s: float
+    bytes_sent: int
+    bytes_dense: int
+
+
+class Tally:
+    """Committed steps since the last report.
+
+    A step's loss is known one step later than its commit, so a report's loss is the mean over those
+    steps whose losses became known since the last report.
+    """
+
+    def __init__(self, *, member: int, clock: Clock) -> None:
+        """Nothing is counted yet; wall time starts now."""
+        self._member = member
+        self._clock = clock
+        self._steps: list[Counted] = []
+        self._losses: list[tuple[float, float]] = []
+        self._loss = float("nan")
+        self._since_s = clock.monotonic_s()
+        self._cpu_s = clock.cpu_s()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last report."""
+        return self._clock.monotonic_s() - self._since_s
+
+    def add(self, counted: Counted) -> None:
+        """Count a committed step."""
+        self._steps.append(counted)
+
+    def add_loss(self, mean: float, weight: float) -> None:
+        """The mean loss of a step that was counted before."""
+        self._losses.append((mean, weight))
+
+    def report(self) -> StepsCommitted | None:
+        """The steps counted since the last report; None where there are none."""
+        if not self._steps:
+            return None
+        if self._losses:
+            whole = sum(weight for _, weight in self._losses)
+            self._loss = sum(mean * weight for mean, weight in self._losses) / whole
+        now_s, cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
+        steps, last = self._steps, self._steps[-1]
+        made = StepsCommitted(
+            member=self._member,
+            generation=last.generation,
+            first_step=steps[0].step,
+            last_step=last.step + 1,
+            epoch=last.after.epoch,
+            offset=last.after.offset,
+            loss=self._loss,
+            weight=sum(s.weight for s in steps),
+            samples=sum(s.samples for s in steps),
+            micro_batches=sum(s.micro_batches for s in steps),
+            grad_norm=last.norm,
+            learning_rate=last.learning_rate,
+            wall_s=now_s - self._since_s,
+            compute_s=sum(s.compute_s for s in steps),
+            data_s=sum(s.data_s for s in steps),
+            exchange_s=sum(s.exchange_s for s in steps),
+            cpu_s=cpu_s - self._cpu_s,
+            bytes_sent=sum(s.bytes_sent for s in steps),
+            bytes_dense=sum(s.bytes_dense for s in steps),
+        )
+        self._steps, self._losses = [], []
+        self._since_s, self._cpu_s = now_s, cpu_s
+        return made

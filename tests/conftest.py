@@ -1,0 +1,35 @@
+"""What all tests share: a test's kind is its folder, and hypothesis draws alike for everyone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+TESTS = Path(__file__).parent
+RAY_TIMEOUT_S = 180  # an embedded cluster starts in 3 to 6 s on an idle machine, not on a busy one
+
+# No deadline per example: this machine may be busy. No database: a checkout may be read-only, and a
+# failure prints what reproduces it.
+settings.register_profile(
+    "local",
+    deadline=None,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with the folder it stands in; doctests stand with the code and are `unit`."""
+    for item in items:
+        kind = item.path.relative_to(TESTS).parts[0] if TESTS in item.path.parents else "unit"
+        if kind.endswith(".py"):
+            raise pytest.UsageError(f"{item.path}: a test stands in a folder, which is its kind")
+        item.add_marker(kind)
+        if kind == "ray" and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(RAY_TIMEOUT_S))

@@ -1,0 +1,198 @@
+"""Drives several replicas in one process, step by step, over a loopback; and a plain loop to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from raycloud.clock import SystemClock
+from raycloud.order import Order, Position, Steps, StepSpan, assign, stream_seed
+from raycloud.spec import Job
+from raycloud.sync.lane import Lane, LaneReport
+from raycloud.sync.loopback import Loopback
+from raycloud.task import Splits, Task
+from raycloud.training.feed import Collate, StepWork
+from raycloud.training.replica import Replica
+
+CPU = torch.device("cpu")
+
+
+class Net(nn.Module):
+    """Attention-free but with everything that is hard to split: dropout, a bias, an unused branch."""
+
+    def __init__(self, *, norm: bool, dropout: float, branch: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 16)
+        self.norm = nn.BatchNorm1d(16) if norm else nn.LayerNorm(16)
+        self.drop = nn.Dropout(dropout)
+        self.last = nn.Linear(16, 3)
+        self.branch = branch
+        self.sometimes = nn.Linear(16, 3)  # used only by batches whose first value is large
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.drop(torch.tanh(self.norm(self.first(x))))
+        out: Tensor = self.last(hidden)
+        return out + self.sometimes(hidden) if self.branch and x[0, 0] > 0.8 else out
+
+
+class NetTask(Task):
+    """Classification of random points; weights differ from sample to sample, as with tokens."""
+
+    def __init__(
+        self,
+        *,
+        norm: bool = False,
+        dropout: float = 0.2,
+        double: bool = True,
+        sgd: bool = False,
+        branch: bool = True,
+        samples: int = 70,
+    ) -> None:
+        self.norm, self.dropout, self.double, self.sgd = norm, dropout, double, sgd
+        self.samples, self.branch = samples, branch
+
+    def model(self) -> nn.Module:
+        net = Net(norm=self.norm, dropout=self.dropout, branch=self.branch)
+        return net.double() if self.double else net
+
+    def data(self, path: str | None) -> Splits:
+        rng = np.random.default_rng(7)
+        points = rng.normal(size=(self.samples, 6))
+        labels = rng.integers(0, 3, size=self.samples)
+        return Splits(train=list(zip(points, labels, strict=True)))  # type: ignore[arg-type]
+
+    def batch(self, samples: Sequence[Any], rng: np.random.Generator | None) -> Any:
+        points = torch.from_numpy(np.stack([s[0] for s in samples]))
+        labels = torch.tensor([int(s[1]) for s in samples])
+        return (points if self.double else points.float()), labels
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        points, labels = batch
+        each = F.cross_entropy(model(points), labels, reduction="none")
+        weights = 1.0 + labels.to(each.dtype)
+        return (each * weights).sum() / weights.sum()
+
+    def weight(self, batch: Any, samples: int) -> float:
+        return float((1 + batch[1]).sum())
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        if self.sgd:
+            return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        return torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.05)
+
+    def scheduler(self, optimizer: torch.optim.Optimizer, steps: int) -> Any:
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+
+
+def job(**changes: Any) -> Job:
+    """A small job of this module's task."""
+    values: dict[str, Any] = {
+        "task": NetTask,
+        "steps": 50,
+        "global_batch": 16,
+        "micro_batch": 2,
+        "clip_norm": 0.5,
+        "seed": 3,
+        "sync": {"bucket_bytes": 1024},
+    }
+    return Job(**(values | changes))
+
+
+class Fleet:
+    """N replicas that compute steps together."""
+
+    def __init__(self, job: Job, task: NetTask, shares: Sequence[int], *, fuse: int = 1) -> None:
+        hub, lanes = Loopback(len(shares)), Loopback(len(shares))
+        samples = task.data(None).train
+        self.job, self.shares = job, tuple(shares)
+        self.order = Order(samples=len(samples), seed=job.seed)
+        self.steps = Steps(
+            samples=len(samples), global_batch=job.global_batch, micro_batch=job.micro_batch
+        )
+        self.fuse = fuse
+        self.collate = Collate(task, samples, self.order, pinned=False)
+        self.lanes = [Lane(member) for member in lanes.members]
+        self.replicas = []
+        for member in hub.members:
+            replica = Replica(job, task, device=CPU, steps=50, clock=SystemClock())
+            replica.connect(member)
+            replica.try_out(self.collate.one(self.span(0, Position()).micro_batches[0]))
+            self.replicas.append(replica)
+        self.position = Position()
+
+    def span(self, step: int, at: Position) -> StepSpan:
+        return self.steps.span(step, at)
+
+    def step(self, number: int) -> float:
+        """Compute and commit one step; returns its loss."""
+        span = self.span(number, self.position)
+        every = span.micro_batches
+        dealt = assign(self.shares, len(every))
+        works = [
+            StepWork(
+                span=span,
+                passes=self.collate.passes([every[k] for k in dealt.of(rank)], self.fuse),
+            )
+            for rank in range(len(self.shares))
+        ]
+        for lane, work in zip(self.lanes, works, strict=True):
+            lane.send(LaneReport(weight=work.weight))
+        total = sum(work.weight for work in works)
+        for replica, lane, work in zip(self.replicas, self.lanes, works, strict=True):
+            replica.compute(work, self.collate, lambda lane=lane: 1.0 / lane.read(never).weight)
+        for replica in self.replicas:
+            replica.collect(never)
+        for replica, work in zip(self.replicas, works, strict=True):
+            replica.commit(work)
+        self.position = self.steps.after(span)
+        return sum(replica.loss_sum() for replica in self.replicas) / total
+
+
+def never() -> bool:
+    """No generation here is abandoned."""
+    return False
+
+
+def plain_loop(job: Job, task: NetTask, steps: int, *, backwards: bool = False) -> nn.Module:
+    """What a single process computes, written without any of raycloud's training code.
+
+    Args:
+        backwards: Sum the micro-batches' gradients in reverse order: the rounding of float32 alone.
+    """
+    torch.default_generator.manual_seed(stream_seed(job.seed, 3))
+    model = task.model()
+    optimizer = task.optimizer(model)
+    scheduler = task.scheduler(optimizer, 50)
+    samples = task.data(None).train
+    order = Order(samples=len(samples), seed=job.seed)
+    cut = Steps(samples=len(samples), global_batch=job.global_batch, micro_batch=job.micro_batch)
+    at = Position()
+    for number in range(steps):
+        span = cut.span(number, at)
+        batches = [
+            (m, task.batch([samples[i] for i in order.ids(m.epoch, m.start, m.stop)], None))
+            for m in span.micro_batches
+        ]
+        weights = [task.weight(batch, m.samples) for m, batch in batches]
+        total = sum(weights)
+        pairs = list(zip(batches, weights, strict=True))
+        for (m, batch), weight in reversed(pairs) if backwards else pairs:
+            torch.default_generator.manual_seed(stream_seed(job.seed, 2, m.epoch, m.start))
+            (task.loss(model, batch) * (weight / total)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm or float("inf"))
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        at = cut.after(span)
+    return model
+
+
+def difference(one: nn.Module, other: nn.Module) -> float:
+    """The largest difference between any two entries of parameters or buffers."""
+    pairs = zip(one.state_dict().items(), other.state_dict().values(), strict=True)
+    return max(float((a.double() - b.double()).abs().max()) for (_, a), b in pairs)

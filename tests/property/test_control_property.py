@@ -1,0 +1,596 @@
+"""Control against a small simulated fleet: it never sticks, and what it counts is exact.
+
+The fleet runs in virtual time: members of random speeds move in lockstep, report now and then, and
+their words are delayed at random, in order per member. They die, freeze, fail, and are stopped.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import random
+from collections import deque
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raycloud import commands as c
+from raycloud import events as e
+from raycloud.control import Control, ControlSettings, Phase
+from raycloud.errors import InternalError
+from raycloud.order import Ledger, Position, ledger_line, read_ledger
+
+LEAD = 3  # steps between the last member's holding a change and its taking effect
+LIMIT_S = 5_000.0
+REPORT_S = 0.4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """One run's circumstances."""
+
+    settings: ControlSettings
+    samples: int
+    steps: int
+    every: int | None
+    seed: int
+    delay_s: float
+    speeds: tuple[float, ...]
+    stops_s: tuple[float, ...] = ()
+    dies_s: float | None = None
+    freezes_s: float | None = None
+    fails_s: float | None = None
+    never_ready: bool = False
+
+
+@dataclass
+class Body:
+    """One simulated member."""
+
+    outbox_s: float = 0.0  # its last word arrives then
+    reported: int = 0
+    micro_batches: int = 0
+    compute_s: float = 0.0
+    flushed_s: float = 0.0
+    generation: int = 0
+    mute: bool = False
+    holds: set[int] = field(default_factory=set)
+
+
+class Fleet:
+    """Carries out commands, and feeds what happens back, in virtual time."""
+
+    def __init__(self, scene, probe=None):
+        self.scene, self.probe = scene, probe
+        self.job = Control(scene.settings)
+        self.random = random.Random(scene.seed)
+        self.now_s, self.count = 0.0, 0
+        self.queue, self.bodies = [], {}
+        self.group, self.shares, self.step, self.running = (), (), scene.settings.step, False
+        self.generation = scene.settings.first_generation
+        self.changes = deque()  # [number, change, step at which it takes effect or None]
+        self.end = scene.steps
+        self.log, self.commands, self.lines = [], [], []
+        self.published, self.manifests = None, {}
+        self.in_flight = 0
+
+    # ---- the world
+
+    def at(self, seconds, act):
+        self.count += 1
+        heapq.heappush(self.queue, (seconds, self.count, act))
+
+    def some_s(self):
+        return self.random.uniform(0, self.scene.delay_s)
+
+    def say(self, member, event, after_s=0.0):
+        """A member's word: delayed, and never before an earlier word of the same member."""
+        body = self.bodies[member]
+        if not body.mute:
+            body.outbox_s = max(body.outbox_s, self.now_s + after_s + self.some_s())
+            self.at(body.outbox_s, lambda: self.feed(event))
+
+    def feed(self, event):
+        if self.probe:
+            self.probe(self, event)
+        self.carry_out(self.job.on(event, self.now_s), event)
+
+    def carry_out(self, commands, cause):
+        self.log.append((cause, self.now_s, commands))
+        for command in commands:
+            self.commands.append(command)
+            match command:
+                case c.Spawn(members=members):
+                    self.spawn(members)
+                case c.Form():
+                    self.form(command)
+                case c.Prepare(number=number, members=members, change=change):
+                    self.changes.append([number, change, None])
+                    for m in members:
+                        self.at(self.now_s + self.some_s(), lambda m=m: self.hold(m, number))
+                case c.Publish(step=step):
+                    self.manifests[step] = (self.job.position_at(step), self.job.ledger_at(step))
+                    self.at(self.now_s + self.some_s(), lambda step=step: self.publish(step))
+                case c.Record(records=records):
+                    self.lines += [ledger_line(r) for r in records]
+                case c.Release(members=members):
+                    for m in members:
+                        self.bodies[m].mute = True
+                case c.Notice() | c.Finish():
+                    pass
+
+    def spawn(self, members):
+        for i, m in enumerate(members):
+            self.bodies[m] = Body(reported=self.step)
+            self.say(m, e.MemberSpawned(member=m, node="n"))
+            if not (self.scene.never_ready and i == 0):
+                probed_s = self.speed(m) if self.scene.seed % 3 else 0.1  # a probe may mislead
+                self.say(m, ready(m, self.scene.samples, probed_s), after_s=1.0)
+
+    def speed(self, member):
+        turned = self.now_s > 6 and self.scene.seed % 2  # in odd worlds speeds change on the way
+        place = member + (1 if turned else 0)
+        return self.scene.speeds[place % len(self.scene.speeds)]
+
+    def form(self, command):
+        self.group, self.shares = command.members, command.shares
+        assert command.step == self.step
+        formed = e.GenerationFormed(
+            generation=command.generation,
+            members=command.members,
+            shares=command.shares,
+            first_step=command.step,
+        )
+        self.at(self.now_s + self.some_s(), lambda: self.feed(formed))
+        self.at(self.now_s + self.some_s(), self.begin)
+
+    def begin(self):
+        self.running = True
+        for m in self.group:
+            self.bodies[m].flushed_s, self.bodies[m].generation = self.now_s, self.generation
+        self.tread()
+
+    def hold(self, member, number):
+        self.bodies[member].holds.add(number)
+        for entry in self.changes:
+            if entry[0] == number and all(number in self.bodies[m].holds for m in self.group):
+                entry[2] = self.step + LEAD
+
+    def publish(self, step):
+        self.published = step if self.published is None else max(step, self.published)
+        self.feed(e.CheckpointPublished(step=step, path="p", state_bytes=1, write_s=0.0))
+
+    # ---- lockstep
+
+    def tread(self):
+        """Before a step: checkpoints and changes; then the step itself."""
+        if any(self.bodies[m].mute for m in self.group):
+            return  # the exchange does not end: the others wait, and have nothing to say
+        while self.changes and self.changes[0][2] == self.step:
+            self.apply(*self.changes.popleft()[:2])
+        every, begun = self.scene.every, self.step > self.scene.settings.step
+        if self.step >= self.end or (every and begun and self.step % every == 0):
+            self.save()
+        if self.step >= self.end:
+            for m in self.group:
+                self.say(m, e.MemberDone(member=m, step=self.step))
+            return
+        span = self.job_steps().span(0, self.job.position_at(self.step))
+        fraction = span.samples / self.scene.settings.global_batch
+        takes_s = 0.01
+        for m, share in zip(self.group, self.shares, strict=True):
+            spent_s = share * fraction * self.speed(m) * self.random.uniform(0.9, 1.1)
+            self.bodies[m].compute_s += spent_s
+            self.bodies[m].micro_batches += share
+            takes_s = max(takes_s, spent_s)
+        self.at(self.now_s + takes_s, self.commit)
+
+    def commit(self):
+        if any(self.bodies[m].mute for m in self.group):
+            return
+        self.step += 1
+        for m in self.group:
+            if self.now_s - self.bodies[m].flushed_s >= REPORT_S:
+                self.flush(m)
+        self.tread()
+
+    def apply(self, number, change):
+        for m in self.group:
+            if self.random.random() < 0.5:
+                self.flush(m)
+            self.say(m, e.ChangeApplied(member=m, change=number, step=self.step))
+        match change:
+            case c.Reshare(generation=generation, shares=shares):
+                self.generation, self.shares = generation, shares
+            case c.Halt():
+                self.end = self.step
+
+    def flush(self, m):
+        body, at = self.bodies[m], self.job.position_at(self.step)
+        self.say(
+            m,
+            e.StepsCommitted(
+                member=m,
+                generation=self.generation,
+                first_step=body.reported,
+                last_step=self.step,
+                epoch=at.epoch,
+                offset=at.offset,
+                loss=1.0,
+                weight=1.0,
+                samples=1,
+                micro_batches=body.micro_batches,
+                grad_norm=1.0,
+                learning_rate=1.0,
+                wall_s=1.0,
+                compute_s=body.compute_s,
+                data_s=0.0,
+                exchange_s=0.0,
+                cpu_s=1.0,
+                bytes_sent=0,
+                bytes_dense=0,
+            ),
+        )
+        body.reported, body.flushed_s = self.step, self.now_s
+        body.micro_batches, body.compute_s = 0, 0.0
+
+    def save(self):
+        for m in self.group:
+            self.flush(m)
+            part = e.PartWritten(
+                member=m, step=self.step, part={"m": m}, blocked_s=0.0, write_s=0.0
+            )
+            self.say(m, part, after_s=self.some_s())
+
+    def job_steps(self):
+        return self.scene.settings.steps(self.scene.samples)
+
+    # ---- one run
+
+    def fault(self, kind):
+        if self.job.finished or not self.bodies:
+            return
+        member = self.random.choice(sorted(self.bodies))
+        if kind == "fails":
+            self.say(member, e.MemberFailed(member=member, error="TaskError", message="no"))
+        elif kind == "dies":
+            lost = e.MemberLost(member=member, reason="died")
+            self.at(self.now_s + self.some_s(), lambda: self.feed(lost))
+        self.bodies[member].mute = True
+
+    def run(self):
+        self.carry_out(self.job.start(0.0), None)
+        for stop_s in self.scene.stops_s:
+            self.at(stop_s, lambda: self.feed(e.StopRequested(reason="asked")))
+        for kind in ("dies", "freezes", "fails"):
+            when_s = getattr(self.scene, f"{kind}_s")
+            if when_s is not None:
+                self.at(when_s, lambda kind=kind: self.fault(kind))
+        self.at(1.0, self.tick)
+        while self.queue and self.now_s < LIMIT_S:
+            self.now_s, _, act = heapq.heappop(self.queue)
+            act()
+            self.check()
+        assert self.job.finished, f"stuck in {self.job.phase} with {dict(self.job.members)}"
+        return self
+
+    def tick(self):
+        self.carry_out(self.job.tick(self.now_s), "tick")
+        if not self.job.finished:
+            self.at(self.now_s + 1.0, self.tick)
+
+    def check(self):
+        job = self.job
+        if job.ledger is None:
+            return
+        assert sum(job.shares) == self.scene.settings.micro_batches
+        assert min(job.shares) >= 0
+        assert len(job.shares) == len(job.group)
+        assert job.committed_step <= max(self.step, self.scene.settings.step)
+        assert job.ledger.audit().exact
+        assert job.ledger.next_step == job.committed_step
+
+    def finish(self):
+        return self.commands[-1]
+
+
+def ready(member, samples, micro_batch_s=0.1):
+    return e.MemberReady(
+        member=member,
+        samples=samples,
+        parameters=1,
+        state_bytes=1,
+        gradient_bytes=1,
+        fixed_s=0.0,
+        micro_batch_s=micro_batch_s,
+    )
+
+
+times_s = st.sampled_from([0.0, 0.9, 2.5, 5.0, 9.0, 14.0, 30.0])
+FAULTS = ["none", "none", "none", "dies_s", "freezes_s", "fails_s", "ready"]
+
+
+@st.composite
+def scenes(draw, *, faults=True):
+    """Drawn from few values, so that long and eventful runs are as common as short ones."""
+    global_batch = draw(st.sampled_from([1, 5, 8, 12]))
+    drop_last = draw(st.booleans())
+    fault = {}
+    if faults:
+        kind = draw(st.sampled_from(FAULTS))
+        if kind == "ready":
+            fault["never_ready"] = True
+        elif kind != "none":
+            fault[kind] = draw(times_s)
+        stops = draw(st.sampled_from([0, 0, 1, 1, 2]))
+        fault["stops_s"] = tuple(draw(times_s) for _ in range(stops))
+    return Scene(
+        settings=ControlSettings(
+            min_workers=1,
+            max_workers=draw(st.sampled_from([1, 2, 2, 3, 4])),
+            capacity=4,
+            global_batch=global_batch,
+            micro_batch=draw(st.sampled_from([1, 1, 3])),
+            drop_last=drop_last,
+            shares=draw(st.sampled_from(["auto", "auto", "equal"])),
+            reshare_every_s=1.0,
+            reshare_steps=4,
+            spawn_s=20.0,
+            form_s=20.0,
+            silence_s=20.0,
+        ),
+        samples=draw(st.integers(global_batch if drop_last else 1, 50)),
+        steps=draw(st.sampled_from([1, 7, 40, 90, 150])),
+        every=draw(st.sampled_from([None, 1, 10, 33])),
+        seed=draw(st.integers(0, 10**6)),
+        delay_s=draw(st.sampled_from([0.0, 0.1, 2.0])),
+        speeds=draw(st.sampled_from([(0.05,), (0.02, 0.1), (0.02, 0.02, 0.09), (0.1, 0.3)])),
+        **fault,
+    )
+
+
+def walked(fleet, step):
+    """Samples of the steps before `step`, one by one."""
+    spans = fleet.job_steps().walk(0, Position())
+    return sum(span.samples for span in islice(spans, step))
+
+
+def check_commands(fleet):
+    """Commands are legal in themselves and in their order."""
+    finish, release = fleet.finish(), fleet.commands[-2]
+    assert isinstance(finish, c.Finish)
+    assert isinstance(release, c.Release)
+    assert set(release.members) == set(fleet.job.members)
+    assert sum(isinstance(x, c.Finish) for x in fleet.commands) == 1
+    publishes = [x for x in fleet.commands if isinstance(x, c.Publish)]
+    assert [x.step for x in publishes] == sorted({x.step for x in publishes})
+    assert all(tuple(x.parts) == fleet.group for x in publishes)
+    prepares = [x for x in fleet.commands if isinstance(x, c.Prepare)]
+    assert [x.number for x in prepares] == list(range(1, len(prepares) + 1))
+    assert all(x.members == fleet.group for x in prepares)
+    halts = [x for x in prepares if isinstance(x.change, c.Halt)]
+    assert halts in ([], prepares[-1:])
+    generation = fleet.scene.settings.first_generation
+    for x in prepares:
+        if isinstance(x.change, c.Reshare):
+            assert x.change.generation == (generation := generation + 1)
+            assert sum(x.change.shares) == fleet.scene.settings.micro_batches
+            assert min(x.change.shares) >= 0
+
+
+def check_ledger(fleet):
+    """What is written is what was committed: a prefix, exactly once."""
+    if fleet.job.ledger is None:
+        assert not fleet.lines
+        return
+    ledger = read_ledger(fleet.lines)
+    step = fleet.job.committed_step
+    assert ledger.state() == fleet.job.ledger.state()
+    assert ledger.audit(through=fleet.job.position_at(step)).exact
+    assert ledger.committed_samples == walked(fleet, step)
+
+
+@settings(max_examples=120)
+@given(scenes(faults=False))
+def test_without_faults_every_step_is_committed(scene):
+    fleet = Fleet(scene).run()
+    assert fleet.finish() == c.Finish(status="finished")
+    assert fleet.job.committed_step == scene.steps
+    assert fleet.published == scene.steps
+    check_commands(fleet)
+    check_ledger(fleet)
+
+
+@settings(max_examples=200)
+@given(scenes())
+def test_whatever_happens_the_run_ends_and_is_exact(scene):
+    fleet = Fleet(scene).run()
+    check_commands(fleet)
+    check_ledger(fleet)
+    match fleet.finish().status:
+        case "finished":
+            assert fleet.published == fleet.job.committed_step == scene.steps
+        case "stopped":
+            assert scene.stops_s
+            if len(scene.stops_s) == 1 and fleet.job.ledger and fleet.published is not None:
+                assert fleet.published == fleet.job.committed_step
+        case "failed":
+            assert fleet.finish().error
+    assert not fleet.job.on(ready(fleet.group[0], 1) if fleet.group else stop(), fleet.now_s)
+
+
+def stop():
+    return e.StopRequested(reason="late")
+
+
+@settings(max_examples=60)
+@given(st.lists(scenes(), min_size=1, max_size=3), scenes(faults=False))
+def test_a_run_resumed_again_and_again_is_exact(tries, last):
+    lines, manifest, generation = [], None, 0
+    for i, scene in enumerate([*tries, last]):
+        more = {}
+        if manifest is not None:
+            step, (position, ledger) = manifest
+            more = {"step": step, "position": position, "ledger": ledger}
+        base = {f.name: getattr(scene.settings, f.name) for f in fields(ControlSettings)}
+        base.update(
+            global_batch=last.settings.global_batch,
+            micro_batch=last.settings.micro_batch,
+            drop_last=last.settings.drop_last,
+            first_generation=generation,
+            first_member=10 * i,
+            **more,
+        )
+        values = {f.name: getattr(scene, f.name) for f in fields(Scene)}
+        values.update(settings=ControlSettings(**base), samples=last.samples, steps=last.steps)
+        fleet = Fleet(Scene(**values)).run()
+        check_commands(fleet)
+        lines += fleet.lines
+        generation = fleet.job.generation + 1
+        if fleet.published is not None:
+            manifest = (fleet.published, fleet.manifests[fleet.published])
+    assert fleet.finish().status == "finished"
+    ledger = read_ledger(lines)
+    assert ledger.audit(through=fleet.job.position_at(last.steps)).exact
+    assert ledger.next_step == last.steps
+    assert ledger.committed_samples == walked(fleet, last.steps)
+
+
+@settings(max_examples=40)
+@given(scenes())
+def test_the_same_events_give_the_same_commands(scene):
+    fleet = Fleet(scene).run()
+    twin = Control(scene.settings)
+    for cause, now_s, commands in fleet.log:
+        if cause is None:
+            again = twin.start(now_s)
+        elif cause == "tick":
+            again = twin.tick(now_s)
+        else:
+            again = twin.on(cause, now_s)
+        assert again == commands
+
+
+def frozen(value):
+    """Everything that a value holds, comparable."""
+    if isinstance(value, dict):
+        return tuple((k, frozen(v)) for k, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(frozen(v) for v in value)
+    if isinstance(value, set):
+        return frozenset(value)
+    if is_dataclass(value):
+        return (type(value), tuple(frozen(getattr(value, f.name)) for f in fields(value)))
+    if isinstance(value, Phase) or not hasattr(value, "__dict__"):
+        return value
+    return (type(value), frozen(vars(value)))
+
+
+few = st.integers(0, 4)
+
+
+@st.composite
+def any_event(draw):
+    """An event of any kind, with small numbers: mostly one that cannot be."""
+    member, step = draw(few), draw(st.integers(0, 30))
+    first = draw(st.integers(0, 30))
+    return draw(
+        st.sampled_from(
+            [
+                e.RunStarted(job="j", version="1"),
+                e.MemberSpawned(member=member),
+                ready(member, draw(st.sampled_from([20, 20, 20, 21, -1]))),
+                ready(member, 20, float("nan")),
+                e.MemberLost(member=member, reason="r"),
+                e.MemberFailed(member=member, error="E", message="m"),
+                e.MemberDone(member=member, step=step),
+                e.GenerationFormed(
+                    generation=draw(few), members=(0, 1), shares=(2, 2), first_step=0
+                ),
+                e.ChangeApplied(member=member, change=draw(few), step=step),
+                committed(member, first, step, draw(few), Position(offset=draw(few))),
+                e.PartWritten(member=member, step=step, part={}, blocked_s=0.0, write_s=0.0),
+                e.CheckpointPublished(step=step, path="p", state_bytes=1, write_s=0.0),
+                e.EvaluationPart(member=member, step=step, states={}),
+                e.Evaluated(step=step, metrics={}),
+                e.RangeChanged(min_workers=draw(few), max_workers=draw(few)),
+                e.Noticed(what="w"),
+                e.RunFinished(status="finished", steps=1),
+                stop(),
+            ]
+        )
+    )
+
+
+def committed(member, first, last, generation, at):
+    return e.StepsCommitted(
+        member=member,
+        generation=generation,
+        first_step=first,
+        last_step=last,
+        epoch=at.epoch,
+        offset=at.offset,
+        loss=1.0,
+        weight=1.0,
+        samples=1,
+        micro_batches=1,
+        grad_norm=1.0,
+        learning_rate=1.0,
+        wall_s=1.0,
+        compute_s=1.0,
+        data_s=0.0,
+        exchange_s=0.0,
+        cpu_s=1.0,
+        bytes_sent=0,
+        bytes_dense=0,
+    )
+
+
+def changes_nothing_if_illegal(job, event, now_s):
+    """Try an event on a copy: it raises and leaves the copy as it was, or it is legal."""
+    twin = copy.deepcopy(job)
+    before = frozen(twin)
+    try:
+        twin.on(event, now_s)
+    except InternalError as error:
+        why = str(error)
+    else:
+        return True
+    assert type(event).__name__ in why or "there is no member" in why
+    assert frozen(twin) == before
+    return False
+
+
+@settings(max_examples=40)
+@given(scenes(), st.lists(any_event(), min_size=5, max_size=10))
+def test_an_illegal_event_changes_nothing_wherever_the_job_stands(scene, odd):
+    pick = random.Random(scene.seed)
+
+    def probe(fleet, event):
+        if pick.random() < 0.1:
+            for other in (*odd, event):
+                changes_nothing_if_illegal(fleet.job, other, fleet.now_s)
+
+    Fleet(scene, probe).run()
+
+
+@settings(max_examples=150)
+@given(st.lists(any_event(), max_size=40))
+def test_a_soup_of_events_never_breaks_the_machine(events):
+    job = Control(
+        ControlSettings(min_workers=2, max_workers=2, capacity=2, global_batch=4, micro_batch=1)
+    )
+    commands = list(job.start(0.0))
+    for now_s, event in enumerate(events):
+        if changes_nothing_if_illegal(job, event, float(now_s)):
+            commands += job.on(event, float(now_s))
+        else:
+            with pytest.raises(InternalError):
+                job.on(event, float(now_s))
+    assert sum(isinstance(x, c.Finish) for x in commands) == job.finished
+    if job.ledger is not None:
+        assert isinstance(job.ledger, Ledger)
+        assert job.ledger.audit().exact

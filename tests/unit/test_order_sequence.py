@@ -1,0 +1,105 @@
+"""The canonical sequence: seeds, permutation, steps and assignments, held by golden values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from raycloud.order import MicroBatch, Order, Position, Steps, assign, mix, stream_seed
+from raycloud.order.assignment import deal
+
+GOLDEN_MIX = [0, 6238072747940578789, 13029008266876403067]
+GOLDEN_SEEDS = [2609960867503554896, 5559646655297520040]
+GOLDEN_EPOCH_0 = [4, 7, 11, 15, 5, 1, 18, 9, 12, 13, 19, 10, 2, 14, 0, 17, 8, 6, 3, 16]
+GOLDEN_EPOCH_1 = [3, 2, 13, 10, 4, 18, 17, 1, 8, 19, 15, 11, 14, 5, 0, 12, 9, 16, 7, 6]
+GOLDEN_LARGE = [406235, 436284, 233242, 204253, 903575, 104200, 928748, 560944]
+
+
+def test_seeds_never_change():
+    assert [mix(v) for v in (0, 1, 2**64 - 1)] == GOLDEN_MIX
+    assert [stream_seed(0), stream_seed(1, 2, 3)] == GOLDEN_SEEDS
+
+
+def test_a_seed_depends_on_order_and_number_of_its_parts():
+    seeds = [stream_seed(), stream_seed(0), stream_seed(0, 0), stream_seed(0, 1), stream_seed(1, 0)]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_the_sequence_never_changes():
+    order = Order(samples=20, seed=7)
+    assert order.ids(0, 0, 20).tolist() == GOLDEN_EPOCH_0
+    assert order.ids(1, 0, 20).tolist() == GOLDEN_EPOCH_1
+    large = Order(samples=1_000_003, seed=1)
+    assert large.ids(2, 999_995, 1_000_003).tolist() == GOLDEN_LARGE
+
+
+def test_a_shuffled_epoch_looks_shuffled():
+    ids = Order(samples=10_000, seed=3).ids(0, 0, 10_000)
+    assert abs(np.corrcoef(ids, np.arange(10_000))[0, 1]) < 0.05
+    assert np.count_nonzero(np.diff(ids) == 1) < 10
+
+
+def test_unshuffled_stands_in_its_own_order():
+    assert Order(samples=5, seed=9, shuffle=False).ids(4, 1, 4).tolist() == [1, 2, 3]
+
+
+def test_ids_refuses_places_outside_the_epoch():
+    order = Order(samples=5, seed=0)
+    assert order.ids(0, 5, 5).tolist() == []
+    for start, stop in [(-1, 2), (3, 2), (0, 6)]:
+        with pytest.raises(IndexError, match=r"outside an epoch of 5"):
+            order.ids(0, start, stop)
+
+
+def test_an_epoch_needs_a_sample():
+    with pytest.raises(ValueError, match="samples=0"):
+        Order(samples=0, seed=0)
+
+
+def test_a_short_last_step_is_taken():
+    steps = Steps(samples=10, global_batch=4, micro_batch=2)
+    spans = [span for span, _ in zip(steps.walk(7, Position()), range(4), strict=False)]
+    assert [(s.step, s.epoch, s.start, s.stop) for s in spans] == [
+        (7, 0, 0, 4),
+        (8, 0, 4, 8),
+        (9, 0, 8, 10),
+        (10, 1, 0, 4),
+    ]
+    assert steps.per_epoch() == 3
+
+
+def test_drop_last_leaves_the_tail_out():
+    steps = Steps(samples=10, global_batch=4, micro_batch=2, drop_last=True)
+    spans = [span for span, _ in zip(steps.walk(0, Position()), range(3), strict=False)]
+    assert [(s.epoch, s.start, s.stop) for s in spans] == [(0, 0, 4), (0, 4, 8), (1, 0, 4)]
+    assert steps.per_epoch() == 2
+    assert steps.span(0, Position(offset=8)).epoch == 1
+
+
+def test_micro_batches_tile_a_span_that_they_do_not_divide():
+    span = Steps(samples=9, global_batch=9, micro_batch=4).span(0, Position())
+    assert span.micro_batches == (
+        MicroBatch(index=0, epoch=0, start=0, stop=4),
+        MicroBatch(index=1, epoch=0, start=4, stop=8),
+        MicroBatch(index=2, epoch=0, start=8, stop=9),
+    )
+
+
+def test_a_cut_that_makes_no_step_is_refused():
+    with pytest.raises(ValueError, match="drop_last leaves no step: 3 samples < global batch 4"):
+        Steps(samples=3, global_batch=4, micro_batch=2, drop_last=True)
+    with pytest.raises(ValueError, match="must be positive"):
+        Steps(samples=3, global_batch=0, micro_batch=2)
+    assert Steps(samples=3, global_batch=4, micro_batch=2).per_epoch() == 1
+
+
+def test_assignment_is_in_contiguous_runs():
+    assignment = assign((5, 0, 2, 1), 8)
+    assert assignment.owners == (0, 0, 0, 0, 0, 2, 2, 3)
+    assert [assignment.of(r) for r in range(4)] == [(0, 1, 2, 3, 4), (), (5, 6), (7,)]
+
+
+@pytest.mark.parametrize("shares", [(0, 0), (2, -1)])
+def test_shares_that_share_nothing_are_refused(shares):
+    with pytest.raises(ValueError, match="non-negative with a positive sum"):
+        deal(shares, 3)

@@ -1,0 +1,278 @@
+"""The plan of a run: who, where, how much, and what it is predicted to cost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from raycloud.errors import PlacementError, RunDirectoryError, SpecError
+from raycloud.plan import (
+    Inventory,
+    Node,
+    Plan,
+    Profile,
+    Speed,
+    exposed_seconds,
+    from_json,
+    make,
+    ring_bytes,
+)
+from raycloud.spec import Job
+
+TWO_NODES = Inventory(nodes=(Node(name="a", cpus=2), Node(name="b", cpus=1)))
+FAST, SLOW = Speed(fixed_s=0.25, micro_batch_s=0.25), Speed(fixed_s=0.5, micro_batch_s=0.5)
+
+GOLDEN = """\
+{
+  "format": 1,
+  "job": "run",
+  "members": [
+    {
+      "member": 0,
+      "node": "a",
+      "share": 6,
+      "speed": {
+        "fixed_s": 0.25,
+        "micro_batch_s": 0.25,
+        "max_micro_batches": null
+      }
+    },
+    {
+      "member": 1,
+      "node": "b",
+      "share": 2,
+      "speed": {
+        "fixed_s": 0.5,
+        "micro_batch_s": 0.5,
+        "max_micro_batches": 4
+      }
+    }
+  ],
+  "micro_batches": 8,
+  "global_batch": 32,
+  "steps_per_epoch": 32,
+  "sync": {
+    "period": 1,
+    "topology": "ring",
+    "staleness": 0,
+    "codec": "none"
+  },
+  "predicted": {
+    "step_s": 1.8333333333333333,
+    "samples_per_s": 17.454545454545457,
+    "compute_s": 1.75,
+    "exchange_s": 0.25,
+    "bytes_per_step": 16777216
+  },
+  "parameters": 4194304,
+  "gradient_bytes": 16777216,
+  "state_bytes": 50331648
+}
+"""
+
+
+def job(**fields: Any) -> Job:
+    """A job, as small as one can be."""
+    return Job(**{"task": "tasks.toy:Toy", "steps": 10, **fields})
+
+
+def profile(*speeds: Speed, **fields: Any) -> Profile:
+    """A model of four million parameters."""
+    sizes = {
+        "samples": 1000,
+        "parameters": 2**22,
+        "gradient_bytes": 2**24,
+        "state_bytes": 3 * 2**24,
+    }
+    return Profile(speeds=speeds or (FAST,), **{**sizes, **fields})
+
+
+def golden_plan() -> Plan:
+    """The plan behind `GOLDEN`."""
+    slow = Speed(fixed_s=0.5, micro_batch_s=0.5, max_micro_batches=4)
+    return make(job(), TWO_NODES, profile(FAST, slow, link_bytes_per_s=float(2**26)))
+
+
+def test_the_file_is_as_it_always_was() -> None:
+    assert golden_plan().to_json() == GOLDEN
+
+
+def test_a_written_plan_reads_back_the_same() -> None:
+    assert from_json(GOLDEN) == golden_plan()
+
+
+def test_same_input_same_plan() -> None:
+    shuffled = Inventory(nodes=tuple(reversed(TWO_NODES.nodes)))
+    one = make(job(), TWO_NODES, profile(FAST, SLOW))
+    assert make(job(), TWO_NODES, profile(FAST, SLOW)) == one
+    assert make(job(), shuffled, profile(FAST, SLOW)) == one
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("not json", "is not a plan"),
+        ("[]", "is not a plan"),
+        ("{}", "is not a plan"),
+        (GOLDEN.replace('"format": 1', '"format": 2'), "format 2, this version reads format 1"),
+        (GOLDEN.replace('"share"', '"part"'), "does not hold a plan"),
+        (GOLDEN.replace('"fixed_s": 0.25', '"fixed_s": -1'), "does not hold a plan"),
+        (json.dumps({"format": 1, "members": []}), "does not hold a plan"),
+    ],
+)
+def test_what_is_no_plan_is_refused(text: str, says: str) -> None:
+    with pytest.raises(RunDirectoryError, match=says):
+        from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("elastic", "nodes"),
+    [
+        ({"min_workers": 1, "max_workers": 1}, ("a",)),
+        ({"min_workers": 1, "max_workers": 9}, ("a", "a", "b")),
+        ({"min_workers": 2, "max_workers": 2}, ("a", "b")),
+        ({"min_workers": 2, "max_workers": 2, "shares": (7, 1)}, ("a", "b")),
+    ],
+    ids=["one asked", "as many as fit", "exactly two", "fixed"],
+)
+def test_as_many_members_as_fit_up_to_the_most(
+    elastic: dict[str, Any], nodes: tuple[str, ...]
+) -> None:
+    plan = make(job(elastic=elastic), TWO_NODES, profile())
+    assert tuple(member.node for member in plan.members) == nodes
+    assert tuple(member.member for member in plan.members) == tuple(range(len(nodes)))
+    assert sum(plan.shares) == plan.micro_batches == 8
+
+
+def test_no_more_workers_than_micro_batches() -> None:
+    plan = make(job(global_batch=8, elastic={"max_workers": 3}), TWO_NODES, profile())
+    assert plan.shares == (1, 1)
+
+
+def test_fixed_and_equal_shares_are_as_asked() -> None:
+    fixed = {"min_workers": 2, "max_workers": 2, "shares": (7, 1)}
+    assert make(job(elastic=fixed), TWO_NODES, profile(SLOW, FAST)).shares == (7, 1)
+    assert make(job(elastic={"shares": "equal"}), TWO_NODES, profile(SLOW, FAST)).shares == (4, 4)
+
+
+def test_shares_that_are_hardly_better_stay_equal() -> None:
+    nearly = Speed(fixed_s=0.25, micro_batch_s=0.26)
+    assert make(job(), TWO_NODES, profile(FAST, nearly)).shares == (4, 4)
+
+
+def test_members_that_run_already_are_taken_as_they_are() -> None:
+    plan = make(job(), Inventory(nodes=()), profile(SLOW, FAST), placed={3: "x", 1: "y"})
+    assert [(x.member, x.node, x.share) for x in plan.members] == [(3, "x", 2), (1, "y", 6)]
+
+
+def test_too_few_nodes_are_refused() -> None:
+    with pytest.raises(PlacementError, match="4 workers"):
+        make(job(elastic={"min_workers": 4, "max_workers": 4}), TWO_NODES, profile())
+
+
+def test_more_workers_than_micro_batches_at_least_are_refused() -> None:
+    with pytest.raises(SpecError) as caught:
+        make(job(global_batch=4, elastic={"min_workers": 2}), TWO_NODES, profile())
+    assert caught.value.field == "elastic.min_workers"
+    assert "only 1 micro-batches" in caught.value.message
+
+
+def test_an_epoch_without_a_step_is_refused() -> None:
+    with pytest.raises(SpecError) as caught:
+        make(job(drop_last=True), TWO_NODES, profile(samples=31))
+    assert caught.value.field == "drop_last"
+
+
+@pytest.mark.parametrize(("drop_last", "steps"), [(False, 4), (True, 3)])
+def test_the_short_last_step_counts_unless_dropped(drop_last: bool, steps: int) -> None:
+    plan = make(job(drop_last=drop_last), TWO_NODES, profile(samples=100))
+    assert plan.steps_per_epoch == steps
+
+
+def test_shares_beyond_a_workers_memory_are_refused() -> None:
+    small = Speed(fixed_s=0.25, micro_batch_s=0.25, max_micro_batches=3)
+    with pytest.raises(PlacementError, match="worker 1 holds at most 3"):
+        make(job(elastic={"shares": "equal"}), TWO_NODES, profile(FAST, small))
+    assert make(job(), TWO_NODES, profile(FAST, small)).shares == (5, 3)
+
+
+def test_speeds_are_one_or_one_per_member() -> None:
+    with pytest.raises(ValueError, match="2 members need as many speeds"):
+        make(job(), TWO_NODES, profile(FAST, FAST, FAST))
+
+
+def test_fixed_shares_want_their_members() -> None:
+    fixed = {"min_workers": 2, "max_workers": 2, "shares": (7, 1)}
+    with pytest.raises(ValueError, match="do not match the shares"):
+        make(job(elastic=fixed), TWO_NODES, profile(), placed={0: "a"})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"samples": 0}, {"state_bytes": -1}, {"link_bytes_per_s": 0.0}, {"link_bytes_per_s": -1.0}],
+)
+def test_a_profile_is_measured(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="takes"):
+        profile(**fields)
+
+
+def test_a_profile_has_speeds_above_zero() -> None:
+    with pytest.raises(ValueError, match="more than 0 seconds"):
+        profile(Speed(fixed_s=0.0, micro_batch_s=0.0))
+
+
+def test_without_a_link_rate_the_exchange_is_unknown_and_said_so() -> None:
+    plan = make(job(), TWO_NODES, profile(FAST))
+    assert plan.predicted.exchange_s is None
+    assert plan.predicted.step_s == plan.predicted.compute_s == 1.25
+    assert plan.predicted.samples_per_s == 32 / 1.25
+    assert plan.predicted.bytes_per_step == 2**24
+    notes = {row["quantity"]: row["note"] for row in plan.prediction_rows()}
+    assert "no link rate was measured" in notes["step_s"]
+    assert "no link rate was measured" in notes["exchange_s"]
+
+
+def test_one_worker_exchanges_nothing() -> None:
+    plan = make(job(elastic={"max_workers": 1}), TWO_NODES, profile(FAST))
+    assert plan.predicted.exchange_s == 0.0
+    assert plan.predicted.bytes_per_step == 0
+    assert plan.predicted.step_s == plan.predicted.compute_s
+
+
+def test_the_exchange_hides_behind_the_last_backward() -> None:
+    def step_s(link_bytes_per_s: float) -> float:
+        measured = profile(FAST, link_bytes_per_s=link_bytes_per_s)
+        return make(job(), TWO_NODES, measured).predicted.step_s
+
+    thin = 2.0**24  # the exchange takes 1 s; 2/3 of 0.25 s is hidden
+    assert step_s(thin) == pytest.approx(1.25 + 1.0 - 0.25 * 2 / 3)
+    thick = 2.0**30  # all but the last of four buckets is hidden
+    assert step_s(thick) == pytest.approx(1.25 + 2**-6 / 4)
+
+
+def test_ring_bytes_are_the_formula_rounded_up() -> None:
+    assert [ring_bytes(10, members) for members in (1, 2, 3, 4)] == [0, 10, 14, 15]
+    with pytest.raises(ValueError, match="no ring of 0 members"):
+        ring_bytes(10, 0)
+
+
+def test_a_model_without_gradients_has_nothing_to_hide() -> None:
+    nothing = exposed_seconds(0.0, last_micro_batch_s=1.0, bucket_bytes=1024, gradient_bytes=0)
+    assert nothing == 0.0
+
+
+def test_rows_are_plain_values() -> None:
+    plan = golden_plan()
+    assert plan.member_rows()[1] == {
+        "member": 1,
+        "node": "b",
+        "share": 2,
+        "samples": 8,
+        "compute_s": 1.5,
+    }
+    rows = {row["quantity"]: row for row in plan.prediction_rows()}
+    assert rows["compute_s"]["note"] == "2.5 with equal shares"
+    assert rows["exchange_s"]["value"] == 0.25
+    assert json.loads(json.dumps(plan.prediction_rows())) == plan.prediction_rows()

@@ -1,0 +1,50 @@
+"""The README's example is what it says: a task that keeps its contract and a job that loads."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from raycloud.spec import load_job
+from raycloud.task import Task
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    """A folder with the README's files; a block's first line names its file."""
+    for name, text in re.findall(
+        r"^```\w+\n# (line\.\w+)\n(.*?)^```", README.read_text(), re.M | re.S
+    ):
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_job_loads(example: Path) -> None:
+    job = load_job(example / "line.yaml", overrides=("steps=400", "elastic.shares=equal"))
+    assert (job.steps, job.elastic.shares) == (400, "equal")
+
+
+def test_task_trains(example: Path) -> None:
+    job = load_job(example / "line.yaml")
+    names: dict[str, type[Task]] = {}
+    exec(compile((example / "line.py").read_text(), "line.py", "exec"), names)
+    task = names["Line"](**job.settings)
+    torch.manual_seed(job.seed)
+    model, splits = task.model(), task.data(job.data.path)
+    assert splits.held_out is not None
+    optimizer, losses = task.optimizer(model), []
+    for step in range(200):
+        ids = range(step * job.global_batch, (step + 1) * job.global_batch)
+        samples = [splits.train[i % len(splits.train)] for i in ids]
+        loss = task.loss(model, task.batch(samples, np.random.default_rng(0)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 10
