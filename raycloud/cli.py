@@ -79,7 +79,7 @@ class StopSwitch:
 
 def main() -> None:
     """The command `raycloud`."""
-    started_s = SystemClock().monotonic_s()
+    started_s = SystemClock().process_started_s()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows `?`, and goes on

@@ -5,7 +5,9 @@ Everything else takes a `Clock` as an argument, so that a simulation can pass a 
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import Protocol
 
 
@@ -39,6 +41,19 @@ class SystemClock:
     def cpu_s(self) -> float:
         """User and system time of this process."""
         return time.process_time()
+
+    def process_started_s(self) -> float:
+        """`monotonic_s` when this process was started, its interpreter's own start included.
+
+        Read from Linux's `/proc`, exact to 10 ms; elsewhere the present moment.
+        """
+        try:
+            fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+            started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # starttime, since boot
+            age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+        except (OSError, ValueError, AttributeError):
+            age_s = 0.0
+        return self.monotonic_s() - age_s
 
 
 class VirtualClock:

@@ -93,7 +93,7 @@ class Release:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finish:
-    """The run is over. `status` is `finished`, `stopped` or `failed`; `error` says why it failed."""
+    """The run is over: `finished`, `stopped` or `failed`; `error` says why it failed."""
 
     status: str
     error: str | None = None

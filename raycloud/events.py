@@ -1,7 +1,8 @@
 """What happened: frozen records, and the schema of a run's `events.jsonl`.
 
-An event is a fact, past tense, with plain values only, so that it can be written as JSON, sent between
-processes and fed to `control` in a simulation. `to_record` and `from_record` are each other's inverse.
+An event is a fact, past tense, with plain values only, so that it can be written as JSON, sent
+between processes and fed to `control` in a simulation. `to_record` and `from_record` are each
+other's inverse.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class MemberFailed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberDone:
-    """A member reached the last step, or the step it was told to stop at, and has nothing left to do."""
+    """A member reached the last step, or the one it was told to stop at; nothing is left to do."""
 
     member: int
     step: int
@@ -98,10 +99,10 @@ class ChangeApplied:
 class StepsCommitted:
     """One member's word that it committed steps [first_step, last_step).
 
-    `epoch` and `offset` are the position after the last of them. `loss` is the weighted mean over the
-    global batches of these steps, `weight` their summed weight, `grad_norm` that of the last step.
-    Seconds are sums over the steps: computing, waiting for data, waiting for the exchange. Byte counts
-    are this member's own: sent, and what an uncompressed exchange would have sent.
+    `epoch` and `offset` are the position after the last of them. `loss` is the weighted mean over
+    the global batches of these steps, `weight` their summed weight, `grad_norm` that of the last
+    step. Seconds are sums over the steps: computing, waiting for data, waiting for the exchange.
+    Byte counts are this member's own: sent, and what an uncompressed exchange would have sent.
     """
 
     member: int
@@ -230,7 +231,8 @@ def to_record(event: Event) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any]) -> Event:
-    """Rebuild an event from `to_record`'s values; keys of the log itself (`t`, `format`) are ignored.
+    """Rebuild an event from `to_record`'s values; keys of the log itself (`t`, `format`) are
+    ignored.
 
     Raises:
         ValueError: The kind is not known to this version.

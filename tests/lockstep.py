@@ -1,4 +1,4 @@
-"""Drives several replicas in one process, step by step, over a loopback; and a plain loop to compare with."""
+"""Several replicas in one process, step by step, over a loopback; and a plain loop beside them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 class Net(nn.Module):
-    """Attention-free but with everything that is hard to split: dropout, a bias, an unused branch."""
+    """Small, with what is hard to split: dropout, batch statistics, a branch not always used."""
 
     def __init__(self, *, norm: bool, dropout: float, branch: bool) -> None:
         super().__init__()

@@ -45,6 +45,8 @@ class Progress:
         """
         if step < self._first_step:
             raise InternalError(f"step {step} lies before the first step {self._first_step}")
+        if step == self._first_step:
+            return self._first_position  # a tail that this start leaves out is still to come
         return self.steps.position_after(step - self._first_step, self._first_position)
 
     def same_position(self, one: Position, other: Position) -> bool:
@@ -82,12 +84,8 @@ class Progress:
             if first < last:
                 yield from lockstep_commits(
                     self.steps,
-                    at=self._at(first),
+                    at=self.position_at(first),
                     first_step=first,
                     last_step=last,
                     generation=generation,
                 )
-
-    def _at(self, step: int) -> Position:
-        """As `position_at`, but a tail that this start leaves out first is still to come."""
-        return self._first_position if step == self._first_step else self.position_at(step)

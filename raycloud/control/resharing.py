@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from raycloud.plan import Speed, SpeedEstimate, better_shares, equal_shares
+from raycloud.planning import Speed, SpeedEstimate, better_shares, equal_shares
 
 if TYPE_CHECKING:
     from raycloud.control.settings import ControlSettings

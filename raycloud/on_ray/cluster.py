@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from raycloud.errors import MachineError
-from raycloud.plan.inventory import Inventory, Node
+from raycloud.planning.inventory import Inventory, Node
 
 if TYPE_CHECKING:
     from raycloud.spec import Job

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, assert_never
 
-import torch
-
-from raycloud import __version__, errors
+from raycloud import __version__
 from raycloud.checkpoint import (
     Manifest,
-    PartRecord,
     Store,
-    decode,
     latest,
     open_store,
     publish,
@@ -35,7 +31,6 @@ from raycloud.control import Control, ControlSettings
 from raycloud.errors import InternalError, RaycloudError, RunDirectoryError
 from raycloud.events import (
     CheckpointPublished,
-    Evaluated,
     EvaluationPart,
     Event,
     MemberFailed,
@@ -47,16 +42,18 @@ from raycloud.events import (
     RunStarted,
     StopRequested,
 )
-from raycloud.metrics import Metric, merge_all
 from raycloud.on_ray.cluster import inventory
+from raycloud.on_ray.failure import failure_of
 from raycloud.on_ray.fleet import Fleet
+from raycloud.on_ray.manifests import manifest_of
+from raycloud.on_ray.measures import Measures
 from raycloud.on_ray.meeting import MeetingPlace
 from raycloud.on_ray.run import Run, StopSwitch
 from raycloud.on_ray.tasks import by_value
 from raycloud.order import Position, ledger_line
-from raycloud.plan.inventory import capacity, require
-from raycloud.plan.plan import Plan, Profile, make
-from raycloud.plan.shares import Speed
+from raycloud.planning.inventory import capacity, require
+from raycloud.planning.plan import Plan, Profile, make
+from raycloud.planning.shares import Speed
 from raycloud.report.recorder import Recorder
 from raycloud.spec import Job, RunDirectory, dump_job
 from raycloud.training.member import Meeting, MemberConfig
@@ -88,11 +85,10 @@ class Session:
 
 
 @dataclass(eq=False)
-class _Readies:
-    """What members said of themselves, and the parts of a measurement that is not complete."""
+class _Known:
+    """What members said of themselves, and the first failure among them."""
 
     ready: dict[int, MemberReady] = field(default_factory=dict)
-    parts: dict[int, dict[int, EvaluationPart]] = field(default_factory=dict)
     failure: MemberFailed | MemberLost | None = None
 
 
@@ -153,7 +149,8 @@ class Driver:
         self._control = Control(settings)
         self._fleet = Fleet(job.resources.worker)
         self._meeting: MeetingPlace | None = None
-        self._known = _Readies()
+        self._known = _Known()
+        self._measures = Measures()
         self._plan: Plan | None = None
         self._pending: deque[Event] = deque()
         self._finish: Finish | None = None
@@ -165,9 +162,7 @@ class Driver:
         by_value(session.task)
         step = self._manifest.step if self._manifest else None
         try:
-            self._log(
-                RunStarted(job=session.job.name, version=__version__, resumed_from_step=step)
-            )
+            self._log(RunStarted(job=session.job.name, version=__version__, resumed_from_step=step))
             self._meeting = MeetingPlace()
             self._carry_out(self._control.start(clock.monotonic_s()))
             while self._finish is None:
@@ -210,7 +205,8 @@ class Driver:
             case MemberReady():
                 self._known.ready[event.member] = event
             case EvaluationPart():
-                self._merge(event)
+                whole = self._measures.add(event, self._control.group)
+                self._pending.extend([whole] if whole is not None else [])
             case MemberFailed() | MemberLost():
                 self._known.failure = self._known.failure or event
             case _:
@@ -303,20 +299,11 @@ class Driver:
     def _publish(self, command: Publish) -> None:
         clock, job = self._session.clock, self._session.job
         began_s = clock.monotonic_s()
-        by_rank = sorted(command.parts.values(), key=lambda part: part["rank"])
-        values: Mapping[str, Any] = decode(by_rank[0]["values"])
-        manifest = Manifest(
-            step=command.step,
-            epoch=values["epoch"],
-            offset=values["offset"],
-            generation=values["generation"],
-            samples_per_epoch=next(iter(self._known.ready.values())).samples,
-            job=job.resolved().model_dump(mode="json"),
-            values=dict(values),
+        manifest = manifest_of(
+            command,
+            job,
+            samples=next(iter(self._known.ready.values())).samples,
             ledger=self._control.ledger_at(command.step),
-            parts=tuple(PartRecord.parse(part["record"]) for part in by_rank),
-            raycloud_version=__version__,
-            torch_version=torch.__version__,
         )
         publish(self._store, manifest)
         retain(self._store, job.checkpoint.keep, newest=command.step)
@@ -324,29 +311,8 @@ class Driver:
             CheckpointPublished(
                 step=command.step,
                 path=f"{self._session.checkpoints}/step-{command.step:08d}",
-                state_bytes=sum(part["record"]["bytes"] for part in by_rank),
+                state_bytes=manifest.state_bytes,
                 write_s=clock.monotonic_s() - began_s,
-            )
-        )
-
-    def _merge(self, part: EvaluationPart) -> None:
-        """Merge the members' measures once all are there, in order of rank."""
-        group = self._control.group
-        parts = self._known.parts.setdefault(part.step, {})
-        parts[part.member] = part
-        if set(parts) != set(group):
-            return
-        del self._known.parts[part.step]
-        merged = merge_all(
-            {name: Metric.from_state(state) for name, state in parts[m].states.items()}
-            for m in group
-        )
-        texts = [p.sample for p in parts.values() if p.sample is not None]
-        self._pending.append(
-            Evaluated(
-                step=part.step,
-                metrics={name: metric.value() for name, metric in merged.items()},
-                sample=texts[0] if texts else None,
             )
         )
 
@@ -355,8 +321,6 @@ class Driver:
         self._log(RunFinished(status=status, steps=self._control.committed_step, error=why))
         predicted = None
         if self._plan is not None:
-            from dataclasses import asdict
-
             predicted = asdict(self._plan.predicted)
         return self._recorder.publish_summary(predicted=predicted).to_record()
 
@@ -365,21 +329,5 @@ class Driver:
             self._take(self._pending.popleft())
         summary = self._close(finish.status, finish.error)
         if finish.status == "failed":
-            raise self._failure(finish)
+            raise failure_of(self._known.failure, finish, self._session.directory.path)
         return Run(status=finish.status, directory=self._session.directory.path, summary=summary)
-
-    def _failure(self, finish: Finish) -> RaycloudError:
-        """The error that a member sent, as its own kind; else what control says."""
-        failure, where = self._known.failure, self._session.directory.path
-        if isinstance(failure, MemberFailed):
-            kind = getattr(errors, failure.error, InternalError)
-            text = f"member {failure.member}: {failure.message}"
-            if kind is errors.SpecError:
-                kind = errors.JobError
-            made: RaycloudError = kind(text, hint=failure.hint)
-            return made
-        message, _, hint = (finish.error or "the run failed").partition("\n\nhint: ")
-        hint = f"{hint} (run directory {where})" if hint else f"see {where}"
-        if isinstance(failure, MemberLost):
-            return errors.MemberLostError(message, hint=hint)
-        return errors.JobError(message, hint=hint)

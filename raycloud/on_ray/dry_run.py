@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from raycloud import errors
 from raycloud.events import MemberFailed, MemberLost, MemberReady
 from raycloud.on_ray.cluster import inventory
+from raycloud.on_ray.failure import error_of
 from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.tasks import by_value
-from raycloud.plan.plan import Plan, Profile, make
-from raycloud.plan.shares import Speed
+from raycloud.planning.plan import Plan, Profile, make
+from raycloud.planning.shares import Speed
 from raycloud.training.member import MemberConfig
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ def _ready(fleet: Fleet) -> MemberReady:
                 case MemberReady():
                     return event
                 case MemberFailed():
-                    kind = getattr(errors, event.error, errors.InternalError)
-                    raise kind(event.message, hint=event.hint)
+                    raise error_of(event)
                 case MemberLost():
                     raise errors.MemberLostError(f"the worker was lost: {event.reason}")
                 case _:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from raycloud.clock import SystemClock
 from raycloud.errors import SpecError
+from raycloud.events import CheckpointPublished
 from raycloud.spec import Environment, Job, RunDirectory, check_resume, choose
 
 if TYPE_CHECKING:
-    from raycloud.events import CheckpointPublished, Event
-    from raycloud.plan.plan import Plan
+    from raycloud.events import Event
+    from raycloud.planning.plan import Plan
 
 
 class StopSwitch(Protocol):

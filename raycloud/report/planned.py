@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from raycloud.report.figures import byte_count, figure, printable_line
 
 if TYPE_CHECKING:
-    from raycloud.plan import Plan
+    from raycloud.planning import Plan
 
 
 def plan_text(plan: Plan) -> str:

@@ -59,15 +59,15 @@ class SpecErrors(SpecError):
     """Several fields of the job are wrong: the first is in `field`, `value` and `problem`.
 
     Attributes:
-        message: Every mistake, each with its remedy.
-        others: The mistakes after the first, in the order of the message.
+        message: Every mistake, each with its remedy; `hint` is empty.
+        all: Each mistake as an error of its own, in the order of the message.
     """
 
     def __init__(self, errors: Sequence[SpecError]) -> None:
         """Compose one message that lists every mistake with its remedy."""
         first = errors[0]
         super().__init__(first.field, _Shown(first.value), first.problem)
-        self.others: tuple[SpecError, ...] = tuple(errors[1:])
+        self.all: tuple[SpecError, ...] = tuple(errors)
         lines = [f"{len(errors)} mistakes in the job:"]
         for error in errors[:_MOST_LISTED]:
             lines.append(f"  - {error.message}")
@@ -75,6 +75,11 @@ class SpecErrors(SpecError):
         if len(errors) > _MOST_LISTED:
             lines.append(f"  and {len(errors) - _MOST_LISTED} more")
         self.message = "\n".join(lines)
+
+    @property
+    def others(self) -> tuple[SpecError, ...]:
+        """The mistakes after the first."""
+        return self.all[1:]
 
 
 def refusal(mistakes: Sequence[Mistake], where: Where | None = None) -> SpecError:

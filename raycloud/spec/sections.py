@@ -25,7 +25,8 @@ Auto = Literal["auto"]
 
 def wrong(problem: str, hint: str, *, below: str = "", value: object = None) -> PydanticCustomError:
     """What a check of one field raises; `below`: the place inside it, where `value` stands."""
-    context: dict[str, Any] = {"problem": problem, "hint": hint, "below": below, "value": value}
+    # In a list, since pydantic insists that text itself be UTF-8.
+    context = {"problem": problem, "hint": hint, "below": below, "value": [value]}
     return PydanticCustomError(OURS, "refused", context)
 
 

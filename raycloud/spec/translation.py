@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 OURS = "raycloud"  # the type of findings that carry our own problem and hint
 
-_UNKNOWN = {"extra_forbidden", "invalid_key"}
 
 # What other trainers call it.
 _ELSEWHERE = {
@@ -55,7 +54,7 @@ def _mistake(finding: Mapping[str, Any], tree: Node) -> Mistake:
         below = context["below"]
         return Mistake(
             field=f"{field}.{below}" if below else field,
-            value=context["value"] if below else value,
+            value=context["value"][0] if below else value,
             problem=context["problem"],
             hint=context["hint"],
         )
@@ -63,7 +62,10 @@ def _mistake(finding: Mapping[str, Any], tree: Node) -> Mistake:
         problem = "every job needs one"
         hint = f"write `{field}:` with {accepts(node)}"
         return Mistake(field=field, value=NOT_SET, problem=problem, hint=hint)
-    if finding["type"] in _UNKNOWN and not is_free(node):
+    if finding["type"] == "invalid_key" or location[-1:] == ("[key]",):
+        problem = "stands there as a name, but is not text"
+        return Mistake(field=field, value=value, problem=problem, hint="put it in quotes")
+    if finding["type"] == "extra_forbidden":
         return _unknown(names, str(location[len(names)]), value, tree)
     return Mistake(
         field=field,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.commands import Halt, Reshare, Save
 from raycloud.errors import TaskError
-from raycloud.events import ChangeApplied, Event
+from raycloud.events import ChangeApplied, Event, GenerationFormed
 from raycloud.sync.lane import Lane, LaneReport
 from raycloud.sync.transport import ring_bytes
 from raycloud.training.feed import Collate, Feed
@@ -30,14 +30,23 @@ _REPORT_S = 0.5
 class Seat:
     """This member's place in a generation, and where the generation starts."""
 
-    member: int
+    members: tuple[int, ...]
     rank: int
-    size: int
     generation: int
     shares: tuple[int, ...]
     step: int
     position: Position
     last_step: int
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.members)
+
+    @property
+    def member(self) -> int:
+        """This member's number."""
+        return self.members[self.rank]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,8 +232,17 @@ class Loop:
         halt = False
         self._report()
         match due.change:
-            case Reshare(generation=generation):
+            case Reshare(generation=generation, shares=shares):
                 self._generation = generation
+                if self._seat.rank == 0:
+                    self._parts.report(
+                        GenerationFormed(
+                            generation=generation,
+                            members=self._seat.members,
+                            shares=shares,
+                            first_step=self.step,
+                        )
+                    )
             case Save():
                 self.save()
             case Halt():

@@ -128,7 +128,7 @@ class RunningStatistics:
                 raise TaskError(
                     f"batch normalisation {a.name!r} was applied {calls} times in one "
                     f"micro-batch and {a.calls} times in another",
-                    hint="apply it equally often, or use a normalisation without running statistics",
+                    hint="apply it equally often, or normalise without running statistics",
                 )
             if a.module.momentum is None:
                 factor = calls / (a.start_count + calls * count)

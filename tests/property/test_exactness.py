@@ -12,7 +12,9 @@ SHARES = [(8,), (4, 4), (5, 3), (5, 2, 1), (8, 0, 0), (2, 2, 2, 1, 1)]
 
 @pytest.mark.parametrize("shares", SHARES, ids=str)
 @pytest.mark.parametrize("norm", [False, True], ids=["layernorm", "batchnorm"])
-def test_float64_adamw_with_dropout_is_the_single_process(shares: tuple[int, ...], norm: bool) -> None:
+def test_float64_adamw_with_dropout_is_the_single_process(
+    shares: tuple[int, ...], norm: bool
+) -> None:
     asked, task = job(), NetTask(norm=norm)
     fleet = Fleet(asked, task, shares)
     for step in range(50):

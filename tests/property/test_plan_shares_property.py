@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from raycloud.errors import PlacementError
-from raycloud.plan import Speed, SpeedEstimate, better_shares, fit_shares, step_seconds
+from raycloud.planning import Speed, SpeedEstimate, better_shares, fit_shares, step_seconds
 
 # few distinct values, so that ties are common, and any floats besides
 seconds = st.one_of(st.sampled_from([0.0, 0.1, 0.5, 1.0, 1.1, 2.0]), st.floats(0.0, 20.0))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from raycloud.checkpoint import latest, open_store, retain, steps
+from raycloud.checkpoint import latest, load, open_store, retain, steps, verify
 from raycloud.checkpoint.payload import load_tensors
 
 # One process that forks a child per point: starting torch once per point would take minutes. A
@@ -101,6 +101,8 @@ def test_a_killed_process_leaves_the_previous_or_the_new_checkpoint(tmp_path: Pa
     drafts = 0
     for fatal in range(1, points + 1):
         store = open_store(tmp_path / str(fatal))
+        for step in steps(store):
+            verify(store, load(store, step))
         found = latest(store)
         assert found.skipped == ()
         assert found.manifest is not None

@@ -40,8 +40,11 @@ DTYPES = [
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return dense.clone().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    if tensor.numel() == 0:
+        return b""
+    dense = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    dense.view(tensor.shape).copy_(tensor.detach())
+    return dense.view(torch.uint8).numpy().tobytes()
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import Control, ControlSettings, MemberState, Phase
 from raycloud.control.diagram import render
+from raycloud.control.resharing import Resharing
 from raycloud.errors import CheckpointError, InternalError, SpecError
 from raycloud.order import Position, ledger_line, read_ledger
 
@@ -272,6 +273,20 @@ def test_a_small_gain_moves_no_work():
     assert not of(c.Prepare, walk(training(), until=200, slow_s=0.104))
 
 
+def test_a_gain_must_be_seen_in_two_looks_in_a_row():
+    settings = control(reshare_every_s=1.0, reshare_steps=1)._state.settings
+    resharing = Resharing(settings, {0: ready(0), 1: ready(1, micro_batch_s=0.3)}, 0.0)
+
+    def look(shares, now_s):
+        return resharing.look(group=(0, 1), shares=shares, step=int(now_s), now_s=now_s)
+
+    assert look((4, 4), 1.0) is None
+    assert look((6, 2), 2.0) is None  # nothing to gain: what was seen before is forgotten
+    assert look((4, 4), 3.0) is None
+    assert look((4, 4), 3.5) is None  # too early to be a look
+    assert look((4, 4), 4.0) == (6, 2)
+
+
 def test_shares_are_not_looked_at_more_often_than_asked():
     job = training(reshare_every_s=1000.0)
     assert not of(c.Prepare, walk(job, until=200, slow_s=0.3))
@@ -349,6 +364,16 @@ def test_a_stop_before_training_ends_at_once():
     for member in (0, 1):
         job.on(ready(member), 0.0)
     assert only(c.Finish, job.on(e.StopRequested(reason="x"), 0.0)).status == "stopped"
+
+
+def test_members_that_are_done_are_not_told_to_halt():
+    job = training()
+    job.on(report(job, 0, 0, 5), 1.0)
+    job.on(e.MemberDone(member=0, step=5), 1.0)
+    assert job.on(e.StopRequested(reason="x"), 1.0) == ()
+    job.on(report(job, 1, 0, 5), 1.0)
+    commands = job.on(e.MemberDone(member=1, step=5), 1.0)
+    assert only(c.Finish, commands).status == "finished"
 
 
 def test_a_halt_that_comes_after_the_last_step_leaves_the_run_finished():
@@ -543,6 +568,20 @@ def training_to(step):
     for member in (0, 1):
         job.on(report(job, member, 0, step), 1.0)
     return job
+
+
+def test_a_tail_that_the_resumed_cut_cannot_use_is_left_out():
+    first = training_to(20)
+    assert first.position_at(12) == Position(offset=96)
+    job = training(
+        step=12, position=first.position_at(12), ledger=first.ledger_at(12), drop_last=True
+    )
+    assert (job.position_at(12), job.ledger_at(12)) == (Position(offset=96), first.ledger_at(12))
+    for member in (0, 1):
+        job.on(report(job, member, 12, 14), 1.0)
+    audit = job.ledger.audit()
+    assert audit.exact
+    assert [str(r) for r in audit.left_out] == ["epoch 0 [96, 100)"]
 
 
 def test_resuming_with_other_data_fails_the_run():

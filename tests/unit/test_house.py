@@ -40,7 +40,7 @@ PUBLIC = (
     "plan",
     "train",
 )
-PURE = ("spec", "order", "plan", "control", "commands", "events", "errors", "clock", "metrics")
+PURE = ("spec", "order", "planning", "control", "commands", "events", "errors", "clock", "metrics")
 MAX_LINES = 350
 
 

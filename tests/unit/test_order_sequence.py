@@ -86,7 +86,7 @@ def test_micro_batches_tile_a_span_that_they_do_not_divide():
 
 
 def test_a_cut_that_makes_no_step_is_refused():
-    with pytest.raises(ValueError, match="drop_last leaves no step: 3 samples < global batch 4"):
+    with pytest.raises(ValueError, match="drop_last leaves no step: 3 samples"):
         Steps(samples=3, global_batch=4, micro_batch=2, drop_last=True)
     with pytest.raises(ValueError, match="must be positive"):
         Steps(samples=3, global_batch=0, micro_batch=2)

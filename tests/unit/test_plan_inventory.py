@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from raycloud.errors import PlacementError
-from raycloud.plan import Inventory, Node, capacity, place, require
+from raycloud.planning import Inventory, Node, capacity, place, require
 from raycloud.spec import RoleResources
 
 GIB = 2**30

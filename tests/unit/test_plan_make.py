@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raycloud.errors import PlacementError, RunDirectoryError, SpecError
-from raycloud.plan import (
+from raycloud.planning import (
     Inventory,
     Node,
     Plan,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raycloud.plan import (
+from raycloud.planning import (
     Speed,
     SpeedEstimate,
     better_shares,

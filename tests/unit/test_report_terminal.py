@@ -25,7 +25,7 @@ from raycloud.events import (
     StepsCommitted,
     StopRequested,
 )
-from raycloud.plan import Plan, PlannedMember, Prediction, Speed
+from raycloud.planning import Plan, PlannedMember, Prediction, Speed
 from raycloud.report.figures import byte_count, duration, figure, printable, sparkline
 from raycloud.report.follow import Follower, total_steps
 from raycloud.report.notebook import summary_html

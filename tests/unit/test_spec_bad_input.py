@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ GOOD = "task: gpt.py:Gpt\nsteps: 10\n"  # a whole job, when gpt.py is there
 CASES = Path(__file__).parent / "bad_input"
 
 
-def cases(name: str) -> list[object]:
+def cases(name: str) -> Sequence[object]:
     """The cases of a file as (text, message, hint); its first lines say how they are written."""
     found = []
     for block in re.split(r"^# ", (CASES / name).read_text("utf-8"), flags=re.MULTILINE)[1:]:

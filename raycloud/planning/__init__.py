@@ -4,16 +4,16 @@ Everything here is arithmetic on values: no torch, no Ray, no clock, no I/O. The
 the same plan.
 """
 
-from raycloud.plan.inventory import Inventory, Node, capacity, place, require
-from raycloud.plan.plan import (
+from raycloud.planning.inventory import Inventory, Node, capacity, place, require
+from raycloud.planning.plan import (
     Plan,
     PlannedMember,
     Profile,
     from_json,
     make,
 )
-from raycloud.plan.predict import Prediction, exposed_seconds, ring_bytes
-from raycloud.plan.shares import (
+from raycloud.planning.predict import Prediction, exposed_seconds, ring_bytes
+from raycloud.planning.shares import (
     better_shares,
     equal_shares,
     first_shares,
@@ -21,7 +21,7 @@ from raycloud.plan.shares import (
     load,
     step_seconds,
 )
-from raycloud.plan.speed import Speed, SpeedEstimate
+from raycloud.planning.speed import Speed, SpeedEstimate
 
 __all__ = [
     "Inventory",

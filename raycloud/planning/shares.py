@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raycloud.errors import PlacementError
-from raycloud.plan.speed import Speed, SpeedEstimate
+from raycloud.planning.speed import Speed, SpeedEstimate
 
 __all__ = [
     "Speed",

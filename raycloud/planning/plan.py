@@ -9,9 +9,9 @@ from typing import Any
 
 from raycloud.errors import PlacementError, RunDirectoryError, SpecError
 from raycloud.order import Steps
-from raycloud.plan.inventory import Inventory, place, require
-from raycloud.plan.predict import Prediction, exposed_seconds, ring_bytes
-from raycloud.plan.shares import Speed, equal_shares, first_shares, step_seconds
+from raycloud.planning.inventory import Inventory, place, require
+from raycloud.planning.predict import Prediction, exposed_seconds, ring_bytes
+from raycloud.planning.shares import Speed, equal_shares, first_shares, step_seconds
 from raycloud.spec import Job, SyncPoint
 
 FORMAT = 1

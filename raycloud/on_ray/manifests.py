@@ -1,0 +1,41 @@
+"""The manifest of a checkpoint whose parts the members have written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from raycloud import __version__
+from raycloud.checkpoint import Manifest, PartRecord, decode
+
+if TYPE_CHECKING:
+    from raycloud.commands import Publish
+    from raycloud.spec import Job
+
+
+def manifest_of(command: Publish, job: Job, *, samples: int, ledger: Mapping[str, Any]) -> Manifest:
+    """Put together what the members reported.
+
+    Args:
+        command: The parts, by member.
+        job: What is asked.
+        samples: Samples per epoch.
+        ledger: The ledger's state with exactly the steps before the checkpoint's.
+    """
+    by_rank = sorted(command.parts.values(), key=lambda part: part["rank"])
+    values: Mapping[str, Any] = decode(by_rank[0]["values"])
+    return Manifest(
+        step=command.step,
+        epoch=values["epoch"],
+        offset=values["offset"],
+        generation=values["generation"],
+        samples_per_epoch=samples,
+        job=job.resolved().model_dump(mode="json"),
+        values={**values, "random": {"seed": job.seed}},
+        ledger=ledger,
+        parts=tuple(PartRecord.parse(part["record"]) for part in by_rank),
+        raycloud_version=__version__,
+        torch_version=torch.__version__,
+    )

@@ -1,0 +1,26 @@
+"""What the environment says, as values."""
+
+from __future__ import annotations
+
+import pytest
+
+from raycloud.spec import Environment
+
+
+def test_from_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_ADDRESS", "NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    assert Environment.from_process() == Environment()
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    assert Environment.from_process() == Environment(
+        ray_address="10.0.0.1:6379", no_color=True, dumb_terminal=True
+    )
+
+
+@pytest.mark.parametrize(
+    "variables", [{"RAY_ADDRESS": "  "}, {"NO_COLOR": ""}, {"TERM": "xterm-256color"}]
+)
+def test_what_says_nothing(variables: dict[str, str]) -> None:
+    assert Environment.from_mapping(variables) == Environment()
