@@ -51,8 +51,10 @@ class Transformer(nn.Module):
 
     @staticmethod
     def _start(module: nn.Module) -> None:
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=0.2)
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
 
     def forward(self, text: Tensor) -> Tensor:
         places = torch.arange(text.shape[1], device=text.device)
@@ -62,8 +64,8 @@ class Transformer(nn.Module):
 class Gpt(Task):
     """What is trained: everything raycloud needs to know."""
 
-    def __init__(self, *, length: int = 128, width: int = 128, depth: int = 4, heads: int = 4,
-                 lr: float = 3e-3, warm_up: int = 40) -> None:  # fmt: skip
+    def __init__(self, *, length: int = 128, width: int = 96, depth: int = 2, heads: int = 4,
+                 lr: float = 6e-3, warm_up: int = 40) -> None:  # fmt: skip
         self.shape = {"length": length, "width": width, "depth": depth, "heads": heads}
         self.length, self.lr, self.warm_up = length, lr, warm_up
 

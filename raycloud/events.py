@@ -231,8 +231,7 @@ def to_record(event: Event) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any]) -> Event:
-    """Rebuild an event from `to_record`'s values; keys of the log itself (`t`, `format`) are
-    ignored.
+    """Rebuild an event from `to_record`'s values; the log's own keys (`t`, `format`) are ignored.
 
     Raises:
         ValueError: The kind is not known to this version.

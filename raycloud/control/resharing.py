@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from raycloud import planning
 from raycloud.planning import Speed, SpeedEstimate, better_shares, equal_shares
 
 if TYPE_CHECKING:
@@ -27,12 +28,10 @@ def first_shares(settings: ControlSettings, readies: list[MemberReady]) -> tuple
     """
     if not isinstance(settings.shares, str):
         return settings.shares
-    equal = equal_shares(len(readies), settings.micro_batches)
     if settings.shares == "equal" or len(readies) == 1:
-        return equal
+        return equal_shares(len(readies), settings.micro_batches)
     speeds = [speed(ready) for ready in readies]
-    better = better_shares(equal, speeds, settings.micro_batches, gain=settings.reshare_gain)
-    return equal if better is None else better
+    return planning.first_shares(speeds, settings.micro_batches, gain=settings.reshare_gain)
 
 
 class Resharing:

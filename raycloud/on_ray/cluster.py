@@ -76,7 +76,7 @@ def inventory() -> Inventory:
                 address=found["NodeManagerAddress"],
                 cpus=resources.get("CPU", 0.0),
                 gpus=resources.get("GPU", 0.0),
-                memory_bytes=int(resources.get("memory", 0)),
+                memory_bytes=int(memory) if (memory := resources.get("memory")) else None,
                 labels=dict(found.get("Labels") or {}),
             )
         )

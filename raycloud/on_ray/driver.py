@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 from raycloud import __version__
@@ -38,6 +38,7 @@ from raycloud.events import (
     MemberReady,
     MemberSpawned,
     Noticed,
+    PartWritten,
     RunFinished,
     RunStarted,
     StopRequested,
@@ -55,14 +56,15 @@ from raycloud.planning.inventory import capacity, require
 from raycloud.planning.plan import Plan, Profile, make
 from raycloud.planning.shares import Speed
 from raycloud.report.recorder import Recorder
-from raycloud.spec import Job, RunDirectory, dump_job
 from raycloud.training.member import Meeting, MemberConfig
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
+    from raycloud.spec import Job, RunDirectory
     from raycloud.task import Task
 
 _TURN_S = 0.2
+_SILENCE_S = 600.0  # a step, or measuring the held-out samples, may take minutes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +108,7 @@ def drive(session: Session) -> Run:
             f"{session.directory.path} has no checkpoint to resume from",
             hint="start it anew in another --run-dir",
         )
-    if not session.resume:
-        session.directory.job_yaml.write_text(dump_job(session.job), encoding="utf-8")
+    session.directory.write_job(session.job)
     with Recorder(session.directory, session.clock, started_s=session.began_s) as recorder:
         driver = Driver(session, recorder, store, manifest)
         for step, why in found.skipped if found is not None else ():
@@ -132,7 +133,8 @@ class Driver:
         tally = recorder.tally
         settings = ControlSettings(
             min_workers=job.elastic.min_workers,
-            max_workers=job.elastic.max_workers,
+            max_workers=min(job.elastic.max_workers, job.micro_batches),
+            silence_s=_SILENCE_S,
             capacity=capacity(self._nodes, job.resources.worker),
             global_batch=job.global_batch,
             micro_batch=job.micro_batch,
@@ -195,6 +197,10 @@ class Driver:
 
     def _log(self, event: Event) -> None:
         """Keep an event, and show it."""
+        if isinstance(event, PartWritten):  # the manifest says what is in it
+            names = ("file", "bytes", "sha256")
+            brief = {name: event.part["record"][name] for name in names}
+            event = replace(event, part=brief)
         self._recorder.record(event)
         self._session.observer(event)
 

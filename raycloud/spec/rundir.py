@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raycloud.errors import RunDirectoryError
-from raycloud.spec.load import load_job
+from raycloud.spec.load import dump_job, load_job
 from raycloud.spec.mistakes import Mistake, refusal
 from raycloud.spec.schema import plain_word
 from raycloud.spec.task_reference import TaskReference
@@ -35,6 +35,12 @@ class RunDirectory:
     def job_yaml(self) -> Path:
         """The job, resolved. Written first: a directory with it is a run."""
         return self.path / "job.yaml"
+
+    def write_job(self, job: Job) -> None:
+        """Keep `job`, resolved, as the run's; a kill in between leaves the old one or the new."""
+        draft = self.job_yaml.with_suffix(".draft")
+        draft.write_text(dump_job(job), encoding="utf-8")
+        draft.replace(self.job_yaml)
 
     @property
     def plan_json(self) -> Path:
@@ -104,8 +110,8 @@ def choose(
 def check_resume(old: Job, new: Job) -> None:
     """Refuse to resume `old` as `new` where that would change the canonical order of samples.
 
-    Workers, shares, length, batch sizes, checkpoints and all else may change. A task in a file may
-    have moved with its project: file name and class must be the same.
+    The place of its checkpoints is kept, too. Workers, shares, length, batch sizes and all else may
+    change. A task in a file may have moved with its project: file name and class are the same.
 
     Raises:
         SpecError: One or more fields differ that may not.
@@ -122,6 +128,17 @@ def check_resume(old: Job, new: Job) -> None:
         for field in _KEPT
         if before[field] != after[field]
     ]
+    was, shall_be = old.resolved().checkpoint.path, new.resolved().checkpoint.path
+    if was != shall_be:
+        kept = plain_word(was)
+        mistakes.append(
+            Mistake(
+                field="checkpoint.path",
+                value=shall_be,
+                problem=f"the run to resume keeps its checkpoints at {kept}",
+                hint=f"write checkpoint.path {kept}, or move them and start a new run",
+            )
+        )
     if mistakes:
         raise refusal(mistakes)
 

@@ -43,8 +43,8 @@ _MEETING_S = 120.0
 class MemberConfig:
     """What a member is told at its start.
 
-    `address` is this node's address that peers can reach; `resume_step` names the checkpoint to
-    start from, None for the beginning.
+    `address` is this node's address that peers can reach. `checkpoints` is where they are kept;
+    `resume_step` names the one to start from, None for the beginning.
     """
 
     member: int

@@ -14,22 +14,7 @@ from raycloud import events as e
 from raycloud.control import Control, ControlSettings, Phase
 from raycloud.errors import InternalError
 from raycloud.order import Position
-
-
-def ready(member, samples, micro_batch_s=0.1):
-    return e.MemberReady(
-        member=member,
-        samples=samples,
-        parameters=1,
-        state_bytes=1,
-        gradient_bytes=1,
-        fixed_s=0.0,
-        micro_batch_s=micro_batch_s,
-    )
-
-
-def stop():
-    return e.StopRequested(reason="late")
+from tests.control_events import committed, part, published, ready, stop
 
 
 def frozen(value):
@@ -60,8 +45,8 @@ def any_event(draw):
             [
                 e.RunStarted(job="j", version="1"),
                 e.MemberSpawned(member=member),
-                ready(member, draw(st.sampled_from([20, 20, 20, 21, -1]))),
-                ready(member, 20, float("nan")),
+                ready(member, samples=draw(st.sampled_from([20, 20, 20, 21, -1]))),
+                ready(member, samples=20, micro_batch_s=float("nan")),
                 e.MemberLost(member=member, reason="r"),
                 e.MemberFailed(member=member, error="E", message="m"),
                 e.MemberDone(member=member, step=step),
@@ -69,9 +54,9 @@ def any_event(draw):
                     generation=draw(few), members=(0, 1), shares=(2, 2), first_step=0
                 ),
                 e.ChangeApplied(member=member, change=draw(few), step=step),
-                committed(member, first, step, draw(few), Position(offset=draw(few))),
-                e.PartWritten(member=member, step=step, part={}, blocked_s=0.0, write_s=0.0),
-                e.CheckpointPublished(step=step, path="p", state_bytes=1, write_s=0.0),
+                committed(member, first, step, generation=draw(few), at=Position(offset=draw(few))),
+                part(member, step),
+                published(step),
                 e.EvaluationPart(member=member, step=step, states={}),
                 e.Evaluated(step=step, metrics={}),
                 e.RangeChanged(min_workers=draw(few), max_workers=draw(few)),
@@ -80,30 +65,6 @@ def any_event(draw):
                 stop(),
             ]
         )
-    )
-
-
-def committed(member, first, last, generation, at):
-    return e.StepsCommitted(
-        member=member,
-        generation=generation,
-        first_step=first,
-        last_step=last,
-        epoch=at.epoch,
-        offset=at.offset,
-        loss=1.0,
-        weight=1.0,
-        samples=1,
-        micro_batches=1,
-        grad_norm=1.0,
-        learning_rate=1.0,
-        wall_s=1.0,
-        compute_s=1.0,
-        data_s=0.0,
-        exchange_s=0.0,
-        cpu_s=1.0,
-        bytes_sent=0,
-        bytes_dense=0,
     )
 
 
@@ -124,30 +85,26 @@ def changes_nothing_if_illegal(job, event, now_s):
 
 def life(*, stopped):
     """All events of a run of two members, in one legal order."""
-    at = Position
-    yield from (e.MemberSpawned(member=0), e.MemberSpawned(member=1), ready(0, 20), ready(1, 20))
+
+    def did(member, first, last):
+        at = Position(offset=4 * last)
+        return committed(member, first, last, generation=0, at=at)
+
+    for m in (0, 1):
+        yield e.MemberSpawned(member=m)
+    for m in (0, 1):
+        yield ready(m, samples=20)
     yield e.GenerationFormed(generation=0, members=(0, 1), shares=(2, 2), first_step=0)
-    yield from (committed(0, 0, 3, 0, at(offset=12)), committed(1, 0, 2, 0, at(offset=8)))
-    yield from (part(0, 2), committed(1, 2, 3, 0, at(offset=12)), part(1, 2))
-    yield from (
-        e.CheckpointPublished(step=2, path="p", state_bytes=1, write_s=0.0),
-        e.Noticed(what="w"),
-    )
+    yield from (did(0, 0, 3), did(1, 0, 2))
+    yield from (part(0, 2), did(1, 2, 3), part(1, 2))
+    yield from (published(2), e.Noticed(what="w"))
     if stopped:
         yield stop()
         yield from (e.ChangeApplied(member=m, change=1, step=4) for m in (1, 0))
     for m in (0, 1):
-        yield from (
-            committed(m, 3, 4, 0, at(offset=16)),
-            part(m, 4),
-            e.MemberDone(member=m, step=4),
-        )
-    yield e.CheckpointPublished(step=4, path="p", state_bytes=1, write_s=0.0)
+        yield from (did(m, 3, 4), part(m, 4), e.MemberDone(member=m, step=4))
+    yield published(4)
     yield e.RunFinished(status="finished", steps=4)
-
-
-def part(member, step):
-    return e.PartWritten(member=member, step=step, part={}, blocked_s=0.0, write_s=0.0)
 
 
 def job_of_two():

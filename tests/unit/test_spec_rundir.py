@@ -193,7 +193,7 @@ def test_a_name_too_long(runs: Path) -> None:
         {"steps": None, "epochs": 2},
         {"global_batch": 64, "micro_batch": 8},
         {"elastic": {"min_workers": 2, "max_workers": 5, "shares": "equal"}},
-        {"checkpoint": {"path": "s3://b/x", "every_steps": 3, "keep": 1}},
+        {"checkpoint": {"every_steps": 3, "keep": 1}},
         {"resources": {"worker": {"cpus": 4}}},
         {"settings": {"rate": 1e-3}},
         {"task": "elsewhere/gpt.py:Gpt"},  # moved with its project
@@ -233,6 +233,13 @@ def test_what_a_resumed_run_may_not_change(change: dict[str, Any], message: str,
     assert caught.value.message == f"{message}, which its order of samples follows"
     assert hint in caught.value.hint
     assert caught.value.hint.endswith("or start a new run: without --resume, in another --run-dir")
+
+
+def test_a_resumed_run_keeps_the_place_of_its_checkpoints() -> None:
+    with pytest.raises(SpecError, match="keeps its checkpoints at null") as caught:
+        check_resume(job(), job(checkpoint={"path": "s3://b/x"}))
+    assert caught.value.field == "checkpoint.path"
+    assert caught.value.hint == "write checkpoint.path null, or move them and start a new run"
 
 
 def test_all_that_may_not_change_comes_in_one_error() -> None:

@@ -1,0 +1,79 @@
+"""Small checkpoints of two parts: written, compared, damaged."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raycloud.checkpoint import Manifest, PartRecord, Store, open_store, publish
+from raycloud.checkpoint.payload import load_tensors, write_part
+
+GOLDEN = Path(__file__).parent / "unit" / "golden" / "checkpoint"
+
+
+def tensors_of(step: int) -> list[dict[str, torch.Tensor]]:
+    """The tensors of both parts."""
+    return [
+        {
+            "parameter/layer.weight": torch.arange(6.0).reshape(2, 3) + step,
+            "buffer/steps": torch.tensor(step),
+        },
+        {
+            "parameter/layer.bias": torch.tensor([0.5, -step], dtype=torch.bfloat16),
+            "optimizer/layer.bias/exp_avg": torch.tensor([1 / 3, step], dtype=torch.float64),
+        },
+    ]
+
+
+def manifest_of(step: int, parts: list[dict[str, Any]]) -> Manifest:
+    return Manifest(
+        step=step,
+        epoch=1,
+        offset=step * 32,
+        generation=2,
+        samples_per_epoch=1000,
+        job={"format": 1, "task": "jobs/gpt.py:Gpt", "seed": 0},
+        values={
+            "random": {"seed": 7, "step": step},
+            "groups": [{"lr": 0.1, "betas": (0.9, 0.95), "best": float("inf")}],
+            "schedule": {"milestones": {3: 1}},
+        },
+        ledger={"epochs": [[0, [[0, 1000]]], [1, [[0, step * 32]]]]},
+        parts=tuple(PartRecord.parse(part) for part in parts),
+        raycloud_version="0.1.0",
+        torch_version="2.13.0",
+    )
+
+
+def save(store: Store, step: int) -> Manifest:
+    """Write and publish a checkpoint of two parts."""
+    parts = [
+        write_part(store, step=step, rank=rank, parts=2, tensors=tensors)
+        for rank, tensors in enumerate(tensors_of(step))
+    ]
+    manifest = manifest_of(step, parts)
+    publish(store, manifest)
+    return manifest
+
+
+def assert_holds(store: Store, manifest: Manifest) -> None:
+    """The checkpoint is, bit for bit, what `save` wrote at its step."""
+    read = load_tensors(store, manifest)
+    expected = {name: t for part in tensors_of(manifest.step) for name, t in part.items()}
+    assert set(read) == set(expected)
+    assert all(torch.equal(read[name], expected[name]) for name in read)
+
+
+def damage(store: Store, name: str) -> None:
+    """Flip one bit in the middle of a file: its size stays."""
+    content = bytearray(store.read(name))
+    content[len(content) // 2] ^= 1
+    store.write(name, [bytes(content)])
+
+
+def memory_store() -> Store:
+    """An empty store in memory, of its own."""
+    return open_store(f"memory://{uuid.uuid4().hex}")

@@ -1,0 +1,135 @@
+"""Control before the first step: placing, forming, first shares, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raycloud import commands as c
+from raycloud import events as e
+from raycloud.control import MemberState, Phase
+from raycloud.control.diagram import render
+from raycloud.errors import InternalError, SpecError
+from tests.control_events import ready
+from tests.control_job import control, formed, of, only, report
+
+PAGE = Path(__file__).parents[2] / "docs" / "state-machine.md"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "capacity", "count"), [(1, 4, 2, 2), (1, 4, 9, 4), (3, 4, 1, 3)]
+)
+def test_start_spawns_what_fits_but_at_least_the_minimum(low, high, capacity, count):
+    job = control(min_workers=low, max_workers=high, capacity=capacity, first_member=5)
+    commands = job.start(0.0)
+    assert only(c.Spawn, commands).members == tuple(range(5, 5 + count))
+    assert len(of(c.Notice, commands)) == (count < high)
+    assert set(job.members.values()) == {MemberState.SPAWNING}
+
+
+def test_all_ready_members_form_a_generation_and_open_the_ledger():
+    job = control()
+    job.start(0.0)
+    assert job.on(e.MemberSpawned(member=0, node="a"), 0.0) == ()
+    assert job.on(ready(1), 0.0) == ()
+    assert job.ledger is None
+    record, form = job.on(ready(0), 0.0)
+    assert record == c.Record(records=({"format": 1, "kind": "ledger", "samples": 100},))
+    assert form == c.Form(generation=0, members=(0, 1), shares=(4, 4), step=0)
+    assert job.phase is Phase.FORMING
+    job.on(formed(job), 0.0)
+    assert set(job.members.values()) == {MemberState.ACTIVE}
+
+
+@pytest.mark.parametrize(
+    ("shares", "slow_s", "expected"),
+    [
+        ("equal", 0.9, (4, 4)),
+        ("auto", 0.3, (6, 2)),
+        ("auto", 0.101, (4, 4)),
+        ((1, 7), 0.9, (1, 7)),
+    ],
+)
+def test_first_shares(shares, slow_s, expected):
+    job = control(shares=shares)
+    job.start(0.0)
+    job.on(ready(0), 0.0)
+    assert only(c.Form, job.on(ready(1, micro_batch_s=slow_s), 0.0)).shares == expected
+
+
+def test_members_that_see_different_data_fail_the_run_by_name():
+    job = control()
+    job.start(0.0)
+    job.on(ready(0), 0.0)
+    release, finish = job.on(ready(1, samples=99), 0.0)
+    assert release == c.Release(members=(0, 1))
+    assert finish.status == "failed"
+    assert "member 0 has 100 samples, member 1 has 99" in finish.error
+
+
+def test_data_that_makes_no_step_fails_the_run():
+    job = control(drop_last=True)
+    job.start(0.0)
+    job.on(ready(0, samples=7), 0.0)
+    finish = only(c.Finish, job.on(ready(1, samples=7), 0.0))
+    assert "drop_last leaves no step: 7 samples" in finish.error
+
+
+def test_what_a_member_did_proves_that_the_generation_formed():
+    job = control()
+    job.start(0.0)
+    for member in (0, 1):
+        job.on(ready(member), 0.0)
+    job.on(report(job, 1, 0, 3), 0.0)
+    assert job.phase is Phase.TRAINING
+    assert set(job.members.values()) == {MemberState.ACTIVE}
+    assert job.on(formed(job), 0.0) == ()
+
+
+# ---- settings, tables and the page
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"shares": (8,)}, "one share >= 0 for each of 2 workers"),
+        ({"shares": (9, -1)}, "one share >= 0"),
+        ({"shares": (3, 4)}, "sum to 7, a step has 8 micro-batches"),
+    ],
+)
+def test_shares_that_do_not_fit_are_refused(settings, problem):
+    with pytest.raises(SpecError, match=problem) as caught:
+        control(**settings)
+    assert caught.value.field == "elastic.shares"
+
+
+def test_an_empty_range_is_our_fault():
+    with pytest.raises(InternalError, match="not a range of workers"):
+        control(min_workers=3)
+
+
+def test_nothing_happens_before_start_and_start_happens_once():
+    job = control()
+    with pytest.raises(InternalError, match="there is no member 0"):
+        job.on(ready(0), 0.0)
+    with pytest.raises(InternalError, match="StopRequested is illegal: in phase NEW"):
+        job.on(e.StopRequested(reason="x"), 0.0)
+    with pytest.raises(InternalError, match="before start"):
+        job.tick(0.0)
+    with pytest.raises(InternalError, match="no generation was formed yet"):
+        job.position_at(0)
+    job.start(0.0)
+    with pytest.raises(InternalError, match="illegal in phase PLACING"):
+        job.start(0.0)
+
+
+def test_an_illegal_event_names_event_member_and_state():
+    job = control()
+    job.start(0.0)
+    with pytest.raises(InternalError, match="MemberDone is illegal: member 1 is SPAWNING"):
+        job.on(e.MemberDone(member=1, step=0), 0.0)
+
+
+def test_the_page_is_drawn_from_the_tables():
+    assert PAGE.read_text() == render(), "run `python docs/generate.py`"

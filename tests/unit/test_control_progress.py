@@ -1,0 +1,138 @@
+"""Control while steps are done: what counts as committed, and shares that follow speed."""
+
+from __future__ import annotations
+
+import pytest
+
+from raycloud import commands as c
+from raycloud import events as e
+from raycloud.control.resharing import Resharing
+from raycloud.errors import InternalError
+from raycloud.order import Position
+from tests.control_events import ready
+from tests.control_job import control, of, only, report, training, walk
+
+# ---- progress
+
+
+def test_a_step_counts_when_all_members_have_committed_it():
+    job = training()
+    assert job.on(report(job, 0, 0, 10), 1.0) == ()
+    [record] = job.on(report(job, 1, 0, 7), 1.0)
+    assert record.records == (
+        {
+            "commit": {
+                "first_step": 0,
+                "last_step": 7,
+                "epoch": 0,
+                "start": 0,
+                "stop": 56,
+                "generation": 0,
+            }
+        },
+    )
+    assert (job.committed_step, job.position_at(7)) == (7, Position(offset=56))
+    assert job.ledger.committed_samples == 56
+
+
+def test_the_ledger_at_a_step_is_exact_whatever_was_reported():
+    job = training()
+    for member in (0, 1):
+        job.on(report(job, member, 0, 20), 1.0)
+    assert job.ledger_at(20) == job.ledger.state()
+    assert job.ledger_at(7)["ranges"] == [
+        {"epoch": 0, "epochs": 1, "committed": [[0, 56]], "left_out": []}
+    ]
+    assert job.ledger_at(14)["next_step"] == 14
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"first_step": 4}, "next step is 3"),
+        ({"first_step": 2}, "next step is 3"),
+        ({"last_step": 2}, "next step is 3"),
+        ({"generation": 1}, "generations 0 to 0 are possible"),
+        ({"offset": 9}, "the sequence stands at"),
+        ({"member": 7}, "no member 7"),
+    ],
+)
+def test_a_report_that_cannot_be_is_refused(changes, problem):
+    job = training()
+    job.on(report(job, 0, 0, 3), 1.0)
+    good = e.to_record(report(job, 0, 3, 6))
+    with pytest.raises(InternalError, match=problem):
+        job.on(e.from_record({**good, **changes}), 1.0)
+
+
+# ---- shares
+
+
+def test_shares_follow_a_gain_that_lasts():
+    job = training()
+    prepare = only(c.Prepare, walk(job, until=120, slow_s=0.3))
+    assert prepare == c.Prepare(
+        number=1, members=(0, 1), change=c.Reshare(generation=1, shares=(6, 2))
+    )
+    assert job.change_outstanding == prepare.change
+    at = job.committed_step + 3
+    job.on(e.ChangeApplied(member=0, change=1, step=at), 20.0)
+    assert (job.generation, job.shares) == (0, (4, 4))
+    job.on(e.ChangeApplied(member=1, change=1, step=at), 20.0)
+    assert (job.generation, job.shares, job.change_outstanding) == (1, (6, 2), None)
+    first = job.committed_step
+    commands = []
+    for member in (0, 1):
+        commands += job.on(report(job, member, first, at + 5, share=job.shares[member]), 21.0)
+    [record] = commands
+    ranges = [r["commit"] for r in record.records]
+    assert {r["generation"] for r in ranges} == {0, 1}
+    for r in ranges:
+        assert r["last_step"] <= at if r["generation"] == 0 else r["first_step"] >= at
+    assert job.ledger.audit().exact
+
+
+@pytest.mark.parametrize("shares", ["equal", (4, 4)])
+def test_shares_that_were_asked_for_stay(shares):
+    assert not of(c.Prepare, walk(training(shares=shares), until=200, slow_s=0.3))
+
+
+def test_a_small_gain_moves_no_work():
+    assert not of(c.Prepare, walk(training(), until=200, slow_s=0.104))
+
+
+def test_a_gain_must_be_seen_in_two_looks_in_a_row():
+    settings = control(reshare_every_s=1.0, reshare_steps=1)._state.settings
+    resharing = Resharing(settings, {0: ready(0), 1: ready(1, micro_batch_s=0.3)}, 0.0)
+
+    def look(shares, now_s):
+        return resharing.look(group=(0, 1), shares=shares, step=int(now_s), now_s=now_s)
+
+    assert look((4, 4), 1.0) is None
+    assert look((6, 2), 2.0) is None  # nothing to gain: what was seen before is forgotten
+    assert look((4, 4), 3.0) is None
+    assert look((4, 4), 3.5) is None  # too early to be a look
+    assert look((4, 4), 4.0) == (6, 2)
+
+
+def test_shares_are_not_looked_at_more_often_than_asked():
+    job = training(reshare_every_s=1000.0)
+    assert not of(c.Prepare, walk(job, until=200, slow_s=0.3))
+
+
+@pytest.mark.parametrize(
+    ("applied", "problem"),
+    [
+        (e.ChangeApplied(member=0, change=2, step=500), "change 2 is not outstanding"),
+        (e.ChangeApplied(member=0, change=1, step=3), "are committed"),
+        (e.ChangeApplied(member=1, change=1, step=500), "applied it already"),
+        (e.ChangeApplied(member=0, change=1, step=501), "applied it at step 500"),
+    ],
+)
+def test_a_change_that_cannot_have_been_applied_is_refused(applied, problem):
+    job = training()
+    walk(job, until=120, slow_s=0.3)
+    if "already" in problem or "500" in problem:
+        job.on(e.ChangeApplied(member=1, change=1, step=500), 20.0)
+    with pytest.raises(InternalError, match=problem):
+        job.on(applied, 20.0)
