@@ -11,6 +11,10 @@ from hypothesis import HealthCheck, settings
 TESTS = Path(__file__).parent
 RAY_TIMEOUT_S = 180  # an embedded cluster starts in 3 to 6 s on an idle machine, not on a busy one
 
+# Tensors are small here: a second thread has nothing to do but wait, which takes 10 times as long
+# on a busy machine. Read when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # No deadline per example: this machine may be busy. No database: a checkout may be read-only, and a
 # failure prints what reproduces it.
 settings.register_profile(

@@ -146,7 +146,7 @@ class Fleet:
         for replica, lane, work in zip(self.replicas, self.lanes, works, strict=True):
             replica.compute(work, self.collate, lambda lane=lane: 1.0 / lane.read(never).weight)
         for replica in self.replicas:
-            replica.collect(never)
+            replica.collect(number, never)
         for replica, work in zip(self.replicas, works, strict=True):
             replica.commit(work)
         self.position = self.steps.after(span)

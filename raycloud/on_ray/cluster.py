@@ -19,6 +19,7 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_LOG_TO_DRIVER_EVENT_LEVEL": "ERROR",
     "RAY_preload_python_modules": "torch",  # imported while the cluster starts, not after
+    "RAY_worker_niceness": "0",  # Ray would take 15: behind every other process of the machine
 }
 
 

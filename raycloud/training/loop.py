@@ -163,7 +163,7 @@ class Loop:
         parts.replica.compute(work, parts.collate, self._scale)
         sums = self._sums if self._sums is not None else self._read_lane()
         self._compute_s = clock.monotonic_s() - began_s - self._lane_s
-        result = parts.replica.collect(self._abandoned)
+        result = parts.replica.collect(self.step, self._abandoned)
         rate = parts.replica.learning_rate
         parts.replica.commit(work)
         self._sums = None

@@ -142,7 +142,7 @@ class Replica:
             _call_backward(last[1] * last[0].weight)
         self.gradients.launch()
 
-    def collect(self, abandoned: Callable[[], bool]) -> StepResult:
+    def collect(self, step: int, abandoned: Callable[[], bool]) -> StepResult:
         """Wait for the exchange; the mean gradients are then in place, clipped.
 
         Raises:
@@ -155,7 +155,7 @@ class Replica:
         exchange_s = self._clock.monotonic_s() - began_s
         if not exchanged.norm < float("inf"):
             raise DivergedError(
-                f"the gradient's norm is {exchanged.norm}",
+                f"the gradient's norm is {exchanged.norm} at step {step}",
                 hint="lower the learning rate, set clip_norm, or start from an earlier checkpoint",
             )
         if self._job.clip_norm is not None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import select
 import shutil
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.live import ended, processes_below
 
 END_S = 20.0  # how long Ray's processes may take to end after shutdown
 
@@ -30,9 +29,31 @@ def ray_tmpdir() -> Iterator[Path]:
             yield folder
         finally:
             _shut_down()
-            left = _ended(_started_below(folder))
+            left = ended(processes_below(folder), END_S)
             shutil.rmtree(folder, ignore_errors=True)
     assert not left, f"still running after Ray was shut down: {left}"
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_tmpdir: Path, request: pytest.FixtureRequest) -> str:
+    """A Ray for all tests of a module that ask for it, with the module's `CPUS`; its address.
+
+    `raycloud.train` uses the Ray that this process is attached to, so it starts none of its own.
+    """
+    import ray
+
+    from raycloud.on_ray.cluster import _QUIET
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in _QUIET.items():
+            patch.setenv(name, value)
+        ray.init(
+            num_cpus=getattr(request.module, "CPUS", 2),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def _shut_down() -> None:
@@ -41,35 +62,3 @@ def _shut_down() -> None:
 
     if ray.is_initialized():
         ray.shutdown()
-
-
-def _started_below(folder: Path) -> dict[int, str]:
-    """Processes, by id, that inherited `RAY_TMPDIR=folder`; what a killed driver left included."""
-    mark = f"RAY_TMPDIR={folder}".encode()
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            variables = (process / "environ").read_bytes().split(b"\0")
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-        except OSError:  # ended meanwhile, or somebody else's
-            continue
-        if mark in variables and int(process.name) != os.getpid():
-            found[int(process.name)] = command
-    return found
-
-
-def _ended(processes: dict[int, str]) -> dict[int, str]:
-    """Wait for processes to end, kill those that do not; returns what had to be killed."""
-    left = {}
-    for pid, command in processes.items():
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            if not select.select([descriptor], [], [], END_S)[0]:
-                left[pid] = command
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        finally:
-            os.close(descriptor)
-    return left

@@ -1,0 +1,128 @@
+"""Tasks for runs on a real Ray: ones that wait, fail, differ or slow down on purpose.
+
+A real run cannot be told from outside what to do at which step, so its task is told by settings.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from raycloud.task import Splits
+from tests.lockstep import NetTask
+
+GATE_S = 120.0
+
+
+def claim(path: str | None) -> bool:
+    """Whether this process is the first to ask for `path`: one member of a run, whichever."""
+    if path is None:
+        return False
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    return True
+
+
+class Steady(NetTask):
+    """A schedule that does not depend on how long the run is, so that a run may be made longer."""
+
+    def scheduler(self, optimizer: torch.optim.Optimizer, steps: int) -> Any:
+        return super().scheduler(optimizer, 200)
+
+
+class Gated(Steady):
+    """Makes `free` batches, and the next ones only once the file `gate` is there.
+
+    So a run stands still where a test wants it, without anyone measuring time.
+    """
+
+    def __init__(self, *, gate: str | None = None, free: int = 0, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.gate, self.free = gate, free
+        self.made = 0
+
+    def batch(self, samples: Sequence[Any], rng: np.random.Generator | None) -> Any:
+        self.made += 1
+        if self.gate is not None and self.made > self.free:
+            pause, left_s = threading.Event(), GATE_S
+            while not Path(self.gate).exists() and left_s > 0:
+                pause.wait(0.02)
+                left_s -= 0.02
+        return super().batch(samples, rng)
+
+
+class Faulty(Steady):
+    """Breaks where `fault` says; in the middle of a run after `after` calls."""
+
+    def __init__(
+        self, *, fault: str = "", after: int = 0, first: str | None = None, **settings: Any
+    ) -> None:
+        super().__init__(**settings)
+        self.fault, self.after, self.first = fault, after, first
+        self.calls = 0
+
+    def model(self) -> nn.Module:
+        if self.fault == "model":
+            raise ValueError("no such width")
+        return super().model()
+
+    def data(self, path: str | None) -> Splits:
+        if self.fault == "data":
+            raise KeyError("column 'label'")
+        if self.fault == "unreadable":
+            raise FileNotFoundError(2, "No such file or directory", "points.csv")
+        if self.fault == "empty":
+            return Splits(train=[])
+        if self.fault == "sizes" and claim(self.first):
+            self.samples -= 6
+        return super().data(path)
+
+    def batch(self, samples: Sequence[Any], rng: np.random.Generator | None) -> Any:
+        if self._now("batch"):
+            raise IndexError("sample 7 has no label")
+        return super().batch(samples, rng)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        found = super().loss(model, batch)
+        if self._now("loss"):
+            raise RuntimeError("the shapes do not match")
+        if self._now("nan"):
+            return found * float("nan")
+        return found
+
+    def _now(self, fault: str) -> bool:
+        if fault != self.fault:
+            return False
+        self.calls += 1
+        return self.calls > self.after
+
+
+class Slowed(Steady):
+    """After `after` batches one member, whoever is first to `claimed`, has more to compute."""
+
+    def __init__(
+        self, *, claimed: str | None = None, after: int = 0, size: int = 256, **settings: Any
+    ) -> None:
+        super().__init__(**settings)
+        self.claimed, self.after, self.size = claimed, after, size
+        self.calls = 0
+        self.slow = False
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.calls += 1
+        if self.calls == self.after:
+            self.slow = claim(self.claimed)
+        if self.slow:
+            work = torch.full((self.size, self.size), 1.0 / self.size)
+            for _ in range(16):
+                work = work @ work  # stays what it is; takes its time
+        return super().loss(model, batch)
