@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from raycloud import Run
-from raycloud.checkpoint import latest, open_store
+from raycloud.checkpoint import Manifest, latest, open_store
 from raycloud.checkpoint.payload import load_tensors
 from raycloud.errors import RunDirectoryError
 from raycloud.events import CheckpointPublished, Event
@@ -194,12 +194,17 @@ def exact_steps(run_dir: Path) -> int:
     return ledger.next_step
 
 
+def checkpoint(run_dir: Path) -> Manifest:
+    """A run's newest checkpoint, with every byte verified."""
+    found = latest(open_store(str(run_dir / "checkpoints")))
+    assert found.manifest is not None
+    assert found.skipped == ()
+    return found.manifest
+
+
 def parameters(run_dir: Path) -> dict[str, torch.Tensor]:
     """The model in a run's newest checkpoint, by qualified name."""
-    store = open_store(str(run_dir / "checkpoints"))
-    manifest = latest(store).manifest
-    assert manifest is not None
-    tensors = load_tensors(store, manifest)
+    tensors = load_tensors(open_store(str(run_dir / "checkpoints")), checkpoint(run_dir))
     return {n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")}
 
 

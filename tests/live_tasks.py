@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from raycloud.task import Splits
-from tests.lockstep import NetTask
+from tests.lockstep import Net, NetTask
 
 GATE_S = 120.0
 
@@ -37,6 +37,28 @@ class Steady(NetTask):
 
     def scheduler(self, optimizer: torch.optim.Optimizer, steps: int) -> Any:
         return super().scheduler(optimizer, 200)
+
+
+class Pair(nn.Module):
+    """Two nets that answer together: one normalises each sample, the other over a micro-batch."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.nets = nn.ModuleList(
+            Net(norm=norm, dropout=dropout, branch=not norm) for norm in (False, True)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = (net(x) for net in self.nets)
+        answer: Tensor = one + other
+        return answer
+
+
+class PairTask(NetTask):
+    """Both kinds of normalisation in one model: what is hard for one of them shows here."""
+
+    def model(self) -> nn.Module:
+        return Pair(self.dropout).double()
 
 
 class Gated(Steady):

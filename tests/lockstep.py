@@ -27,7 +27,8 @@ class Net(nn.Module):
 
     def __init__(self, *, norm: bool, dropout: float, branch: bool) -> None:
         super().__init__()
-        self.first = nn.Linear(6, 16)
+        # In front of batch statistics a bias has no gradient but rounding, which Adam makes large.
+        self.first = nn.Linear(6, 16, bias=not norm)
         self.norm = nn.BatchNorm1d(16) if norm else nn.LayerNorm(16)
         self.drop = nn.Dropout(dropout)
         self.last = nn.Linear(16, 3)
@@ -130,6 +131,17 @@ class Fleet:
 
     def step(self, number: int) -> float:
         """Compute and commit one step; returns its loss."""
+        works = self.compute(number)
+        for replica in self.replicas:
+            replica.collect(number, never)
+        for replica, work in zip(self.replicas, works, strict=True):
+            replica.commit(work)
+        self.position = self.steps.after(works[0].span)
+        total = sum(work.weight for work in works)
+        return sum(replica.loss_sum() for replica in self.replicas) / total
+
+    def compute(self, number: int) -> list[StepWork]:
+        """Compute one step, up to the exchange; returns each member's work."""
         span = self.span(number, self.position)
         every = span.micro_batches
         dealt = assign(self.shares, len(every))
@@ -142,15 +154,9 @@ class Fleet:
         ]
         for lane, work in zip(self.lanes, works, strict=True):
             lane.send(LaneReport(weight=work.weight))
-        total = sum(work.weight for work in works)
         for replica, lane, work in zip(self.replicas, self.lanes, works, strict=True):
             replica.compute(work, self.collate, lambda lane=lane: 1.0 / lane.read(never).weight)
-        for replica in self.replicas:
-            replica.collect(number, never)
-        for replica, work in zip(self.replicas, works, strict=True):
-            replica.commit(work)
-        self.position = self.steps.after(span)
-        return sum(replica.loss_sum() for replica in self.replicas) / total
+        return works
 
 
 def never() -> bool:

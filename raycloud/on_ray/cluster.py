@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raycloud.errors import MachineError
@@ -18,6 +19,10 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_LOG_TO_DRIVER_EVENT_LEVEL": "ERROR",
+}
+_EMBEDDED = {
+    "RAY_enable_metrics_collection": "0",  # nobody scrapes an embedded cluster
+    "RAY_task_events_report_interval_ms": "0",  # and nobody lists its tasks
     "RAY_preload_python_modules": "torch",  # imported while the cluster starts, not after
     "RAY_worker_niceness": "0",  # Ray would take 15: behind every other process of the machine
 }
@@ -35,7 +40,7 @@ def attached(job: Job, address: str | None) -> Iterator[bool]:
     Raises:
         MachineError: No cluster answers at `address`.
     """
-    for name, value in _QUIET.items():
+    for name, value in (_QUIET if address else _QUIET | _EMBEDDED).items():
         os.environ.setdefault(name, value)
     import ray
 
@@ -56,10 +61,18 @@ def attached(job: Job, address: str | None) -> Iterator[bool]:
             if address
             else "look into the newest session below Ray's temporary directory for its logs",
         ) from error
+    _keep_private(Path.home() / ".ray" / "auth_token")
     try:
         yield address is None
     finally:
         ray.shutdown()
+
+
+def _keep_private(token: Path) -> None:
+    """Ray writes its token readable by everyone on the machine: leave it to its owner alone."""
+    with contextlib.suppress(OSError):  # not there, or another user's
+        if token.stat().st_mode & 0o077:
+            token.chmod(0o600)
 
 
 def inventory() -> Inventory:

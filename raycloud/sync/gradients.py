@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -125,15 +126,15 @@ class GradientExchange:
                 finish(work, abandoned)
                 self._works[b] = None
         self._own = [[p.grad for p in bucket.parameters] for bucket in self.buckets]
-        squares = 0.0
+        norms = []
         for bucket in self.buckets:
-            squares += float(torch.linalg.vector_norm(bucket.values)) ** 2
+            norms.append(float(torch.linalg.vector_norm(bucket.values)))
             for parameter, slot, used in zip(
                 bucket.parameters, bucket.slots, bucket.used.tolist(), strict=True
             ):
                 parameter.grad = slot if used else None
         payload = sum(ring_bytes(size, bucket.payload_bytes) for bucket in self.buckets)
-        return Exchanged(norm=squares**0.5, bytes_sent=payload)
+        return Exchanged(norm=math.hypot(*norms), bytes_sent=payload)
 
     def clip(self, norm: float, limit: float) -> None:
         """Scale the mean gradients so that their global norm is at most `limit`.

@@ -23,6 +23,7 @@ from raycloud.training.device import choose
 from raycloud.training.evaluate import evaluate, show
 from raycloud.training.feed import Collate
 from raycloud.training.loop import Loop, Parts, Seat
+from raycloud.training.memory import keep_freed_memory
 from raycloud.training.replica import Replica
 from raycloud.training.saver import Saver
 from raycloud.training.state import digest
@@ -91,6 +92,7 @@ class Life:
         """Build everything up to the first step."""
         job = config.job
         self._config, self._clock, self._report = config, clock, report
+        keep_freed_memory()
         torch.set_num_threads(job.resources.worker.cpus)
         self._device = choose(job.resources.worker.gpus)
         self._task = _construct(config.task, job)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from raycloud.training.replica import Replica
     from raycloud.training.saver import Saver
 
-_REPORT_S = 0.5
+_REPORT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

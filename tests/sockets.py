@@ -1,0 +1,35 @@
+"""Members of one generation in threads of this process, joined by real sockets."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from torch import distributed as dist
+
+from raycloud.sync.gloo import GlooTransport
+
+_MEETING = datetime.timedelta(seconds=20)
+
+
+@contextmanager
+def gloo_members(size: int) -> Iterator[list[GlooTransport]]:
+    """Transports that have met over this machine's loopback interface."""
+    host = "127.0.0.1"
+    meeting = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_MEETING)
+
+    def meet(rank: int) -> GlooTransport:
+        store = dist.TCPStore(host, meeting.port, is_master=False, timeout=_MEETING)
+        return GlooTransport(store, rank=rank, size=size, address=host)
+
+    yield together(lambda rank=rank: meet(rank) for rank in range(size))
+
+
+def together(calls: Iterator[Callable[[], Any]]) -> list[Any]:
+    """What the calls return, each made in a thread of its own; raises what the first raised."""
+    todo = list(calls)
+    with ThreadPoolExecutor(len(todo)) as threads:
+        return [future.result() for future in [threads.submit(call) for call in todo]]

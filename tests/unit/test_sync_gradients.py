@@ -1,0 +1,254 @@
+"""The exchange of gradients: the single process's mean, out of place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raycloud.errors import InternalError, TransportError
+from raycloud.sync.gradients import GradientExchange
+from raycloud.sync.loopback import Loopback
+from raycloud.sync.transport import Abandoned, ring_bytes
+from tests.crew import (
+    Crew,
+    Part,
+    Rooms,
+    accumulate,
+    assert_same,
+    gradients,
+    parts,
+    reference,
+    scale,
+)
+from tests.lockstep import never
+
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("counts", [(1,), (3, 2), (1, 4, 2)], ids=str)
+def test_every_member_ends_with_the_weighted_mean(
+    dtype: torch.dtype, counts: tuple[int, ...]
+) -> None:
+    crew = Crew(len(counts), dtype=dtype)
+    dealt = [parts(count, seed=seed, dtype=dtype) for seed, count in enumerate(counts)]
+    crew.compute(dealt)
+    crew.collect()
+    for model in crew.models:
+        assert_same(model, reference(dealt, dtype), TOLERANCE[dtype])
+        assert all(p.grad is not None and p.grad.dtype == dtype for p in model.parameters())
+
+
+def test_own_gradients_are_never_written_to() -> None:
+    crew, alone = Crew(2), Rooms()
+    dealt = [parts(2), parts(1, seed=1)]
+    for part in dealt[0]:
+        (alone.loss(part) * part.weight).backward()
+    crew.compute(dealt)
+    own = [p.grad for p in crew.models[0].parameters()]
+    crew.collect()
+    assert all(
+        a is not None and p.grad is not a
+        for a, p in zip(own, crew.models[0].parameters(), strict=True)
+    )
+    crew.exchanges[0].clip(1.0, 0.001)
+    crew.exchanges[0].restore()
+    assert all(
+        a is p.grad for a, p in zip(own, crew.models[0].parameters(), strict=True)
+    )
+    for name, gradient in gradients(alone).items():
+        restored = gradients(crew.models[0])[name]
+        assert gradient is not None
+        assert restored is not None
+        assert torch.equal(gradient, restored), name
+    crew.exchanges[0].clear()
+    assert not any(gradients(crew.models[0]).values())
+
+
+def test_a_restored_step_can_be_exchanged_again_elsewhere() -> None:
+    crew, dealt = Crew(2), [parts(2), parts(1, seed=1)]
+    crew.compute(dealt)
+    first = crew.collect()
+    for exchange in crew.exchanges:
+        exchange.restore()
+    crew.connect(Loopback(2))
+    again(crew.exchanges, dealt)
+    assert crew.collect() == first
+    assert_same(crew.models[0], reference(dealt))
+
+
+def again(exchanges: list[GradientExchange], dealt: list[list[Part]]) -> None:
+    """Send gradients that were computed before."""
+    for exchange in exchanges:
+        exchange.arm(lambda: scale(dealt))
+        exchange.launch()
+
+
+def test_a_parameter_that_nobody_used_is_skipped_by_the_optimizer() -> None:
+    crew, alone = Crew(2), Rooms()
+    models = [alone, *crew.models]
+    optimizers = [
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        for model in models
+    ]
+    for step in range(4):
+        dealt = [parts(2, seed=2 * step), parts(1, seed=2 * step + 1)]
+        if step in {0, 2}:  # layer 1 is not used: neither momentum nor weight decay moves it
+            dealt = [
+                [Part(weight=p.weight, x=p.x, through=(0, 2)) for p in mine] for mine in dealt
+            ]
+        crew.compute(dealt)
+        crew.collect()
+        accumulate(alone, dealt)
+        before = alone.layers[1].weight.clone()
+        for model in crew.models:
+            assert_same(model, alone)
+            assert (model.layers[1].weight.grad is None) == (step in {0, 2})
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        for exchange in crew.exchanges:
+            exchange.clear()
+        assert torch.equal(before, alone.layers[1].weight) == (step in {0, 2})
+    for model in crew.models:
+        for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_a_parameter_used_by_one_member_only() -> None:
+    crew = Crew(3)
+    x = parts(1)[0].x
+    dealt = [
+        [Part(weight=1.0, x=x, through=(0,))],
+        [Part(weight=2.0, x=x, through=(0, 1)), Part(weight=1.0, x=x, through=(0,))],
+        [Part(weight=3.0, x=-x, through=(0,))],
+    ]
+    crew.compute(dealt)
+    crew.collect()
+    for model in crew.models:
+        assert_same(model, reference(dealt))
+        assert model.layers[2].weight.grad is None
+
+
+def test_a_gradient_of_zero_is_not_none() -> None:
+    crew = Crew(2)
+    nothing = Part(weight=1.0, x=torch.zeros(3, 4, dtype=torch.float64), through=(0,))
+    dealt = [[nothing], [Part(weight=1.0, x=parts(1)[0].x, through=(1,))]]
+    crew.compute(dealt)
+    crew.collect()
+    weight = crew.models[1].layers[0].weight
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
+def test_members_without_micro_batches() -> None:
+    crew = Crew(3)
+    dealt = [[], parts(2), []]
+    crew.compute(dealt)
+    crew.collect()
+    for model in crew.models:
+        assert_same(model, reference(dealt))
+
+
+@pytest.mark.parametrize("limit", [1e-3, 1.0, 1e6])
+def test_norm_and_clipping_are_those_of_torch(limit: float) -> None:
+    crew, dealt = Crew(2), [parts(2), parts(3, seed=1)]
+    alone = reference(dealt)
+    crew.compute(dealt)
+    found = crew.collect()
+    norm = torch.nn.utils.clip_grad_norm_(alone.parameters(), limit)
+    for model, exchange, exchanged in zip(crew.models, crew.exchanges, found, strict=True):
+        assert exchanged.norm == pytest.approx(float(norm), rel=1e-12)
+        exchange.clip(exchanged.norm, limit)
+        assert_same(model, alone)
+
+
+def test_a_norm_beyond_the_square_root_of_the_largest_number() -> None:
+    model = Rooms()
+    exchange = GradientExchange(list(model.named_parameters()), bucket_bytes=128)
+    (model.loss(parts(1)[0]) * 1e200).backward()
+    exchange.arm(lambda: 1.0)
+    exchange.launch()
+    assert 1e190 < exchange.collect(never).norm < float("inf")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_one_member_without_a_finite_gradient_is_seen_by_all(value: float) -> None:
+    crew = Crew(2)
+    crew.compute([[Part(weight=1.0, x=torch.full((3, 4), value).double())], parts(1)])
+    assert not any(exchanged.norm < float("inf") for exchanged in crew.collect())
+
+
+def test_after_a_broken_exchange_the_step_is_exchanged_by_others_with_fresh_buffers() -> None:
+    crew, dealt = Crew(3), [parts(2), parts(1, seed=1), parts(3, seed=2)]
+    crew.compute(dealt, ranks=(0, 2))  # member 1 dies before it has sent anything
+    own = gradients(crew.models[0])
+    with pytest.raises(Abandoned):
+        crew.exchanges[0].collect(lambda: True)
+    crew.hub.cut("member 1 is gone")
+    for rank in (0, 2):
+        with pytest.raises(TransportError, match="member 1 is gone"):
+            crew.exchanges[rank].collect(never)
+    for name, gradient in gradients(crew.models[0]).items():
+        assert gradient is not None
+        assert torch.equal(gradient, own[name])  # type: ignore[arg-type]
+    old = [bucket.flat for bucket in crew.exchanges[0].buckets]
+
+    hub = Loopback(2)
+    for rank, transport in zip((0, 2), hub.members, strict=True):
+        crew.exchanges[rank].connect(transport)
+    for buffer in old:  # what the broken exchange may still do
+        buffer.fill_(float("nan"))
+    left = [dealt[0], dealt[2]]
+    again([crew.exchanges[0], crew.exchanges[2]], left)
+    for rank in (0, 2):
+        crew.exchanges[rank].collect(never)
+        assert_same(crew.models[rank], reference(left))
+    for buffer in old:
+        buffer.fill_(float("nan"))
+    assert_same(crew.models[0], reference(left))
+
+
+def test_connecting_again_after_whole_steps_keeps_the_buffers() -> None:
+    crew, dealt = Crew(2), [parts(1), parts(1, seed=1)]
+    crew.compute(dealt)
+    crew.collect()
+    before = [bucket.flat.data_ptr() for bucket in crew.exchanges[0].buckets]
+    crew.connect(Loopback(2))
+    assert [bucket.flat.data_ptr() for bucket in crew.exchanges[0].buckets] == before
+
+
+def test_the_scale_is_asked_once_and_only_when_a_gradient_is_there() -> None:
+    model = Rooms()
+    asked: list[None] = []
+    exchange = GradientExchange(list(model.named_parameters()), bucket_bytes=16)
+
+    def half() -> float:
+        asked.append(None)
+        return 0.5
+
+    exchange.arm(half)
+    exchange.launch()
+    assert asked == []
+    exchange.collect(never)
+    assert not any(p.grad is not None for p in model.parameters())
+    exchange.arm(half)
+    assert asked == []
+    model.loss(parts(1)[0]).backward()
+    exchange.launch()
+    assert asked == [None]
+
+
+def test_launch_without_arm_is_our_own_fault() -> None:
+    exchange = GradientExchange(list(Rooms().named_parameters()), bucket_bytes=16)
+    with pytest.raises(InternalError, match="arm"):
+        exchange.launch()
+
+
+def test_bytes() -> None:
+    crew, dealt = Crew(2), [parts(1), parts(1, seed=1)]
+    crew.compute(dealt)
+    numbers = sum(p.numel() for p in crew.models[0].parameters())
+    assert crew.exchanges[0].gradient_bytes == numbers * 8
+    (sent, _) = crew.collect()
+    assert sent.bytes_sent == ring_bytes(2, (numbers + 6) * 8)  # and one number a parameter
