@@ -41,6 +41,10 @@ class Sometimes(Normed):
 class Frozen(Normed):
     """Batch normalisation that stays in `eval` mode, as when fine-tuning."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm.eval()
+
     def train(self, mode: bool = True) -> Frozen:
         super().train(mode)
         self.norm.eval()
@@ -48,18 +52,19 @@ class Frozen(Normed):
 
 
 class Counting(nn.Module):
-    """Keeps counts and a running mean in buffers of its own; may begin to only on some inputs."""
+    """Keeps counts and a running mean in buffers of its own; may begin to only after some passes."""
 
-    def __init__(self, *, late: bool = False, replaced: bool = False) -> None:
+    def __init__(self, *, after: int = 0, replaced: bool = False) -> None:
         super().__init__()
         self.layer = nn.Linear(6, 3)
         self.register_buffer("seen", torch.zeros(6))
         self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
         self.register_buffer("table", torch.arange(6.0))  # never changes
-        self.late, self.replaced = late, replaced
+        self.left, self.replaced = after, replaced
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and not (self.late and x[0, 0] < 0.5):
+        self.left -= 1
+        if self.left < 0:
             mean = x.detach().mean(0).to(self.seen.dtype)
             if self.replaced:
                 self.seen = 0.5 * self.seen + mean

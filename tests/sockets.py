@@ -12,17 +12,15 @@ from torch import distributed as dist
 
 from raycloud.sync.gloo import GlooTransport
 
-_MEETING = datetime.timedelta(seconds=20)
-
 
 @contextmanager
-def gloo_members(size: int) -> Iterator[list[GlooTransport]]:
+def gloo_members(size: int, *, meeting_s: float = 20.0) -> Iterator[list[GlooTransport]]:
     """Transports that have met over this machine's loopback interface."""
-    host = "127.0.0.1"
-    meeting = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_MEETING)
+    host, limit = "127.0.0.1", datetime.timedelta(seconds=meeting_s)
+    meeting = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)
 
     def meet(rank: int) -> GlooTransport:
-        store = dist.TCPStore(host, meeting.port, is_master=False, timeout=_MEETING)
+        store = dist.TCPStore(host, meeting.port, is_master=False, timeout=limit)
         return GlooTransport(store, rank=rank, size=size, address=host)
 
     yield together(lambda rank=rank: meet(rank) for rank in range(size))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,12 @@ _QUIET = {
 _EMBEDDED = {
     "RAY_enable_metrics_collection": "0",  # nobody scrapes an embedded cluster
     "RAY_task_events_report_interval_ms": "0",  # and nobody lists its tasks
-    "RAY_preload_python_modules": "torch",  # imported while the cluster starts, not after
+    # Imported while the cluster starts, not after; optimizers import the second one.
+    "RAY_preload_python_modules": "torch,torch._dynamo",
     "RAY_worker_niceness": "0",  # Ray would take 15: behind every other process of the machine
 }
+
+_REACH_S = 10.0
 
 
 @contextlib.contextmanager
@@ -51,8 +55,10 @@ def attached(job: Job, address: str | None) -> Iterator[bool]:
     if address is None:
         options |= {"include_dashboard": False, "num_cpus": _embedded_cpus(job)}
     try:
+        if address is not None:
+            _reach(address)
         ray.init(address=address or "local", **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise MachineError(
             f"no Ray cluster answers at {address!r}: {error}"
             if address
@@ -66,6 +72,17 @@ def attached(job: Job, address: str | None) -> Iterator[bool]:
         yield address is None
     finally:
         ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """See whether anyone listens at `host:port`: Ray itself would try for more than three minutes.
+
+    Raises:
+        OSError: Nobody does. Other forms of address are left to Ray.
+    """
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
 
 
 def _keep_private(token: Path) -> None:

@@ -11,6 +11,7 @@ from raycloud.on_ray.cluster import inventory
 from raycloud.on_ray.failure import error_of
 from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.tasks import by_value
+from raycloud.planning.inventory import require
 from raycloud.planning.plan import Plan, Profile, make
 from raycloud.planning.shares import Speed
 from raycloud.training.member import MemberConfig
@@ -24,10 +25,12 @@ def dry_run(job: Job, task: type[Task]) -> Plan:
     """Measure the task on one worker, and plan for all.
 
     Raises:
-        RaycloudError: The task's code raised, or the worker was lost.
+        RaycloudError: The machines cannot hold the job, the task's code raised, or the worker was
+            lost.
     """
     by_value(task)
     nodes = inventory()
+    require(nodes, job.resources.worker, job.elastic.min_workers)
     fleet = Fleet(job.resources.worker)
     with tempfile.TemporaryDirectory() as nothing:
         config = MemberConfig(

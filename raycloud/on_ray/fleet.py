@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from raycloud.training.member import Meeting, MemberConfig
 
 _POLL_S = 2.0
-_PLACE_S = 60.0
+_PLACE_S = 60
 _THREADS = 4  # a long poll must not hold up a change
 
 
@@ -53,14 +54,12 @@ class Fleet:
             PlacementError: Not all fit within a minute; nothing is left reserved.
         """
         groups = [self._reserve() for _ in configs]
-        _, waiting = ray.wait(
-            [group.ready() for group in groups], num_returns=len(groups), timeout=_PLACE_S
-        )
-        if waiting:
+        placed = sum(1 for _ in itertools.takewhile(lambda g: g.wait(_PLACE_S), groups))
+        if placed < len(groups):
             for group in groups:
                 remove_placement_group(group)
             raise PlacementError(
-                f"{len(waiting)} of {len(groups)} workers found no place within {_PLACE_S:.0f} s: "
+                f"only {placed} of {len(groups)} workers found a place within {_PLACE_S} s: "
                 f"each asks for {self._bundle()}",
                 hint="lower elastic.min_workers or resources.worker, or free the cluster",
             )

@@ -10,8 +10,10 @@ from torch import distributed as dist
 
 from raycloud.errors import TransportError
 
-# gloo's own time-out is never relied on: members poll, and the driver says when to give up.
+# Only meeting has a time-out, the store's. An exchange has none: members poll, and the driver says
+# when to give up.
 _NEVER = datetime.timedelta(days=7)
+_SHORTEST_S = 0.001  # torch counts whole milliseconds, and takes none for no limit at all
 
 
 class GlooTransport:
@@ -40,7 +42,8 @@ class GlooTransport:
             gloo.create_device(hostname=address)
         ]
         options._threads = threads  # noqa: SLF001
-        options._timeout = _NEVER  # noqa: SLF001
+        # torch's type stub lacks the store's time-out.
+        options._timeout = store.timeout  # type: ignore[attr-defined]  # noqa: SLF001
         try:
             self._group = gloo(store, rank, size, options)
         except RuntimeError as error:
@@ -51,12 +54,15 @@ class GlooTransport:
 
     def all_reduce(self, tensor: torch.Tensor) -> GlooWork:
         """Sum over members, in place."""
-        return GlooWork(self._group.allreduce([tensor], dist.AllreduceOptions()))
+        options = dist.AllreduceOptions()
+        options.timeout = _NEVER
+        return GlooWork(self._group.allreduce([tensor], options))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> GlooWork:
         """Copy from the member of rank `source`, in place."""
         options = dist.BroadcastOptions()
         options.rootRank = source
+        options.timeout = _NEVER
         return GlooWork(self._group.broadcast([tensor], options))
 
     def close(self) -> None:
@@ -74,7 +80,7 @@ class GlooWork:
     def wait(self, timeout_s: float) -> bool:
         """Sleep until complete or `timeout_s` has passed; no processor time is spent waiting."""
         try:
-            self._work.wait(datetime.timedelta(seconds=timeout_s))
+            self._work.wait(datetime.timedelta(seconds=max(timeout_s, _SHORTEST_S)))
         except RuntimeError:
             if not self._work.is_completed():
                 return False

@@ -105,11 +105,10 @@ class GradientExchange:
             raise InternalError("launch() before arm()")
         for bucket in self.buckets[self._next :]:
             for i in sorted(bucket.missing):
-                grad = bucket.parameters[i].grad
-                if grad is None:
+                if bucket.parameters[i].grad is None:
                     bucket.slots[i].zero_()
                 else:  # used by an earlier pass of this step only
-                    torch.mul(grad, scale(), out=bucket.slots[i])
+                    _fill(bucket, i, scale)
             self._send(bucket)
         self._scale = None
 
@@ -171,13 +170,7 @@ class GradientExchange:
                 f"the gradient of {bucket.names[i]!r} was computed twice in one backward pass",
                 hint="use activation checkpointing with use_reentrant=False",
             )
-        grad = parameter.grad
-        if grad is None or grad.is_sparse:
-            raise TaskError(
-                f"the gradient of {bucket.names[i]!r} is sparse; only dense ones are exchanged",
-                hint="construct the embedding with sparse=False",
-            )
-        torch.mul(grad, self._scale(), out=bucket.slots[i])
+        _fill(bucket, i, self._scale)
         bucket.missing.discard(i)
         while self._next < len(self.buckets) and not self.buckets[self._next].missing:
             self._send(self.buckets[self._next])
@@ -194,3 +187,14 @@ class GradientExchange:
             None if alone or transport is None else transport.all_reduce(bucket.flat)
         )
         self._next += 1
+
+
+def _fill(bucket: Bucket, i: int, scale: Callable[[], float]) -> None:
+    """Put the scaled gradient of parameter `i` into its slot."""
+    grad = bucket.parameters[i].grad
+    if grad is None or grad.is_sparse:
+        raise TaskError(
+            f"the gradient of {bucket.names[i]!r} is sparse; only dense ones are exchanged",
+            hint="construct the embedding with sparse=False",
+        )
+    torch.mul(grad, scale(), out=bucket.slots[i])

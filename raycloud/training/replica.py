@@ -194,6 +194,8 @@ class Replica:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self.statistics.end_trial()
+        if self.statistics.changing:  # by each micro-batch: a fused pass would do it less often
+            self.fuse = 1
         self.gradients.clear()
 
     def _exact_forward(self, one: Pass, count: int) -> torch.Tensor | None:

@@ -63,6 +63,7 @@ class ReplicaState:
         }
         groups = [{k: v for k, v in g.items() if k != "params"} for g in state["param_groups"]]
         return {
+            "kinds": self._kinds(),
             "optimizer": {"scalars": scalars, "groups": groups},
             "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
         }
@@ -71,15 +72,25 @@ class ReplicaState:
         """Become the state that `tensors` and `values` describe.
 
         Raises:
-            CheckpointError: Names or shapes are not this model's.
+            CheckpointError: Names or shapes are not this model's, or optimizer or schedule are
+                others; nothing has changed.
         """
         wanted = self._model.state_dict()
         given = {n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")}
         _check_names(wanted, given)
+        _check_kinds(self._kinds(), values["kinds"])
+        optimizer_state = self._optimizer_state(tensors, values["optimizer"])
         self._model.load_state_dict(given, strict=True)
-        self._optimizer.load_state_dict(self._optimizer_state(tensors, values["optimizer"]))
-        if self._scheduler is not None and values["scheduler"] is not None:
+        self._optimizer.load_state_dict(optimizer_state)
+        if self._scheduler is not None:
             self._scheduler.load_state_dict(dict(values["scheduler"]))
+
+    def _kinds(self) -> dict[str, str | None]:
+        schedule = self._scheduler
+        return {
+            "optimizer": type(self._optimizer).__name__,
+            "schedule": None if schedule is None else type(schedule).__name__,
+        }
 
     def _optimizer_state(
         self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]
@@ -139,4 +150,13 @@ def _check_names(wanted: Mapping[str, torch.Tensor], given: Mapping[str, torch.T
                 f"{name!r} has shape {tuple(given[name].shape)} in the checkpoint and "
                 f"{tuple(tensor.shape)} in this model",
                 hint=hint,
+            )
+
+
+def _check_kinds(wanted: Mapping[str, str | None], given: Mapping[str, str | None]) -> None:
+    for what, kind in wanted.items():
+        if given[what] != kind:
+            raise CheckpointError(
+                f"the checkpoint's {what} is {given[what] or 'none'}, the task's {kind or 'none'}",
+                hint="resume with the task the run was started with",
             )

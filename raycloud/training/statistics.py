@@ -37,7 +37,37 @@ class _Average:
     start_count: int
     sum_mean: torch.Tensor
     sum_var: torch.Tensor
-    calls: int = 0  # updates per micro-batch, the same in every one
+    calls: int | None = None  # updates per micro-batch, the same in every one; None: not yet seen
+
+
+@dataclass(eq=False)
+class _Other:
+    """A buffer that is no running average. The model may change it in place, or put another there.
+
+    `seen` and `version` are the tensor, and its state, that are known.
+    """
+
+    name: str
+    module: nn.Module
+    key: str
+    seen: torch.Tensor
+    version: int
+
+    @property
+    def buffer(self) -> torch.Tensor:
+        """The tensor that is there now."""
+        return self.module.get_buffer(self.key)
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is not as it was when it was last looked at."""
+        buffer = self.buffer
+        return buffer is not self.seen or buffer._version != self.version  # noqa: SLF001
+
+    def look(self) -> None:
+        """From now on it is as it should be."""
+        self.seen = self.buffer
+        self.version = self.seen._version  # noqa: SLF001 - torch offers no public name
 
 
 class RunningStatistics:
@@ -51,9 +81,13 @@ class RunningStatistics:
         """Find the running averages, and the buffers that are none."""
         self._every: list[_Average] = []
         self._averages: list[_Average] = []  # those in training mode; a frozen one does not change
+        self._untracked = False
         known: set[int] = set()
         for name, module in model.named_modules():
-            if not isinstance(module, _BatchNorm) or module.running_mean is None:
+            if not isinstance(module, _BatchNorm):
+                continue
+            if module.running_mean is None:
+                self._untracked = True
                 continue
             mean, var = module.running_mean, module.running_var
             count = module.num_batches_tracked
@@ -71,9 +105,12 @@ class RunningStatistics:
                 )
             )
             known |= {id(mean), id(var), id(count)}
-        self._others = [(n, b) for n, b in model.named_buffers() if id(b) not in known]
-        self._versions = [b._version for _, b in self._others]  # noqa: SLF001 - no public name
-        self._changing: list[tuple[str, torch.Tensor]] = []
+        self._others = [
+            _other(model, name, buffer)
+            for name, buffer in model.named_buffers()
+            if id(buffer) not in known
+        ]
+        self._changing: list[_Other] = []
         self._starts: list[torch.Tensor] = []
         self._flats: list[torch.Tensor] = []
         self._works: list[Work | None] = []
@@ -81,12 +118,12 @@ class RunningStatistics:
     @property
     def per_batch(self) -> bool:
         """Whether the model has statistics of a micro-batch, so that fusing would change them."""
-        return any(a.module.training for a in self._every)
+        return self._untracked or any(a.module.training for a in self._every)
 
     @property
     def changing(self) -> tuple[str, ...]:
         """Names of other buffers that a trial pass changed."""
-        return tuple(name for name, _ in self._changing)
+        return tuple(other.name for other in self._changing)
 
     def begin_trial(self) -> None:
         """A pass without effect begins: any buffer may change."""
@@ -95,9 +132,9 @@ class RunningStatistics:
 
     def end_trial(self) -> None:
         """Undo the pass, and remember which buffers it changed: every pass will change them."""
-        found = self._changed()
+        found = [other for other in self._others if other.changed]
         self.discard()
-        self._changing = [self._others[i] for i in found]
+        self._changing = found
 
     def stage(self) -> None:
         """A step begins: remember where the averages stand."""
@@ -109,7 +146,7 @@ class RunningStatistics:
             a.start_count = int(count)
             a.sum_mean.zero_()
             a.sum_var.zero_()
-        self._starts = [buffer.clone() for _, buffer in self._changing]
+        self._starts = [other.buffer.clone() for other in self._changing]
 
     def before(self) -> None:
         """A micro-batch begins: from zero, the averages end as this micro-batch's term alone."""
@@ -122,7 +159,7 @@ class RunningStatistics:
         for a in self._averages:
             mean, var, tracked = _buffers(a.module)
             calls = int(tracked)
-            if a.calls == 0:
+            if a.calls is None:
                 a.calls = calls
             if calls != a.calls:
                 raise TaskError(
@@ -130,6 +167,8 @@ class RunningStatistics:
                     f"micro-batch and {a.calls} times in another",
                     hint="apply it equally often, or normalise without running statistics",
                 )
+            if calls == 0:
+                continue
             if a.module.momentum is None:
                 factor = calls / (a.start_count + calls * count)
             else:
@@ -148,7 +187,7 @@ class RunningStatistics:
         tensors: list[torch.Tensor] = [t for a in self._averages for t in (a.sum_mean, a.sum_var)]
         if self._changing:
             part = scale() * weight
-            tensors += [buffer.to(torch.float64) * part for _, buffer in self._changing]
+            tensors += [other.buffer.to(torch.float64) * part for other in self._changing]
         self._flats, self._works = [], []
         for dtype in sorted({t.dtype for t in tensors}, key=str):
             flat = torch.cat([t.reshape(-1) for t in tensors if t.dtype == dtype])
@@ -167,7 +206,7 @@ class RunningStatistics:
         sums = self._unpack()
         for a in self._averages:
             mean, var, tracked = _buffers(a.module)
-            updates = a.calls * count
+            updates = (a.calls or 0) * count
             if a.module.momentum is None:
                 keep = a.start_count / (a.start_count + updates) if updates else 1.0
             else:
@@ -175,8 +214,9 @@ class RunningStatistics:
             torch.add(next(sums), a.start_mean, alpha=keep, out=mean)
             torch.add(next(sums), a.start_var, alpha=keep, out=var)
             tracked.fill_(a.start_count + updates)
-        for _, buffer in self._changing:
-            buffer.copy_(next(sums))
+        for other in self._changing:
+            mean, buffer = next(sums), other.buffer
+            buffer.copy_(mean if buffer.is_floating_point() else mean.round())
         self._settle()
 
     def discard(self) -> None:
@@ -186,8 +226,8 @@ class RunningStatistics:
             mean.copy_(a.start_mean)
             var.copy_(a.start_var)
             tracked.fill_(a.start_count)
-        for (_, buffer), start in zip(self._changing, self._starts, strict=False):
-            buffer.copy_(start)
+        for other, start in zip(self._changing, self._starts, strict=False):
+            other.buffer.copy_(start)
         self._settle()
 
     def check(self) -> None:
@@ -196,30 +236,22 @@ class RunningStatistics:
         Raises:
             TaskError: Names the buffer.
         """
-        late = {self._others[i][0] for i in self._changed()} - set(self.changing)
+        late = {other.name for other in self._others if other.changed} - set(self.changing)
         if late:
             raise TaskError(
                 f"buffer {sorted(late)[0]!r} is changed by some forward passes, not by the first",
                 hint="change it in every training pass, or keep it outside the model's buffers",
             )
 
-    def _changed(self) -> list[int]:
-        return [
-            i
-            for i, ((_, buffer), version) in enumerate(
-                zip(self._others, self._versions, strict=True)
-            )
-            if buffer._version != version  # noqa: SLF001
-        ]
-
     def _settle(self) -> None:
-        self._versions = [buffer._version for _, buffer in self._others]  # noqa: SLF001
+        for other in self._others:
+            other.look()
 
     def _unpack(self) -> _Unpacked:
         shapes: list[tuple[torch.dtype, torch.Size]] = [
             (t.dtype, t.shape) for a in self._averages for t in (a.sum_mean, a.sum_var)
         ]
-        shapes += [(torch.float64, buffer.shape) for _, buffer in self._changing]
+        shapes += [(torch.float64, other.buffer.shape) for other in self._changing]
         return _Unpacked(self._flats, shapes)
 
 
@@ -241,6 +273,17 @@ class _Unpacked:
         at = self._at[dtype]
         self._at[dtype] = at + shape.numel()
         return self._flats[dtype][at : at + shape.numel()].view(shape)
+
+
+def _other(model: nn.Module, name: str, buffer: torch.Tensor) -> _Other:
+    path, _, key = name.rpartition(".")
+    return _Other(
+        name=name,
+        module=model.get_submodule(path),
+        key=key,
+        seen=buffer,
+        version=buffer._version,  # noqa: SLF001
+    )
 
 
 def _buffers(module: _BatchNorm) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

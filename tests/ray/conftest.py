@@ -42,10 +42,10 @@ def cluster(ray_tmpdir: Path, request: pytest.FixtureRequest) -> str:
     """
     import ray
 
-    from raycloud.on_ray.cluster import _QUIET
+    from raycloud.on_ray.cluster import _EMBEDDED, _QUIET
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in _QUIET.items():
+        for name, value in (_QUIET | _EMBEDDED).items():
             patch.setenv(name, value)
         ray.init(
             num_cpus=getattr(request.module, "CPUS", 2),

@@ -31,6 +31,7 @@ from tests.live_tasks import Gated, Steady
 
 CPUS = 3
 STEPS, EVERY = 50, 10
+SHORT = 18
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +53,10 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory, cluster: str) -> Path:
-    """A finished run of two workers and 20 steps, which is half an epoch more than four."""
+    """A finished run of two workers and 18 steps: three epochs, and 48 samples of the next."""
     run_dir = tmp_path_factory.mktemp("short") / "run"
-    raycloud.train(_steady(2, steps=20), run_dir=run_dir)
-    assert published(run_dir) == [10, 20]
+    raycloud.train(_steady(2, steps=SHORT), run_dir=run_dir)
+    assert published(run_dir) == [9, 18]
     return run_dir
 
 
@@ -66,7 +67,7 @@ def mine(short: Path, tmp_path: Path) -> Path:
 
 
 def _steady(workers: int | list[int], **changes: Any) -> Job:
-    return asked("Steady", workers, **({"checkpoint": {"every_steps": EVERY}} | changes))
+    return asked("Steady", workers, **({"checkpoint": {"every_steps": 9}} | changes))
 
 
 def _killable(code: int | None, run_dir: Path) -> bool:
@@ -115,7 +116,7 @@ def test_finished_run_goes_on_with_more_steps_and_other_workers(mine: Path, work
     formed = of_kind(GenerationFormed, run.events)
     assert [(f.generation, f.first_step, len(f.members)) for f in formed] == [
         (0, 0, 2),
-        (1, 20, workers),
+        (1, SHORT, workers),
     ]
     assert not set(formed[0].members) & set(formed[1].members)
 
@@ -124,30 +125,30 @@ def test_resume_with_another_batch_size_counts_every_sample_once(mine: Path) -> 
     wider = _steady(1, steps=30, global_batch=24)
     run = raycloud.train(wider, run_dir=mine, resume=True)
     assert exact_steps(run.directory) == 30
-    assert run.summary["samples"] == 280 + 2 * 70 + 24 * 2 + 24 - 2  # 24, 24 and 22 an epoch
+    assert run.summary["samples"] == 258 + 22 + 3 * 70 + 2 * 24
 
 
 def test_finished_run_resumed_as_it_was_computes_nothing(mine: Path) -> None:
     before = digests(mine / "checkpoints")
-    run = raycloud.train(_steady(2, steps=20), run_dir=mine, resume=True)
-    assert (run.status, run.summary["steps"], run.summary["samples"]) == ("finished", 20, 280)
+    run = raycloud.train(_steady(2, steps=SHORT), run_dir=mine, resume=True)
+    assert (run.status, run.summary["steps"], run.summary["samples"]) == ("finished", SHORT, 258)
     assert digests(mine / "checkpoints") == before
-    assert exact_steps(mine) == 20
-    assert max(e.last_step for e in of_kind(StepsCommitted, run.events)) == 20
+    assert exact_steps(mine) == SHORT
+    assert max(e.last_step for e in of_kind(StepsCommitted, run.events)) == SHORT
 
 
 def test_damaged_checkpoint_is_passed_over_and_told(mine: Path) -> None:
-    part = next((mine / "checkpoints/step-00000020").glob("*.safetensors"))
+    part = next((mine / "checkpoints/step-00000018").glob("*.safetensors"))
     content = bytearray(part.read_bytes())
     content[-1] ^= 1
     part.write_bytes(content)
 
     longer = _steady([5, 3], steps=30)
     run = raycloud.train(longer, run_dir=mine, resume=True)
-    assert of_kind(RunStarted, run.events)[-1].resumed_from_step == 10
+    assert of_kind(RunStarted, run.events)[-1].resumed_from_step == 9
     told = [n for n in of_kind(Noticed, run.events) if "damaged" in n.what]
     assert len(told) == 1
-    assert "step 20" in told[0].what
+    assert "step 18" in told[0].what
     assert "digest" in told[0].detail["why"]
     check_result(run, longer, Steady(), 30)
     assert checkpoint(mine).step == 30
@@ -178,15 +179,15 @@ def test_other_data_is_refused(mine: Path) -> None:
     other = _steady(1, steps=50, settings={"samples": 64})
     with pytest.raises(JobError, match=r"trained on 70 samples per epoch, the members see 64"):
         raycloud.train(other, run_dir=mine, resume=True)
-    assert checkpoint(mine).step == 20
-    assert exact_steps(mine) == 20
+    assert checkpoint(mine).step == SHORT
+    assert exact_steps(mine) == SHORT
 
 
 def test_another_model_is_refused(mine: Path) -> None:
     other = _steady(1, steps=50, settings={"norm": True})
     with pytest.raises(CheckpointError, match=r"of this model"):
         raycloud.train(other, run_dir=mine, resume=True)
-    assert checkpoint(mine).step == 20
+    assert checkpoint(mine).step == SHORT
 
 
 def test_existing_run_is_not_overwritten(mine: Path) -> None:

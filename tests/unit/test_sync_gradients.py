@@ -163,15 +163,6 @@ def test_norm_and_clipping_are_those_of_torch(limit: float) -> None:
         assert_same(model, alone)
 
 
-def test_a_norm_beyond_the_square_root_of_the_largest_number() -> None:
-    model = Rooms()
-    exchange = GradientExchange(list(model.named_parameters()), bucket_bytes=128)
-    (model.loss(parts(1)[0]) * 1e200).backward()
-    exchange.arm(lambda: 1.0)
-    exchange.launch()
-    assert 1e190 < exchange.collect(never).norm < float("inf")
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_one_member_without_a_finite_gradient_is_seen_by_all(value: float) -> None:
     crew = Crew(2)

@@ -1,0 +1,168 @@
+"""What goes wrong is told: whose fault, where, and what would do; and nothing stays reserved."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.util import placement_group_table
+
+import raycloud
+from raycloud.errors import (
+    DataError,
+    DivergedError,
+    JobError,
+    MemberLostError,
+    PlacementError,
+    RaycloudError,
+    TaskError,
+)
+from raycloud.events import CheckpointPublished, Event, MemberLost, RunFinished
+from raycloud.report.summary import read_summary
+from raycloud.spec import dump_job
+from tests.live import (
+    RAYCLOUD,
+    asked,
+    check_result,
+    events,
+    exact_steps,
+    members_below,
+    of_kind,
+    published,
+    ran,
+    wait_for,
+)
+from tests.live_tasks import Steady
+
+CPUS = 2
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def failed(run_dir: Path, kind: type[RaycloudError], message: str, **settings: Any) -> Any:
+    """Run a task that breaks, on one worker; returns the error, after looking at what is left."""
+    return _fails(asked("Faulty", 1, settings=settings), run_dir, kind, message)
+
+
+def _fails(job: Any, run_dir: Path, kind: type[RaycloudError], message: str) -> Any:
+    with pytest.raises(kind, match=message) as caught:
+        raycloud.train(job, run_dir=run_dir)
+    assert type(caught.value) is kind
+    finished = of_kind(RunFinished, events(run_dir))
+    assert [e.status for e in finished] == ["failed"]
+    summary = read_summary(run_dir / "summary.json")
+    assert summary.status == "failed"
+    assert summary.error
+    _all_free()
+    return caught.value
+
+
+def _all_free() -> None:
+    wait_for("all CPUs free", lambda: ray.available_resources().get("CPU") == CPUS)
+    states = {group["state"] for group in placement_group_table().values()}
+    assert states <= {"REMOVED"}
+
+
+def test_loss_that_raises_names_the_line_of_the_task(tmp_path: Path) -> None:
+    """On two workers, in the middle of the run: the other one is ended too."""
+    settings = {"fault": "loss", "after": 60}
+    job = asked("Faulty", 2, settings=settings, checkpoint={"every_steps": 2})
+    (tmp_path / "job.yaml").write_text(dump_job(job))
+    error = _fails(job, tmp_path / "run", TaskError, "Task.loss raised RuntimeError: the shapes do")
+    assert "live_tasks.py" in error.message
+    assert 'raise RuntimeError("the shapes do not match")' in error.message
+    assert published(tmp_path / "run")
+    assert exact_steps(tmp_path / "run") > 0
+
+
+def test_command_tells_a_task_error_and_ends_with_2(tmp_path: Path, cluster: str) -> None:
+    (tmp_path / "job.yaml").write_text(dump_job(asked("Faulty", 1, settings={"fault": "model"})))
+    code, one = ran(tmp_path, RAYCLOUD, "train", "job.yaml", RAY_ADDRESS=cluster)
+    assert code == 2
+    assert "error: member 0: Task.model raised ValueError: no such width" in one.err
+    assert 'raise ValueError("no such width")' in one.err
+    assert "InternalError" not in one.err
+    assert one.out == ""
+    assert (tmp_path / "runs/run-1/summary.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "message"),
+    [
+        ({"fault": "data"}, TaskError, "Task.data raised KeyError: .*label"),
+        ({"fault": "unreadable"}, DataError, "could not be read: .*points.csv"),
+        ({"fault": "empty"}, DataError, "no training samples"),
+        ({"fault": "batch"}, TaskError, "Task.batch raised IndexError: sample 7 has no label"),
+        ({"fault": "batch", "after": 100}, TaskError, r"sample 7 .*\(epoch \d, samples \[\d+,"),
+        ({"fault": "nan", "after": 100}, DivergedError, r"gradient's norm is nan at step \d+"),
+        ({"unknown": 1}, TaskError, "could not be made from settings .*unknown"),
+    ],
+    ids=["data", "unreadable", "empty", "batch", "late batch", "nan", "settings"],
+)
+def test_broken_task(
+    tmp_path: Path, settings: dict[str, Any], kind: type[RaycloudError], message: str
+) -> None:
+    error = failed(tmp_path / "run", kind, message, **settings)
+    assert error.message.startswith("member ")
+    assert error.hint or "live_tasks.py" in error.message  # what would do, or where it was raised
+
+
+def test_members_that_see_different_data_do_not_begin(tmp_path: Path) -> None:
+    settings = {"fault": "sizes", "first": str(tmp_path / "first")}
+    job = asked("Faulty", 2, settings=settings)
+    error = _fails(job, tmp_path / "run", JobError, "members see different data")
+    assert "64" in error.message
+    assert "70" in error.message
+
+
+def test_killed_worker_fails_the_run_which_can_be_resumed(tmp_path: Path, ray_tmpdir: Path) -> None:
+    job = asked("Steady", [5, 3], steps=100_000, checkpoint={"every_steps": 10})
+    killed: list[int] = []
+
+    def kill_one(event: Event) -> None:
+        if isinstance(event, CheckpointPublished) and event.step == 20 and not killed:
+            members = members_below(ray_tmpdir)
+            assert len(members) == 2
+            os.kill(members[0], signal.SIGKILL)
+            killed.append(members[0])
+
+    with pytest.raises(MemberLostError, match=r"member \d.* was lost") as caught:
+        raycloud.train(job, run_dir=tmp_path / "run", observer=kill_one)
+    last = published(tmp_path / "run")[-1]
+    assert f"--resume goes on from the last checkpoint, of step {last}" in caught.value.hint
+    assert str(tmp_path / "run") in caught.value.hint
+    assert len(of_kind(MemberLost, events(tmp_path / "run"))) == 1
+    assert read_summary(tmp_path / "run/summary.json").status == "failed"
+    _all_free()
+
+    longer = asked("Steady", [5, 3], steps=last + 10)
+    run = raycloud.train(longer, run_dir=tmp_path / "run", resume=True)
+    check_result(run, longer, Steady(), last + 10)
+    assert [r["kind"] for r in run.summary["recoveries"]] == ["member lost", "resumed"]
+
+
+def test_impossible_resources_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+    job = asked("Steady", 1, resources={"worker": {"cpus": 1000}})
+    with pytest.raises(PlacementError, match=r"1000 CPUs") as caught:
+        raycloud.train(job, run_dir=tmp_path / "run")
+    assert "lower" in caught.value.hint
+    _all_free()
+
+
+def test_more_workers_than_the_cluster_holds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlacementError, match=r"3"):
+        raycloud.train(asked("Steady", 3), run_dir=tmp_path / "run")
+    _all_free()
+
+
+def test_address_where_no_cluster_answers(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(dump_job(asked("Steady")))
+    code, one = ran(tmp_path, RAYCLOUD, "train", "job.yaml", "--address", "127.0.0.1:9")
+    assert code == 3
+    assert "no Ray cluster answers at '127.0.0.1:9'" in one.err
+    assert "hint: " in one.err
+    assert not list(tmp_path.glob("runs/*"))

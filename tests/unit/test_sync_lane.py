@@ -1,0 +1,53 @@
+"""The control lane: sums over members, one exchange a step."""
+
+from __future__ import annotations
+
+import pytest
+
+from raycloud.errors import TransportError
+from raycloud.sync.lane import Lane, LaneReport
+from raycloud.sync.loopback import Loopback
+from raycloud.sync.transport import Abandoned
+from tests.lockstep import never
+
+
+def test_every_member_reads_the_sums() -> None:
+    lanes = [Lane(member) for member in Loopback(3).members]
+    for step in range(3):
+        for rank, lane in enumerate(lanes):
+            lane.send(
+                LaneReport(
+                    weight=rank + 1.0,
+                    loss=step * 0.5,
+                    compute_s=0.25,
+                    prepared=1.0 if rank <= step else 0.0,
+                )
+            )
+        expected = LaneReport(weight=6.0, loss=1.5 * step, compute_s=0.75, prepared=step + 1.0)
+        assert [lane.read(never) for lane in lanes] == [expected] * 3
+        assert lanes[0].read(never) == expected  # asked again
+
+
+def test_a_member_alone_reads_what_it_sent() -> None:
+    lane = Lane(Loopback(1).members[0])
+    report = LaneReport(weight=3.0, loss=0.1, compute_s=0.2, prepared=1.0)
+    lane.send(report)
+    assert lane.read(never) == report
+
+
+def test_numbers_are_not_rounded_to_float32() -> None:
+    lanes = [Lane(member) for member in Loopback(2).members]
+    for lane in lanes:
+        lane.send(LaneReport(weight=2.0**40 + 1, loss=0.1))
+    assert lanes[0].read(never) == LaneReport(weight=2.0**41 + 2, loss=0.2)
+
+
+def test_reading_ends_when_the_generation_does() -> None:
+    hub = Loopback(2)
+    lane = Lane(hub.members[0])
+    lane.send(LaneReport(weight=1.0))
+    with pytest.raises(Abandoned):
+        lane.read(lambda: True)
+    hub.cut("gone")
+    with pytest.raises(TransportError, match="gone"):
+        lane.read(never)

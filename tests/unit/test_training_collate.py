@@ -1,0 +1,187 @@
+"""Passes: what they hold depends on the place in the sequence, never on who collates them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from raycloud.errors import DataError, TaskError
+from raycloud.order import MicroBatch, Order, Position, Steps
+from raycloud.training.feed import Collate, Pass
+from tests.lockstep import NetTask
+
+SAMPLES = 40
+ORDER = Order(samples=SAMPLES, seed=5)
+EVERY = Steps(samples=SAMPLES, global_batch=16, micro_batch=4).span(0, Position()).micro_batches
+
+
+class Numbers(NetTask):
+    """Samples are their own ids; `noise` is drawn to augment them."""
+
+    def __init__(self, *, draws: int = 0, form: str = "tensor") -> None:
+        super().__init__()
+        self.draws, self.form = draws, form
+
+    def batch(self, samples: Sequence[Any], rng: np.random.Generator | None) -> Any:
+        values = torch.tensor(samples, dtype=torch.float64)
+        if self.draws and rng is not None:
+            kinds = (rng.random, lambda n: rng.integers(0, 9, n), rng.standard_normal)
+            values = values + torch.from_numpy(np.asarray(kinds[self.draws - 1](len(samples))))
+        return {"tensor": values, "total": values.sum(), "dict": {"x": values}}[self.form]
+
+    def weight(self, batch: Any, samples: int) -> float:
+        return 0.5 * samples
+
+
+class Asked:
+    """Samples that are asked for many at once."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        raise AssertionError("one by one")
+
+    def __getitems__(self, ids: list[int]) -> list[int]:
+        self.asked.append(ids)
+        return ids
+
+
+def collate(task: NetTask | None = None, *, order: Order = ORDER) -> Collate:
+    return Collate(task or Numbers(), range(SAMPLES), order, pinned=False)
+
+
+@pytest.mark.parametrize(
+    ("fuse", "sizes"), [(1, [1, 1, 1, 1]), (2, [2, 2]), (3, [3, 1]), (4, [4]), (9, [4])]
+)
+def test_micro_batches_are_grouped_in_order(fuse: int, sizes: list[int]) -> None:
+    passes = collate().passes(EVERY, fuse)
+    assert [len(one.micro_batches) for one in passes] == sizes
+    assert tuple(m for one in passes for m in one.micro_batches) == EVERY
+    assert [one.samples for one in passes] == [4 * size for size in sizes]
+    assert [one.weight for one in passes] == [2.0 * size for size in sizes]
+    ids = [int(value) for one in passes for value in one.batch]
+    assert ids == ORDER.ids(0, 0, 16).tolist()
+
+
+def test_no_micro_batches_make_no_passes() -> None:
+    assert collate().passes([], 4) == ()
+
+
+def test_many_samples_are_asked_for_at_once() -> None:
+    samples = Asked()
+    Collate(Numbers(), samples, ORDER, pinned=False).passes(EVERY, 2)
+    assert samples.asked == [ORDER.ids(0, 0, 8).tolist(), ORDER.ids(0, 8, 16).tolist()]
+    assert all(type(i) is int for ids in samples.asked for i in ids)
+
+
+def same(one: Pass, other: Pass) -> bool:
+    assert (one.micro_batches, one.weight, one.seed) == (
+        other.micro_batches,
+        other.weight,
+        other.seed,
+    )
+    return bool(torch.equal(one.batch, other.batch))
+
+
+@pytest.mark.parametrize("draws", [0, 1, 2, 3])
+def test_a_pass_is_the_same_whoever_makes_it(draws: int) -> None:
+    task = Numbers(draws=draws)
+    whole = collate(task).passes(EVERY, 1)
+    other = collate(task)  # another member, that begins elsewhere
+    assert all(same(other.one(EVERY[k]), whole[k]) for k in (2, 0, 3, 1))
+    assert len({one.seed for one in whole}) == 4
+
+
+def test_randomness_depends_on_seed_epoch_and_place() -> None:
+    task = Numbers(draws=1)
+    first = collate(task).one(EVERY[0])
+    moved = MicroBatch(index=0, epoch=0, start=4, stop=8)
+    later = MicroBatch(index=0, epoch=1, start=0, stop=4)
+    renumbered = MicroBatch(index=3, epoch=0, start=0, stop=4)
+    noises = [
+        (one.batch % 1).tolist()
+        for one in (
+            first,
+            collate(task).one(moved),
+            collate(task).one(later),
+            collate(task, order=Order(samples=SAMPLES, seed=6)).one(EVERY[0]),
+        )
+    ]
+    assert len(set(map(tuple, noises))) == 4
+    assert torch.equal(collate(task).one(renumbered).batch, first.batch)
+    assert collate(task).one(renumbered).seed == first.seed
+
+
+@pytest.mark.parametrize("draws", [1, 2, 3])
+@pytest.mark.parametrize("form", ["tensor", "dict"])
+def test_augmented_batches_fuse_into_what_each_micro_batch_is_alone(draws: int, form: str) -> None:
+    def values(one: Pass) -> Tensor:
+        batch: Tensor = one.batch["x"] if form == "dict" else one.batch
+        return batch
+
+    made = collate(Numbers(draws=draws, form=form))
+    (fused,) = made.passes(EVERY, 4)
+    singles = made.passes(EVERY, 1)
+    assert torch.equal(values(fused), torch.cat([values(one) for one in singles]))
+    assert fused.weight == sum(one.weight for one in singles)
+    assert fused.seed == singles[0].seed
+
+
+def test_augmented_batches_that_cannot_be_joined_stay_apart() -> None:
+    made = collate(Numbers(draws=1, form="total"))
+    passes = made.passes(EVERY, 4)
+    assert [len(one.micro_batches) for one in passes] == [1, 1, 1, 1]
+    assert all(same(one, made.one(m)) for one, m in zip(passes, EVERY, strict=True))
+
+
+@pytest.mark.parametrize("weight", [float("nan"), -1.0, float("inf"), -float("inf")])
+def test_a_weight_that_is_none_is_refused(weight: float) -> None:
+    class Weighs(Numbers):
+        def weight(self, batch: Any, samples: int) -> float:
+            return weight
+
+    with pytest.raises(TaskError, match=r"Task\.weight returned") as refused:
+        collate(Weighs()).one(EVERY[0])
+    assert "not negative" in refused.value.hint
+
+
+def test_a_weight_of_zero_is_one() -> None:
+    class Weighs(Numbers):
+        def weight(self, batch: Any, samples: int) -> float:
+            return 0
+
+    assert collate(Weighs()).one(EVERY[0]).weight == 0.0
+
+
+def test_what_the_task_raises_is_the_tasks_fault_and_says_where() -> None:
+    class Raises(Numbers):
+        def batch(self, samples: Sequence[Any], rng: np.random.Generator | None) -> Any:
+            raise KeyError("label")
+
+    with pytest.raises(TaskError, match=r"KeyError: 'label' \(epoch 0, samples \[4, 12\)"):
+        collate(Raises()).passes(EVERY[1:3], 2)
+
+    class Weighs(Numbers):
+        def weight(self, batch: Any, samples: int) -> float:
+            raise KeyError("tokens")
+
+    with pytest.raises(TaskError, match=r"Task\.weight raised KeyError: 'tokens'"):
+        collate(Weighs()).one(EVERY[0])
+
+
+def test_an_error_that_says_whose_fault_it_is_passes_through() -> None:
+    class Raises(Numbers):
+        def batch(self, samples: Sequence[Any], rng: np.random.Generator | None) -> Any:
+            raise DataError("a picture is torn")
+
+    with pytest.raises(DataError, match="torn"):
+        collate(Raises()).one(EVERY[0])

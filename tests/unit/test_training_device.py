@@ -1,0 +1,99 @@
+"""Where a replica computes, and what happens to batches on the way there."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from raycloud.errors import PlacementError
+from raycloud.training.device import choose, concatenate, move
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+def plain(value: Any) -> Any:
+    """The value with lists in place of tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(plain, value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(plain, value))
+    return value
+
+
+def row(*values: float) -> torch.Tensor:
+    return torch.tensor([values])
+
+
+@pytest.mark.parametrize(
+    ("batches", "joined"),
+    [
+        pytest.param([row(1, 2), row(3, 4)], [[1, 2], [3, 4]], id="tensors"),
+        pytest.param([torch.tensor([1]), torch.tensor([2, 3])], [1, 2, 3], id="a short one"),
+        pytest.param([(row(1), row(2)), (row(3), row(4))], ([[1], [3]], [[2], [4]]), id="tuples"),
+        pytest.param([[row(1)], [row(3)]], [[[1], [3]]], id="lists"),
+        pytest.param([Pair(row(1), row(2)), Pair(row(3), row(4))], Pair([[1], [3]], [[2], [4]])),
+        pytest.param(
+            [{"a": row(1), "b": (row(2),)}, {"b": (row(4),), "a": row(3)}],
+            {"a": [[1], [3]], "b": ([[2], [4]],)},
+            id="mappings, nested",
+        ),
+        pytest.param([row(1)], [[1]], id="a single one"),
+    ],
+)
+def test_batches_are_joined_along_their_first_dimension(batches: list[Any], joined: Any) -> None:
+    made = concatenate(batches)
+    assert plain(made) == joined
+    assert type(made) is type(batches[0])
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        pytest.param([torch.tensor(1), torch.tensor(2)], id="no dimension"),
+        pytest.param([row(1, 2), row(1, 2, 3)], id="another width"),
+        pytest.param([row(1), row(1).double()], id="another type"),
+        pytest.param([row(1), torch.tensor([1.0])], id="another number of dimensions"),
+        pytest.param([(row(1), 5), (row(2), 5)], id="a number inside"),
+        pytest.param([{"a": row(1), "b": "x"}, {"a": row(1), "b": "x"}], id="text inside"),
+        pytest.param([{"a": row(1)}, {"b": row(1)}], id="another key"),
+        pytest.param([{"a": row(1)}, {"a": row(1), "b": row(2)}], id="a key more"),
+        pytest.param([[row(1)], [row(1), row(2)]], id="a longer list"),
+        pytest.param([[row(1)], (row(1),)], id="another kind"),
+        pytest.param([row(1), [row(1)]], id="a tensor and a list"),
+        pytest.param([None, None], id="nothing"),
+    ],
+)
+def test_what_cannot_be_joined_is_none(batches: list[Any]) -> None:
+    assert concatenate(batches) is None
+
+
+def test_moving_keeps_the_form() -> None:
+    batch = {"x": [row(1.0), (row(2.0), "label")], "pair": Pair(row(3.0), 4), "none": None}
+    moved = move(OrderedDict(batch), torch.device("meta"))
+    assert moved["x"][0].device.type == moved["pair"].x.device.type == "meta"
+    assert (moved["x"][1][1], moved["pair"].y, moved["none"]) == ("label", 4, None)
+    assert isinstance(moved["x"], list)
+    assert isinstance(moved["x"][1], tuple)
+    assert isinstance(moved["pair"], Pair)
+    assert plain(move(batch, torch.device("cpu"))) == plain(batch)
+
+
+def test_a_worker_without_gpus_computes_on_the_cpu() -> None:
+    assert choose(0) == torch.device("cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_torch_does_not_see_is_refused() -> None:
+    with pytest.raises(PlacementError, match="torch sees none") as refused:
+        choose(1)
+    assert "CUDA build" in refused.value.hint

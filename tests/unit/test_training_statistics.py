@@ -1,0 +1,130 @@
+"""Running statistics are those of a single process, however a step is split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from raycloud.errors import TaskError
+from raycloud.training.statistics import RunningStatistics
+from tests.lockstep import Fleet, difference, job, plain_loop
+from tests.nets import BuiltTask, Frozen, Normed, Sometimes
+
+SHARES = [(8,), (5, 3), (8, 0), (3, 3, 2)]
+
+
+class Unused(Normed):
+    """Has batch normalisation, and does not apply it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.first(x))
+        return out
+
+
+class Untracked(Normed):
+    """Batch normalisation without running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8, track_running_stats=False)
+
+
+class Shared(Normed):
+    """One batch normalisation under two names."""
+
+    def __init__(self) -> None:
+        super().__init__(times=2)
+        self.again = self.norm
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "momentum 0.1": Normed,
+    "momentum 1": lambda: Normed(momentum=1.0),
+    "momentum 0": lambda: Normed(momentum=0.0),
+    "cumulative": lambda: Normed(momentum=None),
+    "twice": lambda: Normed(times=2),
+    "cumulative twice": lambda: Normed(momentum=None, times=2),
+    "shared": Shared,
+    "frozen": Frozen,
+    "unused": Unused,
+    "untracked": Untracked,
+}
+
+
+@pytest.mark.parametrize("shares", SHARES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_any_split_is_the_single_process(name: str, shares: tuple[int, ...]) -> None:
+    asked, task = job(), BuiltTask(MODELS[name])
+    fleet = Fleet(asked, task, shares)
+    for step in range(7):  # the fifth is short: 6 samples of 70
+        fleet.step(step)
+    alone = plain_loop(asked, task, 7)
+    for replica in fleet.replicas:
+        assert difference(replica.model, alone) <= 1e-12
+        for (key, mine), theirs in zip(
+            replica.model.state_dict().items(), alone.state_dict().values(), strict=True
+        ):
+            if key.endswith("num_batches_tracked"):
+                assert torch.equal(mine, theirs), key
+
+
+def test_unused_cumulative_statistics_stay_where_they_are() -> None:
+    class UnusedCumulative(Unused):
+        def __init__(self) -> None:
+            super().__init__(momentum=None)
+
+    fleet = Fleet(job(), BuiltTask(UnusedCumulative), (5, 3))
+    fleet.step(0)
+    norm = fleet.replicas[0].model.norm
+    assert isinstance(norm, nn.BatchNorm1d)
+    assert int(norm.num_batches_tracked or 0) == 0
+    assert norm.running_mean is not None
+    assert not norm.running_mean.any()
+
+
+def test_frozen_statistics_are_not_touched() -> None:
+    fleet = Fleet(job(), BuiltTask(Frozen), (5, 3))
+    norm = fleet.replicas[0].model.norm
+    assert isinstance(norm, nn.BatchNorm1d)
+    before = [buffer.clone() for buffer in norm.buffers()]
+    versions = [buffer._version for buffer in norm.buffers()]
+    fleet.step(0)
+    assert all(map(torch.equal, norm.buffers(), before))
+    assert [buffer._version for buffer in norm.buffers()] == versions
+
+
+def test_statistics_that_are_applied_now_and_then_are_refused() -> None:
+    fleet = Fleet(job(), BuiltTask(Sometimes), (8,))
+    with pytest.raises(TaskError, match=r"'norm' was applied [01] times in one") as refused:
+        fleet.step(0)
+    assert "running statistics" in refused.value.hint
+
+
+@pytest.mark.parametrize("pattern", ["0000000+", "+000000", "0+", "+0"])
+def test_the_first_micro_batch_sets_how_often_statistics_are_applied(pattern: str) -> None:
+    model = Normed()
+    statistics = RunningStatistics(model)
+    statistics.stage()
+    with pytest.raises(TaskError, match="'norm' was applied"):
+        for index, applied in enumerate(pattern):
+            statistics.before()
+            if applied == "+":
+                model.norm(torch.randn(4, 8))
+            statistics.after(index, len(pattern))
+
+
+def test_statistics_without_a_variance_are_refused() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2))
+    model[0].running_var = None
+    with pytest.raises(TaskError, match="'0' tracks a running mean without"):
+        RunningStatistics(model)
+
+
+def test_per_batch_says_whether_fusing_would_change_the_result() -> None:
+    assert RunningStatistics(Normed()).per_batch
+    assert not RunningStatistics(Frozen().train()).per_batch
+    assert not RunningStatistics(nn.Linear(1, 1)).per_batch
+    assert RunningStatistics(Untracked()).per_batch
