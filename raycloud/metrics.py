@@ -6,6 +6,7 @@ says what it comes to only at the end.
 
 from __future__ import annotations
 
+import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,7 @@ from typing import Any, ClassVar, Self
 __all__ = ["Accuracy", "Auc", "Mean", "Metric", "merge_all"]
 
 _KINDS: dict[str, type[Metric]] = {}
+_MINUS_ZERO = 1 << 31  # the bits of -0.0, which equals 0.0
 
 
 class Metric(ABC):
@@ -179,7 +181,12 @@ class Auc(Metric):
 
 def _rank_bin(score: float) -> int:
     """The leading 16 bits of the float32, mapped so that they sort as the scores do."""
-    (bits,) = struct.unpack(">I", struct.pack(">f", score))
+    try:
+        packed = struct.pack(">f", score)
+    except OverflowError:  # beyond float32
+        packed = struct.pack(">f", math.copysign(math.inf, score))
+    (bits,) = struct.unpack(">I", packed)
+    bits = 0 if bits == _MINUS_ZERO else bits
     ordered = bits ^ 0xFFFFFFFF if bits >> 31 else bits | 0x80000000
     return int(ordered >> 16)
 

@@ -15,7 +15,7 @@ from tests.lockstep import never
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A micro-batch: its weight, its input, and which of a `Rooms` model's layers it goes through."""
+    """A micro-batch: its weight, its input, and which layers of a `Rooms` it goes through."""
 
     weight: float
     x: Tensor
@@ -110,9 +110,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor | None]:
 
 def assert_same(one: nn.Module, other: nn.Module, tolerance: float = 1e-13) -> None:
     """The same parameters have gradients, and they agree."""
-    for (name, mine), theirs in zip(
-        gradients(one).items(), gradients(other).values(), strict=True
-    ):
+    for (name, mine), theirs in zip(gradients(one).items(), gradients(other).values(), strict=True):
         assert (mine is None) == (theirs is None), name
         if mine is not None and theirs is not None:
             torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)

@@ -79,6 +79,10 @@ class Command:
         """Its standard error so far."""
         return (self.folder / "err").read_text()
 
+    def ended(self) -> bool:
+        """Whether it has."""
+        return self.process.poll() is not None
+
     def code(self, seconds: float = WAIT_S) -> int:
         """Its exit code, once it has ended."""
         try:

@@ -52,7 +52,10 @@ class Frozen(Normed):
 
 
 class Counting(nn.Module):
-    """Keeps counts and a running mean in buffers of its own; may begin to only after some passes."""
+    """Keeps a count and a running mean in buffers of its own; may begin only after some passes."""
+
+    seen: Tensor
+    passes: Tensor
 
     def __init__(self, *, after: int = 0, replaced: bool = False) -> None:
         super().__init__()

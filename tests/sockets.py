@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import distributed as dist
@@ -23,10 +24,10 @@ def gloo_members(size: int, *, meeting_s: float = 20.0) -> Iterator[list[GlooTra
         store = dist.TCPStore(host, meeting.port, is_master=False, timeout=limit)
         return GlooTransport(store, rank=rank, size=size, address=host)
 
-    yield together(lambda rank=rank: meet(rank) for rank in range(size))
+    yield together(partial(meet, rank) for rank in range(size))
 
 
-def together(calls: Iterator[Callable[[], Any]]) -> list[Any]:
+def together(calls: Iterable[Callable[[], Any]]) -> list[Any]:
     """What the calls return, each made in a thread of its own; raises what the first raised."""
     todo = list(calls)
     with ThreadPoolExecutor(len(todo)) as threads:

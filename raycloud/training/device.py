@@ -39,16 +39,23 @@ def move(value: Any, device: torch.device) -> Any:
 def concatenate(batches: list[Any]) -> Any:
     """Batches joined along their first dimension; None where their form does not allow it."""
     first = batches[0]
+    if any(type(b) is not type(first) for b in batches):
+        return None
     if isinstance(first, torch.Tensor):
-        if first.dim() == 0 or any(b.shape[1:] != first.shape[1:] for b in batches):
-            return None
-        return torch.cat(batches)
+        alike = {(b.dim(), b.shape[1:], b.dtype) for b in batches}
+        return torch.cat(batches) if first.dim() > 0 and len(alike) == 1 else None
     if isinstance(first, Mapping):
+        if any(b.keys() != first.keys() for b in batches):
+            return None
         joined = {key: concatenate([b[key] for b in batches]) for key in first}
         return None if any(value is None for value in joined.values()) else joined
     if isinstance(first, (list, tuple)):
+        if any(len(b) != len(first) for b in batches):
+            return None
         parts = [concatenate(list(column)) for column in zip(*batches, strict=True)]
-        return None if any(part is None for part in parts) else type(first)(parts)
+        if any(part is None for part in parts):
+            return None
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     return None
 
 

@@ -120,7 +120,12 @@ class Collate:
 
     def _pass(self, group: list[MicroBatch], batch: Any) -> Pass:
         samples = sum(m.samples for m in group)
-        weight = float(self._task.weight(batch, samples))
+        try:
+            weight = float(self._task.weight(batch, samples))
+        except RaycloudError:
+            raise
+        except Exception as error:
+            raise TaskError(f"Task.weight raised {type(error).__name__}: {error}") from error
         if not 0.0 <= weight < float("inf"):
             raise TaskError(
                 f"Task.weight returned {weight}", hint="return a finite number that is not negative"

@@ -37,10 +37,10 @@ class Schedule:
         raise InternalError(f"step {step} lies before the schedule {self._pieces}")
 
     def add(self, piece: Piece) -> None:
-        """A change ahead; forgets all pieces but the last two before it."""
+        """A change ahead. No piece is forgotten: they are few, and a feed may need an old one."""
         if piece.step < self._pieces[-1].step:
             raise InternalError(f"a change to {piece} would lie before {self._pieces[-1]}")
-        self._pieces = (*self._pieces[-2:], piece)
+        self._pieces = (*self._pieces, piece)
 
     def micro_batches(self, span: StepSpan, rank: int) -> tuple[MicroBatch, ...]:
         """What the member of `rank` computes of `span`, in canonical order."""

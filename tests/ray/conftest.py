@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ def ray_tmpdir() -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", str(folder))
         patch.delenv("RAY_ADDRESS", raising=False)  # never somebody else's cluster
+        (folder / "token").write_text(secrets.token_hex(32))  # nor the token in one's home
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN_PATH", str(folder / "token"))
         try:
             yield folder
         finally:

@@ -142,7 +142,7 @@ def test_a_cluster_that_runs_already_is_used_and_left(
     with command(
         tmp_path, RAYCLOUD, "train", "job.yaml", "--run-dir", "run", *arguments, **variables
     ) as one:
-        wait_for("training", lambda: of_kind(RunStarted, events(tmp_path / "run")))
+        wait_for("a start", lambda: one.ended() or of_kind(RunStarted, events(tmp_path / "run")))
         now = {pid for pid, line in processes_below(ray_tmpdir).items() if "/raylet" in line}
         assert now == before, "a Ray of its own was started"
         assert one.code() == 0, one.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tests.sockets import gloo_members, together
 
 def answers(members: Sequence[GlooTransport], digests: Sequence[str]) -> list[bool]:
     return together(
-        lambda member=member, text=text: same_everywhere(text, member, never)
+        partial(same_everywhere, text, member, never)
         for member, text in zip(members, digests, strict=True)
     )
 
@@ -60,9 +61,9 @@ def state(seed: int) -> dict[str, torch.Tensor]:
 def test_all_take_from_one_in_place(source: int) -> None:
     with gloo_members(3) as members:
         states = [state(seed) for seed in range(3)]
-        held = [{name: tensor for name, tensor in one.items()} for one in states]
+        held = [dict(one) for one in states]
         together(
-            lambda member=member, mine=mine: take_from(source, mine, member, never)
+            partial(take_from, source, mine, member, never)
             for member, mine in zip(members, states, strict=True)
         )
         for mine, before in zip(states, held, strict=True):

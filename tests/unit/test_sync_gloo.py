@@ -14,7 +14,7 @@ from raycloud.sync.gloo import GlooTransport
 from raycloud.sync.nccl import NcclWork
 from raycloud.sync.transport import Abandoned, finish
 from tests.lockstep import never
-from tests.sockets import gloo_members, together
+from tests.sockets import gloo_members
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 STATE_DTYPES = (*DTYPES, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -125,14 +125,11 @@ def test_an_exchange_outlasts_the_time_that_members_had_to_meet() -> None:
 
 def test_the_wait_for_nccl_polls_and_says_what_broke() -> None:
     with gloo_members(2) as (mine, theirs):  # NCCL's handles have the same methods
-        work = NcclWork(mine.all_reduce(torch.ones(2))._work)
-        assert not work.wait(0.001)
-        (waited, _) = together(
-            iter([lambda: work.wait(10.0), lambda: theirs.all_reduce(torch.ones(2)).wait(10.0)])
-        )
-        assert waited
+        mine_open, tensor = NcclWork(mine.all_reduce(torch.ones(2))._work), torch.ones(2)
+        assert not mine_open.wait(0.001)
+        assert theirs.all_reduce(tensor).wait(10.0)
+        assert mine_open.wait(10.0)
         broken = NcclWork(mine.all_reduce(torch.ones(2))._work)
-        del work
         theirs.close()
         with pytest.raises(TransportError, match="broke"):
             broken.wait(10.0)

@@ -53,9 +53,7 @@ def test_own_gradients_are_never_written_to() -> None:
     )
     crew.exchanges[0].clip(1.0, 0.001)
     crew.exchanges[0].restore()
-    assert all(
-        a is p.grad for a, p in zip(own, crew.models[0].parameters(), strict=True)
-    )
+    assert all(a is p.grad for a, p in zip(own, crew.models[0].parameters(), strict=True))
     for name, gradient in gradients(alone).items():
         restored = gradients(crew.models[0])[name]
         assert gradient is not None
@@ -94,9 +92,7 @@ def test_a_parameter_that_nobody_used_is_skipped_by_the_optimizer() -> None:
     for step in range(4):
         dealt = [parts(2, seed=2 * step), parts(1, seed=2 * step + 1)]
         if step in {0, 2}:  # layer 1 is not used: neither momentum nor weight decay moves it
-            dealt = [
-                [Part(weight=p.weight, x=p.x, through=(0, 2)) for p in mine] for mine in dealt
-            ]
+            dealt = [[Part(weight=p.weight, x=p.x, through=(0, 2)) for p in mine] for mine in dealt]
         crew.compute(dealt)
         crew.collect()
         accumulate(alone, dealt)

@@ -64,7 +64,11 @@ def test_a_sparse_gradient_is_refused_with_its_name(earlier: bool) -> None:
     gradients = exchange(model)
     if earlier:
         loss = model["head"](torch.ones(1, 3)).sum()
-    with pytest.raises(TaskError, match=r"'words\.weight' is sparse") as refused:
+
+    def finish() -> None:
         loss.backward()
         gradients.launch()
+
+    with pytest.raises(TaskError, match=r"'words\.weight' is sparse") as refused:
+        finish()
     assert "sparse=False" in refused.value.hint

@@ -41,7 +41,9 @@ def row(*values: float) -> torch.Tensor:
         pytest.param([torch.tensor([1]), torch.tensor([2, 3])], [1, 2, 3], id="a short one"),
         pytest.param([(row(1), row(2)), (row(3), row(4))], ([[1], [3]], [[2], [4]]), id="tuples"),
         pytest.param([[row(1)], [row(3)]], [[[1], [3]]], id="lists"),
-        pytest.param([Pair(row(1), row(2)), Pair(row(3), row(4))], Pair([[1], [3]], [[2], [4]])),
+        pytest.param(
+            [Pair(row(1), row(2)), Pair(row(3), row(4))], Pair([[1], [3]], [[2], [4]]), id="named"
+        ),
         pytest.param(
             [{"a": row(1), "b": (row(2),)}, {"b": (row(4),), "a": row(3)}],
             {"a": [[1], [3]], "b": ([[2], [4]],)},
@@ -63,6 +65,7 @@ def test_batches_are_joined_along_their_first_dimension(batches: list[Any], join
         pytest.param([row(1, 2), row(1, 2, 3)], id="another width"),
         pytest.param([row(1), row(1).double()], id="another type"),
         pytest.param([row(1), torch.tensor([1.0])], id="another number of dimensions"),
+        pytest.param([torch.tensor([1]), torch.tensor(1)], id="one without a dimension"),
         pytest.param([(row(1), 5), (row(2), 5)], id="a number inside"),
         pytest.param([{"a": row(1), "b": "x"}, {"a": row(1), "b": "x"}], id="text inside"),
         pytest.param([{"a": row(1)}, {"b": row(1)}], id="another key"),

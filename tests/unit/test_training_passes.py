@@ -51,7 +51,7 @@ def test_a_model_that_changes_buffers_is_not_fused() -> None:
     fleet = Fleet(job(), BuiltTask(Counting), (8,), fuse=8)
     assert fleet.replicas[0].fuse == 1
     fleet.step(0)
-    assert int(fleet.replicas[0].model.passes) == 8  # type: ignore[arg-type]
+    assert int(fleet.replicas[0].model.passes) == 8
 
 
 def test_bf16_computes_in_half_precision_and_keeps_everything_in_fp32() -> None:

@@ -144,9 +144,7 @@ def test_clipping_is_part_of_the_step() -> None:
         result = replica.collect(0, never)
         assert result.norm > 0.01
         squares = sum(
-            float(p.grad.square().sum())
-            for p in replica.model.parameters()
-            if p.grad is not None
+            float(p.grad.square().sum()) for p in replica.model.parameters() if p.grad is not None
         )
         assert squares**0.5 == pytest.approx(0.01, rel=1e-3)
 

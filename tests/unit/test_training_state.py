@@ -60,7 +60,7 @@ class Model(nn.Module):
         self.first = nn.Linear(3, width)
         self.norm = nn.BatchNorm1d(width)
         self.last = nn.Linear(width, 1)
-        self.last.bias.requires_grad_(requires_grad=False)
+        self.last.bias.requires_grad = False
         self.register_buffer("scratch", torch.zeros(2), persistent=False)
 
 
@@ -186,9 +186,7 @@ def renamed() -> nn.Module:
     ],
     ids=["shape", "name", "wrapped"],
 )
-def test_another_model_is_refused_and_left_alone(
-    build: Callable[[], nn.Module], says: str
-) -> None:
+def test_another_model_is_refused_and_left_alone(build: Callable[[], nn.Module], says: str) -> None:
     wrote, other = Trained(), Trained(build=build)
     wrote.step(0)
     before = digest(other.state.tensors().items())
@@ -207,7 +205,10 @@ def test_a_tensor_too_many_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("other", "says"),
-    [("two groups", "1 parameter groups, the task's optimizer 2"), ("SGD momentum", "optimizer is AdamW, the task's SGD")],
+    [
+        ("two groups", "1 parameter groups, the task's optimizer 2"),
+        ("SGD momentum", "optimizer is AdamW, the task's SGD"),
+    ],
 )
 def test_another_optimizer_is_refused_and_the_model_left_alone(other: str, says: str) -> None:
     wrote, changed = Trained("AdamW"), Trained(other)

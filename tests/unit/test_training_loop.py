@@ -1,0 +1,173 @@
+"""The loop of a member that is alone: what it reports, saves and applies, and at which step."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raycloud.checkpoint import decode
+from raycloud.checkpoint.local import LocalStore
+from raycloud.clock import SystemClock
+from raycloud.commands import Halt, Reshare, Save
+from raycloud.errors import TaskError
+from raycloud.events import (
+    ChangeApplied,
+    EvaluationPart,
+    Event,
+    GenerationFormed,
+    PartWritten,
+    StepsCommitted,
+)
+from raycloud.order import Order, Position, Steps
+from raycloud.spec import Job
+from raycloud.sync.lane import Lane
+from raycloud.sync.loopback import Loopback
+from raycloud.training.changes import Changes
+from raycloud.training.feed import Collate
+from raycloud.training.loop import Loop, Parts, Seat
+from raycloud.training.replica import Replica
+from raycloud.training.saver import Saver
+from tests.lockstep import CPU, Fleet, NetTask, difference, job, never
+
+STEPS = 9
+
+
+class Alone:
+    """A loop with all its parts."""
+
+    def __init__(self, root: Path, asked: Job, task: NetTask | None = None) -> None:
+        task = task or NetTask()
+        samples = task.data(None).train
+        clock = SystemClock()
+        self.events: list[Event] = []
+        self.changes = Changes(feed_depth=asked.data.prefetch_steps)
+        self.replica = Replica(asked, task, device=CPU, steps=50, clock=clock)
+        self.replica.connect(Loopback(1).members[0])
+        order = Order(samples=len(samples), seed=asked.seed)
+        saver = Saver(LocalStore(root), member=6, clock=clock, report=self.events.append)
+        parts = Parts(
+            job=asked,
+            steps=Steps(
+                samples=len(samples),
+                global_batch=asked.global_batch,
+                micro_batch=asked.micro_batch,
+            ),
+            replica=self.replica,
+            collate=Collate(task, samples, order, pinned=False),
+            saver=saver,
+            changes=self.changes,
+            clock=clock,
+            report=self.events.append,
+            evaluate=lambda step, seat: self.events.append(
+                EvaluationPart(member=seat.member, step=step, states={})
+            ),
+        )
+        seat = Seat(
+            members=(6,),
+            rank=0,
+            generation=1,
+            shares=(8,),
+            step=0,
+            position=Position(),
+            last_step=STEPS,
+        )
+        self.loop = Loop(parts, seat, Lane(Loopback(1).members[0]), never)
+        self.saver = saver
+
+    def run(self) -> bool:
+        finished = self.loop.run()
+        self.saver.wait()
+        return finished
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def steps_of(self, kind: type[Any]) -> list[int]:
+        return [event.step for event in self.of(kind)]
+
+
+def test_the_loop_computes_what_the_steps_do(tmp_path: Path) -> None:
+    alone = Alone(tmp_path, job())
+    fleet = Fleet(job(), NetTask(), (8,))
+    losses = [fleet.step(step) for step in range(STEPS)]
+    assert alone.run()
+    assert difference(alone.replica.model, fleet.replicas[0].model) == 0
+    reports = alone.of(StepsCommitted)
+    assert [r.first_step for r in reports] == [0, *[r.last_step for r in reports[:-1]]]
+    assert reports[-1].last_step == STEPS
+    assert sum(r.samples for r in reports) == 4 * 16 + 6 + 4 * 16  # an epoch of 70, and more
+    assert (reports[-1].epoch, reports[-1].offset) == (1, 64)
+    assert not any(math.isnan(r.loss) for r in reports)
+    assert reports[0].last_step == 1
+    assert reports[0].loss == pytest.approx(losses[0], rel=1e-12)
+
+
+def test_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
+    asked = job(checkpoint={"every_steps": 4}, evaluate={"every_steps": 3})
+    alone = Alone(tmp_path, asked)
+    alone.run()
+    assert alone.steps_of(PartWritten) == [4, 8, 9]
+    assert alone.steps_of(EvaluationPart) == [3, 6, 9]
+    values = decode(alone.of(PartWritten)[0].part["values"])
+    assert (values["step"], values["epoch"], values["offset"]) == (4, 0, 64)
+    assert values["optimizer"]["groups"][0]["betas"] == (0.9, 0.999)
+
+
+def test_a_save_that_was_asked_for(tmp_path: Path) -> None:
+    alone = Alone(tmp_path, job(checkpoint={"every_steps": 1}))
+    alone.changes.prepare(1, Save())
+    assert alone.run()
+    assert alone.of(ChangeApplied) == [ChangeApplied(member=6, change=1, step=1)]
+    assert alone.steps_of(PartWritten) == list(range(1, 10))  # none of them twice
+
+
+def test_a_halt_saves_and_ends(tmp_path: Path) -> None:
+    alone = Alone(tmp_path, job())
+    alone.changes.prepare(1, Save())
+    alone.changes.prepare(2, Halt(reason="asked"))
+    assert not alone.run()
+    assert alone.loop.step == 2
+    assert alone.steps_of(PartWritten) == [1, 2]
+    assert alone.steps_of(ChangeApplied) == [1, 2]
+    assert alone.of(StepsCommitted)[-1].last_step == 2
+    assert not any(math.isnan(r.loss) for r in alone.of(StepsCommitted))
+    assert not alone.loop._feed._thread.is_alive()
+
+
+def test_new_shares_begin_a_generation(tmp_path: Path) -> None:
+    asked = job(data={"prefetch_steps": 1})
+    alone = Alone(tmp_path, asked)
+    alone.changes.prepare(1, Reshare(generation=2, shares=(4,)))
+    alone.run()
+    (formed,) = alone.of(GenerationFormed)
+    assert formed == GenerationFormed(generation=2, members=(6,), shares=(4,), first_step=3)
+    assert alone.steps_of(ChangeApplied) == [3]
+    reports = alone.of(StepsCommitted)
+    assert all(r.generation == (1 if r.last_step <= 3 else 2) for r in reports)
+    assert reports[-1].generation == 2
+
+
+def test_samples_that_weigh_nothing_are_refused(tmp_path: Path) -> None:
+    class Weightless(NetTask):
+        def weight(self, batch: Any, samples: int) -> float:
+            return 0.0
+
+    alone = Alone(tmp_path, job(), Weightless())
+    with pytest.raises(TaskError, match="step 0 weigh nothing together"):
+        alone.run()
+    assert not alone.loop._feed._thread.is_alive()
+
+
+def test_what_the_task_raises_ends_the_loop_and_its_feed(tmp_path: Path) -> None:
+    class Raises(NetTask):
+        def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+            raise ValueError("a bad day")
+
+    alone = Alone(tmp_path, job(), Raises())
+    with pytest.raises(TaskError, match="a bad day"):
+        alone.run()
+    assert not alone.loop._feed._thread.is_alive()

@@ -1,0 +1,148 @@
+"""A part is copied when it is asked for, and written while training goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+
+from raycloud.checkpoint import PartRecord, decode
+from raycloud.checkpoint.local import LocalStore
+from raycloud.checkpoint.payload import read_part
+from raycloud.clock import SystemClock, VirtualClock
+from raycloud.errors import TaskError
+from raycloud.events import MemberFailed, PartWritten
+from raycloud.training.saver import Saver
+
+Told = PartWritten | MemberFailed
+
+
+class Gated(LocalStore):
+    """A local store that writes when it is let."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.log: list[str] = []
+        self.gate = threading.Event()
+        self.began = threading.Event()
+
+    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+        self.log.append(f"began {name}")
+        self.began.set()
+        assert self.gate.wait(20.0)
+        super().write(name, chunks)
+        self.log.append(f"ended {name}")
+
+
+def saver(store: LocalStore, told: list[Told]) -> Saver:
+    return Saver(store, member=4, clock=SystemClock(), report=told.append)
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {"a": torch.arange(8.0), "b": torch.ones(2, 3), "c": torch.tensor(5)}
+
+
+def test_what_is_written_is_what_was_there_when_asked(tmp_path: Path) -> None:
+    store, told = Gated(tmp_path), list[Told]()
+    live = tensors()
+    values = {"betas": (0.9, 0.95), "groups": [{"lr": 0.1}]}
+    mine = saver(store, told)
+    mine.save(step=7, rank=0, parts=1, tensors=live, values=values)
+    assert store.began.wait(20.0)
+    for tensor in live.values():
+        tensor.zero_()
+    values["groups"][0]["lr"] = 0.0  # type: ignore[index]
+    assert told == []
+    store.gate.set()
+    mine.wait()
+    (written,) = told
+    assert isinstance(written, PartWritten)
+    assert (written.member, written.step, written.part["rank"]) == (4, 7, 0)
+    assert decode(written.part["values"]) == {"betas": (0.9, 0.95), "groups": [{"lr": 0.1}]}
+    read = read_part(store, written.part["record"])
+    assert read.keys() == tensors().keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in tensors().items())
+
+
+def test_parts_make_the_whole(tmp_path: Path) -> None:
+    store, told = LocalStore(tmp_path), list[Told]()
+    for rank in range(3):
+        mine = saver(store, told)
+        mine.save(step=1, rank=rank, parts=3, tensors=tensors(), values={})
+        mine.wait()
+    found: dict[str, torch.Tensor] = {}
+    for written in told:
+        assert isinstance(written, PartWritten)
+        part = read_part(store, PartRecord.parse(written.part["record"]))
+        assert not found.keys() & part.keys()
+        found |= part
+    assert found.keys() == tensors().keys()
+
+
+def test_a_second_save_waits_for_the_first(tmp_path: Path) -> None:
+    store, told = Gated(tmp_path), list[Told]()
+
+    class Opens(VirtualClock):
+        """The second save reads the clock before it waits: only then the first may end."""
+
+        def monotonic_s(self) -> float:
+            if store.began.is_set():
+                store.gate.set()
+            return super().monotonic_s()
+
+    class Looks(dict[str, torch.Tensor]):
+        """Says when it is looked at, to be copied."""
+
+        def items(self):  # type: ignore[no-untyped-def]
+            store.log.append("copied")
+            return super().items()
+
+    mine = Saver(store, member=4, clock=Opens(), report=told.append)
+    mine.save(step=1, rank=0, parts=1, tensors=tensors(), values={})
+    assert store.began.wait(20.0)
+    mine.save(step=2, rank=0, parts=1, tensors=Looks(tensors()), values={})
+    assert store.log[1:3] == [store.log[0].replace("began", "ended"), "copied"]
+    mine.wait()
+    assert [one.step for one in told if isinstance(one, PartWritten)] == [1, 2]
+    mine.wait()
+
+
+def test_seconds_are_those_blocked_and_those_written(tmp_path: Path) -> None:
+    store, told = Gated(tmp_path), list[Told]()
+    clock = VirtualClock()
+    mine = Saver(store, member=0, clock=clock, report=told.append)
+    mine.save(step=1, rank=0, parts=1, tensors=tensors(), values={})
+    assert store.began.wait(20.0)
+    clock.advance(3.0)
+    store.gate.set()
+    mine.wait()
+    (written,) = told
+    assert isinstance(written, PartWritten)
+    assert (written.blocked_s, written.write_s) == (0.0, 3.0)
+
+
+def test_a_store_that_cannot_write_is_reported(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    told: list[Told] = []
+    mine = saver(LocalStore(blocked / "below"), told)
+    mine.save(step=1, rank=0, parts=1, tensors=tensors(), values={})
+    mine.wait()
+    (failed,) = told
+    assert isinstance(failed, MemberFailed)
+    assert (failed.member, failed.error) == (4, "CheckpointError")
+    assert str(blocked) in failed.message
+    assert failed.hint
+
+
+def test_a_value_that_cannot_be_stored_is_refused_at_once(tmp_path: Path) -> None:
+    told: list[Told] = []
+    with pytest.raises(TaskError, match="optimizer"):
+        saver(LocalStore(tmp_path), told).save(
+            step=1, rank=0, parts=1, tensors=tensors(), values={"optimizer": object()}
+        )
+    assert told == []
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,112 @@
+"""Changes sent ahead: due once, at one step everywhere, beyond what a feed has asked for."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raycloud.commands import Change, Halt, Reshare, Save
+from raycloud.errors import InternalError
+from raycloud.order import Position, Steps
+from raycloud.training.changes import Changes, Due
+from raycloud.training.schedule import Piece, Schedule
+
+STEPS = Steps(samples=100, global_batch=8, micro_batch=1)
+
+
+def reshare(generation: int, *shares: int) -> Reshare:
+    return Reshare(generation=generation, shares=shares)
+
+
+def indices(schedule: Schedule, step: int, rank: int) -> list[int]:
+    return [m.index for m in schedule.micro_batches(STEPS.span(step, Position()), rank)]
+
+
+def test_a_piece_holds_until_the_next() -> None:
+    schedule = Schedule(Piece(step=3, generation=1, shares=(4, 4)))
+    schedule.add(Piece(step=7, generation=2, shares=(6, 2)))
+    assert [schedule.at(step).generation for step in (3, 6, 7, 100)] == [1, 1, 2, 2]
+    assert indices(schedule, 6, 0) == [0, 1, 2, 3]
+    assert indices(schedule, 7, 0) == [0, 1, 2, 3, 4, 5]
+    assert indices(schedule, 7, 1) == [6, 7]
+
+
+def test_a_step_before_the_schedule_is_our_own_fault() -> None:
+    with pytest.raises(InternalError, match="step 2 lies before"):
+        Schedule(Piece(step=3, generation=1, shares=(1,))).at(2)
+
+
+def test_a_late_change_is_refused() -> None:
+    schedule = Schedule(Piece(step=3, generation=1, shares=(4, 4)))
+    schedule.add(Piece(step=7, generation=2, shares=(6, 2)))
+    with pytest.raises(InternalError, match="would lie before"):
+        schedule.add(Piece(step=6, generation=3, shares=(1, 7)))
+    assert schedule.at(6).generation == 1
+
+
+@given(st.lists(st.integers(0, 3), max_size=8), st.integers(1, 5))
+def test_no_piece_is_forgotten_that_a_feed_may_ask_for(gaps: list[int], depth: int) -> None:
+    schedule = Schedule(Piece(step=0, generation=1, shares=(8,)))
+    changes = Changes(feed_depth=depth)
+    step, pieces = 0, [(0, 1)]
+    for number, gap in enumerate(gaps, start=1):
+        changes.prepare(number, reshare(number + 1, 8))
+        step += gap if number > 1 else 0
+        due = changes.agree(step)
+        assert isinstance(due.change, Reshare)
+        schedule.add(Piece(step=due.step, generation=due.change.generation, shares=(8,)))
+        pieces.append((due.step, due.change.generation))
+        for asked in range(step + 1, step + depth + 3):
+            assert schedule.at(asked).generation == [g for s, g in pieces if s <= asked][-1]
+        step += 1
+
+
+@pytest.mark.parametrize("depth", [1, 2, 64])
+def test_shares_change_beyond_all_that_a_feed_may_have_asked_for(depth: int) -> None:
+    changes = Changes(feed_depth=depth)
+    changes.prepare(1, reshare(2, 5, 3))
+    due = changes.agree(10)
+    # Step 10 is computed, `depth` are ready, and one more is being collated.
+    assert due == Due(number=1, step=10 + depth + 2, change=reshare(2, 5, 3))
+
+
+@pytest.mark.parametrize("change", [Save(), Halt(reason="asked")])
+def test_what_a_feed_need_not_know_takes_effect_at_the_next_step(change: Change) -> None:
+    changes = Changes(feed_depth=5)
+    changes.prepare(1, change)
+    assert changes.agree(10) == Due(number=1, step=11, change=change)
+
+
+def test_a_change_is_due_once() -> None:
+    changes = Changes(feed_depth=2)
+    changes.prepare(1, reshare(2, 1))
+    changes.agree(0)
+    assert [changes.due(step) for step in range(4)] == [[]] * 4
+    (due,) = changes.due(4)
+    assert due.number == 1
+    assert changes.due(4) == []
+    assert changes.due(5) == []
+
+
+def test_changes_are_agreed_in_the_order_of_their_numbers() -> None:
+    changes = Changes(feed_depth=1)
+    assert not changes.next_at_hand
+    changes.prepare(2, Save())
+    assert not changes.next_at_hand  # the first has not come
+    changes.prepare(1, reshare(2, 1))
+    assert changes.next_at_hand
+    assert changes.agree(0).number == 1
+    assert changes.next_at_hand
+    assert changes.agree(1).number == 2
+    assert not changes.next_at_hand
+    assert [(due.number, due.step) for due in changes.due(9)] == [(1, 3), (2, 2)]
+
+
+def test_changes_due_at_one_step_come_in_order() -> None:
+    changes = Changes(feed_depth=1)
+    changes.prepare(1, reshare(2, 1))
+    changes.prepare(2, Save())
+    changes.agree(0)
+    changes.agree(2)
+    assert [due.number for due in changes.due(3)] == [1, 2]
