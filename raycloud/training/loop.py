@@ -229,7 +229,9 @@ class Loop:
 
     def _apply(self, due: Due) -> bool:
         """Switch to a change; True when it says to end."""
-        halt = False
+        halt = isinstance(due.change, Halt)
+        if halt:
+            self.settle()
         self._report()
         match due.change:
             case Reshare(generation=generation, shares=shares):
@@ -243,12 +245,8 @@ class Loop:
                             first_step=self.step,
                         )
                     )
-            case Save():
+            case Save() | Halt():
                 self.save()
-            case Halt():
-                self.settle()
-                self.save()
-                halt = True
         self._report()
         self._parts.report(
             ChangeApplied(member=self._seat.member, change=due.number, step=self.step)
