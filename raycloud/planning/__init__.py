@@ -12,7 +12,7 @@ from raycloud.planning.plan import (
     from_json,
     make,
 )
-from raycloud.planning.predict import Prediction, exposed_seconds, ring_bytes
+from raycloud.planning.predict import Prediction, exposed_seconds
 from raycloud.planning.shares import (
     better_shares,
     equal_shares,
@@ -43,6 +43,5 @@ __all__ = [
     "make",
     "place",
     "require",
-    "ring_bytes",
     "step_seconds",
 ]

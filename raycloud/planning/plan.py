@@ -10,9 +10,10 @@ from typing import Any
 from raycloud.errors import PlacementError, RunDirectoryError, SpecError
 from raycloud.order import Steps
 from raycloud.planning.inventory import Inventory, place, require
-from raycloud.planning.predict import Prediction, exposed_seconds, ring_bytes
+from raycloud.planning.predict import Prediction, exposed_seconds
 from raycloud.planning.shares import Speed, equal_shares, first_shares, step_seconds
 from raycloud.spec import Job, SyncPoint
+from raycloud.spec.sizes import ring_bytes
 
 FORMAT = 1
 

@@ -26,24 +26,6 @@ class Prediction:
     bytes_per_step: int
 
 
-def ring_bytes(gradient_bytes: int, members: int) -> int:
-    """Bytes each of N members sends to reduce M bytes over a ring: 2 (N - 1) / N * M, rounded up.
-
-    The bandwidth-optimal all-reduce (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
-    for clusters of workstations", JPDC 2009): N - 1 rounds of reduce-scatter and N - 1 of
-    all-gather, each of M / N bytes.
-
-    >>> ring_bytes(1000, 1), ring_bytes(1000, 2), ring_bytes(1000, 4)
-    (0, 1000, 1500)
-
-    Raises:
-        ValueError: `members` below 1, or `gradient_bytes` negative.
-    """
-    if members < 1 or gradient_bytes < 0:
-        raise ValueError(f"no ring of {members} members for {gradient_bytes} bytes")
-    return -(-2 * (members - 1) * gradient_bytes // members)
-
-
 def exposed_seconds(
     exchange_s: float, *, last_micro_batch_s: float, bucket_bytes: int, gradient_bytes: int
 ) -> float:

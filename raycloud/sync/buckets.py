@@ -40,9 +40,8 @@ def lay_out(parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int) -
 
     Args:
         parameters: Qualified names and parameters that require gradients.
-        bucket_bytes: A bucket is closed when it holds at least this much. The bucket that fills
-            first takes a quarter, so that the exchange starts early; so does the bucket that fills
-            last, whose exchange has no computing left to hide behind.
+        bucket_bytes: A bucket is closed when it holds at least this much. The one that fills first
+            takes a quarter, so that the exchange starts early.
     """
     buckets: list[list[tuple[str, nn.Parameter]]] = []
     filled, limit = 0, bucket_bytes // 4

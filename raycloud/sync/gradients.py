@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from raycloud.errors import InternalError, TaskError
+from raycloud.spec.sizes import ring_bytes
 from raycloud.sync.buckets import Bucket, lay_out
-from raycloud.sync.transport import Transport, Work, finish, ring_bytes
+from raycloud.sync.transport import Transport, Work, finish
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +133,7 @@ class GradientExchange:
                 bucket.parameters, bucket.slots, bucket.used.tolist(), strict=True
             ):
                 parameter.grad = slot if used else None
-        payload = sum(ring_bytes(size, bucket.payload_bytes) for bucket in self.buckets)
+        payload = sum(ring_bytes(bucket.payload_bytes, size) for bucket in self.buckets)
         return Exchanged(norm=math.hypot(*norms), bytes_sent=payload)
 
     def clip(self, norm: float, limit: float) -> None:

@@ -71,15 +71,3 @@ def finish(work: Work, abandoned: Callable[[], bool]) -> None:
     while not work.wait(_LOOK_UP_S):
         if abandoned():
             raise Abandoned("the generation was abandoned during an exchange")
-
-
-def ring_bytes(size: int, payload_bytes: int) -> int:
-    """Bytes one member sends in a ring all-reduce: 2 (N - 1) / N of the payload.
-
-    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-    workstations", JPDC 2009.
-
-    >>> ring_bytes(4, 1000), ring_bytes(1, 1000)
-    (1500, 0)
-    """
-    return 2 * (size - 1) * payload_bytes // size

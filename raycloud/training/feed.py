@@ -104,14 +104,16 @@ class Collate:
         )
         before = rng.bit_generator.state["state"]["counter"].tolist()
         places = [self._order.ids(m.epoch, m.start, m.stop) for m in group]
-        samples = self._read(np.concatenate(places))
+        what = "reading the samples"
         try:
+            samples = self._read(np.concatenate(places))
+            what = "Task.batch"
             batch = self._task.batch(samples, rng)
         except RaycloudError:
             raise
         except Exception as error:
             raise TaskError(
-                f"Task.batch raised {type(error).__name__}: {error} (epoch {first.epoch}, samples "
+                f"{what} raised {type(error).__name__}: {error} (epoch {first.epoch}, samples "
                 f"[{first.start}, {group[-1].stop}) of the sequence)"
             ) from error
         state = rng.bit_generator.state

@@ -174,7 +174,10 @@ class Life:
         self._replica.connect(gradients)
         tensors = self._replica.state.tensors()
         if not same_everywhere(digest(tensors.items()), lane, abandoned):
-            take_from(0, tensors, gradients, abandoned)
+            here = {name: t for name, t in tensors.items() if t.device.type == "cpu"}
+            take_from(0, here, lane, abandoned)
+            there = {name: t for name, t in tensors.items() if name not in here}
+            take_from(0, there, gradients, abandoned)
             self._notice("members began from different parameters; rank 0's were taken")
         seat = Seat(
             members=meeting.members,

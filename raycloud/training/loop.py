@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from raycloud.commands import Halt, Reshare, Save
 from raycloud.errors import TaskError
 from raycloud.events import ChangeApplied, Event, GenerationFormed
+from raycloud.spec.sizes import ring_bytes
 from raycloud.sync.lane import Lane, LaneReport
-from raycloud.sync.transport import ring_bytes
 from raycloud.training.feed import Collate, Feed
 from raycloud.training.schedule import Piece, Schedule
 from raycloud.training.tally import Counted, Tally
@@ -183,7 +183,7 @@ class Loop:
                 data_s=self._feed.waited_s - waited_s,
                 exchange_s=result.exchange_s + self._lane_s,
                 bytes_sent=result.bytes_sent,
-                bytes_dense=ring_bytes(self._seat.size, parts.replica.gradients.gradient_bytes),
+                bytes_dense=ring_bytes(parts.replica.gradients.gradient_bytes, self._seat.size),
             )
         )
         if self._seat.size == round(sums.prepared):

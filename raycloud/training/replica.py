@@ -113,7 +113,7 @@ class Replica:
         self.statistics.stage()
         self._loss.zero_()
         count = len(work.span.micro_batches)
-        todo = deque(work.passes)
+        todo = deque(p for p in work.passes if p.weight > 0.0 or self.statistics.per_batch)
         last: tuple[Pass, torch.Tensor] | None = None
         while todo:
             one = todo.popleft()
@@ -167,9 +167,9 @@ class Replica:
     def commit(self, work: StepWork) -> None:
         """The step counts."""
         seed_compute(stream_seed(self._job.seed, _UPDATE_STREAM, work.span.step), self._device)
-        self.optimizer.step()
+        _call("optimizer", self.optimizer.step)
         if self.scheduler is not None:
-            self.scheduler.step()
+            _call("scheduler", self.scheduler.step)
         self.statistics.commit(len(work.span.micro_batches))
         self.gradients.clear()
 

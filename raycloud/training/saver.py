@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,13 @@ class Saver:
                         error=type(error).__name__,
                         message=error.message,
                         hint=error.hint,
+                    )
+                )
+                return
+            except Exception:  # noqa: BLE001 - the last line before the thread's end
+                self._report(
+                    MemberFailed(
+                        member=self._member, error="InternalError", message=traceback.format_exc()
                     )
                 )
                 return

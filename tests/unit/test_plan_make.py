@@ -17,9 +17,9 @@ from raycloud.planning import (
     exposed_seconds,
     from_json,
     make,
-    ring_bytes,
 )
 from raycloud.spec import Job
+from raycloud.spec.sizes import ring_bytes
 
 TWO_NODES = Inventory(nodes=(Node(name="a", cpus=2), Node(name="b", cpus=1)))
 FAST, SLOW = Speed(fixed_s=0.25, micro_batch_s=0.25), Speed(fixed_s=0.5, micro_batch_s=0.5)

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from raycloud.errors import InternalError, TransportError
+from raycloud.spec.sizes import ring_bytes
 from raycloud.sync.gradients import GradientExchange
 from raycloud.sync.loopback import Loopback
-from raycloud.sync.transport import Abandoned, ring_bytes
+from raycloud.sync.transport import Abandoned
 from tests.crew import (
     Crew,
     Part,
@@ -238,4 +239,4 @@ def test_bytes() -> None:
     numbers = sum(p.numel() for p in crew.models[0].parameters())
     assert crew.exchanges[0].gradient_bytes == numbers * 8
     (sent, _) = crew.collect()
-    assert sent.bytes_sent == ring_bytes(2, (numbers + 6) * 8)  # and one number a parameter
+    assert sent.bytes_sent == ring_bytes((numbers + 6) * 8, 2)  # and one number a parameter

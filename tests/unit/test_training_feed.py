@@ -147,7 +147,7 @@ def test_what_the_task_raises_surfaces_with_its_place(feeds: list[Feed]) -> None
 def test_what_reading_raises_surfaces(feeds: list[Feed]) -> None:
     feeds.append(feed(samples=range(10)))
     assert feeds[0].take().span.step == 0
-    with pytest.raises(IndexError):
+    with pytest.raises(TaskError, match="reading the samples raised IndexError"):
         feeds[0].take()
 
 
