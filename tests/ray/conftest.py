@@ -12,11 +12,21 @@ import pytest
 
 from tests.live import ended, processes_below
 
-END_S = 20.0  # how long Ray's processes may take to end after shutdown
+# Ray gives its raylet one second to end; where that is too short, on a busy machine, its agents want
+# to tell a head that is gone, and give up after a minute.
+END_S = 90.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ray_token() -> Iterator[None]:
+    """A token of these tests' own, not the one in one's home; Ray reads it once in a process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
-def ray_tmpdir() -> Iterator[Path]:
+def ray_tmpdir(ray_token: None) -> Iterator[Path]:
     """The folder in which this module's Ray lives; afterwards Ray is down and the folder is gone.
 
     The path is short, since Ray puts Unix sockets below it and their paths end at 107 characters.
@@ -26,9 +36,6 @@ def ray_tmpdir() -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", str(folder))
         patch.delenv("RAY_ADDRESS", raising=False)  # never somebody else's cluster
-        (folder / "token").write_text(secrets.token_hex(32))  # nor the token in one's home
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN_PATH", str(folder / "token"))
         try:
             yield folder
         finally:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import raycloud
 from raycloud.events import (
     ChangeApplied,
@@ -32,7 +34,9 @@ from tests.live import (
 from tests.live_tasks import Steady
 
 MANY = 100_000  # steps: more than any run here gets to
-END_S = 20.0
+END_S = 90.0  # see conftest.py
+
+pytestmark = pytest.mark.timeout(280)  # three commands' starts, and as many ends
 
 
 def test_interrupt_checkpoints_ends_and_can_be_resumed(ray_tmpdir: Path, tmp_path: Path) -> None:
@@ -83,7 +87,7 @@ def test_second_interrupt_ends_at_once(ray_tmpdir: Path, tmp_path: Path) -> None
         wait_for("the first is seen", lambda: of_kind(StopRequested, events(run_dir)))
         assert one.process.poll() is None
         one.interrupt()
-        assert one.code(END_S) == 130, one.err
+        assert one.code() == 130, one.err
     assert ended(processes_below(ray_tmpdir), END_S) == {}
 
     assert "stopped at once" in one.err

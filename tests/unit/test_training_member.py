@@ -1,0 +1,58 @@
+"""A member that cannot begin says why, whose fault it is, and what would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raycloud.clock import SystemClock
+from raycloud.events import Event, MemberFailed
+from raycloud.training.member import Member, MemberConfig
+from tests.live_tasks import Faulty
+from tests.lockstep import job
+
+POLL_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """A member takes as many threads as it was given cores; here it shares a process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"fault": "unreadable"}, "DataError", "could not be read: [Errno 2] No such file"),
+        ({"fault": "empty"}, "DataError", "the data set has no training samples"),
+        ({"fault": "data"}, "TaskError", "Task.data raised KeyError"),
+        ({"fault": "model"}, "TaskError", "Task.model raised ValueError: no such width"),
+        ({"fault": "batch"}, "TaskError", "Task.batch raised IndexError: sample 7 has no label"),
+        ({"fault": "loss"}, "TaskError", "Task.loss raised RuntimeError: the shapes do not"),
+        ({"unknown": 1}, "TaskError", "could not be made from settings ['unknown']"),
+    ],
+    ids=["unreadable", "empty", "data", "model", "batch", "loss", "settings"],
+)
+def test_member_that_cannot_begin(
+    tmp_path: Path, settings: dict[str, Any], error: str, message: str
+) -> None:
+    failure = _last(job(task=Faulty, settings=settings), tmp_path)
+    assert isinstance(failure, MemberFailed)
+    assert failure.error == error
+    assert message in failure.message
+    assert failure.hint or 'live_tasks.py", line' in failure.message
+
+
+def _last(asked: Any, folder: Path) -> Event:
+    config = MemberConfig(
+        member=0, node="", address="", job=asked, task=Faulty, checkpoints=str(folder)
+    )
+    events = Member(config, SystemClock()).poll(POLL_S)
+    assert events
+    return events[-1]
