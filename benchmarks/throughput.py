@@ -4,6 +4,10 @@
 
 Every run is a fresh process tree on the same CPUs, one compute thread per worker. Contestants take
 turns within a repeat, and the first turn goes round from repeat to repeat.
+
+Each has its own defaults: raycloud's embedded Ray runs its workers at niceness 0, imports torch
+while the cluster starts, and collects no metrics or task events; the Ray Train contestant's Ray
+does none of these (its workers run at Ray's default niceness, 15).
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from raycloud.report.summary import Summary
     from raycloud.spec.job import Job
 
-_JOB, _MACHINE, _OURS, _FAILED, _STOPPED = 2, 3, 4, 1, 130
+_JOB, _MACHINE, _OURS, _STOPPED = 2, 3, 4, 130
 _EXIT_CODES = (
-    "Exit codes: 0 done; 1 the run failed; 2 what was asked cannot be done (job, task, data or "
+    "Exit codes: 0 done; 2 what was asked cannot be done (job, task, data or "
     "arguments); 3 a machine, link or disk failed; 4 raycloud's own fault; 130 stopped by Ctrl-C."
 )
 _FAULT = "this is a fault in raycloud: please report it, with the traceback that --debug shows"
@@ -145,8 +145,6 @@ def train(
         from raycloud.report.summary import Summary
 
         _print_summary(Summary.from_record(run.summary), Path(run.directory), plain=plain)
-        if run.status == "failed":
-            raise typer.Exit(_FAILED)
         if run.status == "stopped" and stop.is_set():
             raise typer.Exit(_STOPPED)
 
@@ -239,10 +237,8 @@ def _code(error: RaycloudError) -> int:
             return _JOB
         case MachineError():
             return _MACHINE
-        case InternalError():
-            return _OURS
         case _:
-            return _FAILED
+            return _OURS
 
 
 def _tell(message: str, hint: str, *, debug: bool) -> None:

@@ -60,6 +60,11 @@ class RaycloudError(Exception):
         return (_rebuild, (type(self), self.args, dict(self.__dict__)))
 
 
+def public_name(error: RaycloudError) -> str:
+    """The name of the error's first class that stands in this file: what another process knows."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in __all__)
+
+
 def _rebuild(
     kind: type[RaycloudError], args: tuple[object, ...], fields: dict[str, object]
 ) -> RaycloudError:

@@ -25,7 +25,11 @@ class RunStarted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberSpawned:
-    """A member's process was asked for and placed."""
+    """A place was reserved for a member, and its process asked for.
+
+    `node` is empty where the sender does not know it yet, as the driver does not in this version:
+    `MemberReady` names the node.
+    """
 
     member: int
     node: str = ""
@@ -36,7 +40,8 @@ class MemberReady:
     """A member has built its model and data and measured itself.
 
     `fixed_s` and `micro_batch_s` are the fitted seconds of T(b) = fixed_s + b * micro_batch_s for b
-    micro-batches; `state_digest` tells whether members start from the same parameters.
+    micro-batches; `state_digest` tells whether members start from the same parameters; `node` is
+    the id of the node that it runs on.
     """
 
     member: int
@@ -102,7 +107,9 @@ class StepsCommitted:
     `epoch` and `offset` are the position after the last of them. `loss` is the weighted mean over
     the global batches of these steps, `weight` their summed weight, `grad_norm` that of the last
     step. Seconds are sums over the steps: computing, waiting for data, waiting for the exchange.
-    Byte counts are this member's own: sent, and what an uncompressed exchange would have sent.
+    Byte counts are this member's own, for the exchange of gradients alone: sent, and what an
+    uncompressed exchange would have sent. Both follow from sizes and the ring's formula; what
+    travels for BatchNorm and other changing buffers, and for the control lane, is left out.
     """
 
     member: int

@@ -38,7 +38,10 @@ class Samples(Protocol):
         ...
 
     def __getitem__(self, index: int, /) -> Any:
-        """The sample with id `index`, 0 <= index < len; the same in every worker."""
+        """The sample with id `index`, 0 <= index < len; the same in every worker, each time.
+
+        Nothing random belongs here: see `Task.batch`.
+        """
         ...
 
 
@@ -59,7 +62,12 @@ class Task(ABC):
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """A fresh model. Called under the job's seed; must also do on `torch.device("meta")`."""
+        """A fresh model. Called under the job's seed; must also do on `torch.device("meta")`.
+
+        The model is put into training mode afterwards, and again after each measuring of held-out
+        samples: what `eval()` did to a part of it in here is undone. A part that shall stay frozen,
+        such as a BatchNorm with fixed statistics, overrides `train` to stay in `eval` mode.
+        """
 
     @abstractmethod
     def data(self, path: str | None) -> Splits:
@@ -74,7 +82,13 @@ class Task(ABC):
         """The optimizer of the model's parameters."""
 
     def scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:  # noqa: ARG002
-        """A learning rate schedule over `steps` steps, stepped once per step; None: constant."""
+        """A learning rate schedule over `steps` steps, stepped once per step; None: constant.
+
+        `steps` are those of the whole job, as it is asked for now. A resumed run restores the
+        schedule's own state, so one that holds a length (`OneCycleLR`, `CosineAnnealingLR`) keeps
+        that of the run it goes on from; a `LambdaLR` of a function that uses `steps` follows a new
+        length.
+        """
         return None
 
     def batch(
@@ -87,6 +101,13 @@ class Task(ABC):
         `rng` is for augmentation: seeded by the place of these samples in the canonical sequence,
         so that a batch is the same whoever makes it. None for held-out samples: do not augment
         those.
+
+        Anything random about a sample must draw from `rng`, here and not in the data set. The
+        global generators of torch, numpy and Python are not seeded for this thread, and torch's is
+        the one that a forward pass draws from meanwhile: a transform that uses them makes the
+        result depend on timing. It is refused where the first batches draw from torch's or numpy's;
+        later draws, and Python's `random`, go unseen. For torch, seed a generator:
+        `torch.Generator().manual_seed(int(rng.integers(2**63)))`.
         """
         from torch.utils.data import default_collate
 
@@ -103,6 +124,8 @@ class Task(ABC):
             Mergeable metrics by name. The default is the weighted mean loss.
         """
         weight = self.weight(batch, samples)
+        if weight == 0.0:  # nothing in it counts; its mean loss may be 0/0
+            return {"loss": Mean(total=0.0, weight=0.0)}
         return {"loss": Mean(total=float(self.loss(model, batch)) * weight, weight=weight)}
 
     def sample(self, model: nn.Module) -> str | None:  # noqa: ARG002

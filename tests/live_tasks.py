@@ -90,6 +90,8 @@ class Faulty(Steady):
     ) -> None:
         super().__init__(**settings)
         self.fault, self.after, self.first = fault, after, first
+        if fault == "constructor":
+            raise ValueError("width must be even")
         self.calls = 0
 
     def model(self) -> nn.Module:
@@ -104,14 +106,24 @@ class Faulty(Steady):
             raise FileNotFoundError(2, "No such file or directory", "points.csv")
         if self.fault == "empty":
             return Splits(train=[])
+        if self.fault == "metric":
+            train = super().data(path).train
+            return Splits(train=train, held_out=train)
         if self.fault == "sizes" and claim(self.first):
             self.samples -= 6
         return super().data(path)
 
     def batch(self, samples: Sequence[Any], rng: np.random.Generator | None) -> Any:
+        if self.fault == "draws":
+            torch.rand(1)
         if self._now("batch"):
             raise IndexError("sample 7 has no label")
         return super().batch(samples, rng)
+
+    def metrics(self, model: nn.Module, batch: Any, samples: int) -> Any:
+        return (
+            {"accuracy": 0.5} if self.fault == "metric" else super().metrics(model, batch, samples)
+        )
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         found = super().loss(model, batch)

@@ -245,7 +245,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
 
 MEANING: Final[Mapping[type[Event], str]] = {
     RunStarted: "For the log.",
-    MemberSpawned: "The member's process is placed; its node is remembered for messages.",
+    MemberSpawned: "The member's process is asked for.",
     MemberReady: "The member can compute. When all can, shares are fitted and they meet.",
     MemberLost: "The machine's fault. The others are released and the run ends as failed; "
     "a resumed run goes on from the last checkpoint.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, assert_never
 
@@ -11,7 +11,6 @@ from raycloud import __version__
 from raycloud.checkpoint import (
     Manifest,
     Store,
-    latest,
     open_store,
     publish,
     retain,
@@ -28,7 +27,7 @@ from raycloud.commands import (
     Spawn,
 )
 from raycloud.control import Control, ControlSettings
-from raycloud.errors import InternalError, RaycloudError, RunDirectoryError
+from raycloud.errors import InternalError, RaycloudError
 from raycloud.events import (
     CheckpointPublished,
     EvaluationPart,
@@ -49,41 +48,22 @@ from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.manifests import manifest_of
 from raycloud.on_ray.measures import Measures
 from raycloud.on_ray.meeting import MeetingPlace
-from raycloud.on_ray.run import Run, StopSwitch
+from raycloud.on_ray.run import Run
+from raycloud.on_ray.session import Session, origin_of
 from raycloud.on_ray.tasks import by_value
 from raycloud.order import Position, ledger_line
-from raycloud.planning.inventory import capacity, require
+from raycloud.planning.inventory import Inventory, capacity, require
 from raycloud.planning.plan import Plan, Profile, make
 from raycloud.planning.shares import Speed
 from raycloud.report.recorder import Recorder
-from raycloud.training.member import Meeting, MemberConfig
+from raycloud.training.member import BROKEN_EXCHANGE, Meeting, MemberConfig
 
 if TYPE_CHECKING:
-    from raycloud.clock import Clock
-    from raycloud.spec import Job, RunDirectory
-    from raycloud.task import Task
+    from raycloud.spec import Job
 
 _TURN_S = 0.2
+_BROKEN_S = 10.0  # a death behind a broken exchange is known by then
 _SILENCE_S = 600.0  # a step, or measuring the held-out samples, may take minutes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Session:
-    """One start of a run."""
-
-    job: Job
-    task: type[Task]
-    directory: RunDirectory
-    resume: bool
-    clock: Clock
-    began_s: float
-    observer: Callable[[Event], None]
-    stop: StopSwitch | None
-
-    @property
-    def checkpoints(self) -> str:
-        """Where checkpoints go."""
-        return self.job.checkpoint.path or str(self.directory.checkpoints.resolve())
 
 
 @dataclass(eq=False)
@@ -101,17 +81,13 @@ def drive(session: Session) -> Run:
         RaycloudError: Why it failed; log, summary and checkpoints are written.
     """
     store = open_store(session.checkpoints)
-    found = latest(store) if session.resume else None
-    manifest = found.manifest if found is not None else None
-    if session.resume and manifest is None:
-        raise RunDirectoryError(
-            f"{session.directory.path} has no checkpoint to resume from",
-            hint="start it anew in another --run-dir",
-        )
-    session.directory.write_job(session.job)
+    origin = origin_of(session, store)
+    nodes = inventory()
+    require(nodes, session.job.resources.worker, session.job.elastic.min_workers)
     with Recorder(session.directory, session.clock, started_s=session.began_s) as recorder:
-        driver = Driver(session, recorder, store, manifest)
-        for step, why in found.skipped if found is not None else ():
+        session.directory.write_job(session.job)
+        driver = Driver(session, recorder, store, origin.manifest, nodes)
+        for step, why in origin.skipped:
             driver.note(f"the checkpoint of step {step} is damaged and was passed over", why=why)
         return driver.run()
 
@@ -120,20 +96,24 @@ class Driver:
     """Joins control, fleet, log and checkpoints of one run."""
 
     def __init__(
-        self, session: Session, recorder: Recorder, store: Store, manifest: Manifest | None
+        self,
+        session: Session,
+        recorder: Recorder,
+        store: Store,
+        manifest: Manifest | None,
+        nodes: Inventory,
     ) -> None:
-        """Look at the machines, and decide how many members they hold."""
+        """Decide how many members the machines hold."""
         job = session.job
         self._session = session
         self._recorder = recorder
         self._store = store
         self._manifest = manifest
-        self._nodes = inventory()
-        require(self._nodes, job.resources.worker, job.elastic.min_workers)
+        self._nodes = nodes
         tally = recorder.tally
         settings = ControlSettings(
             min_workers=job.elastic.min_workers,
-            max_workers=min(job.elastic.max_workers, job.micro_batches),
+            max_workers=_most_workers(job),
             silence_s=_SILENCE_S,
             capacity=capacity(self._nodes, job.resources.worker),
             global_batch=job.global_batch,
@@ -157,6 +137,7 @@ class Driver:
         self._pending: deque[Event] = deque()
         self._finish: Finish | None = None
         self._stop_sent = False
+        self._broken: tuple[float, Noticed] | None = None
 
     def run(self) -> Run:
         """Until control says that the run is over."""
@@ -172,8 +153,10 @@ class Driver:
         except KeyboardInterrupt:
             self._close("stopped", "ended at once on request")
             raise
-        except RaycloudError as error:
-            self._close("failed", error.message)
+        except Exception as error:
+            self._close(
+                "failed", error.message if isinstance(error, RaycloudError) else repr(error)
+            )
             raise
         finally:
             self._fleet.close()
@@ -192,8 +175,17 @@ class Driver:
         self._pending.extend(self._fleet.poll(_TURN_S))
         while self._pending and self._finish is None:
             self._take(self._pending.popleft())
+        self._give_up_on_a_broken_exchange()
         if self._finish is None:
             self._carry_out(self._control.tick(self._session.clock.monotonic_s()))
+
+    def _give_up_on_a_broken_exchange(self) -> None:
+        """Members are there, but a connection between them is not: nobody else will report it."""
+        now_s = self._session.clock.monotonic_s()
+        if self._finish is None and self._broken and now_s - self._broken[0] > _BROKEN_S:
+            notice, self._broken = self._broken[1], None
+            why = notice.detail.get("why", "")
+            self._take(MemberLost(member=notice.member or 0, reason=f"its exchange broke: {why}"))
 
     def _log(self, event: Event) -> None:
         """Keep an event, and show it."""
@@ -215,6 +207,8 @@ class Driver:
                 self._pending.extend([whole] if whole is not None else [])
             case MemberFailed() | MemberLost():
                 self._known.failure = self._known.failure or event
+            case Noticed(what=what) if what == BROKEN_EXCHANGE and self._broken is None:
+                self._broken = (self._session.clock.monotonic_s(), event)
             case _:
                 pass
         self._carry_out(self._control.on(event, self._session.clock.monotonic_s()))
@@ -300,7 +294,7 @@ class Driver:
             ),
             placed={r.member: r.node for r in readies},
         )
-        self._session.directory.plan_json.write_text(self._plan.to_json(), encoding="utf-8")
+        self._session.directory.write_plan(self._plan.to_json())
 
     def _publish(self, command: Publish) -> None:
         clock, job = self._session.clock, self._session.job
@@ -337,3 +331,10 @@ class Driver:
         if finish.status == "failed":
             raise failure_of(self._known.failure, finish, self._session.directory.path)
         return Run(status=finish.status, directory=self._session.directory.path, summary=summary)
+
+
+def _most_workers(job: Job) -> int:
+    """No more workers than a step has micro-batches; a list of shares says for itself."""
+    if isinstance(job.elastic.shares, tuple):
+        return job.elastic.max_workers
+    return min(job.elastic.max_workers, job.micro_batches)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -61,7 +61,7 @@ class Fleet:
             raise PlacementError(
                 f"only {placed} of {len(groups)} workers found a place within {_PLACE_S} s: "
                 f"each asks for {self._bundle()}",
-                hint="lower elastic.min_workers or resources.worker, or free the cluster",
+                hint="lower elastic.max_workers or resources.worker, or free the cluster",
             )
         for config, group in zip(configs, groups, strict=True):
             actor = MemberActor.options(  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ class Fleet:
             member = by_poll[poll]
             try:
                 events += ray.get(poll)
-            except (RayActorError, RayTaskError) as error:
+            except RayError as error:  # died, was evicted, or its node or reservation is gone
                 events.append(MemberLost(member=member, reason=_reason(error)))
                 self._drop(member)
                 continue

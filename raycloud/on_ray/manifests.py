@@ -33,7 +33,11 @@ def manifest_of(command: Publish, job: Job, *, samples: int, ledger: Mapping[str
         generation=values["generation"],
         samples_per_epoch=samples,
         job=job.resolved().model_dump(mode="json"),
-        values={**values, "random": {"seed": job.seed}},
+        values={
+            **values,
+            "fuses": [decode(part["values"])["fuse"] for part in by_rank],
+            "random": {"seed": job.seed},
+        },
         ledger=ledger,
         parts=tuple(PartRecord.parse(part["record"]) for part in by_rank),
         raycloud_version=__version__,

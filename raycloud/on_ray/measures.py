@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from raycloud.errors import TaskError
 from raycloud.events import Evaluated, EvaluationPart
 from raycloud.metrics import Metric, merge_all
 
@@ -26,13 +28,22 @@ class Measures:
         if set(parts) != set(members):
             return None
         del self._parts[part.step]
-        merged = merge_all(
-            {name: Metric.from_state(state) for name, state in parts[member].states.items()}
-            for member in members
-        )
         texts = [p.sample for p in parts.values() if p.sample is not None]
         return Evaluated(
             step=part.step,
-            metrics={name: metric.value() for name, metric in merged.items()},
+            metrics=_values([parts[member].states for member in members]),
             sample=texts[0] if texts else None,
         )
+
+
+def _values(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    try:
+        merged = merge_all(
+            {name: Metric.from_state(state) for name, state in states.items()} for states in parts
+        )
+        return {name: float(metric.value()) for name, metric in merged.items()}
+    except Exception as error:
+        raise TaskError(
+            f"merging the metrics raised {type(error).__name__}: {error}",
+            hint="check merge, value, to_values and from_values of the task's own metrics",
+        ) from error

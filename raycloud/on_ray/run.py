@@ -111,7 +111,8 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
         address = address or Environment.from_process().ray_address
         with _imported(job) as ready, _attached(job, address):
             task = ready()
-            from raycloud.on_ray.driver import Session, drive
+            from raycloud.on_ray.driver import drive
+            from raycloud.on_ray.session import Session
 
             return drive(
                 Session(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from raycloud.errors import MachineError
+from raycloud.errors import MachineError, RunDirectoryError
 from raycloud.events import Evaluated, Event, RunStarted, StepsCommitted
 from raycloud.report.log import cut_torn_line, read_events, to_line
 from raycloud.report.scalars import ScalarFile
@@ -38,7 +40,8 @@ class Recorder:
         started_s: `clock.monotonic_s()` when the command started; None: now.
 
     Raises:
-        RunDirectoryError: The log of the earlier part of this run cannot be read.
+        RunDirectoryError: The log of the earlier part of this run cannot be read, or another
+            process is writing it.
         MachineError: The files cannot be written.
     """
 
@@ -51,12 +54,13 @@ class Recorder:
         self._started_s = self._opened_s if started_s is None else started_s
         self._scalars: ScalarFile | None = None
         with _Disk("open", run.events_jsonl):
+            self._events = run.events_jsonl.open("a", encoding="utf-8", buffering=1)
+            _hold(self._events, run.path)
             for path in (run.events_jsonl, run.ledger):
                 cut_torn_line(path)
             if run.events_jsonl.exists():
                 for t, event in read_events(run.events_jsonl):
                     self.tally.add(t, event)
-            self._events = run.events_jsonl.open("a", encoding="utf-8", buffering=1)
             self._ledger = run.ledger.open("a", encoding="utf-8", buffering=1)
 
     def record(self, event: Event) -> None:
@@ -140,6 +144,24 @@ class Recorder:
     ) -> None:
         """Close the files."""
         self.close()
+
+
+def _hold(log: io.TextIOBase, directory: Path) -> None:
+    """Let no other process write this run until the log is closed, or this process is dead.
+
+    A file system without locks (some network mounts) is left unprotected.
+    """
+    try:
+        fcntl.flock(log.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        log.close()
+        raise RunDirectoryError(
+            f"another process is writing the run in {directory}",
+            hint="wait until it ends, or end it, before going on with its run",
+        ) from error
+    except OSError as error:
+        if error.errno not in {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}:
+            raise
 
 
 class _Disk:

@@ -46,8 +46,8 @@ class Summary:
         generations: Generations formed, those of earlier sessions included.
         recoveries: What was lost and resumed: `kind`, `t` (unix seconds), `step`, `seconds` until
             training went on (None: it did not), and more by kind.
-        bytes_sent: Bytes that all members sent for exchanges; `bytes_dense`: what uncompressed
-            exchanges would have sent.
+        bytes_sent: Bytes that all members sent for the exchange of gradients; `bytes_dense`: what
+            uncompressed exchanges would have sent.
         cpu_s: Processor seconds of all members' steps; with `compute_share`, `data_share` and
             `exchange_share` (fractions of the members' step seconds) this includes repeated steps.
         checkpoint_blocked_s: Seconds that members' training stood still for checkpoints, added up.

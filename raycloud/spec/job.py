@@ -137,8 +137,9 @@ class Job(Section):
     )
     fuse: Annotated[int, Field(ge=1)] | Auto = Field(
         default="auto",
-        description="Micro-batches computed in one pass, where that is exact. auto: as many as are "
-        "fastest. 1: never fused.",
+        description="Micro-batches computed in one pass, at most, where that is exact. auto: all "
+        "of a worker's share at once. Where memory is short, write 1 (never fused) or a small "
+        "number.",
     )
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32",

@@ -33,7 +33,8 @@ once. In Python the same fields build a `raycloud.Job`; a section is a dictionar
 - **Editors.** [`job.schema.json`](job.schema.json) completes and checks the file while you write:
   put `# yaml-language-server: $schema=<path to job.schema.json>` in its first line.
 - **Resuming.** With `--resume`, `seed`, `task`, `drop_last`, `data.path` and `data.shuffle` must be
-  those of the run that goes on, since its order of samples follows from them. All else may change.
+  those of the run that goes on, since its order of samples follows from them, and
+  `checkpoint.path`, since its checkpoints lie there. All else may change.
 """
 
 _EXAMPLE_INTRO = """\
@@ -50,8 +51,9 @@ _FUSING = """\
 ## When fusing micro-batches is exact
 
 A micro-batch is a unit of meaning: its samples, its random state, its BatchNorm statistics. A pass
-is a unit of speed: how many micro-batches a device computes at once. `fuse` sets how many at most,
-and never changes what is computed:
+is a unit of speed: how many micro-batches a device computes at once. `fuse` sets how many at most
+(auto: all of a worker's share), and never changes what is computed. A pass needs memory for all of
+its micro-batches at once: where that is short, write a small number. Fusing is exact with:
 
 - **No statistics of the batch.** A model with BatchNorm in training mode is never fused: its
   statistics are those of one micro-batch.

@@ -91,6 +91,19 @@ def _range(min_workers: int, max_workers: int) -> Mistake | None:
     )
 
 
+def _busy(min_workers: int, shares: object, global_batch: int, micro_batch: int) -> Mistake | None:
+    whole = global_batch // micro_batch
+    if min_workers <= whole or not isinstance(shares, str):
+        return None
+    return Mistake(
+        field="elastic.min_workers",
+        value=min_workers,
+        problem=f"a step has only {whole} micro-batches (global_batch / micro_batch), so some "
+        "workers would have nothing to do",
+        hint=f"write min_workers {whole} or less, raise global_batch or lower micro_batch",
+    )
+
+
 def _fixed(
     shares: object, min_workers: int, max_workers: int, global_batch: int, micro_batch: int
 ) -> Mistake | None:
@@ -117,6 +130,11 @@ RULES: tuple[Rule, ...] = (
         ("elastic.min_workers", "elastic.max_workers"),
         "`elastic.min_workers` is at most `elastic.max_workers`.",
         _range,
+    ),
+    Rule(
+        ("elastic.min_workers", "elastic.shares", "global_batch", "micro_batch"),
+        "Unless shares are a list, `elastic.min_workers` is at most `global_batch / micro_batch`.",
+        _busy,
     ),
     Rule(
         (

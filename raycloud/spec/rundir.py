@@ -38,9 +38,11 @@ class RunDirectory:
 
     def write_job(self, job: Job) -> None:
         """Keep `job`, resolved, as the run's; a kill in between leaves the old one or the new."""
-        draft = self.job_yaml.with_suffix(".draft")
-        draft.write_text(dump_job(job), encoding="utf-8")
-        draft.replace(self.job_yaml)
+        _replace(self.job_yaml, dump_job(job))
+
+    def write_plan(self, text: str) -> None:
+        """Keep the text of a plan in the same way."""
+        _replace(self.plan_json, text)
 
     @property
     def plan_json(self) -> Path:
@@ -141,6 +143,12 @@ def check_resume(old: Job, new: Job) -> None:
         )
     if mistakes:
         raise refusal(mistakes)
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_suffix(".draft")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
 
 
 def _order_of(job: Job) -> dict[str, object]:

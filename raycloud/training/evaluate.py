@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,7 +46,7 @@ def evaluate(  # the measured model and who measures which part of what
             stop = min(start + cut, count)
             batch = task.batch([samples[i] for i in range(start, stop)], None)
             with torch.no_grad(), _cast(job, device):
-                parts.append(dict(task.metrics(model, move(batch, device), stop - start)))
+                parts.append(_checked(task.metrics(model, move(batch, device), stop - start)))
     except RaycloudError:
         raise
     except Exception as error:
@@ -55,6 +56,16 @@ def evaluate(  # the measured model and who measures which part of what
     finally:
         model.train()
     return merge_all(parts)
+
+
+def _checked(metrics: Mapping[str, object]) -> dict[str, Metric]:
+    for name, metric in metrics.items():
+        if not isinstance(metric, Metric):
+            raise TaskError(
+                f"Task.metrics gave {name!r} as {type(metric).__name__}",
+                hint="give a raycloud.Metric, such as Mean(total=..., weight=...)",
+            )
+    return {name: metric for name, metric in metrics.items() if isinstance(metric, Metric)}
 
 
 def show(job: Job, task: Task, model: torch.nn.Module) -> str | None:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed as dist
 
-from raycloud.checkpoint import load, open_store
+from raycloud.checkpoint import encode, load, open_store
 from raycloud.checkpoint.payload import load_tensors
-from raycloud.errors import DataError, RaycloudError, TaskError, TransportError
+from raycloud.errors import TaskError, TransportError
 from raycloud.events import EvaluationPart, GenerationFormed, MemberDone, MemberReady, Noticed
-from raycloud.order import MicroBatch, Order, Position, Steps
+from raycloud.order import MicroBatch, Order, Position
 from raycloud.sync.agree import same_everywhere, take_from
 from raycloud.sync.gloo import GlooTransport
 from raycloud.sync.lane import Lane
 from raycloud.sync.nccl import NcclTransport
-from raycloud.task import Splits, Task
+from raycloud.training.contract import construct, cut, global_draws, load_samples
 from raycloud.training.device import choose
 from raycloud.training.evaluate import evaluate, show
 from raycloud.training.feed import Collate
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from raycloud.events import Event
     from raycloud.spec import Job
     from raycloud.sync.transport import Transport
+    from raycloud.task import Task
     from raycloud.training.changes import Changes
 
 _MEETING_S = 120.0
@@ -95,16 +96,11 @@ class Life:
         keep_freed_memory()
         torch.set_num_threads(job.resources.worker.cpus)
         self._device = choose(job.resources.worker.gpus)
-        self._task = _construct(config.task, job)
-        self._splits = _load(self._task, job)
+        self._task = construct(config.task, job)
+        self._splits = load_samples(self._task, job)
         samples = len(self._splits.train)
         self._order = Order(samples=samples, seed=job.seed, shuffle=job.data.shuffle)
-        steps = Steps(
-            samples=samples,
-            global_batch=job.global_batch,
-            micro_batch=job.micro_batch,
-            drop_last=job.drop_last,
-        )
+        steps = cut(job, samples)
         store = open_store(config.checkpoints)
         manifest = load(store, config.resume_step) if config.resume_step is not None else None
         self._step = manifest.step if manifest is not None else 0
@@ -119,6 +115,7 @@ class Life:
         )
         if manifest is not None:
             self._replica.state.load(load_tensors(store, manifest), manifest.values)
+        self._fuses = tuple(manifest.values["fuses"]) if manifest is not None else ()
         self._collate = Collate(
             self._task, self._splits.train, self._order, pinned=self._device.type == "cuda"
         )
@@ -151,6 +148,7 @@ class Life:
             micro_batch_s = max((many_s - single_s) / (many - 1), 0.05 * single_s)
             fixed_s = max(single_s - micro_batch_s, 0.0)
         tensors = replica.state.tensors()
+        encode(replica.state.values())  # refuse now what no checkpoint could carry
         self._report(
             MemberReady(
                 member=self._config.member,
@@ -179,6 +177,8 @@ class Life:
             there = {name: t for name, t in tensors.items() if name not in here}
             take_from(0, there, gradients, abandoned)
             self._notice("members began from different parameters; rank 0's were taken")
+        if len(self._fuses) == size:  # go on as this rank did, so that it rounds as it did
+            self._replica.fuse = min(self._replica.fuse, self._fuses[meeting.rank])
         seat = Seat(
             members=meeting.members,
             rank=meeting.rank,
@@ -257,7 +257,14 @@ class Life:
             MicroBatch(index=i, epoch=0, start=i * micro, stop=(i + 1) * micro)
             for i in range(micro_batches)
         ]
+        before = global_draws()
         passes = self._collate.passes(group, micro_batches)
+        if global_draws() != before:
+            raise TaskError(
+                "reading samples or Task.batch drew from a global random generator, so that "
+                "results would depend on timing",
+                hint="draw from the `rng` that Task.batch is given",
+            )
         began_s = self._clock.monotonic_s()
         for one in passes:
             self._replica.try_out(one)
@@ -265,33 +272,3 @@ class Life:
 
     def _notice(self, what: str, **detail: object) -> None:
         self._report(Noticed(what=what, member=self._config.member, detail=detail))
-
-
-def _construct(kind: type[Task], job: Job) -> Task:
-    try:
-        return kind(**job.settings)
-    except TypeError as error:
-        raise TaskError(
-            f"the task could not be made from settings {sorted(job.settings)}: {error}",
-            hint="`settings` must be keyword arguments of the task's constructor",
-        ) from error
-
-
-def _load(task: Task, job: Job) -> Splits:
-    try:
-        splits = task.data(job.data.path)
-    except RaycloudError:
-        raise
-    except OSError as error:
-        raise DataError(
-            f"the data set could not be read: {error}", hint="check data.path"
-        ) from error
-    except Exception as error:
-        raise TaskError(f"Task.data raised {type(error).__name__}: {error}") from error
-    if not isinstance(splits, Splits):
-        raise TaskError(
-            f"Task.data returned {type(splits).__name__}", hint="return raycloud.Splits(train=...)"
-        )
-    if len(splits.train) == 0:
-        raise DataError("the data set has no training samples", hint="check data.path")
-    return splits

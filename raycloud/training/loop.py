@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Halt, Reshare, Save
-from raycloud.errors import TaskError
+from raycloud.errors import DivergedError, TaskError
 from raycloud.events import ChangeApplied, Event, GenerationFormed
 from raycloud.spec.sizes import ring_bytes
 from raycloud.sync.lane import Lane, LaneReport
@@ -108,6 +109,10 @@ class Loop:
             True when the last step is committed, False when halted before.
         """
         try:
+            if (
+                self.step >= self._seat.last_step
+            ):  # resumed at its end: only the result is asked for
+                self._parts.evaluate(self.step, self._seat)
             while self.step < self._seat.last_step:
                 for due in self._parts.changes.due(self.step):
                     if self._apply(due):
@@ -161,13 +166,15 @@ class Loop:
         self._lane_s = 0.0
         self._send_lane(weight=work.weight, prepared=parts.changes.next_at_hand)
         parts.replica.compute(work, parts.collate, self._scale)
-        sums = self._sums if self._sums is not None else self._read_lane()
+        sums = self._weighed()
+        parts.replica.synchronize()
         self._compute_s = clock.monotonic_s() - began_s - self._lane_s
         result = parts.replica.collect(self.step, self._abandoned)
+        loss = self._finite(parts.replica.loss_sum())
         rate = parts.replica.learning_rate
         parts.replica.commit(work)
         self._sums = None
-        self._loss_owed = (parts.replica.loss_sum(), sums.weight)
+        self._loss_owed = (loss, sums.weight)
         self.position = parts.steps.after(work.span)
         self._tally.add(
             Counted(
@@ -191,13 +198,26 @@ class Loop:
         self.step += 1
 
     def _scale(self) -> float:
-        self._sums = self._read_lane()
+        return 1.0 / self._weighed().weight
+
+    def _weighed(self) -> LaneReport:
+        """What the lane says of this step, read once."""
+        if self._sums is None:
+            self._sums = self._read_lane()
         if self._sums.weight <= 0.0:
             raise TaskError(
                 f"the samples of step {self.step} weigh nothing together",
                 hint="Task.weight must be positive for at least one micro-batch of each step",
             )
-        return 1.0 / self._sums.weight
+        return self._sums
+
+    def _finite(self, loss: float) -> float:
+        if not math.isfinite(loss):
+            raise DivergedError(
+                f"the loss of step {self.step} is {loss}",
+                hint="lower the learning rate, or look at the samples of this step",
+            )
+        return loss
 
     def _send_lane(self, *, weight: float, prepared: bool) -> None:
         loss = self._loss_owed[0] if self._loss_owed is not None else 0.0

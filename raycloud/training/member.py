@@ -8,7 +8,7 @@ import traceback
 from collections import deque
 from typing import TYPE_CHECKING
 
-from raycloud.errors import RaycloudError, TransportError
+from raycloud.errors import RaycloudError, TransportError, public_name
 from raycloud.events import Event, MemberFailed, Noticed
 from raycloud.training.changes import Changes
 from raycloud.training.life import Life, Meeting, MemberConfig
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.commands import Change
 
-__all__ = ["Meeting", "Member", "MemberConfig"]
+__all__ = ["BROKEN_EXCHANGE", "Meeting", "Member", "MemberConfig"]
+
+BROKEN_EXCHANGE = "exchange broke"  # the notice of a member whose peers are gone or cut off
 
 
 class Member:
@@ -70,12 +72,12 @@ class Member:
             life.measure()
             life.train(self._meetings.get(), self._abandon.is_set)
         except TransportError as error:  # a peer's end: the driver knows whose, and what is next
-            self._report(Noticed(what="exchange broke", member=member, detail={"why": str(error)}))
+            self._report(Noticed(what=BROKEN_EXCHANGE, member=member, detail={"why": str(error)}))
         except RaycloudError as error:
             self._report(
                 MemberFailed(
                     member=member,
-                    error=type(error).__name__,
+                    error=public_name(error),
                     message=error.message + _cause(error),
                     hint=error.hint,
                 )

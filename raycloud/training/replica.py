@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from raycloud.errors import DivergedError, RaycloudError, TaskError
 from raycloud.order import stream_seed
@@ -70,6 +71,11 @@ class Replica:
         self.model.train()
         self.optimizer = _call("optimizer", lambda: task.optimizer(self.model))
         self.scheduler = _call("scheduler", lambda: task.scheduler(self.optimizer, steps))
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            raise TaskError(
+                "Task.scheduler returned ReduceLROnPlateau, which waits for a measured loss",
+                hint="return a schedule that is stepped once per step",
+            )
         self.state = ReplicaState(self.model, self.optimizer, self.scheduler)
         trained = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
         if not trained:
@@ -113,7 +119,7 @@ class Replica:
         self.statistics.stage()
         self._loss.zero_()
         count = len(work.span.micro_batches)
-        todo = deque(p for p in work.passes if p.weight > 0.0 or self.statistics.per_batch)
+        todo = self._worth_computing(work.passes)
         last: tuple[Pass, torch.Tensor] | None = None
         while todo:
             one = todo.popleft()
@@ -121,12 +127,25 @@ class Replica:
             if loss is None:
                 todo.extendleft(collate.one(m) for m in reversed(one.micro_batches))
                 continue
+            if one.weight == 0.0:  # computed for the model's statistics alone
+                continue
             self._loss += loss.detach() * one.weight
             if todo:
                 _call_backward(loss * one.weight)
             else:
                 last = (one, loss)
         self._launch_last(last, work.weight, scale)
+
+    def _worth_computing(self, passes: tuple[Pass, ...]) -> deque[Pass]:
+        """All that weigh something, last; and before them the others, where they leave a trace."""
+        traced = self.statistics.per_batch or bool(self.statistics.changing)
+        weightless = [p for p in passes if p.weight == 0.0] if traced else []
+        return deque([*weightless, *(p for p in passes if p.weight > 0.0)])
+
+    def synchronize(self) -> None:
+        """Wait until a GPU has computed what was asked of it, so that seconds are those of work."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
 
     def _launch_last(
         self,
@@ -255,7 +274,7 @@ def _call_backward(loss: torch.Tensor) -> None:
         loss.backward()
     except RaycloudError:
         raise
-    except RuntimeError as error:
+    except Exception as error:
         raise TaskError(f"the backward pass raised {type(error).__name__}: {error}") from error
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raycloud.checkpoint import Store, encode, split_names
 from raycloud.checkpoint.payload import write_part
-from raycloud.errors import RaycloudError
+from raycloud.errors import RaycloudError, public_name
 from raycloud.events import MemberFailed, PartWritten
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Saver:
                 self._report(
                     MemberFailed(
                         member=self._member,
-                        error=type(error).__name__,
+                        error=public_name(error),
                         message=error.message,
                         hint=error.hint,
                     )

@@ -12,8 +12,8 @@ import pytest
 
 from tests.live import ended, processes_below
 
-# Ray gives its raylet one second to end; where that is too short, on a busy machine, its agents want
-# to tell a head that is gone, and give up after a minute.
+# Ray gives its raylet one second to end; where that is too short, on a busy machine, its agents
+# want to tell a head that is gone, and give up after a minute.
 END_S = 90.0
 
 

@@ -18,6 +18,7 @@ from raycloud.errors import (
     MemberLostError,
     PlacementError,
     RaycloudError,
+    RunDirectoryError,
     TaskError,
 )
 from raycloud.events import CheckpointPublished, Event, MemberLost, RunFinished
@@ -95,8 +96,9 @@ def test_command_tells_a_task_error_and_ends_with_2(tmp_path: Path, cluster: str
         ({"fault": "data"}, TaskError, "Task.data raised KeyError: .*label"),
         ({"fault": "batch", "after": 100}, TaskError, r"sample 7 .*\(epoch \d, samples \[\d+,"),
         ({"fault": "nan", "after": 100}, DivergedError, r"gradient's norm is nan at step \d+"),
+        ({"fault": "metric"}, TaskError, "Task.metrics gave 'accuracy' as float"),
     ],
-    ids=["data", "batch", "nan"],
+    ids=["data", "batch", "nan", "metric"],
 )
 def test_broken_task(
     tmp_path: Path, settings: dict[str, Any], kind: type[RaycloudError], message: str
@@ -112,6 +114,14 @@ def test_members_that_see_different_data_do_not_begin(tmp_path: Path) -> None:
     error = _fails(job, tmp_path / "run", JobError, "members see different data")
     assert "64" in error.message
     assert "70" in error.message
+
+
+def test_checkpoints_of_another_run_are_not_written_over(tmp_path: Path) -> None:
+    job = asked("Steady", 1, steps=3, checkpoint={"path": str(tmp_path / "kept")})
+    raycloud.train(job, run_dir=tmp_path / "one")
+    with pytest.raises(RunDirectoryError, match=r"another run \(newest: step 3\)"):
+        raycloud.train(job, run_dir=tmp_path / "two")
+    assert not (tmp_path / "two").exists()
 
 
 def test_killed_worker_fails_the_run_which_can_be_resumed(tmp_path: Path, ray_tmpdir: Path) -> None:

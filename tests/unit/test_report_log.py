@@ -218,6 +218,15 @@ def test_the_recorder_writes_as_things_happen(tmp_path: Path) -> None:
     made.close()
 
 
+def test_a_run_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
+    with (
+        recorder(tmp_path, VirtualClock()),
+        pytest.raises(RunDirectoryError, match="another process"),
+    ):
+        recorder(tmp_path, VirtualClock())
+    recorder(tmp_path, VirtualClock()).close()
+
+
 def test_the_run_starts_when_its_command_started(tmp_path: Path) -> None:
     first_session(tmp_path)
     times = [t for t, _ in read_events(tmp_path / "events.jsonl")]

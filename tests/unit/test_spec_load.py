@@ -152,7 +152,7 @@ def jobs(draw: st.DrawFn) -> Job:
     micro_batch, whole = draw(st.integers(1, 64)), draw(st.integers(1, 64))
     some = st.none() | st.integers(1, 10**6)
     length = draw(st.sampled_from(["steps", "epochs"]))
-    low = draw(st.integers(1, 8))
+    low = draw(st.integers(1, min(8, whole)))
     high = draw(st.integers(low, 9))
     shares: Any = draw(st.sampled_from(["auto", "equal", "list"]))
     if shares == "list":

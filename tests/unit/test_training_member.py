@@ -36,8 +36,20 @@ def _threads() -> Iterator[None]:
         ({"fault": "batch"}, "TaskError", "Task.batch raised IndexError: sample 7 has no label"),
         ({"fault": "loss"}, "TaskError", "Task.loss raised RuntimeError: the shapes do not"),
         ({"unknown": 1}, "TaskError", "could not be made from settings ['unknown']"),
+        ({"fault": "constructor"}, "TaskError", "settings ['fault']: ValueError: width must be"),
+        ({"fault": "draws"}, "TaskError", "drew from a global random generator"),
     ],
-    ids=["unreadable", "empty", "data", "model", "batch", "loss", "settings"],
+    ids=[
+        "unreadable",
+        "empty",
+        "data",
+        "model",
+        "batch",
+        "loss",
+        "settings",
+        "constructor",
+        "draws",
+    ],
 )
 def test_member_that_cannot_begin(
     tmp_path: Path, settings: dict[str, Any], error: str, message: str
@@ -47,6 +59,15 @@ def test_member_that_cannot_begin(
     assert failure.error == error
     assert message in failure.message
     assert failure.hint or 'live_tasks.py", line' in failure.message
+
+
+def test_too_little_data_for_a_whole_batch(tmp_path: Path) -> None:
+    asked = job(task=Faulty, settings={"samples": 9}, drop_last=True)
+    failure = _last(asked, tmp_path)
+    assert isinstance(failure, MemberFailed)
+    assert failure.error == "DataError"
+    assert "drop_last leaves no step: 9 samples" in failure.message
+    assert "lower global_batch" in failure.hint
 
 
 def _last(asked: Any, folder: Path) -> Event:

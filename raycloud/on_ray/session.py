@@ -1,0 +1,68 @@
+"""One start of a run: what it is given, and from where it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raycloud.checkpoint import Found, Store, latest, steps
+from raycloud.errors import RunDirectoryError, SpecError
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+    from raycloud.events import Event
+    from raycloud.on_ray.run import StopSwitch
+    from raycloud.spec import Job, RunDirectory
+    from raycloud.task import Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """One start of a run."""
+
+    job: Job
+    task: type[Task]
+    directory: RunDirectory
+    resume: bool
+    clock: Clock
+    began_s: float
+    observer: Callable[[Event], None]
+    stop: StopSwitch | None
+
+    @property
+    def checkpoints(self) -> str:
+        """Where checkpoints go."""
+        return self.job.checkpoint.path or str(self.directory.checkpoints.resolve())
+
+
+def origin_of(session: Session, store: Store) -> Found:
+    """The checkpoint to go on from: none for a new run, the newest sound one for a resumed one.
+
+    Raises:
+        RunDirectoryError: A new run would write among another run's checkpoints, or a resumed one
+            has none.
+        SpecError: The run has already done more steps than are asked for.
+    """
+    if not session.resume:
+        if there := steps(store):
+            raise RunDirectoryError(
+                f"{store.place} holds the checkpoints of another run (newest: step {there[-1]})",
+                hint="give another checkpoint.path, or go on with that run: --resume --run-dir DIR",
+            )
+        return Found(manifest=None)
+    found = latest(store)
+    if found.manifest is None:
+        raise RunDirectoryError(
+            f"{session.directory.path} has no checkpoint to resume from",
+            hint="start it anew in another --run-dir",
+        )
+    asked = session.job.steps
+    if asked is not None and asked < found.manifest.step:
+        raise SpecError(
+            "steps",
+            asked,
+            f"the run has done {found.manifest.step} steps already",
+            hint=f"write steps {found.manifest.step} or more",
+        )
+    return found
