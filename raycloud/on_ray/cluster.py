@@ -63,7 +63,8 @@ def attached(job: Job, address: str | None) -> Iterator[bool]:
             f"no Ray cluster answers at {address!r}: {error}"
             if address
             else f"Ray could not be started: {error}",
-            hint="check `ray status` there, or leave --address out to run on this machine alone"
+            hint="check `ray status` there; where it asks for a token, set RAY_AUTH_MODE=token; or "
+            "leave --address out to run on this machine alone"
             if address
             else "look into the newest session below Ray's temporary directory for its logs",
         ) from error
@@ -117,7 +118,8 @@ def inventory() -> Inventory:
 def _embedded_cpus(job: Job) -> int:
     """Logical CPUs of an embedded cluster: this machine's, or what the fewest workers need.
 
-    A machine with fewer cores than `elastic.min_workers` asks for still runs the job, slower.
+    A machine with fewer cores than `elastic.min_workers` asks for still runs the job, slower; one
+    with fewer cores than a single worker asks for does not.
     """
-    needed = job.elastic.min_workers * job.resources.worker.cpus
-    return max(len(os.sched_getaffinity(0)), needed)
+    cores, each = len(os.sched_getaffinity(0)), job.resources.worker.cpus
+    return max(cores, job.elastic.min_workers * each) if each <= cores else cores

@@ -33,7 +33,9 @@ def failure_of(
         directory: Where the run is kept.
     """
     if isinstance(failure, MemberFailed):
-        return error_of(failure, f"member {failure.member}: ")
+        error = error_of(failure, f"member {failure.member}: ")
+        error.hint = error.hint or f"the run is kept in {directory}"
+        return error
     message, _, hint = (finish.error or "the run failed").partition("\n\nhint: ")
     hint = f"{hint} (run directory {directory})" if hint else f"see the log in {directory}"
     kind = errors.MemberLostError if isinstance(failure, MemberLost) else errors.JobError

@@ -64,7 +64,7 @@ def note(event: Event) -> str | None:
             text = f"member {event.member} failed: {event.error}: {event.message}"
         case CheckpointPublished():
             text = f"checkpoint of step {event.step} ({byte_count(event.state_bytes)})"
-        case Evaluated():
+        case Evaluated() if event.metrics:
             text = f"held out after step {event.step}: {metrics_text(event.metrics)}"
         case StopRequested():
             text = f"stopping after a checkpoint: {event.reason}"

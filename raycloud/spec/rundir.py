@@ -74,6 +74,11 @@ class RunDirectory:
         """The outcome."""
         return self.path / "summary.json"
 
+    def never_saved(self) -> bool:
+        """Whether the run has no checkpoint in its own place, nor a place elsewhere for them."""
+        here = next(self.checkpoints.glob("step-*/manifest.json"), None)
+        return here is None and self.job().checkpoint.path is None
+
     def job(self) -> Job:
         """The job of the run that is there; its task's file need not be.
 
@@ -188,6 +193,11 @@ def _made(path: Path) -> Path:
         if next(path.iterdir(), None) is None:
             return path
         if RunDirectory(path).job_yaml.is_file():
+            if RunDirectory(path).never_saved():
+                raise RunDirectoryError(
+                    f"{path} holds a run that ended before its first checkpoint",
+                    hint="remove it, or give another --run-dir",
+                ) from None
             raise RunDirectoryError(
                 f"{path} holds a run already",
                 hint=f"go on with it: --resume --run-dir {path}; or give another --run-dir",

@@ -78,8 +78,15 @@ def test_resume(runs: Path) -> None:
     assert choose(path, "gpt", resume=True).path == path
 
 
-def taken(runs: Path) -> Path:
+def ended_early(runs: Path) -> Path:
     return make_run(runs / "gpt-7")
+
+
+def taken(runs: Path) -> Path:
+    path = ended_early(runs)
+    (path / "checkpoints/step-00000004").mkdir(parents=True)
+    (path / "checkpoints/step-00000004/manifest.json").touch()
+    return path
 
 
 def not_a_run(runs: Path) -> Path:
@@ -117,6 +124,12 @@ def missing_beside_runs(runs: Path) -> Path:
             False,
             "RUNS/gpt-7 holds a run already",
             "go on with it: --resume --run-dir RUNS/gpt-7; or give another --run-dir",
+        ),
+        (
+            ended_early,
+            False,
+            "RUNS/gpt-7 holds a run that ended before its first checkpoint",
+            "remove it, or give another --run-dir",
         ),
         (
             not_a_run,
