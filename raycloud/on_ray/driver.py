@@ -43,7 +43,7 @@ from raycloud.events import (
     StopRequested,
 )
 from raycloud.on_ray.cluster import inventory
-from raycloud.on_ray.failure import failure_of
+from raycloud.on_ray.failure import failure_of, given_up
 from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.manifests import manifest_of
 from raycloud.on_ray.measures import Measures
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from raycloud.spec import Job
 
 _TURN_S = 0.2
-_BROKEN_S = 10.0  # a death behind a broken exchange is known by then
 _SILENCE_S = 600.0  # a step, or measuring the held-out samples, may take minutes
 
 
@@ -89,6 +88,8 @@ def drive(session: Session) -> Run:
         driver = Driver(session, recorder, store, origin.manifest, nodes)
         for step, why in origin.skipped:
             driver.note(f"the checkpoint of step {step} is damaged and was passed over", why=why)
+        if (most := _most_workers(session.job)) < session.job.elastic.max_workers:
+            driver.note(f"a step has {most} micro-batches, so no more than {most} workers are used")
         return driver.run()
 
 
@@ -180,12 +181,11 @@ class Driver:
             self._carry_out(self._control.tick(self._session.clock.monotonic_s()))
 
     def _give_up_on_a_broken_exchange(self) -> None:
-        """Members are there, but a connection between them is not: nobody else will report it."""
-        now_s = self._session.clock.monotonic_s()
-        if self._finish is None and self._broken and now_s - self._broken[0] > _BROKEN_S:
-            notice, self._broken = self._broken[1], None
-            why = notice.detail.get("why", "")
-            self._take(MemberLost(member=notice.member or 0, reason=f"its exchange broke: {why}"))
+        if self._finish is None and self._broken is not None:
+            lost = given_up(*self._broken, now_s=self._session.clock.monotonic_s())
+            if lost is not None:
+                self._broken = None
+                self._take(lost)
 
     def _log(self, event: Event) -> None:
         """Keep an event, and show it."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from raycloud.clock import SystemClock
-from raycloud.errors import SpecError
 from raycloud.events import CheckpointPublished
 from raycloud.spec import Environment, Job, RunDirectory, check_resume, choose
 
@@ -191,15 +190,3 @@ def _remove_if_empty(path: Path) -> None:
     """A run that never began leaves nothing."""
     with contextlib.suppress(OSError):
         path.rmdir()
-
-
-def job_of(run_dir: str | Path) -> Job:
-    """The job of an existing run.
-
-    Raises:
-        SpecError: There is none.
-    """
-    directory = RunDirectory(Path(run_dir))
-    if not directory.job_yaml.is_file():
-        raise SpecError("run_dir", str(run_dir), "holds no run", hint="name the directory of a run")
-    return directory.job()

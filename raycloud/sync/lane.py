@@ -23,13 +23,11 @@ class LaneReport:
     Attributes:
         weight: Weight of the micro-batches of the step that begins.
         loss: Sum of weight * loss of the step before; 0 at the first step.
-        compute_s: Seconds that the step before was computed for.
         prepared: 1 where the next change is at hand, else 0.
     """
 
     weight: float
     loss: float = 0.0
-    compute_s: float = 0.0
     prepared: float = 0.0
 
 
@@ -40,12 +38,12 @@ class Lane:
         """Use a transport of the lane's own, so that its order is free of the gradients'."""
         self._transport = transport
         self._work: Work | None = None
-        self._buffer = torch.zeros(4, dtype=torch.float64)
+        self._buffer = torch.zeros(3, dtype=torch.float64)
 
     def send(self, report: LaneReport) -> None:
         """Start this step's exchange; returns at once."""
         self._buffer = torch.tensor(
-            [report.weight, report.loss, report.compute_s, report.prepared], dtype=torch.float64
+            [report.weight, report.loss, report.prepared], dtype=torch.float64
         )
         self._work = self._transport.all_reduce(self._buffer) if self._transport.size > 1 else None
 
@@ -54,5 +52,5 @@ class Lane:
         if self._work is not None:
             finish(self._work, abandoned)
             self._work = None
-        weight, loss, compute_s, prepared = self._buffer.tolist()
-        return LaneReport(weight=weight, loss=loss, compute_s=compute_s, prepared=prepared)
+        weight, loss, prepared = self._buffer.tolist()
+        return LaneReport(weight=weight, loss=loss, prepared=prepared)

@@ -109,9 +109,7 @@ class Loop:
             True when the last step is committed, False when halted before.
         """
         try:
-            if (
-                self.step >= self._seat.last_step
-            ):  # resumed at its end: only the result is asked for
+            if self.step >= self._seat.last_step:  # resumed at its end: the result is asked for
                 self._parts.evaluate(self.step, self._seat)
             while self.step < self._seat.last_step:
                 for due in self._parts.changes.due(self.step):
@@ -225,7 +223,6 @@ class Loop:
             LaneReport(
                 weight=weight,
                 loss=loss,
-                compute_s=self._compute_s,
                 prepared=1.0 if prepared else 0.0,
             )
         )

@@ -19,18 +19,17 @@ def test_every_member_reads_the_sums() -> None:
                 LaneReport(
                     weight=rank + 1.0,
                     loss=step * 0.5,
-                    compute_s=0.25,
                     prepared=1.0 if rank <= step else 0.0,
                 )
             )
-        expected = LaneReport(weight=6.0, loss=1.5 * step, compute_s=0.75, prepared=step + 1.0)
+        expected = LaneReport(weight=6.0, loss=1.5 * step, prepared=step + 1.0)
         assert [lane.read(never) for lane in lanes] == [expected] * 3
         assert lanes[0].read(never) == expected  # asked again
 
 
 def test_a_member_alone_reads_what_it_sent() -> None:
     lane = Lane(Loopback(1).members[0])
-    report = LaneReport(weight=3.0, loss=0.1, compute_s=0.2, prepared=1.0)
+    report = LaneReport(weight=3.0, loss=0.1, prepared=1.0)
     lane.send(report)
     assert lane.read(never) == report
 
