@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
 from raycloud import Splits, Task
-from raycloud.data import Windows, read_text, standard_library
+from raycloud.data.packing import pack
+from raycloud.data.text import text_sources
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from raycloud.rows import Rows
 
 
 class Block(nn.Module):
@@ -73,13 +77,14 @@ class Gpt(Task):
         return Transformer(**self.shape)
 
     def data(self, path: str | None) -> Splits:
-        corpus = read_text(path) if path else standard_library()
-        return Splits(
-            train=Windows(corpus.train, self.length), held_out=Windows(corpus.held_out, self.length)
-        )
+        return text_sources(path)
 
-    def batch(self, samples: Sequence[Any], rng: np.random.Generator | None) -> Tensor:
-        return torch.from_numpy(np.stack(samples)).long()
+    def preprocess(self, rows: Rows) -> dict[str, Any]:
+        """Windows of `length` bytes to read, and the same shifted by one to predict."""
+        return {"window": pack(rows["text"], self.length, separator="").windows}
+
+    def batch(self, samples: Rows, rng: np.random.Generator | None) -> Tensor:
+        return torch.from_numpy(samples["window"]).long()
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raycloud.metrics import Accuracy, Auc, Mean, Metric
     from raycloud.on_ray.run import Run, plan, train
+    from raycloud.rows import Rows
     from raycloud.spec import Job, load_job
-    from raycloud.task import Splits, Task
+    from raycloud.task import Source, Splits, Task
 
 __version__ = "0.1.0"
 
@@ -27,7 +28,9 @@ __all__ = [
     "Job",
     "Mean",
     "Metric",
+    "Rows",
     "Run",
+    "Source",
     "Splits",
     "Task",
     "load_job",
@@ -41,7 +44,9 @@ _HOME = {
     "Job": "raycloud.spec",
     "Mean": "raycloud.metrics",
     "Metric": "raycloud.metrics",
+    "Rows": "raycloud.rows",
     "Run": "raycloud.on_ray.run",
+    "Source": "raycloud.task",
     "Splits": "raycloud.task",
     "Task": "raycloud.task",
     "load_job": "raycloud.spec",

@@ -9,31 +9,30 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from raycloud.clock import Clock, SystemClock
-from raycloud.errors import InternalError, JobError, MachineError, RaycloudError, RunDirectoryError
+from raycloud.errors import RunDirectoryError
 
 if TYPE_CHECKING:
+    from raycloud.data.cache import BlockCache
     from raycloud.events import Event
     from raycloud.report.summary import Summary
     from raycloud.spec.job import Job
 
-_JOB, _MACHINE, _OURS, _STOPPED = 2, 3, 4, 130
+    Observer = Callable[[Event], None]
+
+_STOPPED = 130
 _EXIT_CODES = (
     "Exit codes: 0 done; 2 what was asked cannot be done (job, task, data or "
     "arguments); 3 a machine, link or disk failed; 4 raycloud's own fault; 130 stopped by Ctrl-C."
 )
-_FAULT = "this is a fault in raycloud: please report it, with the traceback that --debug shows"
 _STOPPING = b"\nstopping after a checkpoint; Ctrl-C again ends at once\n"
-_REDRAW_S = 0.2
-_PLAIN_LINE_S = 5.0
 
 app = typer.Typer(
     name="raycloud",
@@ -43,6 +42,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+cache = typer.Typer(help="Show or remove preprocessed rows on this machine.", no_args_is_help=True)
+app.add_typer(cache, name="cache")
 
 JobFile = Annotated[Path | None, typer.Argument(metavar="JOB", help="The job file.")]
 SetOption = Annotated[
@@ -58,6 +59,14 @@ AddressOption = Annotated[
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 PlainOption = Annotated[
     bool, typer.Option("--plain", help="Plain lines, no colour (as with NO_COLOR or a pipe).")
+]
+CacheOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        help="The cache, where a job names one (data.cache.path); else RAYCLOUD_CACHE, or "
+        "raycloud in the user's cache directory.",
+    ),
 ]
 
 
@@ -189,6 +198,49 @@ def report(
             _print_summary(summary, run, plain=plain)
 
 
+@cache.command("ls", epilog=_EXIT_CODES)
+def cache_ls(
+    *,
+    directory: CacheOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """List the data sets in the cache: what they are, how large, when they were last used."""
+    with _errors_told(debug=debug):
+        from raycloud.report import cached
+
+        typer.echo(cached.listed(_cache(directory), SystemClock(), as_json=as_json))
+
+
+@cache.command("rm", epilog=_EXIT_CODES)
+def cache_rm(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="ID", help="Data sets, by their first letters.")
+    ] = None,
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="All data sets.")] = False,
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Those last used before, e.g. 30d or 12h.")
+    ] = None,
+    directory: CacheOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Remove data sets that no run uses from the cache; a run that needs them makes them again."""
+    if bool(ids) + everything + (older_than is not None) != 1:
+        raise typer.BadParameter("give IDs, --all or --older-than AGE", param_hint="ID")
+    with _errors_told(debug=debug):
+        from raycloud.report import cached
+
+        typer.echo(cached.removed(_cache(directory), SystemClock(), ids, older_than))
+
+
+def _cache(directory: Path | None) -> BlockCache:
+    from raycloud.data.cache import BlockCache
+    from raycloud.spec.environment import Environment
+
+    return BlockCache(directory or Environment.from_process().cache)
+
+
 def _job_path(job: Path | None, run_dir: Path | None, *, resume: bool) -> Path:
     """The job file: the one named, or that of the run to go on with."""
     if job is not None:
@@ -217,41 +269,14 @@ def _errors_told(*, debug: bool) -> Iterator[None]:
     """Turns what is raised into a message and an exit code."""
     try:
         yield
-    except RaycloudError as error:
-        ours = _FAULT if isinstance(error, InternalError) else ""
-        _tell(error.message, error.hint or ours, debug=debug)
-        raise typer.Exit(_code(error)) from error
-    except KeyboardInterrupt as error:
-        _tell("stopped at once", "`--resume` goes on from the last checkpoint", debug=debug)
-        raise typer.Exit(_STOPPED) from error
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
         raise
-    except Exception as error:  # the outermost place: nothing is above to recover
-        _tell(f"unexpected {type(error).__name__}: {error}", _FAULT, debug=debug)
-        raise typer.Exit(_OURS) from error
+    except (Exception, KeyboardInterrupt) as error:  # the outermost place: nothing is above
+        from raycloud.report.told import told
 
-
-def _code(error: RaycloudError) -> int:
-    match error:
-        case JobError():
-            return _JOB
-        case MachineError():
-            return _MACHINE
-        case _:
-            return _OURS
-
-
-def _tell(message: str, hint: str, *, debug: bool) -> None:
-    from raycloud.report.figures import printable
-
-    if debug:
-        typer.echo(printable(traceback.format_exc()), err=True)
-    plain = _is_plain(sys.stderr, plain=False)
-    word = "error" if plain else typer.style("error", fg="red", bold=True)
-    typer.echo(f"{word}: {printable(message)}", err=True)
-    if hint:
-        word = "hint" if plain else typer.style("hint", fg="cyan", bold=True)
-        typer.echo(f"\n{word}: {printable(hint)}", err=True)
+        text, code = told(error, debug=debug, plain=_is_plain(sys.stderr, plain=False))
+        typer.echo(text, err=True)
+        raise typer.Exit(code) from error
 
 
 @contextmanager
@@ -290,36 +315,9 @@ def _print_summary(summary: Summary, directory: Path, *, plain: bool) -> None:
     Console(highlight=False).print(summary_renderable(summary, directory))
 
 
-@contextmanager
-def _shown(job: Job, clock: Clock, *, plain: bool) -> Iterator[Callable[[Event], None]]:
-    """Shows a run's events while it goes on: notes that stay, and one line that changes."""
-    from raycloud.report.follow import Follower
-    from raycloud.report.progress import progress_renderable, progress_text
+def _shown(job: Job, clock: Clock, *, plain: bool) -> AbstractContextManager[Observer]:
+    from raycloud.report import shown
 
     if plain:
-        follower = Follower(
-            job,
-            clock,
-            say=lambda text: typer.echo(text, err=True),
-            draw=lambda tally, total: typer.echo(progress_text(tally, total), err=True),
-            every_s=_PLAIN_LINE_S,
-            only_steps=True,
-        )
-        try:
-            yield follower.see
-        finally:
-            follower.end()
-        return
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield Follower(
-            job,
-            clock,
-            say=console.print,
-            draw=lambda tally, total: live.update(progress_renderable(tally, total), refresh=True),
-            every_s=_REDRAW_S,
-            only_steps=False,
-        ).see
+        return shown.shown_plainly(job, clock, lambda text: typer.echo(text, err=True))
+    return shown.shown_live(job, clock)

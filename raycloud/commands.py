@@ -31,7 +31,22 @@ class Halt:
     reason: str
 
 
-Change = Reshare | Save | Halt
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extend:
+    """The data has grown: epochs that begin later have `samples` samples.
+
+    The first of them is the first epoch that begins at the step at which this takes effect, or
+    after it. Old samples keep their ids; new ones have ids after them. `version` names the grown
+    data to whoever reads it. `partitions` are the first row of each of its partitions and one past
+    the last row; empty where the data has none.
+    """
+
+    version: int
+    samples: int
+    partitions: tuple[int, ...] = ()
+
+
+Change = Reshare | Save | Halt | Extend
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ other's inverse.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_args
 
 FORMAT = 1
@@ -53,6 +53,47 @@ class MemberReady:
     micro_batch_s: float
     state_digest: str = ""
     node: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataPreparing:
+    """A member still waits for its data to be prepared, for `seconds` by now: a sign of life."""
+
+    member: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataPrepared:
+    """A member has the blocks of a split at hand, as every member does after the same preparation.
+
+    `split` is `train` or `held_out`; `version` counts how often the data has grown in this start of
+    the run, and all numbers are those of the whole split as it is then. `cached_blocks` of the
+    `blocks` were there already. `bad` names the first of the `bad_rows` that were left out.
+    `inputs` are records of the files read (`path`, `bytes`, `digest`), in order, and `files` is
+    their number. `seconds` passed, in which readers spent `read_s` together.
+    `price_per_gb_month` is the job's, for the report.
+    """
+
+    member: int
+    split: str
+    rows: int
+    bytes: int
+    blocks: int
+    cached_blocks: int
+    partitions: int
+    bad_rows: int
+    bad: tuple[str, ...]
+    inputs: tuple[Mapping[str, Any], ...]
+    seconds: float
+    read_s: float
+    version: int = 0
+    files: int = 0
+    price_per_gb_month: float | None = None
+
+    def brief(self) -> DataPrepared:
+        """The same without the records of the files, which may be many: for the log."""
+        return replace(self, inputs=(), files=max(self.files, len(self.inputs)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +147,8 @@ class StepsCommitted:
 
     `epoch` and `offset` are the position after the last of them. `loss` is the weighted mean over
     the global batches of these steps, `weight` their summed weight, `grad_norm` that of the last
-    step. Seconds are sums over the steps: computing, waiting for data, waiting for the exchange.
+    step. Seconds are sums over the steps: computing, waiting for data, waiting for the exchange;
+    beside them, in other threads, `read_s` of reading samples and `collate_s` of `Task.batch`.
     Byte counts are this member's own, for the exchange of gradients alone: sent, and what an
     uncompressed exchange would have sent. Both follow from sizes and the ring's formula; what
     travels for BatchNorm and other changing buffers, and for the control lane, is left out.
@@ -131,6 +173,8 @@ class StepsCommitted:
     cpu_s: float
     bytes_sent: int
     bytes_dense: int
+    read_s: float = 0.0
+    collate_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,6 +236,21 @@ class RangeChanged:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DataGrew:
+    """Files were added to what is trained on, and are read: there are `samples` samples now.
+
+    `version` counts up, and names the grown data to members. `inputs` are the files that were
+    added. `partitions` are the first row of each partition and one past the last row; empty where
+    the data has none.
+    """
+
+    samples: int
+    version: int
+    inputs: tuple[str, ...] = ()
+    partitions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Noticed:
     """Something fell back, or a person should know: never silent."""
 
@@ -213,6 +272,8 @@ Event = (
     RunStarted
     | MemberSpawned
     | MemberReady
+    | DataPreparing
+    | DataPrepared
     | MemberLost
     | MemberFailed
     | MemberDone
@@ -225,6 +286,7 @@ Event = (
     | Evaluated
     | StopRequested
     | RangeChanged
+    | DataGrew
     | Noticed
     | RunFinished
 )

@@ -7,9 +7,9 @@ worker, calls its methods as described below, and moves models and batches to th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from raycloud.metrics import Mean, Metric
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["Batch", "Samples", "Splits", "Task"]
+    from raycloud.rows import Rows
+
+__all__ = ["Batch", "Format", "Samples", "Source", "Splits", "Task"]
 
 Batch = Any
 """What `Task.batch` returns: tensors, or lists, tuples and mappings of them."""
@@ -45,12 +47,59 @@ class Samples(Protocol):
         ...
 
 
+Format = Literal["auto", "text", "csv", "jsonl", "parquet", "arrow", "images"]
+"""How files are read; `auto` goes by their suffix."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """Rows that the pipeline reads, preprocesses and caches as blocks; then each row is a sample.
+
+    Attributes:
+        path: A file, a directory, a pattern (`part-*.parquet`), a URL that pyarrow or fsspec
+            understands, or several of these. A directory is searched to its depths; names in it
+            that begin with `.` or `_` are left out, as is text beside data of another format. Files
+            are taken in the order of their paths.
+        dataset: In place of `path`: a `ray.data.Dataset`, a Hugging Face `datasets.Dataset`, or a
+            `pyarrow.Table`.
+        key: A name for what `dataset` holds, so that its blocks are found again by a later run.
+            Files need none: they are known by their content.
+        format: How files are read.
+        unit: What a row of text is: a line, or a whole file. Rows of text have columns `text` (str)
+            and `path`; rows of image files have `image` (bytes), `path` and `label` (the name of
+            the file's folder).
+        columns: Columns to read; None: all.
+        types: The type each column must have, by pyarrow's name (`float32`, `int64`, `string`). A
+            row that does not convert is a bad row. Columns of CSV and JSON lines without one are
+            int64, double, bool or string, as found at the head of the data. Text, CSV and JSON
+            lines may be compressed (`.gz`, `.bz2`, `.zst`, `.lz4`).
+        required: Columns in which a row must have a value; a row without is a bad row.
+        select: Which files to take, asked with each file's path below `path`.
+        filesystem: A pyarrow or fsspec file system that `path` belongs to; None: by the URL.
+    """
+
+    path: str | Sequence[str] | None = None
+    dataset: Any = None
+    key: str | None = None
+    format: Format = "auto"
+    unit: Literal["line", "file"] = "line"
+    columns: Sequence[str] | None = None
+    types: Mapping[str, str] | None = None
+    required: Sequence[str] = ()
+    select: Callable[[str], bool] | None = None
+    filesystem: Any = None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Splits:
-    """The samples to train on, and those held out to measure the result."""
+    """The samples to train on, and those held out to measure the result.
 
-    train: Samples
-    held_out: Samples | None = None
+    A `Source`, or what may stand in its `dataset`, goes through the pipeline. Anything else is
+    indexed as it is, in every worker.
+    """
+
+    train: Samples | Source
+    held_out: Samples | Source | None = None
 
 
 class Task(ABC):
@@ -72,6 +121,18 @@ class Task(ABC):
     @abstractmethod
     def data(self, path: str | None) -> Splits:
         """The data sets. `path` is the job's `data.path`; None asks for the task's own default."""
+
+    def preprocess(self, rows: Rows) -> Rows | Mapping[str, Any]:
+        """Make rows of a `Source` into what is kept: decode, convert, compute. Not random.
+
+        Runs once per row, beside the training on any CPU, in batches of a size of the pipeline's
+        choosing; what it returns is cached by the content of the rows' files, this method's code
+        and the attributes it reads, and read again in every epoch. Return columns of equal length.
+        Where as many rows come out as went in, they are the same rows, in order; otherwise (text
+        packed into windows, rows filtered) they are new ones. Where it raises, it is called again
+        with fewer rows, down to one, and a row alone with which it raises is a bad row.
+        """
+        return rows
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -97,6 +158,9 @@ class Task(ABC):
         rng: np.random.Generator | None,  # noqa: ARG002
     ) -> Batch:
         """Collate samples into one batch, on the CPU. Runs in a thread beside the training.
+
+        Samples of a `Source` come as `Rows`: `samples["image"]` is a column as one array, and
+        `samples[0]` a row as a dict.
 
         `rng` is for augmentation: seeded by the place of these samples in the canonical sequence,
         so that a batch is the same whoever makes it. None for held-out samples: do not augment

@@ -1,7 +1,9 @@
 """A small simulated fleet under control.
 
 The fleet runs in virtual time: members of random speeds move in lockstep, report now and then, and
-their words are delayed at random, in order per member. They die, freeze, fail, and are stopped.
+their words are delayed at random, in order per member. They die, freeze, fail, and are stopped, and
+what they train on grows. Which samples they take is counted here by the definition, not by
+`Steps`, so that control is held against it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass, field
 from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import Control, ControlSettings
-from raycloud.order import ledger_line
+from raycloud.order import Position, ledger_line
 from tests.control_events import committed, part, published, ready, stop
 
 LEAD = 3  # steps between the last member's holding a change and its taking effect
@@ -33,6 +35,8 @@ class Scene:
     seed: int
     delay_s: float
     speeds: tuple[float, ...]
+    sizes: tuple[tuple[int, int], ...] = ()  # (epoch, samples) of data that grew before the start
+    grows: tuple[tuple[float, int], ...] = ()  # (seconds, samples more)
     stops_s: tuple[float, ...] = ()
     dies_s: float | None = None
     freezes_s: float | None = None
@@ -65,6 +69,12 @@ class Fleet:
         self.queue, self.bodies = [], {}
         self.group, self.shares, self.step, self.running = (), (), scene.settings.step, False
         self.generation = scene.settings.first_generation
+        self.samples, self.version = scene.samples, 0  # of the data there is, taken up or not
+        self.sizes = dict(scene.sizes) or {0: scene.samples}  # samples by first epoch
+        self.extend(scene.settings.position, scene.samples)
+        self.in_force = dict(self.sizes)
+        self.position = self.settled(scene.settings.position)
+        self.spans, self.saved = {}, {}
         self.changes = deque()  # [number, change, step at which it takes effect or None]
         self.end = scene.steps
         self.log, self.commands, self.lines = [], [], []
@@ -151,6 +161,16 @@ class Fleet:
         for entry in self.changes:
             if entry[0] == number and all(number in self.bodies[m].holds for m in self.group):
                 entry[2] = self.step + LEAD
+                if isinstance(entry[1], c.Extend):
+                    at = self.position
+                    for _ in range(LEAD):
+                        at = self.after(at)
+                    self.extend(at, entry[1].samples)
+
+    def grow(self, more):
+        """Files are added: the pipeline says so, once it has read them."""
+        self.samples, self.version = self.samples + more, self.version + 1
+        self.feed(e.DataGrew(samples=self.samples, version=self.version))
 
     def publish(self, step):
         self.published = step if self.published is None else max(step, self.published)
@@ -171,8 +191,7 @@ class Fleet:
             for m in self.group:
                 self.say(m, e.MemberDone(member=m, step=self.step))
             return
-        span = self.job_steps().span(0, self.job.position_at(self.step))
-        fraction = span.samples / self.scene.settings.global_batch
+        fraction = self.taken(self.position) / self.scene.settings.global_batch
         takes_s = 0.01
         for m, share in zip(self.group, self.shares, strict=True):
             spent_s = share * fraction * self.speed(m) * self.random.uniform(0.9, 1.1)
@@ -184,6 +203,8 @@ class Fleet:
     def commit(self):
         if any(self.bodies[m].mute for m in self.group):
             return
+        at, self.position = self.position, self.after(self.position)
+        self.spans[self.step] = (at.epoch, at.offset, at.offset + self.taken(at))
         self.step += 1
         for m in self.group:
             if self.now_s - self.bodies[m].flushed_s >= REPORT_S:
@@ -198,6 +219,8 @@ class Fleet:
         match change:
             case c.Reshare(generation=generation, shares=shares):
                 self.generation, self.shares = generation, shares
+            case c.Extend():
+                self.in_force = dict(self.sizes)
             case c.Halt():
                 self.end = self.step
 
@@ -208,7 +231,7 @@ class Fleet:
             body.reported,
             self.step,
             generation=self.generation,
-            at=self.job.position_at(self.step),
+            at=self.position,
             micro_batches=body.micro_batches,
             compute_s=body.compute_s,
         )
@@ -217,12 +240,34 @@ class Fleet:
         body.micro_batches, body.compute_s = 0, 0.0
 
     def save(self):
+        self.saved[self.step] = (self.position, tuple(sorted(self.in_force.items())))
         for m in self.group:
             self.flush(m)
             self.say(m, part(m, self.step), after_s=self.some_s())
 
-    def job_steps(self):
-        return self.scene.settings.steps(self.scene.samples)
+    # ---- the sequence, by the definition
+
+    def size(self, epoch):
+        return max(samples for first, samples in self.sizes.items() if first <= epoch)
+
+    def extend(self, at, samples):
+        """What is new belongs to the first epoch that begins at `at` or later."""
+        if samples > max(self.sizes.values()):
+            self.sizes[at.epoch + (at.offset > 0)] = samples
+
+    def settled(self, at):
+        """The next sample that is taken."""
+        cut = self.scene.settings
+        left = self.size(at.epoch) - at.offset
+        if left < (cut.global_batch if cut.drop_last else 1):
+            return self.settled(Position(epoch=at.epoch + 1))
+        return at
+
+    def after(self, at):
+        return self.settled(Position(epoch=at.epoch, offset=at.offset + self.taken(at)))
+
+    def taken(self, at):
+        return min(self.scene.settings.global_batch, self.size(at.epoch) - at.offset)
 
     # ---- one run
 
@@ -241,6 +286,8 @@ class Fleet:
         self.carry_out(self.job.start(0.0), None)
         for stop_s in self.scene.stops_s:
             self.at(stop_s, lambda: self.feed(stop()))
+        for grow_s, more in self.scene.grows:
+            self.at(grow_s, lambda more=more: self.grow(more))
         for kind in ("dies", "freezes", "fails"):
             when_s = getattr(self.scene, f"{kind}_s")
             if when_s is not None:

@@ -16,7 +16,8 @@ from raycloud.spec import Job
 from raycloud.sync.lane import Lane, LaneReport
 from raycloud.sync.loopback import Loopback
 from raycloud.task import Splits, Task
-from raycloud.training.feed import Collate, StepWork
+from raycloud.training.collate import Collate, StepWork
+from raycloud.training.feed import Feed
 from raycloud.training.replica import Replica
 
 CPU = torch.device("cpu")
@@ -105,13 +106,22 @@ def job(**changes: Any) -> Job:
 
 
 class Fleet:
-    """N replicas that compute steps together."""
+    """N replicas that compute steps together, of `samples` in `order` where those are given."""
 
-    def __init__(self, job: Job, task: NetTask, shares: Sequence[int], *, fuse: int = 1) -> None:
+    def __init__(
+        self,
+        job: Job,
+        task: NetTask,
+        shares: Sequence[int],
+        *,
+        fuse: int = 1,
+        samples: Any = None,
+        order: Order | None = None,
+    ) -> None:
         hub, lanes = Loopback(len(shares)), Loopback(len(shares))
-        samples = task.data(None).train
+        samples = task.data(None).train if samples is None else samples
         self.job, self.shares = job, tuple(shares)
-        self.order = Order(samples=len(samples), seed=job.seed)
+        self.order = order or Order(samples=len(samples), seed=job.seed)
         self.steps = Steps(
             samples=len(samples), global_batch=job.global_batch, micro_batch=job.micro_batch
         )
@@ -157,6 +167,11 @@ class Fleet:
         for replica, lane, work in zip(self.replicas, self.lanes, works, strict=True):
             replica.compute(work, self.collate, lambda lane=lane: 1.0 / lane.read(never).weight)
         return works
+
+
+def feeding(feed: Feed) -> bool:
+    """Whether a thread of the feed is alive."""
+    return any(thread.is_alive() for thread in feed._threads)
 
 
 def never() -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, assert_never
 from raycloud.commands import (
     Change,
     Command,
+    Extend,
     Finish,
     Form,
     Halt,
@@ -31,6 +32,9 @@ from raycloud.errors import InternalError
 from raycloud.events import (
     ChangeApplied,
     CheckpointPublished,
+    DataGrew,
+    DataPrepared,
+    DataPreparing,
     Evaluated,
     EvaluationPart,
     GenerationFormed,
@@ -47,7 +51,13 @@ from raycloud.events import (
     StepsCommitted,
     StopRequested,
 )
-from raycloud.order import Ledger, commit_record, header_record, restore_record
+from raycloud.order import (
+    Ledger,
+    commit_record,
+    growth_record,
+    header_record,
+    restore_record,
+)
 
 if TYPE_CHECKING:
     from raycloud.control.guards import JobEvent, MemberEvent
@@ -62,7 +72,7 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
         case MemberReady():
             member.ready, member.node = event, event.node or member.node
         case ChangeApplied():
-            _applied(state, event, now_s)
+            yield from _applied(state, event, now_s)
         case StepsCommitted():
             yield from _progressed(state, event)
         case PartWritten():
@@ -75,7 +85,7 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
         case MemberFailed():
             hint = f"\n\nhint: {event.hint}" if event.hint else ""
             state.error = f"{member}: {event.error}: {event.message}{hint}"
-        case MemberDone() | EvaluationPart():
+        case MemberDone() | EvaluationPart() | DataPreparing() | DataPrepared():
             pass
         case _:
             assert_never(event)
@@ -96,6 +106,9 @@ def absorb_of_job(state: JobState, event: JobEvent) -> Iterator[Command]:
                 "yet: it takes effect when the run is resumed",
                 detail={"min_workers": event.min_workers, "max_workers": event.max_workers},
             )
+        case DataGrew():
+            state.data_samples, state.data_version = event.samples, event.version
+            state.data_ahead = event
         case RunStarted() | GenerationFormed() | Evaluated() | Noticed() | RunFinished():
             pass
         case _:
@@ -112,6 +125,11 @@ def form(state: JobState, now_s: float) -> Iterator[Command]:
     if settings.ledger is not None:
         ledger.restore(settings.ledger)
         records.append(restore_record(settings.ledger))
+    if steps.sizes != ledger.sizes:
+        epoch, samples = steps.later[-1]
+        yield _grown(epoch, samples, before=ledger.sizes.most)
+        ledger.grow(epoch, samples)
+        records.append(growth_record(epoch, samples))
     state.group = tuple(readies)
     state.shares = first_shares(settings, list(readies.values()))
     state.progress = Progress(
@@ -123,6 +141,7 @@ def form(state: JobState, now_s: float) -> Iterator[Command]:
     )
     if settings.shares == "auto" and len(readies) > 1:
         state.resharing = Resharing(settings, readies, now_s)
+    _seen(state, steps.sizes.most)
     for member in state.in_group():
         member.heard_s, member.step, member.generation = now_s, settings.step, state.generation
     yield Record(records=tuple(records))
@@ -151,7 +170,7 @@ def move(member: Member, state: MemberState, now_s: float) -> None:
 
 
 def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
-    """One change at a time: the halt if a stop was asked for, otherwise better shares."""
+    """One change at a time: the halt if a stop was asked for, else grown data, else shares."""
     if (
         state.phase not in {Phase.TRAINING, Phase.STOPPING}
         or state.outstanding is not None
@@ -163,6 +182,9 @@ def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
     if state.phase is Phase.STOPPING:
         change = Halt(reason=state.stop_reason)
         state.halt_sent = True
+    elif state.data_ahead is not None:
+        grew, state.data_ahead = state.data_ahead, None
+        change = Extend(version=grew.version, samples=grew.samples, partitions=grew.partitions)
     else:
         change = _better_shares(state, now_s)
     if change is None:
@@ -190,7 +212,21 @@ def _progressed(state: JobState, event: StepsCommitted) -> Iterator[Command]:
         yield Record(records=tuple(commit_record(c) for c in commits))
 
 
-def _applied(state: JobState, event: ChangeApplied, now_s: float) -> None:
+def _seen(state: JobState, samples: int) -> None:
+    """The members that met have read `samples` samples: growth up to there is no news to them."""
+    if state.data_ahead is not None and state.data_ahead.samples <= samples:
+        state.data_ahead = None
+    state.data_samples = max(state.data_samples, samples)
+
+
+def _grown(epoch: int, samples: int, *, before: int) -> Notice:
+    return Notice(
+        what=f"the data has grown from {before} to {samples} samples, from epoch {epoch} on",
+        detail={"epoch": epoch, "samples": samples},
+    )
+
+
+def _applied(state: JobState, event: ChangeApplied, now_s: float) -> Iterator[Command]:
     outstanding = state.outstanding
     if outstanding is None:
         raise InternalError(f"no change is outstanding: {event}")
@@ -205,6 +241,12 @@ def _applied(state: JobState, event: ChangeApplied, now_s: float) -> None:
                 state.generation, state.shares = generation, shares
                 if state.resharing is not None:
                     state.resharing.wait(event.step, now_s)
+        case Extend(samples=samples):
+            if first:
+                before = state.formed().steps.sizes.most
+                epoch = state.formed().grow(samples, event.step)
+                yield Record(records=(growth_record(epoch, samples),))
+                yield _grown(epoch, samples, before=before)
         case Halt():
             state.halted = True
         case Save():

@@ -21,6 +21,9 @@ from raycloud.errors import InternalError
 from raycloud.events import (
     ChangeApplied,
     CheckpointPublished,
+    DataGrew,
+    DataPrepared,
+    DataPreparing,
     Evaluated,
     EvaluationPart,
     Event,
@@ -38,7 +41,7 @@ from raycloud.events import (
     StepsCommitted,
     StopRequested,
 )
-from raycloud.order import Position
+from raycloud.order import EpochSizes, Position
 
 if TYPE_CHECKING:
     from raycloud.control.state import JobState, Outstanding
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
 MemberEvent = (
     MemberSpawned
     | MemberReady
+    | DataPreparing
+    | DataPrepared
     | ChangeApplied
     | StepsCommitted
     | PartWritten
@@ -61,6 +66,7 @@ JobEvent = (
     | Evaluated
     | StopRequested
     | RangeChanged
+    | DataGrew
     | Noticed
     | RunFinished
 )
@@ -136,10 +142,11 @@ def unfit(state: JobState) -> str:
                 f"members see different data: member {readies[0].member} has {samples} samples, "
                 f"member {ready.member} has {ready.samples}"
             )
-    if settings.ledger is not None and settings.ledger["samples"] != samples:
+    trained = 0 if settings.ledger is None else EpochSizes.from_state(settings.ledger).most
+    if samples < trained:
         return (
-            f"the data has changed: the checkpoint was trained on {settings.ledger['samples']} "
-            f"samples per epoch, the members see {samples}"
+            f"the data has changed: the checkpoint was trained on {trained} samples per epoch, the "
+            f"members see {samples}"
         )
     try:
         settings.steps(samples)
@@ -181,6 +188,8 @@ def _check_of_member(state: JobState, event: MemberEvent) -> None:
             _check_done(state, event)
         case MemberSpawned() | MemberLost() | MemberFailed() | EvaluationPart():
             pass
+        case DataPreparing() | DataPrepared():
+            pass
         case _:
             assert_never(event)
 
@@ -195,6 +204,10 @@ def _check_of_job(state: JobState, event: JobEvent) -> None:
         case RangeChanged():
             if not 1 <= event.min_workers <= event.max_workers:
                 raise illegal(state, event, "this is no range")
+        case DataGrew():
+            if event.samples <= state.data_samples or event.version <= state.data_version:
+                known = f"{state.data_samples} samples of version {state.data_version}"
+                raise illegal(state, event, f"{known} are known, and data only grows")
         case RunStarted() | Evaluated() | StopRequested() | Noticed() | RunFinished():
             pass
         case _:

@@ -111,6 +111,11 @@ class Control:
         """Where the sequence stands before `step`; for a checkpoint's manifest."""
         return self._state.formed().position_at(step)
 
+    def samples_at(self, step: int) -> int:
+        """Samples of the epoch that `step` belongs to; for a checkpoint's manifest."""
+        progress = self._state.formed()
+        return progress.steps.samples_in(progress.position_at(step).epoch)
+
     def ledger_at(self, step: int) -> dict[str, Any]:
         """The ledger's state with exactly the steps before `step`; for a checkpoint's manifest."""
         return self._state.formed().ledger_at(step)

@@ -16,7 +16,7 @@ class Progress:
         steps: The cut of the sequence.
         step: The first step of this start.
         position: Where the sequence stands before it.
-        ledger: What was committed before it, of the same samples per epoch; from now on ours.
+        ledger: What was committed before it, with epochs of the same sizes; from now on ours.
         generation: The first generation of this start.
     """
 
@@ -31,6 +31,7 @@ class Progress:
         self._first_state = ledger.state()
         self._committed = step
         self._generations: list[tuple[int, int]] = [(step, generation)]  # (first step, number)
+        self._growths: list[tuple[int, int, int]] = []  # (step, first epoch, samples)
 
     @property
     def committed_step(self) -> int:
@@ -57,6 +58,18 @@ class Progress:
         """From `first_step` on, steps are computed by `generation`."""
         self._generations.append((first_step, generation))
 
+    def grow(self, samples: int, step: int) -> int:
+        """The first epoch that begins at `step` or after it has `samples` samples: returns it.
+
+        Raises:
+            InternalError: Something of that epoch is committed.
+        """
+        epoch = self.position_at(step).next_epoch
+        self.ledger.grow(epoch, samples)
+        self.steps = self.steps.grown(epoch, samples)
+        self._growths.append((step, epoch, samples))
+        return epoch
+
     def commit_to(self, step: int) -> tuple[Commit, ...]:
         """All members have committed up to `step`: count it, and return what is new."""
         if step <= self._committed:
@@ -73,6 +86,9 @@ class Progress:
         Members may have written a checkpoint of a step that they have not reported yet.
         """
         ledger = Ledger.from_state(self._first_state)
+        for at, epoch, samples in self._growths:
+            if at <= step:
+                ledger.grow(epoch, samples)
         for commit in self._commits(self._first_step, step):
             ledger.commit(commit)
         return ledger.state()

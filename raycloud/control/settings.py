@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from raycloud.errors import CheckpointError, InternalError, SpecError
-from raycloud.order import Ledger, Position, Steps
+from raycloud.order import EpochSizes, Ledger, Position, Steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +76,7 @@ class ControlSettings:
     def _check_position(self) -> None:
         ledger = None if self.ledger is None else Ledger.from_state(self.ledger)
         at, ends = self.position, Position() if ledger is None else ledger.newest
-        if ledger is not None and at.offset >= ledger.samples:
+        if ledger is not None and at.offset >= ledger.samples_in(at.epoch):
             at = Position(epoch=at.epoch + 1)
         if at != ends:
             raise CheckpointError(
@@ -114,10 +114,21 @@ class ControlSettings:
         return -(-self.global_batch // self.micro_batch)
 
     def steps(self, samples: int) -> Steps:
-        """The cut of an epoch of `samples` samples."""
+        """The cut of the sequence by members that see `samples` samples.
+
+        Where those are more than the checkpoint knows of, the data has grown since, and the first
+        epoch that begins where this start goes on, or after it, has them all.
+
+        Raises:
+            ValueError: There are fewer, or too few for a step.
+        """
+        sizes = EpochSizes(samples)
+        if self.ledger is not None:
+            sizes = EpochSizes.from_state(self.ledger).grown(self.position.next_epoch, samples)
         return Steps(
-            samples=samples,
+            samples=sizes.samples,
             global_batch=self.global_batch,
             micro_batch=self.micro_batch,
             drop_last=self.drop_last,
+            later=sizes.later,
         )

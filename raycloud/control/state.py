@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from raycloud.control.progress import Progress
     from raycloud.control.resharing import Resharing
     from raycloud.control.settings import ControlSettings
-    from raycloud.events import MemberReady
+    from raycloud.events import DataGrew, MemberReady
 
 
 @dataclass(kw_only=True, slots=True)
@@ -71,6 +71,9 @@ class JobState:
         group: Members of the present generation, in order of rank.
         shares: Their micro-batches per step.
         progress: None until the members have said how much data there is.
+        data_samples: Samples of the newest data heard of; 0 before any.
+        data_version: Its version.
+        data_ahead: Data that has grown, of which members have not been told yet.
         stop_requests: How often a stop was asked for.
         halt_sent: The halt is outstanding or in force.
         halted: A member has applied it: the run ends before its last step.
@@ -89,6 +92,9 @@ class JobState:
     outstanding: Outstanding | None = None
     changes: int = 0
     workers: tuple[int, int] = (1, 1)
+    data_samples: int = 0
+    data_version: int = 0
+    data_ahead: DataGrew | None = None
     stop_requests: int = 0
     stop_reason: str = ""
     halt_sent: bool = False

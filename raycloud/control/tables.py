@@ -20,10 +20,13 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, TypeVar, get_args
 
-from raycloud.commands import Change, Halt, Reshare, Save
+from raycloud.commands import Change, Extend, Halt, Reshare, Save
 from raycloud.events import (
     ChangeApplied,
     CheckpointPublished,
+    DataGrew,
+    DataPrepared,
+    DataPreparing,
     Evaluated,
     EvaluationPart,
     Event,
@@ -93,6 +96,8 @@ _ANY: tuple[type[Event], ...] = get_args(Event)
 _OF_MEMBERS: tuple[type[Event], ...] = (
     MemberSpawned,
     MemberReady,
+    DataPreparing,
+    DataPrepared,
     GenerationFormed,
     ChangeApplied,
     StepsCommitted,
@@ -111,13 +116,23 @@ def _stay(state: State, *events: type[Event]) -> dict[Trigger, State]:
 PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
     Phase.NEW: {},
     Phase.PLACING: {
-        **_stay(Phase.PLACING, RunStarted, MemberSpawned, MemberReady, RangeChanged, Noticed),
+        **_stay(
+            Phase.PLACING,
+            RunStarted,
+            MemberSpawned,
+            DataPreparing,
+            DataPrepared,
+            MemberReady,
+            RangeChanged,
+            DataGrew,
+            Noticed,
+        ),
         StopRequested: Phase.STOPPED,
         MemberLost: Phase.FAILED,
         MemberFailed: Phase.FAILED,
     },
     Phase.FORMING: {
-        **_stay(Phase.FORMING, RangeChanged, Noticed),
+        **_stay(Phase.FORMING, DataPrepared, RangeChanged, DataGrew, Noticed),
         GenerationFormed: Phase.TRAINING,
         # A member may be heard before the word that all have met; what it did proves it.
         StepsCommitted: Phase.TRAINING,
@@ -138,8 +153,10 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
             CheckpointPublished,
             EvaluationPart,
             Evaluated,
+            DataPrepared,
             MemberDone,
             RangeChanged,
+            DataGrew,
             Noticed,
         ),
         StopRequested: Phase.STOPPING,
@@ -156,9 +173,11 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
             CheckpointPublished,
             EvaluationPart,
             Evaluated,
+            DataPrepared,
             MemberDone,
             StopRequested,
             RangeChanged,
+            DataGrew,
             Noticed,
         ),
         MemberLost: Phase.FAILED,
@@ -170,8 +189,10 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
             GenerationFormed,
             CheckpointPublished,
             Evaluated,
+            DataPrepared,
             StopRequested,
             RangeChanged,
+            DataGrew,
             Noticed,
         ),
         MemberFailed: Phase.FAILED,
@@ -199,12 +220,15 @@ PHASE_ON_CONDITION: Final[Mapping[Phase, Mapping[Condition, Phase]]] = {
 MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]]] = {
     MemberState.SPAWNING: {
         MemberSpawned: MemberState.SPAWNING,
+        DataPreparing: MemberState.SPAWNING,
+        DataPrepared: MemberState.SPAWNING,
         MemberReady: MemberState.READY,
         MemberLost: MemberState.LOST,
         MemberFailed: MemberState.FAILED,
     },
     MemberState.READY: {
         GenerationFormed: MemberState.ACTIVE,
+        DataPrepared: MemberState.READY,
         StepsCommitted: MemberState.ACTIVE,
         PartWritten: MemberState.ACTIVE,
         EvaluationPart: MemberState.ACTIVE,
@@ -214,8 +238,10 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
     },
     MemberState.ACTIVE: {
         GenerationFormed: MemberState.ACTIVE,
+        DataPrepared: MemberState.ACTIVE,
         (ChangeApplied, Reshare): MemberState.ACTIVE,
         (ChangeApplied, Save): MemberState.ACTIVE,
+        (ChangeApplied, Extend): MemberState.ACTIVE,
         (ChangeApplied, Halt): MemberState.DRAINING,
         StepsCommitted: MemberState.ACTIVE,
         PartWritten: MemberState.ACTIVE,
@@ -226,6 +252,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
     },
     MemberState.DRAINING: {
         GenerationFormed: MemberState.DRAINING,
+        DataPrepared: MemberState.DRAINING,
         StepsCommitted: MemberState.DRAINING,
         PartWritten: MemberState.DRAINING,
         EvaluationPart: MemberState.DRAINING,
@@ -235,6 +262,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
     },
     MemberState.DONE: {
         GenerationFormed: MemberState.DONE,
+        DataPrepared: MemberState.DONE,
         MemberLost: LATE,  # its work is kept: nothing is lost
         MemberFailed: MemberState.FAILED,
     },
@@ -246,6 +274,8 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
 MEANING: Final[Mapping[type[Event], str]] = {
     RunStarted: "For the log.",
     MemberSpawned: "The member's process is asked for.",
+    DataPreparing: "For the log; a sign of life.",
+    DataPrepared: "For the log; a sign of life.",
     MemberReady: "The member can compute. When all can, shares are fitted and they meet.",
     MemberLost: "The machine's fault. The others are released and the run ends as failed; "
     "a resumed run goes on from the last checkpoint.",
@@ -263,6 +293,8 @@ MEANING: Final[Mapping[type[Event], str]] = {
     "Second: end at once.",
     RangeChanged: "Remembered; growing and shrinking a running job is not there yet, and a notice "
     "says so.",
+    DataGrew: "Sent ahead as a change; the first epoch that begins once it is in force has the "
+    "new samples.",
     Noticed: "For the log.",
     RunFinished: "For the log.",
 }

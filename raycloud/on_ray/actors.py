@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING
 import ray
 
 from raycloud.clock import SystemClock
-from raycloud.training.member import Meeting, Member, MemberConfig
+from raycloud.errors import InternalError, RaycloudError
+from raycloud.on_ray.collators import Collator
+from raycloud.on_ray.provider import RayProvider
+from raycloud.training.member import Member, MemberConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from raycloud.commands import Change
     from raycloud.events import Event
+    from raycloud.on_ray.collators import Delivery
+    from raycloud.order import Layout, MicroBatch, Order
+    from raycloud.training.meeting import Meeting
 
 
 @ray.remote
@@ -23,11 +31,13 @@ class MemberActor:
         """Start building in the background."""
         here = ray.get_runtime_context().get_node_id()
         address = ray.util.get_node_ip_address()
-        self._member = Member(replace(config, node=here, address=address), SystemClock())
+        self._provider = RayProvider(config, here)
+        told = replace(config, node=here, address=address)
+        self._member = Member(told, SystemClock(), self._provider)
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """See `Member.poll`."""
-        return self._member.poll(timeout_s)
+        """See `Member.poll`; with what its provider has noticed."""
+        return [*self._member.poll(timeout_s), *self._provider.notices()]
 
     def form(self, meeting: Meeting) -> None:
         """See `Member.form`."""
@@ -40,3 +50,34 @@ class MemberActor:
     def abandon(self) -> None:
         """See `Member.abandon`."""
         self._member.abandon()
+
+
+@ray.remote
+class CollatorActor:
+    """A collator, in a process of its own."""
+
+    def __init__(self, config: MemberConfig) -> None:
+        """The order comes with the first member that has it."""
+        self._config = config
+        self._provider = RayProvider(config, ray.get_runtime_context().get_node_id())
+        self._collator: Collator | None = None
+
+    def begin(self, order: Order) -> None:
+        """Build, unless another member has said so."""
+        self._collator = self._collator or Collator(self._config, self._provider, order)
+
+    def passes(self, micro_batches: Sequence[MicroBatch], fuse: int) -> Delivery | RaycloudError:
+        """See `Collator.passes`; an error of ours is returned, so that it travels as it is."""
+        try:
+            return self._built().passes(micro_batches, fuse)
+        except RaycloudError as error:
+            return error
+
+    def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
+        """See `Collator.extend`."""
+        self._built().extend(version, epoch, layout)
+
+    def _built(self) -> Collator:
+        if self._collator is None:
+            raise InternalError("asked for passes before `begin`")
+        return self._collator

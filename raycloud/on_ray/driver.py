@@ -30,6 +30,7 @@ from raycloud.control import Control, ControlSettings
 from raycloud.errors import InternalError, RaycloudError
 from raycloud.events import (
     CheckpointPublished,
+    DataPrepared,
     EvaluationPart,
     Event,
     MemberFailed,
@@ -48,13 +49,14 @@ from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.manifests import manifest_of
 from raycloud.on_ray.measures import Measures
 from raycloud.on_ray.meeting import MeetingPlace
+from raycloud.on_ray.profile import profile_of
 from raycloud.on_ray.run import Run
 from raycloud.on_ray.session import Session, origin_of
+from raycloud.on_ray.sources import Sources
 from raycloud.on_ray.tasks import by_value
 from raycloud.order import Position, ledger_line
 from raycloud.planning.inventory import Inventory, capacity, require
-from raycloud.planning.plan import Plan, Profile, make
-from raycloud.planning.shares import Speed
+from raycloud.planning.plan import Plan, make
 from raycloud.report.recorder import Recorder
 from raycloud.training.member import BROKEN_EXCHANGE, Meeting, MemberConfig
 
@@ -131,6 +133,7 @@ class Driver:
         )
         self._control = Control(settings)
         self._fleet = Fleet(job.resources.worker)
+        self._sources = Sources(session)
         self._meeting: MeetingPlace | None = None
         self._known = _Known()
         self._measures = Measures()
@@ -174,6 +177,7 @@ class Driver:
             self._stop_sent = True
             self._pending.append(StopRequested(reason=stop.reason))
         self._pending.extend(self._fleet.poll(_TURN_S))
+        self._pending.extend(self._sources.poll())
         while self._pending and self._finish is None:
             self._take(self._pending.popleft())
         self._give_up_on_a_broken_exchange()
@@ -193,12 +197,15 @@ class Driver:
             names = ("file", "bytes", "sha256")
             brief = {name: event.part["record"][name] for name in names}
             event = replace(event, part=brief)
+        if isinstance(event, DataPrepared):
+            event = event.brief()
         self._recorder.record(event)
         self._session.observer(event)
 
     def _take(self, event: Event) -> None:
         """Log an event, and let control decide what follows."""
         self._log(event)
+        self._sources.on(event)
         match event:
             case MemberReady():
                 self._known.ready[event.member] = event
@@ -240,8 +247,8 @@ class Driver:
                     assert_never(command)
 
     def _spawn(self, command: Spawn) -> None:
-        session = self._session
-        self._fleet.spawn(
+        session, asked = self._session, self._session.job.data.collators
+        collators = self._fleet.spawn(
             [
                 MemberConfig(
                     member=member,
@@ -251,16 +258,20 @@ class Driver:
                     task=session.task,
                     checkpoints=session.checkpoints,
                     resume_step=self._manifest.step if self._manifest else None,
+                    **self._sources.told(),
                 )
                 for member in command.members
             ]
         )
+        if collators < asked:
+            self.note("collators found no free CPU", asked=asked, started=collators)
         self._pending.extend(MemberSpawned(member=member) for member in command.members)
 
     def _form(self, command: Form) -> None:
         meeting = self._meeting
         if meeting is None:
             raise InternalError("members were to meet before there was a meeting place")
+        nodes = tuple(self._known.ready[member].node for member in command.members)
         for rank, member in enumerate(command.members):
             self._fleet.form(
                 member,
@@ -271,6 +282,7 @@ class Driver:
                     rank=rank,
                     members=command.members,
                     shares=command.shares,
+                    nodes=nodes,
                 ),
             )
         self._write_plan(command)
@@ -283,15 +295,7 @@ class Driver:
         self._plan = make(
             job.model_copy(update={"elastic": elastic}),
             self._nodes,
-            Profile(
-                samples=readies[0].samples,
-                parameters=readies[0].parameters,
-                gradient_bytes=readies[0].gradient_bytes,
-                state_bytes=readies[0].state_bytes,
-                speeds=tuple(
-                    Speed(fixed_s=r.fixed_s, micro_batch_s=r.micro_batch_s) for r in readies
-                ),
-            ),
+            profile_of(readies),
             placed={r.member: r.node for r in readies},
         )
         self._session.directory.write_plan(self._plan.to_json())
@@ -302,7 +306,7 @@ class Driver:
         manifest = manifest_of(
             command,
             job,
-            samples=next(iter(self._known.ready.values())).samples,
+            samples=self._control.samples_at(command.step),
             ledger=self._control.ledger_at(command.step),
         )
         publish(self._store, manifest)

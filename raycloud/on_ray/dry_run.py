@@ -10,10 +10,11 @@ from raycloud.events import MemberFailed, MemberLost, MemberReady
 from raycloud.on_ray.cluster import inventory
 from raycloud.on_ray.failure import error_of
 from raycloud.on_ray.fleet import Fleet
+from raycloud.on_ray.profile import profile_of
+from raycloud.on_ray.sources import here, pipeline_name
 from raycloud.on_ray.tasks import by_value
 from raycloud.planning.inventory import require
-from raycloud.planning.plan import Plan, Profile, make
-from raycloud.planning.shares import Speed
+from raycloud.planning.plan import Plan, make
 from raycloud.training.member import MemberConfig
 
 if TYPE_CHECKING:
@@ -34,21 +35,21 @@ def dry_run(job: Job, task: type[Task]) -> Plan:
     fleet = Fleet(job.resources.worker)
     with tempfile.TemporaryDirectory() as nothing:
         config = MemberConfig(
-            member=0, node="", address="", job=job, task=task, checkpoints=nothing
+            member=0,
+            node="",
+            address="",
+            job=job,
+            task=task,
+            checkpoints=nothing,
+            pipeline=pipeline_name(),
+            home=here(),
         )
         try:
             fleet.spawn([config])
             ready = _ready(fleet)
         finally:
             fleet.close()
-    profile = Profile(
-        samples=ready.samples,
-        parameters=ready.parameters,
-        gradient_bytes=ready.gradient_bytes,
-        state_bytes=ready.state_bytes,
-        speeds=(Speed(fixed_s=ready.fixed_s, micro_batch_s=ready.micro_batch_s),),
-    )
-    return make(job, nodes, profile)
+    return make(job, nodes, profile_of([ready]))
 
 
 def _ready(fleet: Fleet) -> MemberReady:

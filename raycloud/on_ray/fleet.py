@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from raycloud.errors import PlacementError
 from raycloud.events import Event, MemberLost
 from raycloud.on_ray.actors import MemberActor
+from raycloud.on_ray.crew import Crew
 
 if TYPE_CHECKING:
     from raycloud.commands import Change
@@ -46,9 +47,13 @@ class Fleet:
         """No members yet."""
         self._resources = resources
         self._seats: dict[int, _Seat] = {}
+        self._crew = Crew()
 
-    def spawn(self, configs: Sequence[MemberConfig]) -> None:
-        """Reserve a place for every member, then start them all.
+    def spawn(self, configs: Sequence[MemberConfig]) -> int:
+        """Reserve a place for every member, then start them all, and collators beside them.
+
+        Returns:
+            How many collators there are: fewer than asked for where CPUs are short.
 
         Raises:
             PlacementError: Not all fit within a minute; nothing is left reserved.
@@ -63,6 +68,7 @@ class Fleet:
                 f"each asks for {self._bundle()}",
                 hint="lower elastic.max_workers or resources.worker, or free the cluster",
             )
+        collators = self._crew.start(configs[0])
         for config, group in zip(configs, groups, strict=True):
             actor = MemberActor.options(  # type: ignore[attr-defined]
                 num_cpus=self._resources.cpus,
@@ -73,10 +79,11 @@ class Fleet:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=0
                 ),
-            ).remote(config)
+            ).remote(replace(config, collators=collators))
             self._seats[config.member] = _Seat(
                 group=group, actor=actor, poll=actor.poll.remote(_POLL_S)
             )
+        return len(collators)
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Events of all members that came within `timeout_s`, in order for each member."""
@@ -117,6 +124,7 @@ class Fleet:
     def close(self) -> None:
         """End all that is left."""
         self.release(list(self._seats))
+        self._crew.close()
 
     def _drop(self, member: int) -> None:
         seat = self._seats.pop(member, None)

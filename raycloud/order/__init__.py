@@ -4,17 +4,21 @@ A job fixes one sequence of samples from `(seed, epoch)`. Everything here is ari
 torch, no Ray, no clock, no I/O.
 """
 
-from raycloud.order.assignment import Assignment, assign
+from raycloud.order.assignment import Assignment, assign, prefer
 from raycloud.order.commits import Audit, Commit, SampleRange, lockstep_commits
+from raycloud.order.epochs import EpochSizes
+from raycloud.order.layout import Layout, lanes_of
 from raycloud.order.lease import Lease, LeaseBook, Settled
 from raycloud.order.ledger import Ledger
 from raycloud.order.ledger_text import (
     commit_record,
+    growth_record,
     header_record,
     ledger_line,
     read_ledger,
     restore_record,
 )
+from raycloud.order.quality import displacement, neighbours_together
 from raycloud.order.seeds import mix, stream_seed
 from raycloud.order.sequence import Order
 from raycloud.order.steps import MicroBatch, Position, Steps, StepSpan
@@ -23,6 +27,8 @@ __all__ = [
     "Assignment",
     "Audit",
     "Commit",
+    "EpochSizes",
+    "Layout",
     "Lease",
     "LeaseBook",
     "Ledger",
@@ -35,10 +41,15 @@ __all__ = [
     "Steps",
     "assign",
     "commit_record",
+    "displacement",
+    "growth_record",
     "header_record",
+    "lanes_of",
     "ledger_line",
     "lockstep_commits",
     "mix",
+    "neighbours_together",
+    "prefer",
     "read_ledger",
     "restore_record",
     "stream_seed",

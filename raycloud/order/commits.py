@@ -94,7 +94,8 @@ def lockstep_commits(
     """The ranges that steps [first_step, last_step) take when the sequence stands at `at`.
 
     At most four, however many steps and epochs there are: the tail that is left out before the
-    first step, the rest of an epoch, whole epochs, the start of an epoch.
+    first step, the rest of an epoch, whole epochs, the start of an epoch. Each growth of the data
+    on the way adds one more run of whole epochs.
 
     >>> from raycloud.order import Position, Steps
     >>> steps = Steps(samples=10, global_batch=4, micro_batch=2, drop_last=True)
@@ -107,36 +108,40 @@ def lockstep_commits(
     if first_step >= last_step:
         return ()
     begin = steps.position_after(0, at)
-    if begin != at and at.offset < steps.samples:
-        commits.append(
-            Commit(
-                first_step=first_step,
-                last_step=first_step,
-                epoch=at.epoch,
-                start=at.offset,
-                stop=at.offset,
-                generation=generation,
-                left_out=steps.samples - at.offset,
+    while at.epoch < begin.epoch:
+        if (tail := steps.samples_in(at.epoch) - at.offset) > 0:
+            commits.append(
+                Commit(
+                    first_step=first_step,
+                    last_step=first_step,
+                    epoch=at.epoch,
+                    start=at.offset,
+                    stop=at.offset,
+                    generation=generation,
+                    left_out=tail,
+                )
             )
-        )
-    step, epoch, offset = first_step, begin.epoch, begin.offset
+        at = replace(at, epoch=at.epoch + 1, offset=0)
+    step, here = first_step, begin
     while step < last_step:
-        per_epoch = replace(steps, samples=steps.samples - offset).per_epoch()
-        epochs = max(1, (last_step - step) // per_epoch) if offset == 0 else 1
+        samples = steps.samples_in(here.epoch)
+        per_epoch = steps.until_epoch(here.epoch + 1, here)
+        epochs = 1 if here.offset else max(1, (last_step - step) // per_epoch)
+        grows = steps.sizes.next_growth(here.epoch)
+        epochs = epochs if grows is None else min(epochs, grows - here.epoch)
         taken = min(last_step - step, per_epoch * epochs)
-        stop = min(offset + min(taken, per_epoch) * steps.global_batch, steps.samples)
-        ends = taken == per_epoch * epochs
+        stop = min(here.offset + min(taken, per_epoch) * steps.global_batch, samples)
         commits.append(
             Commit(
                 first_step=step,
                 last_step=step + taken,
-                epoch=epoch,
-                start=offset,
+                epoch=here.epoch,
+                start=here.offset,
                 stop=stop,
                 generation=generation,
                 epochs=epochs,
-                left_out=steps.samples - stop if ends else 0,
+                left_out=samples - stop if taken == per_epoch * epochs else 0,
             )
         )
-        step, epoch, offset = step + taken, epoch + epochs, 0
+        step, here = step + taken, replace(here, epoch=here.epoch + epochs, offset=0)
     return tuple(commits)

@@ -104,8 +104,9 @@ class LeaseBook:
             return None
         else:
             epoch, start = self._fresh.epoch, self._fresh.offset
-            stop = min(start + samples, self.ledger.samples)
-            ends = stop == self.ledger.samples
+            whole = self.ledger.samples_in(epoch)
+            stop = min(start + samples, whole)
+            ends = stop == whole
             self._fresh = Position(epoch=epoch + ends, offset=0 if ends else stop)
         lease = Lease(
             lease=self._next,

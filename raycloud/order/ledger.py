@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from raycloud.errors import InternalError
 from raycloud.order.commits import Audit, Commit, SampleRange
+from raycloud.order.epochs import EpochSizes
 from raycloud.order.ranges import Ranges, gaps, overlap, size, union
 from raycloud.order.steps import Position
 
@@ -50,20 +51,31 @@ class Ledger:
         samples: Samples per epoch.
 
     Attributes:
-        samples: Samples per epoch.
         torn: The unfinished last line of the file this ledger was read from; empty if there was
             none. Whoever goes on writing that file cuts this line off first.
     """
 
     def __init__(self, *, samples: int) -> None:
         """Start with nothing committed."""
-        if samples < 1:
-            raise ValueError(f"an epoch needs at least one sample, got samples={samples}")
-        self.samples = samples
+        self._sizes = EpochSizes(samples)
         self.torn = ""
         self._next_step = 0
         self._stretches: tuple[_Stretch, ...] = ()
         self._doubled: tuple[tuple[int, SampleRange], ...] = ()  # (last step of the commit, range)
+
+    @property
+    def samples(self) -> int:
+        """Samples of epoch 0, and of all others until the data grows."""
+        return self._sizes.samples
+
+    @property
+    def sizes(self) -> EpochSizes:
+        """Samples of every epoch."""
+        return self._sizes
+
+    def samples_in(self, epoch: int) -> int:
+        """Samples of `epoch`."""
+        return self._sizes.at(epoch)
 
     @property
     def next_step(self) -> int:
@@ -77,7 +89,7 @@ class Ledger:
             return Position()
         last = self._stretches[-1]
         stop = max(high for _, high in (*last.committed, *last.left_out))
-        if stop >= self.samples:
+        if stop >= self.samples_in(last.last - 1):
             return Position(epoch=last.last, offset=0)
         return Position(epoch=last.last - 1, offset=stop)
 
@@ -85,6 +97,22 @@ class Ledger:
     def committed_samples(self) -> int:
         """Samples that counted."""
         return sum(size(s.committed) * (s.last - s.first) for s in self._stretches)
+
+    def grow(self, epoch: int, samples: int) -> None:
+        """From `epoch` on, an epoch has `samples` samples.
+
+        Raises:
+            InternalError: Something of `epoch` or a later one is committed, or there would be fewer
+                samples than before. The ledger is then as it was.
+        """
+        if self._stretches and self._stretches[-1].last > epoch:
+            raise InternalError(
+                f"the data cannot grow from epoch {epoch} on: the ledger ends at {self.newest}"
+            )
+        try:
+            self._sizes = self._sizes.grown(epoch, samples)
+        except ValueError as error:
+            raise InternalError(str(error)) from error
 
     def commit(self, commit: Commit) -> None:
         """Count a range.
@@ -109,10 +137,10 @@ class Ledger:
         self._doubled += tuple((commit.last_step, r) for r in doubled)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to an older state: what was committed after it is taken back.
+        """Go back to an older state: what was committed or grown after it is taken back.
 
         Args:
-            state: What `state()` returned, of a ledger of the same samples per epoch.
+            state: What `state()` returned, of a ledger of the same samples in epoch 0.
 
         Raises:
             InternalError: The state is of another data set.
@@ -122,6 +150,7 @@ class Ledger:
                 f"this ledger counts {self.samples} samples per epoch, the restored one "
                 f"{state['samples']}"
             )
+        self._sizes = EpochSizes.from_state(state)
         self._next_step = state["next_step"]
         self._stretches = tuple(
             _Stretch(
@@ -133,8 +162,10 @@ class Ledger:
 
     def state(self) -> dict[str, Any]:
         """Everything committed, as plain JSON values."""
+        later = self._sizes.later
         return {
             "samples": self.samples,
+            **({"later": [list(growth) for growth in later]} if later else {}),
             "next_step": self._next_step,
             "ranges": [
                 {
@@ -164,7 +195,7 @@ class Ledger:
         through = self.newest if through is None else through
         missing: list[SampleRange] = []
         for first, last, stop in (
-            (0, through.epoch, self.samples),
+            *self._sizes.alike(0, through.epoch),
             (through.epoch, through.epoch + 1, through.offset),
         ):
             for s in _cover(self._stretches, first, last):
@@ -179,9 +210,9 @@ class Ledger:
 
     def _count(self, commit: Commit, *, refuse: bool) -> list[SampleRange]:
         """Add a range and return what of it counted before; if `refuse`, then add nothing."""
-        end = commit.stop + commit.left_out
-        if not (0 <= commit.start <= commit.stop <= end <= self.samples) or commit.epochs < 1:
-            raise InternalError(f"not a range of an epoch of {self.samples} samples: {commit}")
+        end, samples = commit.stop + commit.left_out, self.samples_in(commit.epoch)
+        if not (0 <= commit.start <= commit.stop <= end <= samples) or commit.epochs < 1:
+            raise InternalError(f"not a range of an epoch of {samples} samples: {commit}")
         first, last = commit.epoch, commit.epoch + commit.epochs
         doubled: list[SampleRange] = []
         inside: list[_Stretch] = []

@@ -1,13 +1,15 @@
 """The text of a run's `ledger` file: JSON lines, appended to and never rewritten.
 
-    {"format": 1, "kind": "ledger", "samples": 60000}
+    {"format": 2, "kind": "ledger", "samples": 60000}
     {"commit": {"first_step": 0, "last_step": 120, "epoch": 0, "start": 0, "stop": 3840, ...}}
+    {"grow": {"epoch": 3, "samples": 61000}}
     {"restore": {"next_step": 100, ...}}
 
 A header opens the file, and again each later start of the run: from there on nothing is committed
 until a `restore` record says what the checkpoint held. So replaying the file from the top gives
 what counts now, and nothing that was ever written is lost. There is one commit record per report,
-not per step: the file grows with time, not with speed.
+not per step: the file grows with time, not with speed. A `grow` record says from which epoch on
+there are more samples; it stands before the first commit of that epoch. Format 1 had none.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from raycloud.errors import InternalError, RunDirectoryError
 from raycloud.order.commits import Commit
 from raycloud.order.ledger import Ledger
 
-FORMAT = 1
+FORMAT = 2
 _DEFAULTS = {"epochs": 1, "left_out": 0}
 
 
@@ -36,6 +38,11 @@ def commit_record(commit: Commit) -> dict[str, Any]:
     return {"commit": values}
 
 
+def growth_record(epoch: int, samples: int) -> dict[str, Any]:
+    """The record that from `epoch` on an epoch has `samples` samples."""
+    return {"grow": {"epoch": epoch, "samples": samples}}
+
+
 def restore_record(state: Mapping[str, Any]) -> dict[str, Any]:
     """The record that sets the ledger to `state` (see `Ledger.state`)."""
     return {"restore": dict(state)}
@@ -45,7 +52,7 @@ def ledger_line(record: Mapping[str, Any]) -> str:
     r"""One record as it stands in the file, with its line end.
 
     >>> ledger_line(header_record(10))
-    '{"format":1,"kind":"ledger","samples":10}\n'
+    '{"format":2,"kind":"ledger","samples":10}\n'
     """
     return json.dumps(record, separators=(",", ":")) + "\n"
 
@@ -97,6 +104,9 @@ def _replay(ledger: Ledger | None, record: object, number: int) -> Ledger:
                 return Ledger(samples=samples)
             case {"commit": dict(values)} if ledger is not None:
                 ledger.replay(_commit(values))
+                return ledger
+            case {"grow": {"epoch": int(epoch), "samples": int(samples)}} if ledger is not None:
+                ledger.grow(epoch, samples)
                 return ledger
             case {"restore": dict(state)} if ledger is not None:
                 ledger.restore(state)

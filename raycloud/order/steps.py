@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
+
+from raycloud.order.epochs import EpochSizes, Later
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -16,6 +19,15 @@ class Position:
 
     epoch: int = 0
     offset: int = 0
+
+    @property
+    def next_epoch(self) -> int:
+        """The first epoch that begins here or later: the first that growth can reach from here.
+
+        >>> Position(epoch=1, offset=4).next_epoch, Position(epoch=1).next_epoch
+        (2, 1)
+        """
+        return self.epoch + 1 if self.offset else self.epoch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,27 +80,46 @@ class Steps:
         global_batch: Samples per step.
         micro_batch: Samples per micro-batch.
         drop_last: Leave out what does not fill a global batch at the end of an epoch.
+        later: Growths `(epoch, samples)`: from this epoch on, this many (see `EpochSizes`).
     """
 
     samples: int
     global_batch: int
     micro_batch: int
     drop_last: bool = False
+    later: Later = ()
 
     def __post_init__(self) -> None:
         """Refuse a cut that could never make a step."""
         if min(self.samples, self.global_batch, self.micro_batch) < 1:
             raise ValueError(f"samples, global_batch and micro_batch must be positive: {self}")
-        if self.drop_last and self.samples < self.global_batch:
+        if self.drop_last and self.sizes.most < self.global_batch:
             raise ValueError(
-                f"drop_last leaves no step: {self.samples} samples are fewer than the global "
+                f"drop_last leaves no step: {self.sizes.most} samples are fewer than the global "
                 f"batch of {self.global_batch}"
             )
+
+    @property
+    def sizes(self) -> EpochSizes:
+        """Samples of every epoch."""
+        return EpochSizes(self.samples, self.later)
+
+    def samples_in(self, epoch: int) -> int:
+        """Samples of `epoch`."""
+        return self.sizes.at(epoch) if self.later else self.samples
+
+    def grown(self, epoch: int, samples: int) -> Self:
+        """The same cut, where the data has `samples` samples from `epoch` on.
+
+        Raises:
+            ValueError: There would be fewer than before.
+        """
+        return replace(self, later=self.sizes.grown(epoch, samples).later)
 
     def span(self, step: int, at: Position) -> StepSpan:
         """The samples that `step` takes when the sequence stands at `at`."""
         at = self._skip_tail(at)
-        stop = min(at.offset + self.global_batch, self.samples)
+        stop = min(at.offset + self.global_batch, self.samples_in(at.epoch))
         return StepSpan(
             step=step, epoch=at.epoch, start=at.offset, stop=stop, micro_batch=self.micro_batch
         )
@@ -104,14 +135,13 @@ class Steps:
             yield span
             step, at = step + 1, self.after(span)
 
-    def per_epoch(self) -> int:
-        """Steps in one whole epoch.
+    def per_epoch(self, epoch: int = 0) -> int:
+        """Steps in the whole of `epoch`.
 
         >>> Steps(samples=10, global_batch=4, micro_batch=2).per_epoch()
         3
         """
-        whole, rest = divmod(self.samples, self.global_batch)
-        return whole + (1 if rest and not self.drop_last else 0)
+        return self._left_in_epoch(Position(epoch=epoch))
 
     def until_epoch(self, epoch: int, at: Position) -> int:
         """Steps from `at` to the beginning of `epoch`; 0 where that is past.
@@ -122,7 +152,10 @@ class Steps:
         at = self._skip_tail(at)
         if at.epoch >= epoch:
             return 0
-        return self._left_in_epoch(at) + (epoch - at.epoch - 1) * self.per_epoch()
+        steps = self._left_in_epoch(at)
+        for first, last, _ in self.sizes.alike(at.epoch + 1, epoch):
+            steps += (last - first) * self.per_epoch(first)
+        return steps
 
     def position_after(self, steps: int, at: Position) -> Position:
         """Where the sequence stands `steps` steps after `at`, without walking there.
@@ -131,18 +164,24 @@ class Steps:
         Position(epoch=1, offset=4)
         """
         at = self._skip_tail(at)
-        first = self._left_in_epoch(at)
-        if steps < first:
+        left = steps - self._left_in_epoch(at)
+        if left < 0:
             return Position(epoch=at.epoch, offset=at.offset + steps * self.global_batch)
-        epochs, rest = divmod(steps - first, self.per_epoch())
-        return Position(epoch=at.epoch + 1 + epochs, offset=rest * self.global_batch)
+        epoch = at.epoch + 1
+        while (grows := self.sizes.next_growth(epoch)) is not None:
+            alike = (grows - epoch) * self.per_epoch(epoch)
+            if left < alike:
+                break
+            epoch, left = grows, left - alike
+        epochs, left = divmod(left, self.per_epoch(epoch))
+        return Position(epoch=epoch + epochs, offset=left * self.global_batch)
 
     def _left_in_epoch(self, at: Position) -> int:
-        left = self.samples - at.offset
+        left = self.samples_in(at.epoch) - at.offset
         return left // self.global_batch if self.drop_last else -(-left // self.global_batch)
 
     def _skip_tail(self, at: Position) -> Position:
-        left = self.samples - at.offset
-        if left <= 0 or (self.drop_last and left < self.global_batch):
-            return Position(epoch=at.epoch + 1, offset=0)
+        least = self.global_batch if self.drop_last else 1
+        while self.samples_in(at.epoch) - at.offset < least:
+            at = Position(epoch=at.epoch + 1, offset=0)
         return at

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from raycloud.events import DataPrepared
 from raycloud.order import Steps
 from raycloud.report.progress import note
 from raycloud.report.tally import Tally
@@ -43,13 +44,14 @@ class Follower:
         self._tally = Tally()
         self._drawn_s: float | None = None
         self._drawn_steps = 0
+        self._prepared: set[tuple[str, int]] = set()
 
     def see(self, event: Event) -> None:
         """Take in what happened."""
         now_s = self._clock.monotonic_s()
         self._tally.add(now_s, event)
         text = note(event)
-        if text is not None:
+        if text is not None and not self._known(event):
             self._say(text)
         early = self._drawn_s is not None and now_s - self._drawn_s < self._every_s
         first_step = self._tally.steps > 0 and self._drawn_steps == 0
@@ -60,6 +62,15 @@ class Follower:
         """Draw what was left out since the last drawing."""
         if self._new_steps:
             self._show(self._clock.monotonic_s())
+
+    def _known(self, event: Event) -> bool:
+        """Every member tells how the data was prepared; one of them is enough."""
+        if not isinstance(event, DataPrepared):
+            return False
+        told = (event.split, event.version)
+        known = told in self._prepared
+        self._prepared.add(told)
+        return known
 
     @property
     def _new_steps(self) -> bool:

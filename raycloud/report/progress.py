@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from raycloud.events import (
     CheckpointPublished,
+    DataPrepared,
+    DataPreparing,
     Evaluated,
     Event,
     GenerationFormed,
@@ -18,6 +20,7 @@ from raycloud.events import (
     StopRequested,
 )
 from raycloud.report import rates
+from raycloud.report.data import prepared_text
 from raycloud.report.figures import byte_count, duration, figure, printable_line
 
 if TYPE_CHECKING:
@@ -55,6 +58,10 @@ def note(event: Event) -> str | None:
     match event:
         case RunStarted(resumed_from_step=int(step)):
             text = f"going on from the checkpoint of step {step}"
+        case DataPreparing() if event.member == 0:  # every member waits for the same
+            text = f"preparing the data, for {event.seconds:.0f} s by now"
+        case DataPrepared():
+            text = prepared_text(event)
         case GenerationFormed():
             text = f"generation {event.generation} from step {event.first_step}: "
             text += f"{_workers(len(event.members))}, shares {' '.join(map(str, event.shares))}"

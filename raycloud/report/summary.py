@@ -50,6 +50,14 @@ class Summary:
             uncompressed exchanges would have sent.
         cpu_s: Processor seconds of all members' steps; with `compute_share`, `data_share` and
             `exchange_share` (fractions of the members' step seconds) this includes repeated steps.
+        cold_data_share: `data_share` in the first epoch of each session; `warm_data_share`: later.
+        data_read_s: Seconds of reading samples, and `data_collate_s` of `Task.batch`, in all
+            members' threads beside the training.
+        data: Of data that was prepared: by split its rows, bytes, blocks, how many were in the
+            cache and how many were made in how many seconds, and its bad rows, in the latest
+            session; then the `bytes` on disk of all splits, `access_s` of reading one epoch out of
+            the cache, `access_s_per_gb` of it, `cost_per_month` where a price is given, and
+            `efficiency` (see `report.data.storage_efficiency`).
         checkpoint_blocked_s: Seconds that members' training stood still for checkpoints, added up.
         predicted: What the plan expected, by name. `measured` has what came true, under the same
             names: `compute_s` is that of the member which takes longest per step, `bytes_per_step`
@@ -90,6 +98,11 @@ class Summary:
     compute_share: float | None = None
     data_share: float | None = None
     exchange_share: float | None = None
+    cold_data_share: float | None = None
+    warm_data_share: float | None = None
+    data_read_s: float = 0.0
+    data_collate_s: float = 0.0
+    data: dict[str, Any] = field(default_factory=dict)
     checkpoints: int = 0
     checkpoint_step: int | None = None
     checkpoint_path: str | None = None
@@ -181,6 +194,13 @@ def summarize(tally: Tally, *, predicted: Mapping[str, Any] | None = None) -> Su
         compute_share=_share(spent.compute_s, spent.wall_s),
         data_share=_share(spent.data_s, spent.wall_s),
         exchange_share=_share(spent.exchange_s, spent.wall_s),
+        cold_data_share=_share(tally.data.cold_data_s, tally.data.cold_wall_s),
+        warm_data_share=_share(
+            spent.data_s - tally.data.cold_data_s, spent.wall_s - tally.data.cold_wall_s
+        ),
+        data_read_s=tally.data.read_s,
+        data_collate_s=tally.data.collate_s,
+        data=tally.data.to_record(samples=tally.lead_steps[0], epoch_samples=tally.epoch_samples),
         checkpoints=tally.published,
         checkpoint_step=last.step if last else None,
         checkpoint_path=last.path if last else None,

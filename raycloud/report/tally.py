@@ -17,6 +17,7 @@ from typing import Any
 
 from raycloud.events import (
     CheckpointPublished,
+    DataPrepared,
     Evaluated,
     Event,
     GenerationFormed,
@@ -31,6 +32,7 @@ from raycloud.events import (
     StepsCommitted,
     StopRequested,
 )
+from raycloud.report.data import DataTally, bad_text
 
 _SPENT_IN_STEPS = (
     "wall_s",
@@ -107,6 +109,7 @@ class Tally:
         self.epoch = self.offset = 0
         self.learning_rate: float | None = None
         self.spent = Spent()
+        self.data = DataTally()
         self.sessions: list[Session] = []
         self.points: list[Point] = []
         self.recoveries: list[dict[str, Any]] = []
@@ -194,6 +197,7 @@ class Tally:
         if self.metrics_step is not None and self.metrics_step > step:
             self.metrics, self.metrics_step, self.sample = {}, None, None
         self._streams.clear()
+        self.data.start()
         self.awaited, self.ready = set(), set()
         self.members, self.shares = (), ()
         self.sessions.append(Session(started_t=t, from_step=step))
@@ -216,6 +220,7 @@ class Tally:
     def _commit(self, t: float, event: StepsCommitted) -> Point | None:
         for name in _SPENT_IN_STEPS:
             setattr(self.spent, name, getattr(self.spent, name) + getattr(event, name))
+        self.data.commit(event, self.epoch_samples)
         compute_s, done = self.computed.get(event.member, (0.0, 0))
         done += event.last_step - event.first_step
         self.computed[event.member] = (compute_s + event.compute_s, done)
@@ -263,6 +268,9 @@ class Tally:
 
     def _trouble(self, t: float, event: Event) -> None:
         match event:
+            case DataPrepared():
+                if self.data.prepare(event) and event.bad_rows:
+                    self._trouble(t, Noticed(what=bad_text(event), detail={"bad": list(event.bad)}))
             case MemberLost():
                 lost = {"kind": "member lost", "t": t, "step": self.steps, "member": event.member}
                 self.recoveries.append({**lost, "reason": event.reason, "seconds": None})

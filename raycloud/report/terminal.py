@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raycloud.report.figures import (
     byte_count,
@@ -126,6 +126,8 @@ def _rows(summary: Summary, directory: Path | None) -> list[tuple[str, str]]:
         ("speed", _speed(summary)),
         ("workers", _workers(summary)),
         ("exchanged", _exchanged(summary)),
+        ("data", _data(summary)),
+        ("storage", _storage(summary)),
         ("time in steps", _time(summary)),
         ("checkpoints", _checkpoints(summary)),
         ("recoveries", _recoveries(summary)),
@@ -180,13 +182,49 @@ def _exchanged(summary: Summary) -> str:
     return text
 
 
+def _data(summary: Summary) -> str:
+    """What was prepared; bad rows are among the notes."""
+    splits: dict[str, dict[str, Any]] = summary.data.get("splits", {})
+    texts = []
+    for name, split in splits.items():
+        blocks = split["blocks"]
+        how = [f"{split['cached_blocks']} cached"] if split["cached_blocks"] else []
+        if split["made_blocks"]:
+            how.append(f"{split['made_blocks']} made in {duration(split['seconds'])}")
+        text = f"{split['rows']} rows" + ("" if name == "train" else f" {name.replace('_', ' ')}")
+        text += f" in {blocks} {'block' if blocks == 1 else 'blocks'}: {', '.join(how)}"
+        texts.append(text)
+    return printable_line(" · ".join(texts))
+
+
+def _storage(summary: Summary) -> str:
+    data = summary.data
+    if not data:
+        return ""
+    parts = [f"{byte_count(data['bytes'])} on disk"]
+    if data["access_s"] is not None:
+        text = f"an epoch is read in {duration(data['access_s'])}"
+        if data["access_s_per_gb"] is not None:
+            text += f" ({duration(data['access_s_per_gb'])} a GB)"
+        parts.append(text)
+    if data["cost_per_month"] is not None:
+        parts.append(f"costs {figure(data['cost_per_month'])} a month")
+    if data["efficiency"] is not None:
+        parts.append(f"efficiency {figure(data['efficiency'])}")
+    return " · ".join(parts)
+
+
 def _time(summary: Summary) -> str:
     shares = (
         ("computing", summary.compute_share),
         ("waiting for data", summary.data_share),
         ("waiting for the exchange", summary.exchange_share),
     )
-    return " · ".join(f"{name} {percent(share)}" for name, share in shares if share is not None)
+    texts = {name: f"{name} {percent(share)}" for name, share in shares if share is not None}
+    cold, warm = summary.cold_data_share, summary.warm_data_share
+    if cold is not None and warm is not None and "waiting for data" in texts:
+        texts["waiting for data"] += f" (first epoch {percent(cold)}, later {percent(warm)})"
+    return " · ".join(texts.values())
 
 
 def _checkpoints(summary: Summary) -> str:

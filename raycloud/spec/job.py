@@ -222,7 +222,8 @@ class Job(Section):
         reference = task or TaskReference.parse(str(self.task))
         if reference.file is not None:
             reference = TaskReference(_absolute(reference.place), reference.qualname)
-        data = self.data.model_copy(update={"path": _absolute(self.data.path)})
+        cache = self.data.cache.model_copy(update={"path": _absolute(self.data.cache.path)})
+        data = self.data.model_copy(update={"path": _absolute(self.data.path), "cache": cache})
         checkpoint = self.checkpoint.model_copy(update={"path": _absolute(self.checkpoint.path)})
         return self.model_copy(
             update={"task": str(reference), "data": data, "checkpoint": checkpoint}

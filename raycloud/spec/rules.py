@@ -123,6 +123,17 @@ def _fixed(
     return Mistake(field="elastic.shares", value=list(shares), problem=problem, hint=hint)
 
 
+def _dealt(stratify: str | None, partition_by: str) -> Mistake | None:
+    if stratify is None or partition_by == "rows":
+        return None
+    return Mistake(
+        field="data.partition_by",
+        value=partition_by,
+        problem=f"partitions that are dealt by data.stratify = {stratify!r} are equal in rows",
+        hint="write partition_by rows, or leave out data.stratify",
+    )
+
+
 RULES: tuple[Rule, ...] = (
     Rule(("steps", "epochs"), "Exactly one of `steps` and `epochs` is set.", _length),
     Rule(("global_batch", "micro_batch"), "`global_batch` is a multiple of `micro_batch`.", _whole),
@@ -147,5 +158,10 @@ RULES: tuple[Rule, ...] = (
         "A list in `elastic.shares` has one entry per worker, `elastic.min_workers` and "
         "`elastic.max_workers` are both its length, and it sums to `global_batch / micro_batch`.",
         _fixed,
+    ),
+    Rule(
+        ("data.stratify", "data.partition_by"),
+        "With `data.stratify`, `data.partition_by` is rows.",
+        _dealt,
     ),
 )

@@ -18,7 +18,18 @@ if TYPE_CHECKING:
 RUNS = Path("runs")  # where runs without a place of their own go, below the current directory
 
 # The canonical order of samples, or what a sample is, follows from these.
-_KEPT = ("seed", "task", "drop_last", "data.path", "data.shuffle")
+_KEPT = (
+    "seed",
+    "task",
+    "drop_last",
+    "data.path",
+    "data.shuffle",
+    "data.partition_by",
+    "data.partition_bytes",
+    "data.stratify",
+    "data.window",
+    "data.bad_rows",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +175,11 @@ def _order_of(job: Job) -> dict[str, object]:
         "drop_last": job.drop_last,
         "data.path": job.data.path,
         "data.shuffle": job.data.shuffle,
+        "data.partition_by": job.data.partition_by,
+        "data.partition_bytes": job.data.partition_bytes,
+        "data.stratify": job.data.stratify,
+        "data.window": job.data.window,
+        "data.bad_rows": job.data.bad_rows,
     }
 
 

@@ -64,8 +64,35 @@ class Section(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
+class CacheSection(Section):
+    """Where preprocessed rows are kept, on each node. Used by tasks that return a `Source`."""
+
+    path: Location | None = Field(
+        default=None,
+        description="Directory for blocks on each node's own disk; runs share it. null: "
+        "`RAYCLOUD_CACHE`, else `raycloud` in `XDG_CACHE_HOME` or in `~/.cache`.",
+    )
+    memory_bytes: Annotated[int, Field(ge=0)] | Auto = Field(
+        default="auto",
+        description="Bytes of blocks that each node pins in shared memory; the others are mapped "
+        "from disk. auto: half of the node's object store.",
+    )
+    disk_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="Bytes of blocks that each node keeps on disk: what no run has used for "
+        "longest goes first, and never what this run needs. null: no limit.",
+    )
+    price_per_gb_month: float | None = Field(
+        default=None,
+        ge=0,
+        description="What a gigabyte on the cache's disk costs a month, in any currency, for the "
+        "report. null: the report leaves the cost out.",
+    )
+
+
 class DataSection(Section):
-    """Where the samples come from."""
+    """Where the samples come from, and how they are fed."""
 
     path: Location | None = Field(
         default=None,
@@ -82,6 +109,56 @@ class DataSection(Section):
         ge=1,
         le=64,
         description="Steps whose batches are made ready ahead of the one being computed.",
+    )
+    partition_by: Literal["rows", "bytes"] = Field(
+        default="rows",
+        description="What partitions of a `Source` are equal in. Partitions are what an epoch "
+        "permutes first; rows are then mixed inside a window of them.",
+    )
+    partition_bytes: int = Field(
+        default=16 * 2**20,
+        ge=1024,
+        description="Size that partitions are cut to, at most. They are smaller where there would "
+        "be too few to deal out.",
+    )
+    stratify: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Column of a `Source` by which rows are dealt to partitions, so that each has "
+        "the data set's mix of it. null: rows stay with their neighbours.",
+    )
+    window: int = Field(
+        default=8,
+        ge=1,
+        description="Partitions whose rows are mixed with each other. More mixes better, fewer "
+        "reads less at a time.",
+    )
+    bad_rows: Literal["refuse", "skip"] = Field(
+        default="refuse",
+        description="What to do about rows of a `Source` that cannot be used. refuse: end with an "
+        "error that names them. skip: leave them out, count them, and name the first.",
+    )
+    cpus: Annotated[int, Field(ge=1)] | Auto = Field(
+        default="auto",
+        description="Most CPU cores that read and preprocess a `Source` at once, over the cluster. "
+        "auto: all before the first step, one while training.",
+    )
+    threads: int = Field(
+        default=1, ge=1, le=64, description="Threads that make batches in each worker."
+    )
+    collators: int = Field(
+        default=0,
+        ge=0,
+        description="Processes on any node's CPUs, one core each, that make batches in the "
+        "workers' place, for augmentation that is too much for them. 0: workers make their own.",
+    )
+    refresh: bool = Field(
+        default=False,
+        description="Whether files that are added to a `Source` while training are taken up by the "
+        "next epoch. A resumed run takes them up either way.",
+    )
+    cache: CacheSection = Field(
+        default_factory=CacheSection, description="Where preprocessed rows are kept."
     )
 
 

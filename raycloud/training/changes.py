@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from typing import assert_never
 
-from raycloud.commands import Change, Halt, Reshare, Save
+from raycloud.commands import Change, Extend, Halt, Reshare, Save
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +23,8 @@ class Changes:
 
     Args:
         feed_depth: Steps that a feed may have asked for ahead of the one computed. A change of
-            shares takes effect beyond them, so that nothing that was collated is thrown away.
+            shares or of the data takes effect beyond them, so that nothing that was collated is
+            thrown away.
     """
 
     def __init__(self, *, feed_depth: int) -> None:
@@ -35,7 +36,10 @@ class Changes:
         self._due: list[Due] = []
 
     def prepare(self, number: int, change: Change) -> None:
-        """Hold change `number` at hand. Numbers count from 1, without gaps."""
+        """Hold change `number` at hand. Numbers count from 1, without gaps.
+
+        An `Extend` is at hand once the grown data can be read here.
+        """
         with self._lock:
             self._prepared[number] = change
 
@@ -56,7 +60,7 @@ class Changes:
 
     def _ahead(self, change: Change) -> int:
         match change:
-            case Reshare():
+            case Reshare() | Extend():
                 return self._feed_depth + 2  # the queue, the one being collated, the one computed
             case Save() | Halt():
                 return 1

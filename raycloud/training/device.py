@@ -36,6 +36,57 @@ def move(value: Any, device: torch.device) -> Any:
     return _map(value, lambda tensor: tensor.to(device, non_blocking=True))
 
 
+class Copies:
+    """Copies batches to a GPU while it computes, on a stream of their own.
+
+    Not yet measured: no GPU was at hand. Each step that a feed has in flight then takes the GPU
+    memory of its batches.
+
+    Args:
+        device: Where batches are to go; on the CPU they stay as they are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Make the stream."""
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def send(self, batch: Any) -> Any:
+        """Begin to copy, from page-locked memory; `arrived` gives what comes of it. Any thread.
+
+        The allocator of page-locked memory keeps the source until the copy is done.
+        """
+        if self._stream is None:
+            return batch
+        with torch.cuda.stream(self._stream):
+            there = move(pin(batch), self._device)
+            done = torch.cuda.Event()
+            done.record(self._stream)
+        return _Sent(there, done)
+
+
+class _Sent:
+    """A batch on its way."""
+
+    def __init__(self, batch: Any, done: torch.cuda.Event) -> None:
+        self.batch = batch
+        self.done = done
+
+
+def arrived(batch: Any, device: torch.device) -> Any:
+    """The batch on `device`, for what the current stream computes from now on.
+
+    Its memory was taken on the copies' stream: recording the stream that uses it keeps it from
+    being given to a later copy while this stream may still read it.
+    """
+    if not isinstance(batch, _Sent):
+        return batch if device.type == "cpu" else move(batch, device)
+    stream = torch.cuda.current_stream(device)
+    stream.wait_event(batch.done)
+    _map(batch.batch, lambda tensor: tensor.record_stream(stream))
+    return batch.batch
+
+
 def concatenate(batches: list[Any]) -> Any:
     """Batches joined along their first dimension; None where their form does not allow it."""
     first = batches[0]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from raycloud.errors import RaycloudError, TaskError
@@ -39,12 +40,13 @@ def evaluate(  # the measured model and who measures which part of what
     if job.evaluate.max_samples is not None:
         count = min(count, job.evaluate.max_samples)
     cut = job.evaluate.batch
+    read = _reader(samples)
     parts = []
     model.eval()
     try:
         for start in range(rank * cut, count, size * cut):
             stop = min(start + cut, count)
-            batch = task.batch([samples[i] for i in range(start, stop)], None)
+            batch = task.batch(read(start, stop), None)
             with torch.no_grad(), _cast(job, device):
                 parts.append(_checked(task.metrics(model, move(batch, device), stop - start)))
     except RaycloudError:
@@ -56,6 +58,14 @@ def evaluate(  # the measured model and who measures which part of what
     finally:
         model.train()
     return merge_all(parts)
+
+
+def _reader(samples: Samples) -> Callable[[int, int], Any]:
+    """How to read samples [start, stop): as rows at once, or one by one."""
+    gather = getattr(samples, "gather", None)
+    if gather is not None:
+        return lambda start, stop: gather(np.arange(start, stop))
+    return lambda start, stop: [samples[i] for i in range(start, stop)]
 
 
 def _checked(metrics: Mapping[str, object]) -> dict[str, Metric]:

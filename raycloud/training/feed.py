@@ -1,152 +1,70 @@
-"""Batches ahead of time: this member's part of the coming steps, collated in the background."""
+"""Batches ahead of time: this member's part of the coming steps, made in the background."""
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-import torch
-
-from raycloud.errors import RaycloudError, TaskError
-from raycloud.order import MicroBatch, Order, StepSpan, stream_seed
-from raycloud.training.device import concatenate, pin
+from raycloud.errors import InternalError
+from raycloud.training.collate import Collate, Making, Pass, StepWork
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-    from raycloud.task import Samples, Task
+    from raycloud.order import Layout, MicroBatch, StepSpan
 
-_COLLATE_STREAM = 1
-_COMPUTE_STREAM = 2
+__all__ = ["Collate", "Collators", "Feed", "Made", "Making", "Pass", "Passes", "StepWork"]
 
+_HINT_STEPS = 8  # a hint is given this many steps before a step is made
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pass:
-    """What a device computes at once: one micro-batch, or several fused.
-
-    `seed` belongs to the first micro-batch; it is what anything random in this pass depends on.
-    """
-
-    micro_batches: tuple[MicroBatch, ...]
-    batch: Any
-    weight: float
-    seed: int
-
-    @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return sum(m.samples for m in self.micro_batches)
+Passes = tuple[Pass, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepWork:
-    """This member's part of one step."""
+class Made(Protocol):
+    """Passes that are being made."""
 
-    span: StepSpan
-    passes: tuple[Pass, ...]
+    def result(self) -> Passes:
+        """Them, as soon as they are there; or raises what making them raised."""
+        ...
 
-    @property
-    def weight(self) -> float:
-        """Weight of this member's micro-batches."""
-        return sum(p.weight for p in self.passes)
-
-    @property
-    def micro_batches(self) -> int:
-        """How many micro-batches this member computes."""
-        return sum(len(p.micro_batches) for p in self.passes)
+    def cancel(self) -> object:
+        """They are no longer wanted: `result`, where a thread waits in it, raises."""
+        ...
 
 
-class Collate:
-    """Makes passes from micro-batches.
+class Collators(Protocol):
+    """Makes passes outside of the member's process."""
 
-    Args:
-        task: The user's task, for `batch` and `weight`.
-        samples: The training samples.
-        order: Which sample stands where.
-        pinned: Put batches into page-locked memory, for a GPU.
-    """
+    def submit(self, micro_batches: tuple[MicroBatch, ...], fuse: int) -> Made:
+        """Begin to make what `Collate.passes` would. Returns at once; asked in order of steps."""
+        ...
 
-    def __init__(self, task: Task, samples: Samples, order: Order, *, pinned: bool) -> None:
-        """Look up how samples are read."""
-        self._task = task
-        self._order = order
-        self._pinned = pinned
-        self._read = _reader(samples)
-
-    def passes(self, micro_batches: Iterable[MicroBatch], fuse: int) -> tuple[Pass, ...]:
-        """Group micro-batches by `fuse` and collate each group, in order."""
-        todo = list(micro_batches)
-        groups = [todo[at : at + fuse] for at in range(0, len(todo), fuse)]
-        return tuple(made for group in groups for made in self._group(group))
-
-    def one(self, micro_batch: MicroBatch) -> Pass:
-        """A pass of a single micro-batch."""
-        return self._pass([micro_batch], self._batch([micro_batch])[0])
-
-    def _group(self, group: list[MicroBatch]) -> list[Pass]:
-        batch, drew = self._batch(group)
-        if drew and len(group) > 1:  # augmentation: each micro-batch has its own random state
-            singles = [self._batch([m])[0] for m in group]
-            batch = concatenate(singles)
-            if batch is None:
-                return [self._pass([m], b) for m, b in zip(group, singles, strict=True)]
-        return [self._pass(group, batch)]
-
-    def _batch(self, group: list[MicroBatch]) -> tuple[Any, bool]:
-        first = group[0]
-        rng = np.random.Generator(
-            np.random.Philox(
-                key=stream_seed(self._order.seed, _COLLATE_STREAM, first.epoch, first.start)
-            )
-        )
-        before = rng.bit_generator.state["state"]["counter"].tolist()
-        places = [self._order.ids(m.epoch, m.start, m.stop) for m in group]
-        what = "reading the samples"
-        try:
-            samples = self._read(np.concatenate(places))
-            what = "Task.batch"
-            batch = self._task.batch(samples, rng)
-        except RaycloudError:
-            raise
-        except Exception as error:
-            raise TaskError(
-                f"{what} raised {type(error).__name__}: {error} (epoch {first.epoch}, samples "
-                f"[{first.start}, {group[-1].stop}) of the sequence)"
-            ) from error
-        state = rng.bit_generator.state
-        drew = state["state"]["counter"].tolist() != before or state["has_uint32"] != 0
-        return (pin(batch) if self._pinned else batch), drew
-
-    def _pass(self, group: list[MicroBatch], batch: Any) -> Pass:
-        samples = sum(m.samples for m in group)
-        try:
-            weight = float(self._task.weight(batch, samples))
-        except RaycloudError:
-            raise
-        except Exception as error:
-            raise TaskError(f"Task.weight raised {type(error).__name__}: {error}") from error
-        if not 0.0 <= weight < float("inf"):
-            raise TaskError(
-                f"Task.weight returned {weight}", hint="return a finite number that is not negative"
-            )
-        seed = stream_seed(self._order.seed, _COMPUTE_STREAM, group[0].epoch, group[0].start)
-        return Pass(micro_batches=tuple(group), batch=batch, weight=weight, seed=seed)
+    def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
+        """From `epoch` on the data is that of `version`: see `Collate.extend`."""
+        ...
 
 
 class Feed:
-    """A thread that collates the steps to come, at most `depth` ahead.
+    """The steps to come, at most `depth` of them in flight: being made, or waiting to be taken.
+
+    Daemon threads make them, so that one that hangs does not keep the process alive.
 
     Args:
-        collate: Makes the passes.
+        collate: Makes the passes, and says by how many threads or in which other processes.
         choose: This member's micro-batches of a span; asked once a span, in order.
         spans: The spans to come; the feed ends with them.
         fuse: Micro-batches per pass; asked for each step, since a fused pass may turn out not
             exact.
-        depth: Steps kept ready.
+        depth: Steps in flight.
         clock: For the time waited.
+
+    Attributes:
+        waited_s: Seconds that `take` has waited, all together.
     """
 
     def __init__(
@@ -159,69 +77,99 @@ class Feed:
         depth: int,
         clock: Clock,
     ) -> None:
-        """Start collating."""
+        """Begin with the first steps."""
         self._collate = collate
         self._choose = choose
-        self._spans = spans
+        self._spans = iter(spans)
         self._fuse = fuse
         self._clock = clock
-        self._ready: queue.Queue[StepWork | BaseException] = queue.Queue(maxsize=depth)
-        self._over = threading.Event()
         self.waited_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
-        self._thread.start()
+        self._flight: deque[Future[StepWork]] = deque()
+        self._asked: queue.SimpleQueue[Future[StepWork] | None] = queue.SimpleQueue()
+        self._turn = threading.Lock()
+        self._over = threading.Event()
+        self._away: list[Made] = []  # made elsewhere, and not yet back
+        making = collate.making
+        count = min(making.threads, depth) if making.elsewhere is None else depth
+        self._threads = [
+            threading.Thread(target=self._work, name=f"feed-{i}", daemon=True) for i in range(count)
+        ]
+        for _ in range(depth):
+            self._ask()
+        for thread in self._threads:
+            thread.start()
 
     def take(self) -> StepWork:
-        """The next step's work.
+        """The next step's work; one more step is begun.
 
         Raises:
             TaskError: The task's code raised on it, or whatever reading the samples raised.
         """
         began_s = self._clock.monotonic_s()
-        item = self._ready.get()
+        work = self._flight.popleft().result()
         self.waited_s += self._clock.monotonic_s() - began_s
-        if isinstance(item, BaseException):
-            raise item
-        return item
+        self._ask()
+        return work
 
     def close(self) -> None:
-        """Stop collating; what is ready is dropped."""
+        """Stop; what is in flight is dropped. No thread is left when this returns."""
         self._over.set()
-        while self._thread.is_alive():
-            try:
-                self._ready.get(timeout=0.01)
-            except queue.Empty:
-                continue
+        for _ in self._threads:
+            self._asked.put(None)
+        with self._turn:  # nothing is begun any more
+            for made in self._away:
+                made.cancel()
+        for thread in self._threads:
+            thread.join()
 
-    def _run(self) -> None:
-        try:
-            for span in self._spans:
-                if self._over.is_set():
+    def _ask(self) -> None:
+        future: Future[StepWork] = Future()
+        self._flight.append(future)
+        self._asked.put(future)
+
+    def _work(self) -> None:
+        """One thread: begins steps in turn with the others, makes them beside each other."""
+        while True:
+            with self._turn:
+                future = self._asked.get()
+                if future is None or self._over.is_set():
                     return
-                passes = self._collate.passes(self._choose(span), self._fuse())
-                self._ready.put(StepWork(span=span, passes=passes))
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that asks
-            self._ready.put(error)
+                try:
+                    span, make = self._next()
+                except BaseException as error:  # noqa: BLE001 - raised to who takes the step
+                    future.set_exception(error)
+                    continue
+            try:
+                future.set_result(StepWork(span=span, passes=self._sent(make())))
+            except BaseException as error:  # noqa: BLE001 - raised to who takes the step
+                future.set_exception(error)
 
+    def _next(self) -> tuple[StepSpan, Callable[[], Passes]]:
+        """The next span, and how its passes are made."""
+        span = next(self._spans, None)
+        if span is None:
+            raise InternalError("a step was asked for after the last one")
+        mine, fuse = self._choose(span), self._fuse()
+        elsewhere = self._collate.making.elsewhere
+        if elsewhere is not None:
+            made = elsewhere.submit(mine, fuse)
+            self._away.append(made)
+            return span, partial(self._back, made)
+        return span, partial(self._made_here, span, mine, fuse)
 
-def _reader(samples: Samples) -> Callable[[Any], list[Any]]:
-    """How to read many samples: the data set's own `__getitems__`, or one by one."""
-    many = getattr(samples, "__getitems__", None)
-    if many is not None:
-        return lambda ids: many(ids.tolist())
-    return lambda ids: [samples[i] for i in ids.tolist()]
+    def _made_here(self, span: StepSpan, mine: tuple[MicroBatch, ...], fuse: int) -> Passes:
+        self._collate.want(mine, _HINT_STEPS * span.samples)
+        return self._collate.passes(mine, fuse)
 
+    def _back(self, made: Made) -> Passes:
+        try:
+            return made.result()
+        finally:
+            self._away.remove(made)
 
-def seed_compute(seed: int, device: torch.device) -> None:
-    """Seed what a forward pass draws from, on the CPU and on `device`."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-
-
-def random_state(device: torch.device) -> bytes:
-    """A fingerprint of what a forward pass draws from: equal where nothing was drawn between."""
-    state = torch.default_generator.get_state().numpy().tobytes()
-    if device.type == "cuda":
-        state += torch.cuda.default_generators[device.index or 0].get_state().numpy().tobytes()
-    return state
+    def _sent(self, passes: Passes) -> Passes:
+        """The passes, their batches on the way to the device."""
+        copies = self._collate.making.copies
+        if copies is None:
+            return passes
+        return tuple(replace(one, batch=copies.send(one.batch)) for one in passes)

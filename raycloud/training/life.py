@@ -2,43 +2,61 @@
 
 from __future__ import annotations
 
-import datetime
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import distributed as dist
 
 from raycloud.checkpoint import encode, load, open_store
 from raycloud.checkpoint.payload import load_tensors
-from raycloud.errors import TaskError, TransportError
-from raycloud.events import EvaluationPart, GenerationFormed, MemberDone, MemberReady, Noticed
-from raycloud.order import MicroBatch, Order, Position
+from raycloud.errors import InternalError
+from raycloud.events import (
+    DataPreparing,
+    EvaluationPart,
+    GenerationFormed,
+    MemberDone,
+    MemberReady,
+    Noticed,
+)
+from raycloud.order import Position
 from raycloud.sync.agree import same_everywhere, take_from
-from raycloud.sync.gloo import GlooTransport
 from raycloud.sync.lane import Lane
-from raycloud.sync.nccl import NcclTransport
-from raycloud.training.contract import construct, cut, global_draws, load_samples
-from raycloud.training.device import choose
+from raycloud.training.arrangement import (
+    Arrangement,
+    data_values,
+    grown,
+    index_of,
+    prepared_event,
+)
+from raycloud.training.collate import Collate, Making
+from raycloud.training.contract import construct
+from raycloud.training.device import Copies, choose
 from raycloud.training.evaluate import evaluate, show
-from raycloud.training.feed import Collate
+from raycloud.training.growth import position_of
+from raycloud.training.locality import Held, agreed, held
 from raycloud.training.loop import Loop, Parts, Seat
+from raycloud.training.meeting import Meeting, meet
 from raycloud.training.memory import keep_freed_memory
 from raycloud.training.replica import Replica
 from raycloud.training.saver import Saver
 from raycloud.training.state import digest
+from raycloud.training.supply import Supplying
+from raycloud.training.trial import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from raycloud.clock import Clock
+    from raycloud.commands import Extend
+    from raycloud.data.index import Input
+    from raycloud.data.provide import Provider
+    from raycloud.data.samples import BlockSamples
     from raycloud.events import Event
     from raycloud.spec import Job
-    from raycloud.sync.transport import Transport
     from raycloud.task import Task
     from raycloud.training.changes import Changes
 
-_MEETING_S = 120.0
+_PREPARING_S = 20.0  # between two signs of life
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +64,10 @@ class MemberConfig:
     """What a member is told at its start.
 
     `address` is this node's address that peers can reach. `checkpoints` is where they are kept;
-    `resume_step` names the one to start from, None for the beginning.
+    `resume_step` names the one to start from, None for the beginning. `pipeline` is the name that
+    the run's members find their data's pipeline by, and `home` the node that it is on, the
+    driver's; `known` are the inputs that the run has read before, in their order. `collators` are
+    the names of the processes that make batches in the members' place.
     """
 
     member: int
@@ -56,18 +77,10 @@ class MemberConfig:
     task: type[Task]
     checkpoints: str
     resume_step: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Meeting:
-    """Where and as what to meet the other members of a generation."""
-
-    host: str
-    port: int
-    generation: int
-    rank: int
-    members: tuple[int, ...]
-    shares: tuple[int, ...]
+    pipeline: str = ""
+    known: tuple[Input, ...] = ()
+    home: str = ""
+    collators: tuple[str, ...] = ()
 
 
 class Life:
@@ -78,6 +91,7 @@ class Life:
         clock: For the seconds reported.
         changes: Where changes arrive that the driver sends ahead.
         report: Gets every event.
+        provider: Prepares the data of a task that returns a `Source`.
 
     Raises:
         JobError: The task, its data or the checkpoint cannot be used.
@@ -89,40 +103,47 @@ class Life:
         clock: Clock,
         changes: Changes,
         report: Callable[[Event], None],
+        provider: Provider | None = None,
     ) -> None:
-        """Build everything up to the first step."""
+        """Build everything up to the first step: the model while the data is prepared."""
         job = config.job
         self._config, self._clock, self._report = config, clock, report
+        self._provider = provider
         keep_freed_memory()
         torch.set_num_threads(job.resources.worker.cpus)
         self._device = choose(job.resources.worker.gpus)
         self._task = construct(config.task, job)
-        self._splits = load_samples(self._task, job)
-        samples = len(self._splits.train)
-        self._order = Order(samples=samples, seed=job.seed, shuffle=job.data.shuffle)
-        steps = cut(job, samples)
+        supplying = Supplying(self._task, job, provider)
         store = open_store(config.checkpoints)
         manifest = load(store, config.resume_step) if config.resume_step is not None else None
         self._step = manifest.step if manifest is not None else 0
-        self._position = Position()
-        if manifest is not None:
-            self._position = Position(epoch=manifest.epoch, offset=manifest.offset)
-        self._last_step = job.steps or (
-            self._step + steps.until_epoch(job.epochs or 1, self._position)
-        )
-        self._replica = Replica(
-            job, self._task, device=self._device, steps=self._last_step, clock=clock
-        )
+        self._position = position_of(manifest) if manifest is not None else Position()
+
+        began_s = clock.monotonic_s()
+
+        def waiting() -> None:
+            seconds = clock.monotonic_s() - began_s
+            report(DataPreparing(member=config.member, seconds=seconds))
+
+        def last_step() -> int:
+            supply = supplying.result(waiting, _PREPARING_S)
+            self._arranged = Arrangement(job, supply, manifest)
+            left = self._arranged.steps.until_epoch(job.epochs or 1, self._position)
+            return job.steps or self._step + left
+
+        self._replica = Replica(job, self._task, device=self._device, steps=last_step, clock=clock)
+        self._last_step = self._replica.steps
+        self._samples = self._arranged.supply.train
+        self._grown: dict[int, BlockSamples] = {}
         if manifest is not None:
             self._replica.state.load(load_tensors(store, manifest), manifest.values)
+        self._replica.state.beside = data_values(self._samples)
         self._fuses = tuple(manifest.values["fuses"]) if manifest is not None else ()
-        self._collate = Collate(
-            self._task, self._splits.train, self._order, pinned=self._device.type == "cuda"
-        )
+        self._collate = self._collating()
         saver = Saver(store, member=config.member, clock=clock, report=report)
         self._parts = Parts(
             job=job,
-            steps=steps,
+            steps=self._arranged.steps,
             replica=self._replica,
             collate=self._collate,
             saver=saver,
@@ -130,29 +151,23 @@ class Life:
             clock=clock,
             report=report,
             evaluate=self._evaluate,
+            extend=self._extend,
+            layout=self._arranged.layout,
         )
+        for split, prepared in self._arranged.supply.prepared.items():
+            report(prepared_event(config, split, prepared))
 
     def measure(self) -> None:
         """Compute a little without effect, and report how fast, how much and from what state."""
-        job, replica = self._config.job, self._replica
-        micro = min(job.micro_batch, self._order.samples)
-        many = max(
-            1, min(job.micro_batches // job.elastic.max_workers, self._order.samples // micro)
-        )
-        single_s = self._seconds(1, micro)
-        if job.elastic.shares == "auto":
-            single_s = self._seconds(1, micro)  # the first one warmed up
-        fixed_s, micro_batch_s = 0.0, single_s
-        if replica.fuse > 1 and many > 1 and job.elastic.shares == "auto":
-            many_s = self._seconds(many, micro)
-            micro_batch_s = max((many_s - single_s) / (many - 1), 0.05 * single_s)
-            fixed_s = max(single_s - micro_batch_s, 0.0)
+        replica, member = self._replica, self._config.member
+        trial = Trial(self._config.job, replica, self._collate, member=member, clock=self._clock)
+        fixed_s, micro_batch_s = trial.speed()
         tensors = replica.state.tensors()
         encode(replica.state.values())  # refuse now what no checkpoint could carry
         self._report(
             MemberReady(
-                member=self._config.member,
-                samples=self._order.samples,
+                member=member,
+                samples=len(self._samples),
                 parameters=replica.parameters,
                 state_bytes=sum(t.numel() * t.element_size() for t in tensors.values()),
                 gradient_bytes=replica.gradients.gradient_bytes,
@@ -168,7 +183,7 @@ class Life:
     def train(self, meeting: Meeting, abandoned: Callable[[], bool]) -> None:
         """Meet the others, compute to the end, measure and show the result."""
         size = len(meeting.shares)
-        gradients, lane = self._meet(meeting, size)
+        gradients, lane = meet(meeting, self._config.address, self._device)
         self._replica.connect(gradients)
         tensors = self._replica.state.tensors()
         if not same_everywhere(digest(tensors.items()), lane, abandoned):
@@ -187,6 +202,7 @@ class Life:
             step=self._step,
             position=self._position,
             last_step=self._last_step,
+            held=agreed(self._held(meeting.nodes), lane, abandoned),
         )
         if meeting.rank == 0:  # it has met all others
             self._report(
@@ -202,45 +218,63 @@ class Life:
         self._parts.saver.wait()
         self._report(MemberDone(member=self._config.member, step=loop.step))
 
-    def _meet(self, meeting: Meeting, size: int) -> tuple[Transport, Transport]:
-        try:
-            store = dist.TCPStore(
-                meeting.host,
-                meeting.port,
-                is_master=False,
-                timeout=datetime.timedelta(seconds=_MEETING_S),
-            )
-        except (RuntimeError, ValueError) as error:
-            raise TransportError(
-                f"the meeting place at {meeting.host}:{meeting.port} cannot be reached: {error}"
-            ) from error
+    def _held(self, nodes: tuple[str, ...]) -> Held:
+        """Where the data lies that there is at the start."""
+        index = index_of(self._arranged.supply.train)
+        return () if index is None else held(index, self._arranged.order, nodes)
 
-        def gloo(purpose: str, threads: int) -> Transport:
-            prefix = dist.PrefixStore(f"generation-{meeting.generation}/{purpose}", store)
-            return GlooTransport(
-                prefix,
-                rank=meeting.rank,
-                size=size,
-                address=self._config.address,
-                threads=threads,
-            )
+    def fetch(self, change: Extend) -> None:
+        """Get at the grown data, in whichever thread; it is read once `change` takes effect."""
+        if self._provider is None:
+            raise InternalError(f"{change} came for data that nothing here has prepared")
+        samples = self._provider.grown(change.version)
+        if len(samples) != change.samples:
+            raise InternalError(f"{change} came, but there are {len(samples)} samples")
+        self._grown[change.version] = samples
 
-        lane = gloo("lane", 1)
-        if self._device.type == "cuda":
-            prefix = dist.PrefixStore(f"generation-{meeting.generation}/gradients", store)
-            return NcclTransport(prefix, rank=meeting.rank, size=size), lane
-        return gloo("gradients", 2), lane
+    def _extend(self, change: Extend, epoch: int) -> None:
+        """From `epoch` on, read the grown data."""
+        before, samples = self._samples, self._grown.pop(change.version)
+        layout = self._arranged.extend(samples, epoch)
+        self._collate.extend(samples, epoch, layout)
+        if self._collate.making.elsewhere is not None:
+            self._collate.making.elsewhere.extend(change.version, epoch, layout)
+        self._samples = samples
+        self._replica.state.beside = data_values(samples)
+        index = index_of(before)
+        made = grown(samples, before=0 if index is None else len(index.blocks))
+        self._report(prepared_event(self._config, "train", made, change.version))
+
+    def _collating(self) -> Collate:
+        """How this member's batches are made."""
+        job, cuda = self._config.job, self._device.type == "cuda"
+        order = self._arranged.order
+        collators = getattr(self._provider, "collators", None) if job.data.collators else None
+        elsewhere = None if collators is None else collators(self._task, order)
+        return Collate(
+            self._task,
+            self._samples,
+            order,
+            pinned=cuda,
+            making=Making(
+                threads=job.data.threads,
+                elsewhere=elsewhere,
+                copies=Copies(self._device) if cuda else None,
+            ),
+            clock=self._clock,
+        )
 
     def _evaluate(self, step: int, seat: Seat) -> None:
         last = step == seat.last_step
         states: dict[str, Any] = {}
         model = self._replica.model
-        if self._splits.held_out is not None:
+        held_out = self._arranged.supply.held_out
+        if held_out is not None:
             metrics = evaluate(
                 self._config.job,
                 self._task,
                 model,
-                self._splits.held_out,
+                held_out,
                 rank=seat.rank,
                 size=seat.size,
             )
@@ -251,24 +285,6 @@ class Life:
         self._report(
             EvaluationPart(member=self._config.member, step=step, states=states, sample=text)
         )
-
-    def _seconds(self, micro_batches: int, micro: int) -> float:
-        group = [
-            MicroBatch(index=i, epoch=0, start=i * micro, stop=(i + 1) * micro)
-            for i in range(micro_batches)
-        ]
-        before = global_draws()
-        passes = self._collate.passes(group, micro_batches)
-        if global_draws() != before:
-            raise TaskError(
-                "reading samples or Task.batch drew from a global random generator, so that "
-                "results would depend on timing",
-                hint="draw from the `rng` that Task.batch is given",
-            )
-        began_s = self._clock.monotonic_s()
-        for one in passes:
-            self._replica.try_out(one)
-        return self._clock.monotonic_s() - began_s
 
     def _notice(self, what: str, **detail: object) -> None:
         self._report(Noticed(what=what, member=self._config.member, detail=detail))

@@ -3,74 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from raycloud.commands import Halt, Reshare, Save
-from raycloud.errors import DivergedError, TaskError
-from raycloud.events import ChangeApplied, Event, GenerationFormed
+from raycloud.commands import Extend, Halt, Reshare, Save
+from raycloud.errors import DivergedError, InternalError, TaskError
+from raycloud.events import ChangeApplied, GenerationFormed, Noticed
 from raycloud.spec.sizes import ring_bytes
 from raycloud.sync.lane import Lane, LaneReport
-from raycloud.training.feed import Collate, Feed
-from raycloud.training.schedule import Piece, Schedule
+from raycloud.training.feed import Feed
+from raycloud.training.growth import LAYOUT, layout_record
+from raycloud.training.parts import Parts, Seat
+from raycloud.training.schedule import Course, Piece, Schedule
 from raycloud.training.tally import Counted, Tally
 
 if TYPE_CHECKING:
-    from raycloud.clock import Clock
-    from raycloud.order import Position, Steps, StepSpan
-    from raycloud.spec import Job
-    from raycloud.training.changes import Changes, Due
-    from raycloud.training.replica import Replica
-    from raycloud.training.saver import Saver
+    from raycloud.training.changes import Due
+
+__all__ = ["Loop", "Parts", "Seat"]
 
 _REPORT_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Seat:
-    """This member's place in a generation, and where the generation starts."""
-
-    members: tuple[int, ...]
-    rank: int
-    generation: int
-    shares: tuple[int, ...]
-    step: int
-    position: Position
-    last_step: int
-
-    @property
-    def size(self) -> int:
-        """Number of members."""
-        return len(self.members)
-
-    @property
-    def member(self) -> int:
-        """This member's number."""
-        return self.members[self.rank]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
-    """What a loop works with; made once in a member's life."""
-
-    job: Job
-    steps: Steps
-    replica: Replica
-    collate: Collate
-    saver: Saver
-    changes: Changes
-    clock: Clock
-    report: Callable[[Event], None]
-    evaluate: Callable[[int, Seat], None]
 
 
 class Loop:
     """Computes the steps of one generation.
 
+    Where the job's length is a number of epochs, data that grows makes it longer; the learning
+    rate's schedule is not: it was made for the steps that were known at the start.
+
     Args:
         parts: What it works with.
-        seat: Who this member is, and from which step to which.
+        seat: Who this member is, and from which step to which, as it is known now.
         lane: The control lane of the generation.
         abandoned: Says that the driver has given the generation up.
     """
@@ -85,13 +49,20 @@ class Loop:
         self.position = seat.position
         self._generation = seat.generation
         self._schedule = Schedule(
-            Piece(step=seat.step, generation=seat.generation, shares=seat.shares)
+            Piece(step=seat.step, generation=seat.generation, shares=seat.shares), seat.held
+        )
+        self._course = Course(
+            parts.steps,
+            step=seat.step,
+            at=seat.position,
+            last_step=seat.last_step,
+            epochs=None if parts.job.steps is not None else parts.job.epochs or 1,
         )
         self._tally = Tally(member=seat.member, clock=parts.clock)
         self._feed = Feed(
             parts.collate,
             lambda span: self._schedule.micro_batches(span, seat.rank),
-            self._spans(),
+            self._course.walk(),
             fuse=lambda: parts.replica.fuse,
             depth=parts.job.data.prefetch_steps,
             clock=parts.clock,
@@ -109,9 +80,9 @@ class Loop:
             True when the last step is committed, False when halted before.
         """
         try:
-            if self.step >= self._seat.last_step:  # resumed at its end: the result is asked for
-                self._parts.evaluate(self.step, self._seat)
-            while self.step < self._seat.last_step:
+            if self.step >= self._course.last_step:  # resumed at its end: the result is asked for
+                self._evaluate()
+            while self.step < self._course.last_step:
                 for due in self._parts.changes.due(self.step):
                     if self._apply(due):
                         return False
@@ -134,7 +105,7 @@ class Loop:
             "offset": self.position.offset,
             "generation": self._generation,
             "fuse": replica.fuse,
-            **(replica.state.values() if self._seat.rank == 0 else {}),
+            **(self._whole_values() if self._seat.rank == 0 else {}),
         }
         self._parts.saver.save(
             step=self.step,
@@ -149,12 +120,11 @@ class Loop:
         self._send_lane(weight=0.0, prepared=False)
         self._read_lane()
 
-    def _spans(self) -> Iterator[StepSpan]:
-        walk = self._parts.steps.walk(self._seat.step, self._seat.position)
-        for span in walk:
-            if span.step >= self._seat.last_step:
-                return
-            yield span
+    def _whole_values(self) -> dict[str, Any]:
+        """What is the same on every member, and of an epoch in progress, how it goes on."""
+        values: dict[str, Any] = self._parts.replica.state.values()
+        layout = self._parts.layout(self.position.epoch) if self.position.offset else None
+        return values if layout is None else {**values, LAYOUT: layout_record(layout)}
 
     def _one_step(self) -> None:
         parts, clock = self._parts, self._parts.clock
@@ -173,7 +143,7 @@ class Loop:
         parts.replica.commit(work)
         self._sums = None
         self._loss_owed = (loss, sums.weight)
-        self.position = parts.steps.after(work.span)
+        self.position = self._course.steps.after(work.span)
         self._tally.add(
             Counted(
                 step=self.step,
@@ -189,6 +159,8 @@ class Loop:
                 exchange_s=result.exchange_s + self._lane_s,
                 bytes_sent=result.bytes_sent,
                 bytes_dense=ring_bytes(parts.replica.gradients.gradient_bytes, self._seat.size),
+                read_s=work.read_s,
+                collate_s=work.collate_s,
             )
         )
         if self._seat.size == round(sums.prepared):
@@ -239,9 +211,27 @@ class Loop:
 
     def _agree(self) -> None:
         due = self._parts.changes.agree(self.step)
-        if isinstance(due.change, Reshare):
-            self._schedule.add(
-                Piece(step=due.step, generation=due.change.generation, shares=due.change.shares)
+        match due.change:
+            case Reshare(generation=generation, shares=shares):
+                self._schedule.add(Piece(step=due.step, generation=generation, shares=shares))
+            case Extend():
+                self._extend(due.change, self._course.growth_at(due.step))
+            case Save() | Halt():
+                pass
+
+    def _extend(self, change: Extend, epoch: int) -> None:
+        """From `epoch` on there is more data; no feed has asked for any of it yet."""
+        if self._parts.extend is None:
+            raise InternalError(f"{change} came for data that cannot grow")
+        self._parts.extend(change, epoch)
+        seen = self._course.grow(epoch, change.samples)
+        if not seen and self._seat.rank == 0:
+            self._parts.report(
+                Noticed(
+                    what=f"the data has grown to {change.samples} samples, but the run ends before "
+                    f"epoch {epoch}, the first to have them: give more epochs or steps",
+                    member=self._seat.member,
+                )
             )
 
     def _apply(self, due: Due) -> bool:
@@ -264,6 +254,8 @@ class Loop:
                     )
             case Save() | Halt():
                 self.save()
+            case Extend():
+                pass  # done ahead, when it was agreed
         self._report()
         self._parts.report(
             ChangeApplied(member=self._seat.member, change=due.number, step=self.step)
@@ -272,19 +264,23 @@ class Loop:
 
     def _between_steps(self) -> None:
         """What is due after `self.step` steps: the same on every member, by arithmetic."""
-        job, seat = self._parts.job, self._seat
-        done = self.step
-        if done in (seat.step + 1, seat.last_step):
+        job, done = self._parts.job, self.step
+        first, last = self._seat.step + 1, self._course.last_step
+        if done in (first, last):
             self.settle()
-        if done in (seat.step + 1, seat.last_step) or self._tally.age_s >= _REPORT_S:
+        if done in (first, last) or self._tally.age_s >= _REPORT_S:
             self._report()
         every = job.checkpoint.every_steps
-        if done == seat.last_step or (every is not None and done % every == 0):
+        if done == last or (every is not None and done % every == 0):
             self.save()
         measure = job.evaluate.every_steps
-        if done == seat.last_step or (measure is not None and done % measure == 0):
+        if done == last or (measure is not None and done % measure == 0):
             self._report()
-            self._parts.evaluate(done, seat)
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        seat = replace(self._seat, last_step=self._course.last_step)
+        self._parts.evaluate(self.step, seat)
 
     def _report(self) -> None:
         made = self._tally.report()

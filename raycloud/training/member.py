@@ -8,14 +8,17 @@ import traceback
 from collections import deque
 from typing import TYPE_CHECKING
 
-from raycloud.errors import RaycloudError, TransportError, public_name
+from raycloud.commands import Extend
+from raycloud.errors import InternalError, RaycloudError, TransportError, public_name
 from raycloud.events import Event, MemberFailed, Noticed
 from raycloud.training.changes import Changes
-from raycloud.training.life import Life, Meeting, MemberConfig
+from raycloud.training.life import Life, MemberConfig
+from raycloud.training.meeting import Meeting
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.commands import Change
+    from raycloud.data.provide import Provider
 
 __all__ = ["BROKEN_EXCHANGE", "Meeting", "Member", "MemberConfig"]
 
@@ -26,11 +29,20 @@ class Member:
     """A member's life, seen from outside: every method returns at once.
 
     Events come out of `poll`, in order.
+
+    Args:
+        config: What it is told.
+        clock: For the seconds reported.
+        provider: Prepares the data of a task that returns a `Source`; None: there can be none.
     """
 
-    def __init__(self, config: MemberConfig, clock: Clock) -> None:
+    def __init__(
+        self, config: MemberConfig, clock: Clock, provider: Provider | None = None
+    ) -> None:
         """Start to build."""
         self._config = config
+        self._provider = provider
+        self._life: Life | None = None
         self._clock = clock
         self._events: deque[Event] = deque()
         self._wake = threading.Condition()
@@ -53,8 +65,17 @@ class Member:
         self._meetings.put(meeting)
 
     def prepare(self, number: int, change: Change) -> None:
-        """Hold a change at hand; it takes effect where all members hold it."""
-        self._changes.prepare(number, change)
+        """Hold a change at hand; it takes effect where all members hold it.
+
+        Grown data is at hand once it can be read here.
+        """
+        if isinstance(change, Extend):
+            grow = threading.Thread(
+                target=self._fetch, args=(number, change), name="grow", daemon=True
+            )
+            grow.start()
+        else:
+            self._changes.prepare(number, change)
 
     def abandon(self) -> None:
         """Give up the exchange under way, if any, and the generation with it."""
@@ -66,26 +87,41 @@ class Member:
             self._wake.notify_all()
 
     def _live(self) -> None:
-        member = self._config.member
         try:
-            life = Life(self._config, self._clock, self._changes, self._report)
+            life = Life(self._config, self._clock, self._changes, self._report, self._provider)
+            self._life = life
             life.measure()
             life.train(self._meetings.get(), self._abandon.is_set)
         except TransportError as error:  # a peer's end: the driver knows whose, and what is next
-            self._report(Noticed(what=BROKEN_EXCHANGE, member=member, detail={"why": str(error)}))
-        except RaycloudError as error:
-            self._report(
-                MemberFailed(
-                    member=member,
-                    error=public_name(error),
-                    message=error.message + _cause(error),
-                    hint=error.hint,
-                )
-            )
-        except Exception:  # noqa: BLE001 - the last line before the thread's end
-            self._report(
-                MemberFailed(member=member, error="InternalError", message=traceback.format_exc())
-            )
+            why = {"why": str(error)}
+            member = self._config.member
+            self._report(Noticed(what=BROKEN_EXCHANGE, member=member, detail=why))
+        except Exception as error:  # noqa: BLE001 - the last line before the thread's end
+            self._report(self._failed(error))
+
+    def _fetch(self, number: int, change: Extend) -> None:
+        try:
+            self._built().fetch(change)
+            self._changes.prepare(number, change)
+        except Exception as error:  # noqa: BLE001 - the last line before the thread's end
+            self._report(self._failed(error))
+
+    def _built(self) -> Life:
+        if self._life is None:
+            raise InternalError("the data was to grow before there was any")
+        return self._life
+
+    def _failed(self, error: Exception) -> MemberFailed:
+        member = self._config.member
+        if not isinstance(error, RaycloudError):
+            text = "".join(traceback.format_exception(error))
+            return MemberFailed(member=member, error="InternalError", message=text)
+        return MemberFailed(
+            member=member,
+            error=public_name(error),
+            message=error.message + _cause(error),
+            hint=error.hint,
+        )
 
 
 def _cause(error: BaseException) -> str:

@@ -23,8 +23,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from raycloud.errors import DivergedError, RaycloudError, TaskError
 from raycloud.order import stream_seed
 from raycloud.sync.gradients import GradientExchange
-from raycloud.training.device import move
-from raycloud.training.feed import Collate, Pass, StepWork, random_state, seed_compute
+from raycloud.training.device import arrived
+from raycloud.training.randomness import random_state, seed_compute
 from raycloud.training.state import ReplicaState
 from raycloud.training.statistics import RunningStatistics
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from raycloud.spec import Job
     from raycloud.sync.transport import Transport
     from raycloud.task import Task
+    from raycloud.training.collate import Collate, Pass, StepWork
 
 _MODEL_STREAM = 3
 _UPDATE_STREAM = 4
@@ -54,12 +55,19 @@ class Replica:
         job: What is asked.
         task: The user's task.
         device: Where to compute.
-        steps: Steps of the whole job, for the schedule.
+        steps: Steps of the whole job, for the schedule; a function is asked once the model is
+            there, so that data may be made ready meanwhile.
         clock: For the seconds reported.
     """
 
     def __init__(
-        self, job: Job, task: Task, *, device: torch.device, steps: int, clock: Clock
+        self,
+        job: Job,
+        task: Task,
+        *,
+        device: torch.device,
+        steps: int | Callable[[], int],
+        clock: Clock,
     ) -> None:
         """Build the model under the job's seed, then the optimizer and the schedule."""
         self._job = job
@@ -70,7 +78,8 @@ class Replica:
         self.model = _call("model", task.model).to(device)
         self.model.train()
         self.optimizer = _call("optimizer", lambda: task.optimizer(self.model))
-        self.scheduler = _call("scheduler", lambda: task.scheduler(self.optimizer, steps))
+        self.steps = steps if isinstance(steps, int) else steps()
+        self.scheduler = _call("scheduler", lambda: task.scheduler(self.optimizer, self.steps))
         if isinstance(self.scheduler, ReduceLROnPlateau):
             raise TaskError(
                 "Task.scheduler returned ReduceLROnPlateau, which waits for a measured loss",
@@ -236,7 +245,7 @@ class Replica:
         return loss
 
     def _pass_forward(self, one: Pass, *, index: int, count: int) -> torch.Tensor:
-        batch = move(one.batch, self._device) if self._device.type != "cpu" else one.batch
+        batch = arrived(one.batch, self._device)
         single = len(one.micro_batches) == 1
         if single:
             self.statistics.before()

@@ -28,6 +28,10 @@ class ReplicaState:
         model: The user's model, not its compiled form.
         optimizer: Its optimizer.
         scheduler: Its schedule, if any.
+
+    Attributes:
+        beside: Plain values that a checkpoint keeps beside the replica's own, by name; to be
+            replaced whole.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class ReplicaState:
         self._model = model
         self._optimizer = optimizer
         self._scheduler = scheduler
+        self.beside: Mapping[str, Any] = {}
         by_identity = {id(p): name for name, p in model.named_parameters()}
         self._names = [
             by_identity.get(id(p), f"#{i}")
@@ -66,6 +71,7 @@ class ReplicaState:
             "kinds": self._kinds(),
             "optimizer": {"scalars": scalars, "groups": groups},
             "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
+            **self.beside,
         }
 
     def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:

@@ -29,6 +29,8 @@ class Counted:
     exchange_s: float
     bytes_sent: int
     bytes_dense: int
+    read_s: float = 0.0
+    collate_s: float = 0.0
 
 
 class Tally:
@@ -90,6 +92,8 @@ class Tally:
             cpu_s=cpu_s - self._cpu_s,
             bytes_sent=sum(s.bytes_sent for s in steps),
             bytes_dense=sum(s.bytes_dense for s in steps),
+            read_s=sum(s.read_s for s in steps),
+            collate_s=sum(s.collate_s for s in steps),
         )
         self._steps, self._losses = [], []
         self._since_s, self._cpu_s = now_s, cpu_s

@@ -59,6 +59,7 @@ def any_event(draw):
                 e.EvaluationPart(member=member, step=step, states={}),
                 e.Evaluated(step=step, metrics={}),
                 e.RangeChanged(min_workers=draw(few), max_workers=draw(few)),
+                e.DataGrew(samples=draw(st.sampled_from([20, 23, 26])), version=draw(few)),
                 e.Noticed(what="w"),
                 e.RunFinished(status="finished", steps=1),
                 stop(),
@@ -79,7 +80,7 @@ def answer(job, event, now_s):
     return None
 
 
-def life(*, stopped):
+def life(*, stopped, grown):
     """All events of a run of two members, in one legal order."""
 
     def did(member, first, last):
@@ -94,9 +95,12 @@ def life(*, stopped):
     yield from (did(0, 0, 3), did(1, 0, 2))
     yield from (part(0, 2), did(1, 2, 3), part(1, 2))
     yield from (published(2), e.Noticed(what="w"))
+    if grown:
+        yield e.DataGrew(samples=23, version=1)
+        yield from (e.ChangeApplied(member=m, change=1, step=4) for m in (1, 0))
     if stopped:
         yield stop()
-        yield from (e.ChangeApplied(member=m, change=1, step=4) for m in (1, 0))
+        yield from (e.ChangeApplied(member=m, change=1 + grown, step=4) for m in (1, 0))
     for m in (0, 1):
         yield from (did(m, 3, 4), part(m, 4), e.MemberDone(member=m, step=4))
     yield published(4)
@@ -111,10 +115,10 @@ def job_of_two():
 
 
 @settings(max_examples=60)
-@given(st.booleans(), st.lists(any_event(), min_size=4, max_size=8))
-def test_an_illegal_event_changes_nothing_wherever_the_job_stands(stopped, odd):
+@given(st.booleans(), st.booleans(), st.lists(any_event(), min_size=4, max_size=8))
+def test_an_illegal_event_changes_nothing_wherever_the_job_stands(stopped, grown, odd):
     job, commands = job_of_two()
-    for event in life(stopped=stopped):
+    for event in life(stopped=stopped, grown=grown):
         twin = copy.deepcopy(job)
         for other in odd:
             if answer(twin, other, 1.0) is not None:

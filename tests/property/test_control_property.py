@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import fields
-from itertools import islice
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raycloud import commands as c
 from raycloud.control import Control, ControlSettings
-from raycloud.order import Position, read_ledger
+from raycloud.order import Ledger, read_ledger
 from tests.control_events import ready, stop
 from tests.control_fleet import Fleet, Scene
 
@@ -52,15 +52,18 @@ def scenes(draw, *, faults=True):
         every=draw(st.sampled_from([None, 1, 10, 33])),
         seed=draw(st.integers(0, 10**6)),
         delay_s=draw(st.sampled_from([0.0, 0.1, 2.0])),
+        grows=tuple(draw(st.lists(st.tuples(times_s, st.sampled_from([1, 7, 30])), max_size=3))),
         speeds=draw(st.sampled_from([(0.05,), (0.02, 0.1), (0.02, 0.02, 0.09), (0.1, 0.3)])),
         **fault,
     )
 
 
-def walked(fleet, step):
-    """Samples of the steps before `step`, one by one."""
-    spans = fleet.job_steps().walk(0, Position())
-    return sum(span.samples for span in islice(spans, step))
+def counted(spans, step):
+    """How often each sample of each epoch was taken in the steps before `step`."""
+    taken = Counter()
+    for at, (epoch, first, last) in spans.items():
+        taken.update((epoch, i) for i in range(first, last) if at < step)
+    return taken
 
 
 def check_commands(fleet):
@@ -95,7 +98,25 @@ def check_ledger(fleet):
     step = fleet.job.committed_step
     assert ledger.state() == fleet.job.ledger.state()
     assert ledger.audit(through=fleet.job.position_at(step)).exact
-    assert ledger.committed_samples == walked(fleet, step)
+    check_samples(fleet, ledger, counted(fleet.spans, step))
+    for at, (position, state) in fleet.manifests.items():
+        kept, sizes = fleet.saved[at]
+        assert position == kept
+        assert ((0, state["samples"]), *map(tuple, state.get("later", ()))) == sizes
+        assert Ledger.from_state(state).audit(through=position).exact
+
+
+def check_samples(fleet, ledger, taken):
+    """Every epoch holds each of its samples once; `drop_last` leaves less than a step out."""
+    assert ledger.committed_samples == taken.total()
+    assert set(taken.values()) <= {1}
+    epochs = Counter(epoch for epoch, _ in taken)
+    for epoch, samples in epochs.items():
+        assert ledger.samples_in(epoch) == fleet.size(epoch)
+        if epoch < max(epochs):
+            left = fleet.size(epoch) - samples
+            least = fleet.scene.settings.global_batch if fleet.scene.settings.drop_last else 1
+            assert 0 <= left < least
 
 
 @settings(max_examples=120)
@@ -131,12 +152,13 @@ def test_whatever_happens_the_run_ends_and_is_exact(scene):
 @settings(max_examples=60)
 @given(st.lists(scenes(), min_size=1, max_size=3), scenes(faults=False))
 def test_a_run_resumed_again_and_again_is_exact(tries, last):
-    lines, manifest, generation = [], None, 0
+    lines, manifest, generation, samples, spans = [], None, 0, last.samples, {}
     for i, scene in enumerate([*tries, last]):
         more = {}
         if manifest is not None:
-            step, (position, ledger) = manifest
+            step, (position, ledger), sizes = manifest
             more = {"step": step, "position": position, "ledger": ledger}
+            samples += scene.seed % 3  # the data has grown between two starts, or not
         base = {f.name: getattr(scene.settings, f.name) for f in fields(ControlSettings)}
         base.update(
             global_batch=last.settings.global_batch,
@@ -147,18 +169,23 @@ def test_a_run_resumed_again_and_again_is_exact(tries, last):
             **more,
         )
         values = {f.name: getattr(scene, f.name) for f in fields(Scene)}
-        values.update(settings=ControlSettings(**base), samples=last.samples, steps=last.steps)
+        values.update(settings=ControlSettings(**base), samples=samples, steps=last.steps)
+        if manifest is not None:
+            values.update(sizes=sizes)
         fleet = Fleet(Scene(**values)).run()
         check_commands(fleet)
+        samples = fleet.samples
+        spans.update(fleet.spans)
         lines += fleet.lines
         generation = fleet.job.generation + 1
         if fleet.published is not None:
-            manifest = (fleet.published, fleet.manifests[fleet.published])
+            step = fleet.published
+            manifest = (step, fleet.manifests[step], fleet.saved[step][1])
     assert fleet.finish().status == "finished"
     ledger = read_ledger(lines)
     assert ledger.audit(through=fleet.job.position_at(last.steps)).exact
     assert ledger.next_step == last.steps
-    assert ledger.committed_samples == walked(fleet, last.steps)
+    check_samples(fleet, ledger, counted(spans, last.steps))
 
 
 @settings(max_examples=40)

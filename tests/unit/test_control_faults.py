@@ -8,7 +8,7 @@ from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import MemberState
 from raycloud.errors import CheckpointError, InternalError
-from raycloud.order import Position, ledger_line, read_ledger
+from raycloud.order import Position, header_record, ledger_line, read_ledger
 from tests.control_events import part, published, ready
 from tests.control_job import control, of, only, report, training, training_to
 
@@ -50,6 +50,21 @@ def test_a_member_that_does_not_become_ready_is_lost():
     notice, _, finish = job.tick(31.0)
     assert notice.member == 1
     assert "member 1 was lost: not ready after 30 s" in finish.error
+
+
+def test_a_member_that_prepares_its_data_is_given_time():
+    job = control(spawn_s=30.0)
+    job.start(0.0)
+    for member in (0, 1):
+        job.on(e.DataPreparing(member=member, seconds=25.0), 25.0)
+    assert job.tick(54.0) == ()
+    assert "not ready after 30 s" in job.tick(56.0)[-1].error
+
+
+def test_a_member_that_is_ready_prepares_nothing():
+    job = training()
+    with pytest.raises(InternalError):
+        job.on(e.DataPreparing(member=0, seconds=25.0), 25.0)
 
 
 def test_a_generation_that_does_not_form_fails_the_run():
@@ -105,7 +120,7 @@ def resumed(first, **more):
 
 def test_a_resumed_run_goes_on_exactly():
     first = training()
-    lines = [ledger_line({"format": 1, "kind": "ledger", "samples": 100})]
+    lines = [ledger_line(header_record(100))]
 
     def keep(commands):
         lines.extend(ledger_line(r) for x in of(c.Record, commands) for r in x.records)
@@ -142,12 +157,12 @@ def test_a_tail_that_the_resumed_cut_cannot_use_is_left_out():
     assert [str(r) for r in audit.left_out] == ["epoch 0 [96, 100)"]
 
 
-def test_resuming_with_other_data_fails_the_run():
+def test_resuming_with_less_data_fails_the_run():
     job = resumed(training_to(20))
     job.start(0.0)
-    job.on(ready(0, samples=101), 0.0)
-    error = only(c.Finish, job.on(ready(1, samples=101), 0.0)).error
-    assert "100 samples per epoch, the members see 101" in error
+    job.on(ready(0, samples=99), 0.0)
+    error = only(c.Finish, job.on(ready(1, samples=99), 0.0)).error
+    assert "100 samples per epoch, the members see 99" in error
 
 
 def test_a_checkpoint_that_contradicts_itself_is_refused():

@@ -1,7 +1,8 @@
-"""Text as bytes: windows, whole files held out, and clear refusals."""
+"""Text: sources of whole files, some held out; windows of bytes; and clear refusals."""
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -9,23 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raycloud.data.text import Windows, read_text, standard_library
+from raycloud.data.text import Windows, standard_library, text_sources
 from raycloud.errors import DataError
+from raycloud.task import Source, Splits
 
 
 def text(content: bytes) -> np.ndarray:
     return np.frombuffer(content, dtype=np.uint8)
 
 
-def fill(root: Path, count: int) -> dict[str, bytes]:
-    """Files of different content, in folders."""
-    made = {}
-    for i in range(count):
-        file = root / f"folder-{i % 7}" / f"{i:03}.txt"
-        file.parent.mkdir(exist_ok=True)
-        made[str(file)] = f"<{i:03}>".encode() * (1 + i % 3)
-        file.write_bytes(made[str(file)])
-    return made
+def sources(splits: Splits) -> tuple[Source, Source]:
+    assert isinstance(splits.train, Source)
+    assert isinstance(splits.held_out, Source)
+    return splits.train, splits.held_out
 
 
 def test_windows_overlap_by_the_byte_to_predict() -> None:
@@ -60,49 +57,62 @@ def test_a_text_shorter_than_a_window_is_refused(size: int) -> None:
     assert len(Windows(text(b"xxxx"), 3)) == 1
 
 
+def test_of_a_directory_whole_files_are_held_out_by_name(tmp_path: Path) -> None:
+    train, held_out = sources(text_sources(str(tmp_path)))
+    assert (train.path, train.format, train.unit) == (str(tmp_path), "text", "file")
+    names = [f"folder-{i % 7}/{i:03}.{s}" for i in range(500) for s in ("txt", "py", "md", "rst")]
+    apart = [name for name in names if held_out.select(name)]
+    assert 0.03 < len(apart) / len(names) < 0.07
+    assert [name for name in names if train.select(name)] == [n for n in names if n not in apart]
+    again = pickle.loads(pickle.dumps(held_out))
+    assert [name for name in names if again.select(name)] == apart
+
+
+@pytest.mark.parametrize("name", ["picture.png", "no-suffix", "folder.py/program"])
+def test_only_text_is_taken(tmp_path: Path, name: str) -> None:
+    assert not any(source.select(name) for source in sources(text_sources(str(tmp_path))))
+
+
+@pytest.mark.parametrize("name", ["test/a.py", "json/tests/a.py", "site-packages/x/y.py", "a.txt"])
+def test_of_the_standard_library_what_is_not_its_own_is_left_out(name: str) -> None:
+    assert not any(source.select(name) for source in sources(text_sources(None)))
+
+
+def test_the_standard_library_is_all_there() -> None:
+    train, held_out = sources(text_sources(None))
+    assert train.path == held_out.path
+    assert Path(str(train.path), "json/decoder.py").is_file()
+    for name in ("json/decoder.py", "test.py", "asyncio/events.py"):
+        assert train.select(name) != held_out.select(name)
+
+
 def test_of_a_single_file_the_end_is_held_out(tmp_path: Path) -> None:
-    content = bytes(range(256)) * 4
+    content = "".join(f"line {i}, größer\n" for i in range(100))
     file = tmp_path / "book.any"
-    file.write_bytes(content)
-    corpus = read_text(str(file))
-    assert bytes(corpus.train) + bytes(corpus.held_out) == content
-    assert len(corpus.held_out) == len(content) // 20
+    file.write_text(content)
+    train, held_out = sources(text_sources(str(file)))
+    (first,), (last,) = (s.dataset["text"].to_pylist() for s in (train, held_out))
+    assert first + last == content
+    assert len(last) == len(content) // 20
+    assert train.dataset["path"].to_pylist() == [str(file)]
 
 
-def test_of_a_directory_whole_files_are_held_out(tmp_path: Path) -> None:
-    made = fill(tmp_path, 200)
-    corpus = read_text(tmp_path)
-    train, held_out = bytes(corpus.train), bytes(corpus.held_out)
-    assert len(train) + len(held_out) == sum(map(len, made.values()))
-    for content in made.values():
-        assert (content in train) != (content in held_out)
-    assert 0.01 < len(held_out) / len(train) < 0.15
+def test_a_single_file_is_known_by_its_content(tmp_path: Path) -> None:
+    keys = []
+    for name, content in (("a", "x" * 100), ("b", "x" * 100), ("c", "y" * 100)):
+        (tmp_path / name).write_text(content)
+        keys.append([source.key for source in sources(text_sources(str(tmp_path / name)))])
+    assert keys[0] == keys[1]
+    assert len({key for pair in keys for key in pair}) == 4
 
 
-def test_the_choice_is_by_name_alone(tmp_path: Path) -> None:
-    made = fill(tmp_path, 100)
-    first = read_text(tmp_path)
-    for file, content in made.items():
-        Path(file).write_bytes(content.replace(b"<", b"["))
-    (tmp_path / "left-out.bin").write_bytes(b"not text")
-    second = read_text(tmp_path)
-    assert bytes(first.held_out).replace(b"<", b"[") == bytes(second.held_out)
-    assert bytes(first.train).replace(b"<", b"[") == bytes(second.train)
-
-
-def test_a_place_where_nothing_is(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nowhere' cannot be read: No such file") as refused:
-        read_text(tmp_path / "nowhere")
-    assert "data.path" in refused.value.hint
-
-
-@pytest.mark.parametrize("names", [[], ["picture.png"], ["one.txt"]])
-def test_a_directory_with_too_few_texts(tmp_path: Path, names: list[str]) -> None:
-    for name in names:
-        (tmp_path / name).write_bytes(b"content")
-    with pytest.raises(DataError, match="too few text files") as refused:
-        read_text(tmp_path)
-    assert ".txt" in refused.value.hint
+@pytest.mark.parametrize("size", [0, 1, 19])
+def test_a_single_file_with_nothing_to_hold_out(tmp_path: Path, size: int) -> None:
+    file = tmp_path / "short.txt"
+    file.write_bytes(b"x" * size)
+    with pytest.raises(DataError, match=f"of {size} characters is too short") as refused:
+        text_sources(str(file))
+    assert "give more text" in refused.value.hint
 
 
 def test_the_standard_library_is_a_corpus() -> None:

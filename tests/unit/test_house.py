@@ -33,14 +33,27 @@ PUBLIC = (
     "Job",
     "Mean",
     "Metric",
+    "Rows",
     "Run",
+    "Source",
     "Splits",
     "Task",
     "load_job",
     "plan",
     "train",
 )
-PURE = ("spec", "order", "planning", "control", "commands", "events", "errors", "clock", "metrics")
+PURE = (
+    "spec",
+    "order",
+    "planning",
+    "control",
+    "commands",
+    "events",
+    "errors",
+    "clock",
+    "metrics",
+    "rows",
+)
 MAX_LINES = 350
 
 

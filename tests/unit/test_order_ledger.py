@@ -15,6 +15,7 @@ from raycloud.order import (
     SampleRange,
     Steps,
     commit_record,
+    growth_record,
     header_record,
     ledger_line,
     lockstep_commits,
@@ -23,6 +24,7 @@ from raycloud.order import (
 )
 
 GOLDEN = Path(__file__).parent / "golden" / "ledger.jsonl"
+FORMAT_1 = GOLDEN.with_name("ledger-format-1.jsonl")  # as raycloud 0.1 wrote it
 
 
 def commit(start, stop, *, epoch=0, first_step=0, last_step=1, **more):
@@ -149,8 +151,15 @@ def test_restore_refuses_another_data_set():
 
 
 def golden_records():
+    """A run that is resumed in epoch 2, and whose data grows from epoch 3 on, and once more."""
     steps = Steps(samples=10, global_batch=4, micro_batch=2, drop_last=True)
     ledger, records = Ledger(samples=10), [header_record(10)]
+
+    def grow(epoch, samples):
+        nonlocal steps
+        steps = steps.grown(epoch, samples)
+        ledger.grow(epoch, samples)
+        records.append(growth_record(epoch, samples))
 
     def count(first_step, last_step, generation):
         for c in lockstep_commits(
@@ -169,6 +178,15 @@ def golden_records():
     records += [header_record(10), restore_record(checkpoint)]
     ledger.restore(checkpoint)
     count(5, 6, 2)
+    grow(3, 12)
+    grow(3, 13)
+    count(6, 13, 2)
+    checkpoint = ledger.state()
+    count(13, 14, 2)
+    records += [header_record(10), restore_record(checkpoint)]
+    ledger.restore(checkpoint)
+    grow(6, 16)
+    count(13, 20, 3)
     return ledger, records
 
 
@@ -180,6 +198,16 @@ def test_the_golden_file_is_written_and_read():
     assert replayed.state() == ledger.state()
     assert replayed.audit().exact
     assert not replayed.torn
+    assert ledger.sizes.later == ((3, 13), (6, 16))
+    assert ledger.newest == Position(epoch=7, offset=4)
+
+
+def test_a_file_of_the_first_format_is_read():
+    ledger = read_ledger(FORMAT_1.read_text().splitlines())
+    assert ledger.audit().exact
+    assert (ledger.next_step, ledger.newest) == (6, Position(epoch=3))
+    assert ledger.sizes.later == ()
+    assert Ledger.from_state(ledger.state()).state() == ledger.state()
 
 
 def test_every_prefix_of_the_file_is_read_and_a_torn_line_reported():
@@ -205,7 +233,16 @@ def test_every_prefix_of_the_file_is_read_and_a_torn_line_reported():
         (["H", "[1]"], "line 2 .* not a record"),
         (["H", '{"restore":{"samples":11}}'], "line 2 .* 10 samples per epoch"),
         (["H", '{"restore":{"samples":10}}'], "line 2"),
-        (['{"format":2,"kind":"ledger","samples":10}'], "format 2, this version reads up to 1"),
+        (['{"format":3,"kind":"ledger","samples":10}'], "format 3, this version reads up to 2"),
+        (['{"grow":{"epoch":1,"samples":11}}'], "line 1 .* before its header"),
+        (["H", '{"grow":{"epoch":1}}'], "line 2 .* not a record"),
+        (["H", '{"grow":{"epoch":1,"samples":9}}'], "line 2 .* can only grow"),
+        (["H", '{"grow":{"epoch":0,"samples":11}}'], "line 2 .* can only grow"),
+        (
+            ["H", ledger_line(commit_record(commit(0, 1))), '{"grow":{"epoch":0,"samples":11}}'],
+            "line 3 .* cannot grow from epoch 0 on: the ledger ends at",
+        ),
+        (["H", '{"restore":{"samples":10,"later":[[2]]}}'], "line 2"),
         (['{"format":1,"kind":"ledger","samples":0}'], "at least one sample"),
         (["H", ledger_line(commit_record(commit(4, 12)))], "not a range of an epoch of 10"),
     ],

@@ -103,3 +103,36 @@ def test_assignment_is_in_contiguous_runs():
 def test_shares_that_share_nothing_are_refused(shares):
     with pytest.raises(ValueError, match="non-negative with a positive sum"):
         deal(shares, 3)
+
+
+def test_micro_batches_go_to_those_who_hold_what_they_read():
+    elsewhere = [(0, 8, 0), (0, 8, 0), (8, 0, 0), (8, 0, 0), (0, 0, 8), (8, 0, 0)]
+    assert assign((3, 2, 1), 6, elsewhere).owners == (1, 1, 0, 0, 2, 0)
+    # More is held by one than its share lets it take: the rest goes on as ever.
+    assert assign((2, 2), 4, [(0, 8)] * 4).owners == (0, 0, 1, 1)
+    # The two that only one of them holds go there, though both are held there.
+    assert assign((2, 2), 4, [(8, 8), (8, 8), (8, 0), (8, 0)]).owners == (1, 1, 0, 0)
+
+
+def test_lanes_stand_for_their_micro_batches():
+    by_lane = [(0, 4), (4, 0)]
+    assert assign((4, 4), 8, by_lane).owners == (1, 1, 1, 1, 0, 0, 0, 0)
+    # A short last step: the first micro-batches of the same lanes; the odd one lies as ever.
+    assert assign((4, 4), 6, by_lane).owners == (0, 1, 1, 1, 0, 0)
+    assert assign((5, 3), 0, by_lane).owners == ()
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        ([(1, 1)] * 3, "each of 4 micro-batches, .* lanes that divides 4, got 3 rows"),
+        ([], "got 0 rows"),
+        ([(1,)] * 4, r"4 rows of 2 values for counts \(2, 2\), got 4 rows of \[1\]"),
+        ([(1, 1), (1,)], r"got 4 rows of \[1, 2\]"),
+        ([(1, -1)] * 4, "finite numbers that are not negative"),
+        ([(1, float("nan"))] * 4, "finite numbers that are not negative"),
+    ],
+)
+def test_held_that_does_not_fit_is_refused(held, message):
+    with pytest.raises(ValueError, match=message):
+        assign((2, 2), 4, held)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from raycloud.rows import Rows
 from raycloud.spec import load_job
-from raycloud.task import Task
+from raycloud.task import Source, Task
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -48,3 +51,19 @@ def test_task_trains(example: Path) -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 10
+
+
+def test_the_example_of_a_source() -> None:
+    code = re.search(
+        r"^```python\n(from raycloud import Source.*?)^```", README.read_text(), re.M | re.S
+    )
+    assert code is not None
+    names: dict[str, type[Task]] = {}
+    exec(compile(code[1], "photos.py", "exec"), names)
+    photos, picture = names["Photos"], io.BytesIO()
+    Image.new("RGB", (4, 6), (200, 0, 0)).save(picture, "JPEG")
+    splits = photos.data(None, "s3://here")  # type: ignore[arg-type]
+    assert isinstance(splits.train, Source) and splits.train.path == "s3://here/train-*.parquet"
+    rows = Rows({"image": [picture.getvalue()], "label": np.array([3])})
+    kept = photos.preprocess(None, rows)  # type: ignore[arg-type]
+    assert kept["image"].shape == (1, 6, 4, 3) and abs(int(kept["image"][0, 0, 0, 0]) - 200) < 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from raycloud.clock import VirtualClock
 from raycloud.errors import InternalError, MachineError, RunDirectoryError
 from raycloud.events import (
     CheckpointPublished,
+    DataPrepared,
     Evaluated,
     Event,
     GenerationFormed,
@@ -53,12 +55,30 @@ def commit(first: int, last: int, loss: float = 2.5) -> StepsCommitted:
         cpu_s=1.75,
         bytes_sent=1024,
         bytes_dense=2048,
+        read_s=0.5,
+        collate_s=0.75,
     )
 
 
+PREPARED = DataPrepared(
+    member=0,
+    split="train",
+    rows=60,
+    bytes=4096,
+    blocks=3,
+    cached_blocks=1,
+    partitions=8,
+    bad_rows=1,
+    bad=("a.csv, row 7: no label",),
+    inputs=({"path": "a.csv", "bytes": 512, "digest": "ab"},),
+    seconds=1.5,
+    read_s=0.5,
+    price_per_gb_month=0.02,
+)
 FORMED = GenerationFormed(generation=0, members=(0,), shares=(2,), first_step=0)
 EVENTS: list[tuple[float, Event]] = [
     (1700000000.0, RunStarted(job="gpt", version="0.1.0")),
+    (1700000001.0, PREPARED.brief()),
     (1700000001.25, FORMED),
     (1700000002.5, commit(0, 4)),
     (1700000002.75, commit(4, 5, loss=math.nan)),
@@ -79,6 +99,22 @@ def test_lines_come_back() -> None:
     for line in GOLDEN.read_text().splitlines():
         json.loads(line, parse_constant=pytest.fail)  # strict JSON: no NaN
         assert line.isascii()
+
+
+def test_lines_from_before_data_was_prepared_are_read() -> None:
+    lines = GOLDEN.with_name("events-before-data.jsonl").read_text().splitlines()
+    entries = [entry for entry in EVENTS if not isinstance(entry[1], DataPrepared)]
+    for (t, event), line in zip(entries, lines, strict=True):
+        steps = isinstance(event, StepsCommitted)
+        then = replace(event, read_s=0.0, collate_s=0.0) if steps else event
+        assert repr(from_line(line)) == repr((t, then))
+
+
+def test_a_brief_word_of_prepared_data_counts_its_files() -> None:
+    brief = PREPARED.brief()
+    assert (brief.inputs, brief.files) == ((), 1)
+    assert brief.brief() == brief
+    assert replace(brief, inputs=PREPARED.inputs, files=0) == PREPARED
 
 
 def test_what_is_no_plain_value_is_refused() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from raycloud.spec import Environment
 
 
 def test_from_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RAY_ADDRESS", "NO_COLOR", "TERM"):
+    for name in ("RAY_ADDRESS", "NO_COLOR", "TERM", "RAYCLOUD_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     assert Environment.from_process() == Environment()
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
@@ -20,7 +22,27 @@ def test_from_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "variables", [{"RAY_ADDRESS": "  "}, {"NO_COLOR": ""}, {"TERM": "xterm-256color"}]
+    "variables",
+    [
+        {"RAY_ADDRESS": "  "},
+        {"NO_COLOR": ""},
+        {"TERM": "xterm-256color"},
+        {"RAYCLOUD_CACHE": " "},
+        {"XDG_CACHE_HOME": "relative"},
+    ],
 )
 def test_what_says_nothing(variables: dict[str, str]) -> None:
     assert Environment.from_mapping(variables) == Environment()
+
+
+@pytest.mark.parametrize(
+    ("variables", "cache"),
+    [
+        ({}, "~/.cache/raycloud"),
+        ({"XDG_CACHE_HOME": "/caches"}, "/caches/raycloud"),
+        ({"XDG_CACHE_HOME": "/caches", "RAYCLOUD_CACHE": "/fast"}, "/fast"),
+        ({"RAYCLOUD_CACHE": "~/fast"}, "~/fast"),
+    ],
+)
+def test_cache(variables: dict[str, str], cache: str) -> None:
+    assert Environment.from_mapping(variables).cache == Path(cache)

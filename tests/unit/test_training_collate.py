@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from raycloud.clock import VirtualClock
 from raycloud.errors import DataError, TaskError
 from raycloud.order import MicroBatch, Order, Position, Steps
-from raycloud.training.feed import Collate, Pass
+from raycloud.rows import Rows
+from raycloud.training.collate import Collate, Pass
 from tests.lockstep import NetTask
 
 SAMPLES = 40
@@ -185,3 +187,94 @@ def test_an_error_that_says_whose_fault_it_is_passes_through() -> None:
 
     with pytest.raises(DataError, match="torn"):
         collate(Raises()).one(EVERY[0])
+
+
+class Blocks:
+    """Samples that are gathered as rows."""
+
+    def __init__(self, count: int = SAMPLES) -> None:
+        self.count = count
+        self.asked: list[list[int]] = []
+        self.wanted: list[list[int]] = []
+        self.gathering: Callable[[], None] = lambda: None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("one by one")
+
+    def gather(self, ids: np.ndarray[Any, Any]) -> Rows:
+        self.asked.append(ids.tolist())
+        self.gathering()
+        return Rows({"id": ids})
+
+    def want(self, ids: np.ndarray[Any, Any]) -> None:
+        self.wanted.append(ids.tolist())
+
+
+class RowNumbers(Numbers):
+    """The same of rows; `spoils` them on the way."""
+
+    def __init__(self, *, draws: int = 0, spoils: bool = False) -> None:
+        super().__init__(draws=draws)
+        self.spoils = spoils
+        self.batches = 0
+
+    def batch(self, samples: Sequence[Any], rng: np.random.Generator | None) -> Any:
+        assert isinstance(samples, Rows)
+        self.batches += 1
+        made = super().batch(samples["id"], rng)  # type: ignore[arg-type]
+        if self.spoils:
+            samples["id"][:] = -1
+        return made
+
+
+@pytest.mark.parametrize("fuse", [1, 3, 4])
+def test_rows_are_gathered_once_a_step(fuse: int) -> None:
+    samples, clock = Blocks(), VirtualClock()
+    samples.gathering = lambda: clock.advance(1.0)
+    made = Collate(RowNumbers(), samples, ORDER, pinned=False, clock=clock).passes(EVERY, fuse)
+    assert samples.asked == [ORDER.ids(0, 0, 16).tolist()]
+    assert [i for one in made for i in one.batch.tolist()] == samples.asked[0]
+    assert [one.read_s for one in made] == [one.samples / 16 for one in made]
+
+
+@pytest.mark.parametrize("spoils", [False, True])
+def test_augmented_rows_are_those_of_each_micro_batch(spoils: bool) -> None:
+    samples, task = Blocks(), RowNumbers(draws=3, spoils=spoils)
+    made = Collate(task, samples, ORDER, pinned=False)
+    first, second = made.passes(EVERY, 4)[0], made.passes(EVERY, 4)[0]
+    assert (len(samples.asked), task.batches) == (3, 1 + 4 + 4)  # once it drew, no more is tried
+    apart = torch.cat([one.batch for one in collate(Numbers(draws=3)).passes(EVERY, 1)])
+    assert torch.equal(first.batch, apart)
+    assert torch.equal(second.batch, apart)
+
+
+def test_hints_are_of_what_stands_later_and_wrap_at_the_end_of_an_epoch() -> None:
+    samples = Blocks()
+    made = Collate(RowNumbers(), samples, ORDER, pinned=False)
+    made.want([EVERY[0], EVERY[1], EVERY[3]], 20)
+    assert samples.wanted == [ORDER.ids(0, 20, 28).tolist(), ORDER.ids(0, 32, 36).tolist()]
+    samples.wanted.clear()
+    made.want(EVERY, 30)
+    assert samples.wanted == [ORDER.ids(0, 30, 40).tolist()]  # the rest is another step's
+    samples.wanted.clear()
+    made.want(EVERY[:1], 2 * SAMPLES + 3)
+    assert samples.wanted == [ORDER.ids(2, 3, 7).tolist()]
+    collate().want(EVERY, 4)  # without effect
+
+
+def test_grown_samples_are_read_from_their_epoch_on() -> None:
+    before, after = Blocks(), Blocks(SAMPLES + 8)
+    made = Collate(RowNumbers(), before, ORDER, pinned=False)
+    made.extend(after, 2, None)
+    assert made.order.samples_in(1) == SAMPLES
+    old = made.one(MicroBatch(index=0, epoch=1, start=36, stop=40))
+    assert old.batch.tolist() == ORDER.ids(1, 36, 40).tolist()
+    grown = Order(samples=SAMPLES + 8, seed=5)
+    new = made.one(MicroBatch(index=0, epoch=2, start=40, stop=48))
+    assert new.batch.tolist() == grown.ids(2, 40, 48).tolist()
+    assert (before.asked, len(after.asked)) == ([], 2)
+    with pytest.raises(IndexError):
+        made.one(MicroBatch(index=0, epoch=1, start=40, stop=48))

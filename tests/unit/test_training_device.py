@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from raycloud.errors import PlacementError
-from raycloud.training.device import choose, concatenate, move
+from raycloud.training.device import Copies, arrived, choose, concatenate, move
 
 
 class Pair(NamedTuple):
@@ -100,3 +100,17 @@ def test_a_gpu_that_torch_does_not_see_is_refused() -> None:
     with pytest.raises(PlacementError, match="torch sees none") as refused:
         choose(1)
     assert "CUDA build" in refused.value.hint
+
+
+def test_on_the_cpu_nothing_is_copied_ahead() -> None:
+    cpu = torch.device("cpu")
+    batch = {"x": row(1.0), "y": [row(2.0), 3]}
+    sent = Copies(cpu).send(batch)
+    assert sent is batch
+    assert arrived(sent, cpu) is batch
+
+
+def test_what_was_not_sent_ahead_is_moved_when_it_is_needed() -> None:
+    there = arrived({"x": row(1.0), "y": 3}, torch.device("meta"))
+    assert there["x"].device.type == "meta"
+    assert there["y"] == 3

@@ -97,3 +97,27 @@ def test_bf16_is_measured_in_bf16() -> None:
     samples = task.data(None).train
     evaluate(job(precision="bf16"), task, task.model(), samples, rank=0, size=1)
     assert set(seen) == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_rows_are_gathered_batch_by_batch(size: int) -> None:
+    class Gathered:
+        def __init__(self, samples: Any) -> None:
+            self.samples, self.asked = samples, []
+
+        def __len__(self) -> int:
+            return len(self.samples)
+
+        def gather(self, ids: Any) -> list[Any]:
+            self.asked.append(ids.tolist())
+            return [self.samples[i] for i in ids]
+
+    task = Measured()
+    model = task.model()
+    samples: Any = Gathered(task.data(None).train)
+    asked = job(evaluate={"batch": 32})
+    merged = merge_all(
+        [evaluate(asked, task, model, samples, rank=r, size=size) for r in range(size)]
+    )
+    assert samples.asked == [list(range(32)), list(range(32, 64)), list(range(64, 70))]
+    assert merged == merge_all(parts(task, model, size, batch=32))

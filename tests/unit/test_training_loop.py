@@ -27,11 +27,11 @@ from raycloud.spec import Job
 from raycloud.sync.lane import Lane
 from raycloud.sync.loopback import Loopback
 from raycloud.training.changes import Changes
-from raycloud.training.feed import Collate
+from raycloud.training.collate import Collate
 from raycloud.training.loop import Loop, Parts, Seat
 from raycloud.training.replica import Replica
 from raycloud.training.saver import Saver
-from tests.lockstep import CPU, Fleet, NetTask, difference, job, never
+from tests.lockstep import CPU, Fleet, NetTask, difference, feeding, job, never
 
 STEPS = 9
 
@@ -137,7 +137,7 @@ def test_a_halt_saves_and_ends(tmp_path: Path) -> None:
     fleet = Fleet(job(), NetTask(), (8,))
     losses = [fleet.step(step) for step in range(2)]
     assert [r.loss for r in alone.of(StepsCommitted)] == pytest.approx(losses, rel=1e-12)
-    assert not alone.loop._feed._thread.is_alive()
+    assert not feeding(alone.loop._feed)
 
 
 def test_new_shares_begin_a_generation(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_samples_that_weigh_nothing_are_refused(tmp_path: Path) -> None:
     alone = Alone(tmp_path, job(), Weightless())
     with pytest.raises(TaskError, match="step 0 weigh nothing together"):
         alone.run()
-    assert not alone.loop._feed._thread.is_alive()
+    assert not feeding(alone.loop._feed)
 
 
 def test_what_the_task_raises_ends_the_loop_and_its_feed(tmp_path: Path) -> None:
@@ -172,4 +172,4 @@ def test_what_the_task_raises_ends_the_loop_and_its_feed(tmp_path: Path) -> None
     alone = Alone(tmp_path, job(), Raises())
     with pytest.raises(TaskError, match="a bad day"):
         alone.run()
-    assert not alone.loop._feed._thread.is_alive()
+    assert not feeding(alone.loop._feed)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import islice
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raycloud.commands import Change, Halt, Reshare, Save
+from raycloud.commands import Change, Extend, Halt, Reshare, Save
 from raycloud.errors import InternalError
 from raycloud.order import Position, Steps
 from raycloud.training.changes import Changes, Due
-from raycloud.training.schedule import Piece, Schedule
+from raycloud.training.schedule import Course, Piece, Schedule
 
 STEPS = Steps(samples=100, global_batch=8, micro_batch=1)
 
@@ -71,6 +74,12 @@ def test_shares_change_beyond_all_that_a_feed_may_have_asked_for(depth: int) -> 
     assert due == Due(number=1, step=10 + depth + 2, change=reshare(2, 5, 3))
 
 
+def test_data_grows_beyond_them_as_well() -> None:
+    changes = Changes(feed_depth=3)
+    changes.prepare(1, Extend(version=1, samples=120))
+    assert changes.agree(10).step == 10 + 3 + 2
+
+
 @pytest.mark.parametrize("change", [Save(), Halt(reason="asked")])
 def test_what_a_feed_need_not_know_takes_effect_at_the_next_step(change: Change) -> None:
     changes = Changes(feed_depth=5)
@@ -110,3 +119,88 @@ def test_changes_due_at_one_step_come_in_order() -> None:
     changes.agree(0)
     changes.agree(2)
     assert [due.number for due in changes.due(3)] == [1, 2]
+
+
+# ---- the course
+
+
+def course(*, epochs: int | None = 3, last_step: int = 39, at: Position | None = None) -> Course:
+    """Of 100 samples, 8 a step: 13 steps an epoch."""
+    return Course(STEPS, step=0, at=at or Position(), last_step=last_step, epochs=epochs)
+
+
+def test_growth_reaches_the_first_epoch_that_begins_then() -> None:
+    one = course()
+    assert [one.growth_at(step) for step in (2, 12, 13, 14)] == [1, 1, 1, 2]
+    resumed = course(at=Position(epoch=4, offset=88))
+    assert [resumed.growth_at(step) for step in (0, 1, 2, 3)] == [5, 5, 5, 6]
+
+
+def test_a_length_in_epochs_grows_with_the_data() -> None:
+    one = course()
+    assert one.grow(1, 120)
+    assert (one.last_step, one.steps.later) == (13 + 15 + 15, ((1, 120),))
+    assert one.grow(2, 130)
+    assert one.last_step == 13 + 15 + 17
+    assert not one.grow(3, 140)
+    assert one.last_step == 13 + 15 + 17
+
+
+@pytest.mark.parametrize(("last_step", "seen"), [(13, False), (14, True), (40, True)])
+def test_a_length_in_steps_stays(last_step: int, seen: bool) -> None:
+    one = course(epochs=None, last_step=last_step)
+    assert one.grow(1, 120) is seen
+    assert one.last_step == last_step
+
+
+def test_an_epoch_that_a_feed_has_begun_does_not_grow() -> None:
+    one = course()
+    spans = one.walk()
+    assert [next(spans).epoch for _ in range(14)] == [0] * 13 + [1]
+    with pytest.raises(InternalError, match="cannot grow from epoch 1 on: a feed has begun epoch"):
+        one.grow(1, 120)
+    one.grow(2, 120)
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.dictionaries(st.integers(0, 40), st.integers(1, 15), max_size=5),
+    st.booleans(),
+)
+def test_a_feed_that_runs_ahead_takes_every_sample_once(
+    samples: int,
+    global_batch: int,
+    depth: int,
+    epochs: int,
+    grows: dict[int, int],
+    in_steps: bool,
+) -> None:
+    """A loop and its feed, `depth` ahead; members agree on growth at the steps of `grows`."""
+    cut = Steps(samples=samples, global_batch=global_batch, micro_batch=1)
+    length = cut.until_epoch(epochs, Position())
+    one = Course(cut, step=0, at=Position(), last_step=length, epochs=None if in_steps else epochs)
+    changes, spans, step, number = Changes(feed_depth=depth), one.walk(), 0, 0
+    flight = deque(islice(spans, depth))
+    taken = []
+    while step < one.last_step:
+        taken.append(flight.popleft())
+        flight.extend(islice(spans, 1))
+        if step in grows:
+            number, samples = number + 1, samples + grows[step]
+            changes.prepare(number, Extend(version=number, samples=samples))
+            due = changes.agree(step)
+            before = one.steps
+            epoch = one.growth_at(due.step)
+            one.grow(epoch, samples)
+            first = before.until_epoch(epoch, Position())
+            assert due.step <= first < due.step + before.per_epoch(epoch - 1)
+        step += 1
+    assert not flight
+    assert next(spans, None) is None
+    assert [span.step for span in taken] == list(range(one.last_step))
+    assert taken == list(islice(one.steps.walk(0, Position()), one.last_step))
+    if not in_steps:
+        assert one.steps.position_after(step, Position()) == Position(epoch=epochs)

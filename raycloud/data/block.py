@@ -1,0 +1,169 @@
+"""A block: a file of rows that is mapped into memory, not read.
+
+An Arrow IPC file, not compressed. Its schema carries one entry of metadata, `raycloud`: JSON with
+the number of this format, how many rows there are, and facts that the writer wants to find again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from io import FileIO
+
+FORMAT = 1
+DRAFT = ".draft"
+
+_META = b"raycloud"
+
+
+class DamagedBlock(Exception):
+    """A block is missing, cut short, or no block. Whoever opens blocks makes or fetches it again.
+
+    Attributes:
+        path: The file.
+        why: What is wrong with it.
+    """
+
+    def __init__(self, path: str, why: str) -> None:
+        """Name the file and what is wrong with it."""
+        super().__init__(path, why)
+        self.path = path
+        self.why = why
+
+    def __str__(self) -> str:
+        """One sentence."""
+        return f"the block {self.path} {self.why}"
+
+
+def write_block(
+    path: Path, tables: Iterable[pa.Table], facts: Mapping[str, Any] | None = None
+) -> tuple[int, int]:
+    """Write rows as one record batch: a draft, made durable, then renamed to `path`.
+
+    The rows are held in memory until they are written. Where `path` is there already it is
+    replaced; who has it mapped keeps the old one.
+
+    Args:
+        path: The file; its directory is made.
+        tables: The rows, all of one schema; none at all make a block without columns.
+        facts: JSON-ready values for `facts_of`.
+
+    Returns:
+        Rows, and bytes of the file.
+
+    Raises:
+        OSError: The disk is full or fails.
+        pa.ArrowInvalid: The tables' columns differ.
+    """
+    parts = [table.replace_schema_metadata(None) for table in tables]
+    table = pa.concat_tables(parts) if parts else pa.table({})
+    table = table.unify_dictionaries().combine_chunks()
+    meta = {"format": FORMAT, "rows": len(table), "facts": dict(facts or {})}
+    table = table.replace_schema_metadata({_META: json.dumps(meta, sort_keys=True)})
+
+    def fill(file: FileIO) -> None:
+        with pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+
+    return len(table), publish(path, fill)
+
+
+def publish(path: Path, fill: Callable[[FileIO], None]) -> int:
+    """Give `path` what `fill` writes, all of it or nothing.
+
+    Returns:
+        Bytes of the file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file, draft = _draft(path)
+    try:
+        with file:
+            fill(file)
+            os.fsync(file.fileno())
+            written = os.fstat(file.fileno()).st_size
+            draft.replace(path)
+    except BaseException:
+        with suppress(OSError):  # the first error says more
+            draft.unlink(missing_ok=True)
+        raise
+    return written
+
+
+def _draft(path: Path) -> tuple[FileIO, Path]:
+    """A new file beside `path`, locked: so those who clean up tell it from what the killed left."""
+    while True:
+        draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}{DRAFT}")
+        # 0666 less the umask: others may share the cache.
+        file = open(  # noqa: SIM115  # Path.open takes no opener; the caller closes it
+            draft, "xb", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o666)
+        )
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file, draft
+        file.close()  # someone cleaned up before it was locked
+
+
+def write_all(file: FileIO, content: bytes | memoryview) -> None:
+    """Write all bytes to a file without a buffer, which takes some at a time."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def open_block(path: Path) -> pa.Table:
+    """Map a block. Its columns are views of the file, and stay valid when it is removed.
+
+    Raises:
+        DamagedBlock: It is missing, cut short, of another format, or no block.
+    """
+    with _damage(path):
+        # The file is closed at once; what was mapped stays mapped as long as a column needs it.
+        with pa.memory_map(str(path)) as file:
+            table = pa.ipc.open_file(file).read_all()
+        meta = _meta(table.schema)
+        if meta["rows"] != len(table):
+            raise ValueError(f"has {len(table)} rows, not {meta['rows']}")
+        table.validate()
+        return table
+
+
+def facts_of(table: pa.Table) -> dict[str, Any]:
+    """The facts that were given to `write_block`.
+
+    Raises:
+        ValueError: The table is not that of a block.
+    """
+    facts: dict[str, Any] = _meta(table.schema)["facts"]
+    return facts
+
+
+def _meta(schema: pa.Schema) -> dict[str, Any]:
+    text = (schema.metadata or {}).get(_META)
+    if text is None:
+        raise ValueError("is no block of raycloud")
+    meta: dict[str, Any] = json.loads(text)
+    if meta.get("format") != FORMAT:
+        raise ValueError(f"has format {meta.get('format')!r}, not {FORMAT}")
+    return meta
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise DamagedBlock(str(path), "is missing") from None
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        known = isinstance(error, ValueError) and not isinstance(error, pa.ArrowException)
+        raise DamagedBlock(str(path), why if known else f"is damaged: {why}") from error

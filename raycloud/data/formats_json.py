@@ -1,0 +1,184 @@
+"""JSON lines: fast where all is well, and line by line where it is not."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pj
+
+from raycloud.data.convert import types_of
+from raycloud.data.formats import codec_of
+from raycloud.data.formats_lines import Lines, lines_of
+from raycloud.data.index import BadRow, Input
+from raycloud.data.pieces import NAMED_BAD_ROWS, Piece, Slice
+from raycloud.data.reading import chosen
+from raycloud.errors import DataError
+
+if TYPE_CHECKING:
+    from raycloud.data.patience import Pause
+    from raycloud.task import Source
+
+_HEAD_BYTES = 2**20
+_FLAT = (pa.int64(), pa.float64(), pa.bool_(), pa.string())
+
+Types = Mapping[str, pa.DataType]
+
+
+def json_types(
+    source: Source, inputs: Sequence[Input], pause: Pause
+) -> tuple[tuple[str, str], ...]:
+    """Types of the columns that hold single values, as declared or as found at the data's head."""
+    declared = types_of(source.types)
+    found: dict[str, pa.DataType] = {}
+    for file in inputs:
+        stop = 0 if codec_of(file.path) else min(_HEAD_BYTES, file.bytes)
+        piece = Slice(inputs=(file,), format="jsonl", stop=stop)
+        head = next(lines_of(source, piece, pause), None)
+        if head is None:
+            continue
+        table, _, _ = _parsed(head, declared)
+        for field in table.schema:
+            if pa.types.is_null(field.type):
+                found[field.name] = pa.string()
+            elif field.name in declared or field.type in _FLAT:
+                found[field.name] = field.type
+        if table.num_rows:
+            break
+    kinds = {**found, **declared}
+    if source.columns is not None:
+        kinds = {name: kind for name, kind in kinds.items() if name in source.columns}
+    return tuple((name, str(kind)) for name, kind in kinds.items())
+
+
+def read_json(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
+    """Each line a row; one that is no JSON object, or does not convert, is bad."""
+    types = types_of(dict(piece.types))
+    for lines in lines_of(source, piece, pause):
+        table, numbers, bad = _parsed(lines, types)
+        table = table.select(chosen(source, table.column_names, lines.file))
+        named = [
+            BadRow(file=lines.file, row=lines.first + row, why=why) for row, why in bad.items()
+        ]
+        yield Piece(
+            table=table,
+            file=lines.file,
+            first_row=lines.first,
+            numbers=numbers,
+            rows_before=lines.rows_before,
+            bad=tuple(named[:NAMED_BAD_ROWS]),
+            bad_rows=len(named),
+        )
+
+
+def _parsed(
+    lines: Lines, types: Types
+) -> tuple[pa.Table, np.ndarray[Any, Any] | None, dict[int, str]]:
+    """The rows, their lines (None: one after another), and why the lines that are bad are."""
+    table = _all_at_once(lines, types)
+    if table is None:
+        return _one_by_one(lines, types)
+    if table.num_rows == lines.data.count(b"\n") + (not lines.data.endswith(b"\n")):
+        return table, None, {}
+    filled = [row for row, line in enumerate(lines.split()) if line.strip()]
+    if table.num_rows != len(filled):  # several on one line
+        return _one_by_one(lines, types)
+    return table, np.array(filled), {}
+
+
+def _all_at_once(lines: Lines, types: Types) -> pa.Table | None:
+    """What pyarrow makes of the lines; None where that would not do."""
+    try:
+        table = pj.read_json(
+            BytesIO(lines.data),
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(lines.data) + 1),
+            parse_options=pj.ParseOptions(
+                explicit_schema=pa.schema(list(types.items())), newlines_in_values=False
+            ),
+        )
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    # Text that looked like a date to pyarrow is text.
+    dates = any(f.name not in types and "timestamp" in str(f.type) for f in table.schema)
+    return None if dates else table
+
+
+def _one_by_one(
+    lines: Lines, types: Types
+) -> tuple[pa.Table, np.ndarray[Any, Any], dict[int, str]]:
+    rows: dict[int, dict[str, Any]] = {}
+    bad: dict[int, str] = {}
+    for number, line in enumerate(lines.split()):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            bad[number] = f"is no JSON: {error}"
+            continue
+        if isinstance(row, dict):
+            rows[number] = row
+        else:
+            bad[number] = f"is no JSON object, but {type(row).__name__}"
+    names = dict.fromkeys((*types, *(name for row in rows.values() for name in row)))
+    columns = {}
+    for name in names:
+        values = {number: row.get(name) for number, row in rows.items()}
+        if name in types:
+            columns[name] = _typed(name, values, types[name], bad)
+        else:
+            columns[name] = _untyped(name, values, lines.file, bad)
+    table = pa.table(columns)
+    numbers = np.array(list(rows), dtype=np.int64)
+    good = np.flatnonzero([number not in bad for number in rows])
+    if len(good) < len(rows):
+        table, numbers = table.take(good), numbers[good]
+    return table, numbers, dict(sorted(bad.items()))
+
+
+def _untyped(name: str, values: dict[int, Any], file: str, bad: dict[int, str]) -> pa.Array:
+    """A column of the type that most of its values have."""
+    try:
+        return pa.array(list(values.values()))
+    except (pa.ArrowException, OverflowError) as error:
+        kinds = Counter(type(value) for value in values.values() if value is not None)
+        numbers = kinds[int] + kinds[float]
+        if kinds[str] >= max(numbers, kinds[bool], 1):
+            kind = pa.string()
+        elif kinds[bool] > numbers:
+            kind = pa.bool_()
+        elif numbers:
+            kind = pa.float64() if kinds[float] else pa.int64()
+        else:
+            raise DataError(
+                f"column {name!r} of {file!r} holds values of several types: {error}",
+                hint="leave it out by Source.columns, or write it the same in every row",
+            ) from error
+    return _typed(name, values, kind, bad)
+
+
+def _typed(name: str, values: dict[int, Any], kind: pa.DataType, bad: dict[int, str]) -> pa.Array:
+    try:
+        return pa.array(list(values.values()), kind)
+    except (pa.ArrowException, OverflowError, TypeError):
+        pass
+    made = []
+    for number, value in values.items():
+        try:
+            made.append(_scalar(value, kind))
+        except (pa.ArrowException, OverflowError, TypeError):
+            made.append(pa.scalar(None, kind))
+            bad.setdefault(number, f"{name!r} = {value!r:.40} is no {kind}")
+    return pa.array(made, kind)
+
+
+def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    try:
+        return pa.scalar(value, kind)
+    except (pa.ArrowException, OverflowError, TypeError):
+        return pa.scalar(value).cast(kind)

@@ -1,0 +1,85 @@
+"""Images from bytes to pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Pixels = npt.NDArray[np.uint8]
+
+_JPEG = b"\xff\xd8\xff"
+
+
+def decode(
+    images: Sequence[bytes | Mapping[str, Any]], *, size: tuple[int, int] | None = None
+) -> Pixels:
+    """Decode images, of any format that Pillow reads, to RGB.
+
+    Args:
+        images: Encoded images; or mappings that hold them as `bytes`, as Hugging Face's data has.
+        size: Height and width that all are resized to; None: all have the same already.
+
+    Returns:
+        An array of shape (images, height, width, 3).
+
+    Raises:
+        ValueError: An image cannot be decoded, is truncated, or is of another size; with its index.
+    """
+    if not len(images):
+        return np.zeros((0, *(size or (0, 0)), 3), np.uint8)
+    out: Pixels | None = None
+    for index, image in enumerate(images):
+        try:
+            data = image["bytes"] if isinstance(image, Mapping) else image
+            pixels = _decoded(data, size, None if out is None else out[index])
+        except MemoryError:
+            raise
+        except Exception as error:  # damaged images make decoders raise almost anything
+            raise ValueError(f"image {index} cannot be decoded: {error}") from error
+        if out is None:
+            out = np.empty((len(images), *pixels.shape), np.uint8)
+        if pixels.shape != out.shape[1:]:
+            raise ValueError(
+                f"image {index} is of {pixels.shape[0]} x {pixels.shape[1]} pixels and those "
+                f"before it of {out.shape[1]} x {out.shape[2]}: give `size`"
+            )
+        if pixels.base is not out:
+            out[index] = pixels
+    assert out is not None  # noqa: S101 - there are images
+    return out
+
+
+def _decoded(data: bytes | None, size: tuple[int, int] | None, room: Pixels | None) -> Pixels:
+    """The pixels of one image, in `room` if it is a JPEG that fits there."""
+    if data is None:
+        raise ValueError("it is missing")
+    if data[:3] != _JPEG:
+        return _with_pillow(data, size)
+    import simplejpeg  # type: ignore[import-untyped] # noqa: PLC0415 - not every task has images
+
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB", buffer=room)
+    except ValueError:  # larger; or of four colours, which Pillow knows; or damaged
+        return _with_pillow(data, size)
+    if room is not None and pixels.shape == room.shape:
+        return room
+    return pixels if size is None or pixels.shape[:2] == tuple(size) else _resized(pixels, size)
+
+
+def _resized(pixels: Pixels, size: tuple[int, int]) -> Pixels:
+    from PIL import Image  # noqa: PLC0415 - not every task has images
+
+    image = Image.fromarray(pixels)
+    return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR))
+
+
+def _with_pillow(data: bytes, size: tuple[int, int] | None) -> Pixels:
+    from PIL import Image  # noqa: PLC0415 - not every task has images
+
+    with Image.open(BytesIO(data)) as image:
+        pixels: Pixels = np.asarray(image.convert("RGB"))
+    return pixels if size is None or pixels.shape[:2] == tuple(size) else _resized(pixels, size)

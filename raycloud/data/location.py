@@ -1,0 +1,255 @@
+"""The files of a `Source`: finding them, and opening one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import translate
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+
+from raycloud.data.formats import format_of, is_taken, suffixes_in
+from raycloud.data.hush import hushed, plain
+from raycloud.data.patience import (
+    TRIES,
+    PatientFile,
+    Pause,
+    is_passing,
+    patiently,
+    status_of,
+    telling_cause,
+    wait,
+)
+from raycloud.data.roots import Root, paths_of, roots_of
+from raycloud.data.trees import Entry, LocalTree
+from raycloud.errors import DataError
+
+if TYPE_CHECKING:
+    from raycloud.task import Source
+
+T = TypeVar("T")
+
+_FORBIDDEN = frozenset({401, 403, 407})
+_DENIED = re.compile(
+    r"access_?denied|invalid_?access_?key|signature_?does_?not|expired_?token", re.I
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class File:
+    """A file of a source.
+
+    Attributes:
+        path: What `open_file` takes: an absolute path on this machine, or else `scheme://...`,
+            without credentials.
+        bytes: Its size.
+        modified_ns: When it was last written to, since 1970; None where its store does not say.
+        tag: What its store says about its content, such as an ETag; None: nothing.
+    """
+
+    path: str
+    bytes: int
+    modified_ns: int | None
+    tag: str | None
+
+
+def locate(source: Source, *, pause: Pause = wait) -> list[File]:
+    """The files of a source, sorted by path.
+
+    Of a directory, files whose names begin with `.` or `_` are left out, as are those below such a
+    directory, those of other formats than `source.format`, and text such as a README beside data;
+    files that are named, or match a pattern, are taken as they are.
+
+    Raises:
+        DataError: There are none, or of several formats; or a path cannot be looked at.
+    """
+    found: dict[str, File] = {}
+    texts: dict[str, File] = {}  # what was come upon: data, if there is nothing else
+    passed: list[str] = []  # what was left out
+    for root in roots_of(source):
+        root.tree.refresh()
+        for entry, below, is_named in _entries(source, root, pause):
+            name = root.named(entry.path)
+            if source.select is not None:
+                taken = bool(source.select(below))
+            else:
+                taken = is_named or is_taken(source.format, name)
+            if taken:
+                is_text = source.format == "auto" and is_taken("text", name)
+                kept = texts if is_text and source.select is None and not is_named else found
+                kept[name] = _file(source, root, entry, name, pause)
+            else:
+                passed.append(name)
+    found = found or texts
+    if not found:
+        raise _nothing(source, passed)
+    files = sorted(found.values(), key=lambda file: file.path)
+    format_of(source.format, (file.path for file in files))
+    return files
+
+
+def open_file(source: Source, path: str, *, pause: Pause = wait) -> pa.NativeFile:
+    """Open a file of `locate` for reading at any place.
+
+    What fails for the moment (5xx, 429, a lost connection) is tried again, also while reading.
+
+    Raises:
+        DataError: It cannot be opened; reading raises the same.
+    """
+    root, inner = _root_of(source, path)
+    if isinstance(root.tree, LocalTree):
+        return _trying(source, path, lambda: root.tree.open(inner), pause)
+
+    def refuse(error: Exception) -> Exception:
+        return _refusal(source, path, error)
+
+    return pa.PythonFile(PatientFile(lambda: root.tree.open(inner), pause, refuse), mode="r")
+
+
+def is_local(path: str) -> bool:
+    """Whether a file of `locate` is on this machine's own file system."""
+    return "://" not in path
+
+
+def _root_of(source: Source, path: str) -> tuple[Root, str]:
+    if source.filesystem is None and is_local(path):
+        return Root(tree=LocalTree(), path=path, base=path, name=path, given=path), path
+    places = [(root, root.path_of(path)) for root in roots_of(source)]
+    found = [(len(root.name), root, inner) for root, inner in places if inner is not None]
+    if not found:
+        raise DataError(
+            f"{path!r} does not belong to {_names(source)}",
+            hint="go on with the paths that the run was begun with",
+        )
+    _, root, inner = max(found, key=lambda place: place[0])
+    return root, inner
+
+
+def _entries(source: Source, root: Root, pause: Pause) -> Iterator[tuple[Entry, str, bool]]:
+    """Each file, its path below the root, and whether it was named rather than come upon."""
+
+    def info(path: str) -> Entry | None:
+        return _trying(source, root.named(path), lambda: root.tree.info(path), pause)
+
+    def below(path: str, *, deep: bool) -> list[Entry]:
+        act = lambda: root.tree.below(path, deep=deep)  # noqa: E731 - it has a name, to be tried
+        return _trying(source, root.named(path), act, pause)
+
+    top = info(root.base)
+    if top is None:
+        return
+    if root.is_pattern:
+        pattern = root.path[len(root.base) :].strip("/").split("/")
+        matched = list(_matches(below, top, pattern)) if top.is_directory else []
+    else:
+        matched = [top]
+    for entry in matched:
+        if not entry.is_directory:
+            inner = entry.path[len(root.base) :].strip("/")
+            yield entry, inner or entry.path.rpartition("/")[2], True
+            continue
+        for inside in below(entry.path, deep=True):
+            parts = inside.path[len(entry.path.rstrip("/")) :].strip("/").split("/")
+            if not inside.is_directory and not any(part[:1] in {".", "_"} for part in parts):
+                yield inside, inside.path[len(root.base.rstrip("/")) :].strip("/"), False
+
+
+def _matches(below: Callable[..., list[Entry]], top: Entry, pattern: list[str]) -> Iterator[Entry]:
+    """What matches the parts of a pattern below a directory; `**` is any number of directories."""
+    part, *rest = pattern
+    if part == "**":
+        entries = below(top.path, deep=False)
+        if rest:
+            yield from _matches(below, top, rest)
+        for entry in entries:
+            if entry.is_directory:
+                yield from _matches(below, entry, pattern)
+            elif not rest:
+                yield entry
+        return
+    is_match = re.compile(translate(part)).match
+    for entry in below(top.path, deep=False):
+        name = entry.path.rstrip("/").rpartition("/")[2]
+        if not is_match(name) or (name.startswith(".") and not part.startswith(".")):
+            continue
+        if not rest:
+            yield entry
+        elif entry.is_directory:
+            yield from _matches(below, entry, rest)
+
+
+def _file(source: Source, root: Root, entry: Entry, name: str, pause: Pause) -> File:
+    size = entry.bytes
+    if size is None and root.tree.scheme == "":
+        raise DataError(f"{name!r} is a link to nothing", hint="restore the file, or the link")
+    if size is None:  # a server that does not say
+        with open_file(source, name, pause=pause) as file:
+            size = int(file.size())
+    return File(path=name, bytes=size, modified_ns=entry.modified_ns, tag=entry.tag)
+
+
+def _trying(source: Source, name: str, act: Callable[[], T], pause: Pause) -> T:
+    try:
+        return patiently(act, pause)
+    except DataError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a file system of any library raises what it likes
+        raise _refusal(source, name, error) from None  # what was caught may hold credentials
+
+
+def _refusal(source: Source, name: str, error: Exception) -> DataError:
+    if isinstance(error, DataError):
+        return error
+    cause = telling_cause(error)
+    text = hushed(str(cause), paths_of(source)).strip() or type(cause).__name__
+    if len(text.splitlines()) > 1:
+        text = text.splitlines()[0]
+    if isinstance(error, ImportError):
+        return DataError(
+            f"{name!r} cannot be read: {text}", hint="install what it names on every node"
+        )
+    if is_passing(error):
+        return DataError(
+            f"{name!r} cannot be read after {TRIES} tries: {text}",
+            hint="its server cannot be reached, or is overloaded: try again later, with fewer "
+            "readers (`data.cpus`)",
+        )
+    if (
+        isinstance(error, PermissionError)
+        or status_of(error) in _FORBIDDEN
+        or _DENIED.search(str(cause))
+    ):
+        return DataError(
+            f"{name!r} may not be read: {text}",
+            hint="check its permissions, or the credentials, on every node",
+        )
+    if isinstance(error, FileNotFoundError):
+        return DataError(
+            f"{name!r} is not there: {text}", hint="restore the file, or check its URL"
+        )
+    return DataError(
+        f"{name!r} cannot be read: {text}", hint="check the path, and that it is whole"
+    )
+
+
+def _names(source: Source) -> str:
+    return ", ".join(repr(plain(path)) for path in paths_of(source))
+
+
+def _nothing(source: Source, passed: list[str]) -> DataError:
+    hint = "check data.path; a relative path starts at the directory the job was started in"
+    if not passed:
+        return DataError(f"no files are found at {_names(source)}", hint=hint)
+    if source.select is not None:
+        return DataError(
+            f"Source.select takes none of the {len(passed)} files at {_names(source)}, such as "
+            f"{passed[0]!r}",
+            hint="it is asked with each file's path below Source.path",
+        )
+    what = "" if source.format == "auto" else f"{source.format} "
+    return DataError(
+        f"no {what}files are found at {_names(source)}; those there end in {suffixes_in(passed)}",
+        hint="name files by a pattern, such as `folder/*.dat`, and give `Source.format`",
+    )

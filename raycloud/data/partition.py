@@ -1,0 +1,101 @@
+"""Where partitions begin, and which rows are dealt to which: arithmetic only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raycloud.order.permutation import numbers
+from raycloud.order.seeds import stream_seed
+
+Ints = npt.NDArray[np.int64]
+
+_PER_LANE = 4  # partitions of a lane, at least: with fewer, epochs would hardly differ
+_DEALING = 0x6465616C  # so that no other use of the same seed draws alike
+
+
+def partition_count(rows: int, largest: int, lanes: int) -> int:
+    """How many partitions: a multiple of `lanes`, at least 4 of each lane where there are rows.
+
+    Args:
+        rows: Rows of the data set.
+        largest: Most rows that a partition may have; at least 1.
+        lanes: Partitions are dealt to so many lanes.
+
+    Returns:
+        The least multiple of `lanes` that keeps partitions as small as asked; no more than leave a
+        row to each, but always `lanes`.
+
+    >>> partition_count(1000, 1000, 8), partition_count(1000, 10, 8), partition_count(20, 10, 8)
+    (32, 104, 16)
+    >>> partition_count(3, 10, 8)
+    8
+    """
+    of_lane = max(_PER_LANE, -(-rows // (largest * lanes)))
+    return lanes * max(1, min(of_lane, rows // lanes))
+
+
+def rows_of_bytes(rows: int, total_bytes: int, partition_bytes: int) -> int:
+    """Rows of usual size that a partition may have, at least 1.
+
+    >>> rows_of_bytes(100, 1000, 55), rows_of_bytes(100, 1000, 3), rows_of_bytes(0, 0, 3)
+    (5, 1, 1)
+    """
+    return max(1, min(rows, partition_bytes * rows // max(1, total_bytes)))
+
+
+def equal_rows(rows: int, count: int) -> tuple[int, ...]:
+    """The first row of each of `count` partitions, and one past the last; sizes differ by 1.
+
+    >>> equal_rows(10, 4)
+    (0, 2, 5, 7, 10)
+    """
+    return tuple(place * rows // count for place in range(count + 1))
+
+
+def equal_bytes(row_bytes: npt.NDArray[Any], lanes: int, partition_bytes: int) -> tuple[int, ...]:
+    """The same where partitions shall be equal in bytes: each begins within a row of its due place.
+
+    A partition is larger than `partition_bytes` only where single rows are more than half of that.
+    A row that is larger than what a partition is due leaves others empty.
+
+    Args:
+        row_bytes: Bytes of each row.
+        lanes: The number of partitions is a multiple of it, see `partition_count`.
+        partition_bytes: Most bytes that a partition may have.
+    """
+    ends = np.concatenate([[0], np.cumsum(row_bytes, dtype=np.int64)])
+    rows, total = len(row_bytes), int(ends[-1])
+    room = max(1, partition_bytes - int(max(row_bytes, default=0)))  # a cut may be a row too late
+    least = -(-total // room)
+    count = partition_count(rows, max(1, rows // max(1, least)), lanes)
+    due = np.array([place * total // count for place in range(count + 1)], dtype=np.int64)
+    after = np.searchsorted(ends, due)
+    before = np.maximum(after - 1, 0)
+    cuts = np.where(due - ends[before] < ends[after] - due, before, after)
+    cuts[0], cuts[-1] = 0, rows  # rows of no bytes at either end
+    return tuple(cuts.tolist())
+
+
+def deal(codes: npt.NDArray[Any], partitions: int, seed: int = 0) -> list[Ints]:
+    """Deal rows to partitions like cards, sorted by class, so that each gets the mix of them all.
+
+    Within a class rows are dealt in a random order, drawn from `seed`. As the rows of a class stand
+    in a row, each partition gets one in `partitions` of them, up or down to a whole row; and as
+    classes follow each other without a gap, so it does of all rows.
+
+    Args:
+        codes: The class of each row, any integers.
+        partitions: How many.
+        seed: Of the order within a class.
+
+    Returns:
+        For each partition its rows, rising.
+
+    >>> [part.tolist() for part in deal(np.array([0, 0, 0, 1, 1, 2]), 2)]
+    [[0, 1, 4], [2, 3, 5]]
+    """
+    cards = np.lexsort((numbers(stream_seed(_DEALING, seed), len(codes)), codes))
+    return [np.sort(cards[first::partitions]).astype(np.int64) for first in range(partitions)]

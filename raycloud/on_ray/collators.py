@@ -1,0 +1,210 @@
+"""Collators: processes on any node's CPUs that make batches in the members' place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field, replace
+from threading import Event, Lock
+from typing import TYPE_CHECKING, Any
+
+import ray
+import torch
+from ray.exceptions import RayError
+
+from raycloud.clock import SystemClock
+from raycloud.errors import RaycloudError
+from raycloud.task import Splits
+from raycloud.training.collate import Collate
+from raycloud.training.contract import construct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from raycloud.data.samples import BlockSamples
+    from raycloud.events import Noticed
+    from raycloud.order import Layout, MicroBatch, Order
+    from raycloud.training.feed import Made, Passes
+    from raycloud.training.member import MemberConfig
+
+_TURN_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delivery:
+    """Passes on their way to a member, and what was noticed while they were made."""
+
+    passes: Passes
+    notices: tuple[Noticed, ...]
+
+
+class Collator:
+    """Makes passes, as a member would. Not thread-safe.
+
+    Args:
+        config: Of a member that it works for.
+        provider: Gives the samples.
+        order: Which sample stands where.
+    """
+
+    def __init__(self, config: MemberConfig, provider: Any, order: Order) -> None:
+        """Make the task, and get at its data."""
+        torch.set_num_threads(1)
+        task = construct(config.task, config.job)
+        self._provider = provider
+        samples = provider.provide(task, Splits(train=())).train
+        self._collate = Collate(task, samples, order, pinned=False, clock=SystemClock())
+        self._version = 0
+
+    def passes(self, micro_batches: Sequence[MicroBatch], fuse: int) -> Delivery:
+        """See `Collate.passes`; tensors are packed, for the way."""
+        made = self._collate.passes(micro_batches, fuse)
+        packed = tuple(replace(one, batch=_map(one.batch, _packed)) for one in made)
+        return Delivery(passes=packed, notices=tuple(self._provider.notices()))
+
+    def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
+        """See `Collators.extend`; each member says so, and once is enough."""
+        if version > self._version:
+            self._version = version
+            self._collate.extend(self._provider.grown(version), epoch, layout)
+
+
+class RayCollators:
+    """The collators of a run, as a member uses them: `training.feed.Collators`.
+
+    Args:
+        names: Of the actors.
+        order: Which sample stands where.
+        own: What the member makes passes with where no collator is left.
+        grown: The samples of a version, which the member has at hand.
+        notice: Told of collators that died.
+        first: Which one is asked first, so that members spread.
+    """
+
+    def __init__(  # what stands in for a collator is given too
+        self,
+        names: Sequence[str],
+        order: Order,
+        own: Collate,
+        grown: Callable[[int], BlockSamples],
+        notice: Callable[..., None],
+        *,
+        first: int,
+    ) -> None:
+        """Tell them the order."""
+        self._own = own
+        self._grown = grown
+        self._notice = notice
+        self._lock = Lock()
+        self._actors: dict[str, Any] = {name: ray.get_actor(name) for name in names}
+        self._turn = first
+        self._waiting = dict.fromkeys(names, 0)
+        for actor in self._actors.values():
+            actor.begin.remote(order)
+
+    def submit(self, micro_batches: tuple[MicroBatch, ...], fuse: int) -> Made:
+        """Give it to the collator with the least to do."""
+        with self._lock:
+            names = list(self._actors)
+            if not names:
+                return Asked(self, "", None, micro_batches, fuse)
+            self._turn += 1
+            turned = [names[(self._turn + i) % len(names)] for i in range(len(names))]
+            name = min(turned, key=self._waiting.__getitem__)
+            self._waiting[name] += 1
+            call = self._actors[name].passes.remote(micro_batches, fuse)
+        return Asked(self, name, call, micro_batches, fuse)
+
+    def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
+        """See `training.feed.Collators`."""
+        self._own.extend(self._grown(version), epoch, layout)
+        with self._lock:
+            for actor in self._actors.values():
+                actor.extend.remote(version, epoch, layout)
+
+    def result(self, asked: Asked) -> Passes:
+        """What a collator made; what it did not, this process makes."""
+        if asked.call is None:
+            return self._own.passes(asked.micro_batches, asked.fuse)
+        try:
+            found = ray.get(asked.call)
+        except RayError as error:
+            self._gone(asked.name, error)
+            return self._own.passes(asked.micro_batches, asked.fuse)
+        finally:
+            with self._lock:
+                self._waiting[asked.name] -= 1
+        if isinstance(found, RaycloudError):
+            raise found
+        for noticed in found.notices:
+            self._notice(noticed.what, collator=asked.name, **noticed.detail)
+        return tuple(replace(one, batch=_map(one.batch, _unpacked)) for one in found.passes)
+
+    def _gone(self, name: str, error: Exception) -> None:
+        with self._lock:
+            known = self._actors.pop(name, None)
+            left = len(self._actors)
+        if known is not None:
+            why = type(error).__name__
+            self._notice("a collator was lost", collator=name, left=left, why=why)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Passes that were asked for: `training.feed.Made`."""
+
+    crew: RayCollators
+    name: str
+    call: Any
+    micro_batches: tuple[MicroBatch, ...]
+    fuse: int
+    dropped: Event = field(default_factory=Event)
+
+    def result(self) -> Passes:
+        """Them, as soon as they are there; or raises what making them raised."""
+        while self.call is not None and not ray.wait([self.call], timeout=_TURN_S)[0]:
+            if self.dropped.is_set():
+                raise CancelledError
+        return self.crew.result(self)
+
+    def cancel(self) -> None:
+        """They are no longer wanted."""
+        self.dropped.set()
+        if self.call is not None:
+            ray.cancel(self.call)
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A tensor on its way: its values as an array, which travels without a copy."""
+
+    array: Any
+    dtype: torch.dtype
+
+
+def _packed(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    dtype = value.dtype
+    if dtype is torch.bfloat16:  # numpy has none
+        value = value.view(torch.int16)
+    return _Packed(value.detach().contiguous().numpy(), dtype)
+
+
+def _unpacked(value: Any) -> Any:
+    """The tensor again: copied, since what arrived is shared and cannot be written to."""
+    if not isinstance(value, _Packed):
+        return value
+    tensor = torch.from_numpy(value.array.copy())
+    return tensor if tensor.dtype is value.dtype else tensor.view(value.dtype)
+
+
+def _map(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A batch with all that it holds changed."""
+    if isinstance(value, Mapping):
+        return {key: _map(part, change) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map(part, change) for part in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map(part, change) for part in value)
+    return change(value)

@@ -1,0 +1,222 @@
+"""What a node holds of a data set: blocks in its cache, and the first of them pinned in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Condition, Lock, Thread
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from raycloud.clock import SystemClock
+from raycloud.data.cache import BlockCache
+from raycloud.data.prepare import labels_of, make_block
+from raycloud.errors import RaycloudError
+from raycloud.spec import Environment
+from raycloud.training.contract import construct
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from ray import ObjectRef
+
+    from raycloud.clock import Clock
+    from raycloud.data.cache import DataSet, Use
+    from raycloud.data.prepare import Made, Recipe, Work
+    from raycloud.spec import Job
+    from raycloud.task import Task
+
+_MEMORY_SHARE = 0.5  # of the object store; readers and collators use the rest
+
+
+def cache_of(job: Job) -> BlockCache:
+    """This node's cache for a job."""
+    return BlockCache.of(job.data.cache, Environment.from_process().cache)
+
+
+def memory_bytes_of(job: Job, node: str) -> int:
+    """How many bytes of blocks a job pins on a node."""
+    asked = job.data.cache.memory_bytes
+    if asked != "auto":
+        return asked
+    nodes = [found["Resources"] for found in ray.nodes() if found["NodeID"] == node]
+    resources: dict[str, float] = nodes[0] if nodes else {}
+    return int(_MEMORY_SHARE * resources.get("object_store_memory", 0))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a holder is, and what it works with.
+
+    Attributes:
+        node: The node's id.
+        cache: The node's cache.
+        memory_bytes: Most bytes of blocks that are pinned.
+        who: Who uses the blocks, for people.
+    """
+
+    node: str
+    cache: BlockCache
+    memory_bytes: int
+    who: str
+
+
+class Holder:
+    """One node's blocks: which are there, which are in use, which are pinned. Thread-safe.
+
+    Args:
+        place: Where it is.
+        task: Gives the task, if a damaged block has to be made again.
+        clock: For when data sets are used.
+        put: Puts a table into the object store, where it stays as long as its reference.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        task: Callable[[], Task],
+        clock: Clock,
+        put: Callable[[pa.Table], ObjectRef[Any]] = ray.put,
+    ) -> None:
+        """Hold nothing yet."""
+        self.place = place
+        self._task = task
+        self._clock = clock
+        self._put = put
+        self._uses: dict[str, Use] = {}
+        self._pinned: dict[str, ObjectRef[Any]] = {}
+        self._pinned_bytes = 0
+        self._pinning = 0  # threads that are at it
+        self._idle = Condition()
+        self._turn = Lock()
+
+    def claim(self, data_sets: Sequence[DataSet]) -> None:
+        """Use data sets from now on, so that no other run evicts them.
+
+        Raises:
+            MachineError: The cache cannot be written to.
+        """
+        for one in data_sets:
+            if one.id not in self._uses:
+                self._uses[one.id] = self.place.cache.use(one, self._clock, self.place.who)
+
+    def complete(self, data_sets: Sequence[DataSet]) -> None:
+        """All blocks of these data sets are there, on this node or another. Makes room on disk."""
+        for one in data_sets:
+            self.place.cache.complete(one)
+        self.place.cache.evict(keep=[key for one in data_sets for key in one.keys])
+
+    def find(self, id: str) -> DataSet | None:  # noqa: A002 - it is what it is called
+        """The record of a data set that is complete."""
+        found = self.place.cache.find(id)
+        return found if found is not None and found.complete else None
+
+    def made(self, recipe: Recipe, works: Sequence[Work]) -> dict[str, Made]:
+        """By key, those of these works whose blocks are whole in this node's cache."""
+        cache, task, clock = self.place.cache, self._task, self._clock
+        return {
+            work.key: make_block(recipe, work, task(), cache, clock, self.place.node)
+            for work in works
+            if cache.whole(work.key) is not None
+        }
+
+    def sizes(self, keys: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """By key, rows and bytes of those of these blocks that are whole in this node's cache."""
+        cache, found = self.place.cache, {}
+        for key in keys:
+            table = cache.whole(key) if cache.has(key) else None
+            if table is not None:
+                found[key] = (len(table), cache.path_of(key).stat().st_size)
+        return found
+
+    def labels(self, keys: Sequence[str], column: str) -> dict[str, pa.Array]:
+        """By key, the classes of these blocks' rows.
+
+        Raises:
+            DataError: There is no such column, or it does not hold single values.
+        """
+        tables = {key: self.place.cache.whole(key) for key in keys}
+        return {key: labels_of(t, column) for key, t in tables.items() if t is not None}
+
+    def content(self, key: str) -> pa.Buffer | None:
+        """The bytes of a block's file, mapped; None where it is not here."""
+        import pyarrow as pa
+
+        try:
+            with pa.memory_map(str(self.place.cache.path_of(key))) as file:
+                return file.read_buffer()
+        except OSError:
+            return None
+
+    def sees(self, path: str, size: int) -> bool:
+        """Whether this node's file system has a file of this size at `path`."""
+        try:
+            return Path(path).stat().st_size == size
+        except OSError:
+            return False
+
+    def pin(self, keys: Sequence[str]) -> None:
+        """Pin those of these blocks that are here, in this order, as far as the limit goes.
+
+        Returns at once: a thread does it. What is pinned stays.
+        """
+        with self._idle:
+            self._pinning += 1
+        Thread(target=self._pin, args=(list(keys),), name="pin", daemon=True).start()
+
+    def pinned(self, timeout_s: float) -> dict[str, ObjectRef[Any]]:
+        """By key, what is pinned once all that was asked for is, or after `timeout_s`."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._pinning, timeout_s)
+            return dict(self._pinned)
+
+    def _pin(self, keys: list[str]) -> None:
+        try:
+            with self._turn:
+                for key in keys:
+                    if key not in self._pinned and not self._pin_one(key):
+                        return
+        finally:
+            with self._idle:
+                self._pinning -= 1
+                self._idle.notify_all()
+
+    def _pin_one(self, key: str) -> bool:
+        """Whether there is room for more."""
+        table = self.place.cache.whole(key)
+        if table is None:
+            return True
+        if self._pinned_bytes + table.nbytes > self.place.memory_bytes:
+            return False
+        self._pinned_bytes += table.nbytes
+        self._pinned[key] = self._put(table)
+        return True
+
+
+@ray.remote
+class HolderActor:
+    """The holder of a node that the pipeline is not on, in a process of its own."""
+
+    def __init__(self, job: Job, task: type[Task], who: str) -> None:
+        """Find out where this is."""
+        node = ray.get_runtime_context().get_node_id()
+        place = place_of(job, node, who)
+        self._holder = Holder(place, lambda: construct(task, job), SystemClock())
+
+    def ask(self, method: str, *args: Any) -> Any:
+        """What a method of `Holder` returns, or the `RaycloudError` that it raised."""
+        return answer(self._holder, method, *args)
+
+
+def place_of(job: Job, node: str, who: str) -> Place:
+    """The place of a holder in this process."""
+    return Place(node=node, cache=cache_of(job), memory_bytes=memory_bytes_of(job, node), who=who)
+
+
+def answer(one: Any, method: str, *args: Any) -> Any:
+    """What a method returns; an error of ours is returned too, so that it travels as it is."""
+    try:
+        return getattr(one, method)(*args)
+    except RaycloudError as error:
+        return error

@@ -1,0 +1,297 @@
+"""The pipeline of a run: one for all of its members, which makes a task's `Source`s into blocks.
+
+It is a named actor that the first member to need it makes, and any member makes again where it has
+died. It is on the driver's node, whose files the user named, and in nobody's placement group.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raycloud.clock import SystemClock
+from raycloud.data.location import is_local, locate
+from raycloud.data.provide import HELD_OUT, TRAIN
+from raycloud.errors import InternalError
+from raycloud.on_ray.holder import Holder, answer, place_of
+from raycloud.on_ray.holders import Holders
+from raycloud.on_ray.preparing import Means, Preparing, keys_of
+from raycloud.on_ray.readers import Readers
+from raycloud.order import Layout, Order, lanes_of
+from raycloud.task import Source
+from raycloud.training.contract import construct
+from raycloud.training.supply import _asked as asked
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+    from raycloud.data.index import Block, Index, Input
+    from raycloud.data.location import File
+    from raycloud.data.provide import Prepared
+    from raycloud.spec import Job
+    from raycloud.task import Splits, Task
+
+_THREADS = 64  # members wait in one while others ask
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineConfig:
+    """What a pipeline is told.
+
+    Attributes:
+        job: The job.
+        task: The task's class.
+        known: Inputs of the training samples that the run has already, with their versions.
+        version: How often the data had grown, of this start of the run, to those inputs.
+    """
+
+    job: Job
+    task: type[Task]
+    known: tuple[Input, ...] = ()
+    version: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
+    """What members are given.
+
+    Attributes:
+        prepared: By split.
+        handles: By node, the holders of blocks.
+        notices: What should be known, each a text and its details; only to the first who asks.
+    """
+
+    prepared: Mapping[str, Prepared]
+    handles: Mapping[str, Any] = field(default_factory=dict)
+    notices: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grown:
+    """Data with files that were added: `DataGrew` in values that travel."""
+
+    samples: int
+    version: int
+    inputs: tuple[str, ...]
+    partitions: tuple[int, ...]
+
+
+class Pipeline:
+    """Prepares data once for all who ask, and again where it has grown. Thread-safe.
+
+    Args:
+        config: What it is told.
+        holder: The holder of this process's node.
+        me: An actor through which others ask `holder`.
+        clock: For durations and for when caches were used.
+    """
+
+    def __init__(self, config: PipelineConfig, holder: Holder, me: Any, clock: Clock) -> None:
+        """Nothing is prepared yet."""
+        self._config = config
+        self._holder = holder
+        self._me = me
+        self._clock = clock
+        self._turn = Lock()  # one change at a time
+        self._asking = Lock()
+        self._ready: Future[Ready] | None = None
+        self._holders: Holders | None = None
+        self._nodes: list[str] | None = None
+        self._splits: dict[str, Preparing] = {}
+        self._versions: dict[int, Index] = {}  # of the training samples
+        self._seen: list[File] = []
+        self._notices: list[tuple[str, Mapping[str, Any]]] = []
+
+    def prepare(self) -> Ready:
+        """The data of the task, ready to be read. The first who asks has it prepared.
+
+        Raises:
+            RaycloudError: Why it cannot be; the same to all who ask.
+        """
+        with self._asking:
+            first = self._ready is None
+            ready = self._ready = self._ready or Future()
+        if first:
+            try:
+                with self._turn:
+                    ready.set_result(self._prepare())
+            except BaseException as error:  # noqa: BLE001 - raised to all who ask
+                ready.set_exception(error)
+            return ready.result()
+        found = ready.result()
+        return Ready(prepared=found.prepared, handles=found.handles)
+
+    def refresh(self) -> Grown | None:
+        """Look for files that were added, and read those that nobody is writing to any more.
+
+        A file is taken up once it was seen twice, of the same size and time.
+
+        Raises:
+            RaycloudError: They cannot be read, or a known one is gone or has changed.
+        """
+        with self._turn:
+            train = self._splits.get(TRAIN)
+            if train is None or train.source.path is None:
+                return None
+            known = {one.path for one in train.inputs}
+            new = [file for file in locate(train.source) if file.path not in known]
+            seen, self._seen = self._seen, new
+            if not new or new != seen:
+                return None
+            prepared = train.run(self._readers(1))
+            version = max(self._versions) + 1
+            self._versions[version] = prepared.index
+            self._pin([prepared.index])
+            return Grown(
+                samples=prepared.index.rows,
+                version=version,
+                inputs=tuple(file.path for file in new),
+                partitions=prepared.index.partitions,
+            )
+
+    def grown(self, version: int) -> Index:
+        """The index of the training samples of a version.
+
+        Raises:
+            InternalError: There is none.
+        """
+        self.prepare()
+        if version not in self._versions:
+            raise InternalError(
+                f"the data of version {version} was asked for; there are {sorted(self._versions)}"
+            )
+        return self._versions[version]
+
+    def remake(self, key: str) -> Block:
+        """Make a block again that is on no node any more.
+
+        Raises:
+            RaycloudError: It cannot be.
+        """
+        self.prepare()
+        with self._turn:
+            for split in self._splits.values():
+                block = split.again(key, self._readers(1))
+                if block is not None:
+                    return block
+        raise InternalError(f"the block {key} was asked for, which belongs to no data of this run")
+
+    def _prepare(self) -> Ready:
+        config, job = self._config, self._config.job
+        task = construct(config.task, job)
+        splits = asked(task, job)
+        self._holders = Holders.start(self._holder, self._me, job, config.task, self._notice)
+        means = Means(job=job, task=task, holders=self._holders, clock=self._clock)
+        self._splits = _preparing(means, splits, config.known)
+        self._nodes = self._seeing(self._holders)
+        prepared = {name: split.run(self._readers(None)) for name, split in self._splits.items()}
+        self._versions[config.version] = prepared[TRAIN].index
+        self._pin([one.index for one in prepared.values()])
+        notices, self._notices = tuple(self._notices), []
+        return Ready(prepared=prepared, handles=dict(self._holders.handles), notices=notices)
+
+    def _readers(self, most: int | None) -> Readers:
+        """Readers on all CPUs, or on `most` of them; never on more than the job allows."""
+        cpus = self._config.job.data.cpus
+        total = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        if cpus == "auto":
+            return Readers(most or total, self._nodes)
+        return Readers(min(cpus, total), self._nodes)
+
+    def _seeing(self, holders: Holders) -> list[str] | None:
+        """The nodes that see the files; None: all do, or it does not matter."""
+        source = self._splits[TRAIN].source
+        if len(holders.nodes) == 1 or source.path is None or source.filesystem is not None:
+            return None
+        first = locate(source)[0]
+        if not is_local(first.path):
+            return None
+        seen = holders.ask("sees", first.path, first.bytes)
+        nodes = [node for node, sees in seen.items() if sees]
+        if len(nodes) == len(seen):
+            return None
+        self._notice(
+            "not all nodes see the data's files, so only those that do read them",
+            file=first.path,
+            nodes=nodes,
+        )
+        return nodes
+
+    def _pin(self, indexes: list[Index]) -> None:
+        """Pin what is read first, everywhere."""
+        job, index = self._config.job, indexes[0]
+        keys = _first_read(index, job)
+        if self._holders is not None:
+            self._holders.ask("pin", list(dict.fromkeys([*keys, *keys_of(indexes)])))
+
+    def _notice(self, what: str, **detail: Any) -> None:
+        self._notices.append((what, detail))
+
+
+def _preparing(means: Means, splits: Splits, known: tuple[Input, ...]) -> dict[str, Preparing]:
+    train, held_out = splits.train, splits.held_out
+    if not isinstance(train, Source):
+        raise InternalError("the task's training samples need no pipeline")
+    found = {TRAIN: Preparing(means, train, TRAIN, known)}
+    if isinstance(held_out, Source):
+        found[HELD_OUT] = Preparing(means, held_out, HELD_OUT)
+    return found
+
+
+def _first_read(index: Index, job: Job) -> list[str]:
+    """The keys of blocks in the order in which the first epoch needs them."""
+    lanes = lanes_of(job.global_batch, job.micro_batch)
+    run = job.global_batch // lanes
+    layout = Layout(partitions=index.partitions, lanes=lanes, run=run, window=job.data.window)
+    order = Order(samples=index.rows, seed=job.seed, shuffle=job.data.shuffle, layout=layout)
+    partitions = order.partitions_ahead(0, 0, index.rows).tolist()
+    starts, keys = index.starts, list[str]()
+    for partition in partitions:
+        first, last = index.partitions[partition], index.partitions[partition + 1] - 1
+        touched = range(bisect_right(starts, first) - 1, bisect_right(starts, last))
+        keys += [index.blocks[number].key for number in touched]
+    return keys
+
+
+@ray.remote
+class PipelineActor:
+    """A run's pipeline and its node's holder, in a process of their own."""
+
+    def __init__(self, config: PipelineConfig) -> None:
+        """Find out where this is."""
+        context = ray.get_runtime_context()
+        place = place_of(config.job, context.get_node_id(), f"run {config.job.name}")
+        clock = SystemClock()
+        self._holder = Holder(place, lambda: construct(config.task, config.job), clock)
+        self._pipeline = Pipeline(config, self._holder, context.current_actor, clock)
+
+    def ask(self, method: str, *args: Any) -> Any:
+        """See `HolderActor.ask`."""
+        return answer(self._holder, method, *args)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """What a method of `Pipeline` returns, or the `RaycloudError` that it raised."""
+        return answer(self._pipeline, method, *args)
+
+
+def pipeline_of(name: str, config: Callable[[], PipelineConfig], home: str) -> Any:
+    """The run's pipeline, made if it is not there.
+
+    Args:
+        name: Its name.
+        config: What to tell a new one.
+        home: The node it should be on.
+    """
+    return PipelineActor.options(  # type: ignore[attr-defined]
+        name=name,
+        get_if_exists=True,
+        num_cpus=0,
+        max_concurrency=_THREADS,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(home, soft=True),
+    ).remote(config())

@@ -1,0 +1,289 @@
+"""One split on its way from a `Source` to an index: what is cached is found, the rest is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from raycloud.data.digest import combined
+from raycloud.data.index import Block, Index, Input
+from raycloud.data.prepare import (
+    Made,
+    Recipe,
+    Work,
+    by_version,
+    data_set_of,
+    deal_out,
+    finished,
+    make_index,
+    make_stratified_index,
+    plan,
+    recipe_of,
+)
+from raycloud.data.provide import Prepared
+from raycloud.data.sets import DataSet
+from raycloud.data.slices import Slice
+from raycloud.errors import DataError, InternalError
+from raycloud.on_ray.readers import Brief, Readers, brief_works
+from raycloud.order import lanes_of
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+    from raycloud.on_ray.holders import Holders
+    from raycloud.spec import Job
+    from raycloud.task import Source, Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Means:
+    """What splits are prepared with.
+
+    Attributes:
+        job: The job.
+        task: Its task.
+        holders: Of all nodes.
+        clock: For durations and for when caches were used.
+    """
+
+    job: Job
+    task: Task
+    holders: Holders
+    clock: Clock
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of a step."""
+        return lanes_of(self.job.global_batch, self.job.micro_batch)
+
+
+class Preparing:
+    """One split. It can be looked at again for files that were added.
+
+    Args:
+        means: What it is prepared with.
+        source: Where its rows come from.
+        split: `train` or `held_out`.
+        known: Inputs that the run has already.
+    """
+
+    def __init__(
+        self, means: Means, source: Source, split: str, known: Sequence[Input] = ()
+    ) -> None:
+        """Only the recipe is written down yet."""
+        self.source = source
+        self.inputs: tuple[Input, ...] = tuple(known)
+        self.works: tuple[Work, ...] = ()
+        self._means = means
+        self._recipe = recipe_of(means.task, source, means.job, split)
+        self._made: dict[str, Made] = {}  # by key
+        self._sets: list[DataSet] = []  # by version
+        self._dealt: dict[str, Block] = {}
+        self._fresh: set[str] = set()  # keys of blocks that were not cached
+
+    def run(self, readers: Readers) -> Prepared:
+        """Look for files, and make what is not cached; again: for the files that were added.
+
+        Raises:
+            RaycloudError: Nothing is there, it cannot be read, or rows are bad.
+        """
+        clock = self._means.clock
+        before_s = clock.monotonic_s()
+        if _is_ray(self.source.dataset):
+            self._tables(readers)
+        else:
+            self._plan()
+        versions = [self.works[places.start : places.stop] for places in by_version(self.works)]
+        for works in versions[len(self._sets) :]:
+            self._sets.append(self._version(works, readers))
+        index = self._index()
+        fresh = sum(block.key in self._fresh for block in index.blocks)
+        return Prepared(
+            index=index,
+            cached_blocks=len(index.blocks) - fresh,
+            made_blocks=fresh,
+            seconds=clock.monotonic_s() - before_s,
+            read_s=sum(one.read_s for one in self._made.values()),
+        )
+
+    def again(self, key: str, readers: Readers) -> Block | None:
+        """Make a block again that no node has any more; None where it is none of this split's."""
+        for places, data_set in zip(by_version(self.works), self._sets, strict=True):
+            works = self.works[places.start : places.stop]
+            if any(work.key == key for work in works):
+                self._fill([work for work in works if work.key == key], readers)
+                return self._made[key].block
+            if key in data_set.keys:
+                self._dealt.pop(key, None)
+                return self._deal(works, data_set, readers)[0][key]
+        return None
+
+    def _plan(self) -> None:
+        means = self._means
+        cache = means.holders.own.place.cache
+        self.inputs, self.works = plan(self._recipe, self.source, cache, means.clock, self.inputs)
+
+    def _tables(self, readers: Readers) -> None:
+        """A `ray.data.Dataset` says what is in it when it is run, unless a record of it is kept."""
+        if self._sets:
+            return
+        record = keyed(self._recipe, self.source)
+        kept = self._kept(record.id) if record is not None else None
+        works = self._recalled(kept) if kept is not None else None
+        if works is None:
+            self.inputs, works = self._tabled(readers)
+        if not works:
+            raise DataError(
+                "the data set has no rows: Source.dataset is empty",
+                hint="give one with rows, or name files in Source.path",
+            )
+        if record is not None:
+            named = Input(path=record.source, bytes=0, digest=record.id)
+            self.inputs = (named,)
+            works = [replace(w, slice=replace(w.slice, inputs=self.inputs)) for w in works]
+            if kept is None:
+                made = [self._made[work.key] for work in works]
+                keys = tuple(work.key for work in works)
+                self._means.holders.ask("complete", [finished(replace(record, keys=keys), made)])
+        self.works = tuple(works)
+
+    def _tabled(self, readers: Readers) -> tuple[tuple[Input, ...], list[Work]]:
+        inputs: list[Input] = []
+        works: list[Work] = []
+        for table in readers.tables(self._brief(), self.source.dataset):
+            first = table.inputs[0]
+            inputs.append(replace(first, path=f"{first.path}, block {len(inputs)}"))
+            works += [replace(w, slice=replace(w.slice, inputs=(inputs[-1],))) for w in table.works]
+            for one in table.made:
+                self._keep(one)
+        return tuple(inputs), works
+
+    def _recalled(self, kept: DataSet) -> list[Work] | None:
+        """The works of a record; None where a block of it is on no node any more."""
+        source = (Input(path=kept.source, bytes=0, digest=kept.id),)
+        piece = Slice(inputs=source, format="table", start=0, stop=0)
+        works = [Work(slice=piece, key=key) for key in kept.keys]
+        self._look(works)
+        return works if all(work.key in self._made for work in works) else None
+
+    def _kept(self, id_: str) -> DataSet | None:
+        found = self._means.holders.ask("find", id_).values()
+        return next((record for record in found if record is not None), None)
+
+    def _version(self, works: Sequence[Work], readers: Readers) -> DataSet:
+        """Have all blocks of one version made, or found; returns the record of it, complete."""
+        holders, lanes = self._means.holders, self._means.lanes
+        data_set = data_set_of(self._recipe, works, lanes)
+        holders.ask("claim", [data_set])
+        if self._recipe.stratify is not None:
+            known = self._kept(data_set.id)
+            if known is not None and self._found(known.keys):
+                return known
+            whole = self._deal(works, data_set, readers)[1]
+        else:
+            self._fill(works, readers)
+            whole = finished(data_set, [self._made[work.key] for work in works])
+        holders.ask("complete", [whole])
+        return whole
+
+    def _found(self, keys: Sequence[str]) -> bool:
+        """Whether all of these dealt blocks are somewhere."""
+        missing = [key for key in keys if key not in self._dealt]
+        for node, sizes in self._means.holders.ask("sizes", missing).items():
+            for key, (rows, size) in sizes.items():
+                self._dealt[key] = _held(self._dealt.get(key), key, rows, size, node)
+        return all(key in self._dealt for key in keys)
+
+    def _look(self, works: Sequence[Work]) -> None:
+        """Find the blocks of works on any node."""
+        bare = [replace(work, table=None) for work in works]
+        for work in works:
+            self._made.pop(work.key, None)
+        for found in self._means.holders.ask("made", self._recipe, bare).values():
+            for one in found.values():
+                self._keep(one)
+
+    def _fill(self, works: Sequence[Work], readers: Readers) -> None:
+        """Find the blocks of works on any node; read those that are on none."""
+        self._look(works)
+        missing = {w.key: n for n, w in enumerate(works) if w.key not in self._made}
+        numbers = list(missing.values())
+        brief = brief_works(self._brief(), works, numbers)
+        for _, made in readers.run(brief, "make", numbers):
+            self._keep(made)
+
+    def _deal(
+        self, works: Sequence[Work], data_set: DataSet, readers: Readers
+    ) -> tuple[dict[str, Block], DataSet]:
+        """Deal the rows of works to partitions: their blocks, by key, and the complete record."""
+        column = self._recipe.stratify
+        if column is None:
+            raise InternalError("rows were to be dealt without a column to deal them by")
+        self._fill(works, readers)
+        made = [self._made[work.key] for work in works]
+        keys = [one.block.key for one in made if one.block.rows]
+        labels: dict[str, Any] = {}
+        for found in self._means.holders.ask("labels", keys, column).values():
+            labels |= found
+        shares = deal_out(
+            self._recipe, works, made, [labels.get(w.key) for w in works], self._means.lanes
+        )
+        self._found([share.key for share in shares if share.size])
+        todo = [n for n, s in enumerate(shares) if s.size and s.key not in self._dealt]
+        brief = replace(
+            self._brief(),
+            shares=shares,
+            blocks=[one.block for one in made],
+            handles=self._means.holders.handles,
+        )
+        for _, block in readers.run(brief, "deal", todo):
+            self._dealt[block.key] = block
+            self._fresh.add(block.key)
+        dealt = [self._dealt[share.key] if share.size else None for share in shares]
+        return self._dealt, finished(data_set, made, dealt)
+
+    def _index(self) -> Index:
+        if self._recipe.stratify is not None:
+            return make_stratified_index(self.inputs, self._sets, self._dealt)
+        made = [self._made[work.key] for work in self.works]
+        return make_index(self._recipe, self.inputs, self.works, made, self._means.lanes)
+
+    def _keep(self, made: Made) -> None:
+        key = made.block.key
+        there = self._made.get(key)
+        if there is not None:
+            nodes = tuple(dict.fromkeys((*there.block.nodes, *made.block.nodes)))
+            made = replace(there, block=replace(there.block, nodes=nodes))
+        elif not made.cached:
+            self._fresh.add(key)
+        self._made[key] = made
+
+    def _brief(self) -> Brief:
+        job, task = self._means.job, self._means.task
+        return Brief(job=job, task=type(task), recipe=self._recipe)
+
+
+def _held(there: Block | None, key: str, rows: int, size: int, node: str) -> Block:
+    nodes = there.nodes if there is not None else ()
+    return Block(key=key, rows=rows, bytes=size, nodes=(*nodes, node))
+
+
+def _is_ray(dataset: Any) -> bool:
+    return any(
+        kind.__module__.startswith("ray.data") and kind.__name__ == "Dataset"
+        for kind in type(dataset).__mro__
+    )
+
+
+def keyed(recipe: Recipe, source: Source) -> DataSet | None:
+    """The record by which a `ray.data.Dataset` that has a name is found again."""
+    if source.key is None:
+        return None
+    options = [list(source.columns or ()), dict(source.types or {}), list(source.required)]
+    name = combined("keyed", source.key, options, recipe.code, recipe.data.bad_rows)
+    return DataSet(id=name[:16], task=recipe.task, split=recipe.split, source=source.key, keys=())
+
+
+def keys_of(indexes: Iterable[Index]) -> list[str]:
+    """The keys of all their blocks, each once, in order."""
+    return list(dict.fromkeys(block.key for index in indexes for block in index.blocks))

@@ -1,0 +1,217 @@
+"""What a member reads its data through: the run's pipeline, this node's blocks, other nodes'."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    ObjectLostError,
+    RayError,
+)
+
+from raycloud.clock import SystemClock
+from raycloud.data.provide import HELD_OUT, TRAIN, Provided
+from raycloud.data.samples import BlockSamples
+from raycloud.errors import InternalError, MachineError, RaycloudError
+from raycloud.events import Noticed
+from raycloud.on_ray.collators import RayCollators
+from raycloud.on_ray.holder import cache_of
+from raycloud.on_ray.holders import Reach
+from raycloud.on_ray.pipeline import PipelineConfig, pipeline_of
+from raycloud.training.collate import Collate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+    from ray import ObjectRef
+
+    from raycloud.data.index import Block, Index
+    from raycloud.on_ray.pipeline import Ready
+    from raycloud.order import Order
+    from raycloud.task import Splits, Task
+    from raycloud.training.member import MemberConfig
+
+_TRIES = 3  # the pipeline is made again as often
+_WARM_S = 120.0  # pinning goes at about 1 GB/s
+_OBJECT_S = 30.0
+
+
+class RayProvider:
+    """Gives a member its samples, and finds their blocks wherever they are. Thread-safe.
+
+    A block is taken from the object store where it is pinned, else mapped from this node's cache,
+    else fetched from another node, else made again.
+
+    Args:
+        config: The member's.
+        node: The node it is on.
+    """
+
+    def __init__(self, config: MemberConfig, node: str) -> None:
+        """Ask nobody yet: a task with samples of its own needs nothing of this."""
+        self._config = config
+        self._node = node
+        self._lock = Lock()
+        self._warming = Lock()
+        self._pipeline: Any = None
+        self._reach: Reach | None = None
+        self._handles: Mapping[str, Any] = {}
+        self._pinned: dict[str, ObjectRef[Any]] = {}
+        self._pinning: Any = None
+        self._inputs = config.known
+        self._version = 0
+        self._notices: list[Noticed] = []
+        self._train: dict[int, BlockSamples] = {}
+
+    def provide(self, task: Task, splits: Splits) -> Provided:  # noqa: ARG002 - see `Provider`
+        """The samples of both splits: see `Provider.provide`."""
+        ready: Ready = self._call("prepare")
+        for what, detail in ready.notices:
+            self._notice(what, **detail)
+        self._handles = ready.handles
+        self._reach = Reach(cache_of(self._config.job), self._node, ready.handles, self._notice)
+        self._warm()
+        samples = {name: self._samples(one.index) for name, one in ready.prepared.items()}
+        self._inputs = ready.prepared[TRAIN].index.inputs
+        self._train[0] = samples[TRAIN]
+        return Provided(
+            train=samples[TRAIN], held_out=samples.get(HELD_OUT), prepared=ready.prepared
+        )
+
+    def grown(self, version: int) -> BlockSamples:
+        """The samples of grown data: see `Provider.grown`."""
+        index: Index = self._call("grown", version)
+        self._inputs, self._version = index.inputs, version
+        self._warm()
+        self._train[version] = self._samples(index)
+        return self._train[version]
+
+    def collators(self, task: Task, order: Order) -> RayCollators | None:
+        """The collators that make batches in this member's place; None where there are none.
+
+        Args:
+            task: Makes the batches that no collator makes.
+            order: Which sample stands where.
+        """
+        names = self._config.collators
+        if not names:
+            return None
+        own = Collate(task, self._train[0], order, pinned=False, clock=SystemClock())
+        return RayCollators(
+            names, order, own, self._train.__getitem__, self._notice, first=self._config.member
+        )
+
+    def notices(self) -> list[Noticed]:
+        """What had to be done in another way since the last call."""
+        with self._lock:
+            found, self._notices = self._notices, []
+        return found
+
+    def table_of(self, block: Block) -> pa.Table:
+        """The rows of a block.
+
+        Raises:
+            RaycloudError: They are nowhere, and cannot be made again.
+        """
+        table = self._from_memory(block)
+        if table is None:
+            table = self._reached(block)
+        if table is None:
+            self._notice("a block is made again", block=block.key)
+            table = self._reached(self._call("remake", block.key))
+        if table is None:
+            raise MachineError(
+                f"the block {block.key} was made again and cannot be read on this node",
+                hint="see whether something else clears the cache directory",
+            )
+        return table
+
+    def _samples(self, index: Index) -> BlockSamples:
+        return BlockSamples(index, self.table_of)
+
+    def _reached(self, block: Block) -> pa.Table | None:
+        if self._reach is None:
+            raise InternalError("a block was asked for before the data was prepared")
+        return self._reach.table(block)
+
+    def _from_memory(self, block: Block) -> pa.Table | None:
+        reference = self._references().get(block.key)
+        if reference is None:
+            return None
+        try:
+            table: pa.Table = ray.get(reference, timeout=_OBJECT_S)
+        except (ObjectLostError, GetTimeoutError) as error:
+            self._notice("a pinned block was lost", block=block.key, why=type(error).__name__)
+            self._pinned.pop(block.key, None)
+            return None
+        return table
+
+    def _references(self) -> dict[str, ObjectRef[Any]]:
+        """What is pinned on this node: asked for once, and waited for."""
+        with self._warming:
+            if self._pinning is not None:
+                try:
+                    self._pinned = ray.get(self._pinning, timeout=_WARM_S + _OBJECT_S)
+                except RayError as error:
+                    self._notice("no block is pinned", why=type(error).__name__)
+                self._pinning = None
+            return self._pinned
+
+    def _warm(self) -> None:
+        """Begin to ask what is pinned on this node."""
+        holder = self._handles.get(self._node)
+        if holder is not None:
+            with self._warming:
+                self._pinning = holder.ask.remote("pinned", _WARM_S)
+
+    def _call(self, method: str, *args: Any) -> Any:
+        """Ask the pipeline; where it died, one is made again."""
+        why = ""
+        for _ in range(_TRIES):
+            pipeline = self._found()
+            try:
+                answer = ray.get(pipeline.call.remote(method, *args))
+            except (ActorDiedError, ActorUnavailableError) as error:
+                self._forget(pipeline)
+                why = str(error).strip()
+                name = type(error).__name__
+                self._notice("the data's pipeline is made again", why=name, detail=why[:500])
+                continue
+            except RayError as error:
+                raise InternalError(f"the data's pipeline failed: {error}") from error
+            if isinstance(answer, RaycloudError):
+                raise answer
+            return answer
+        raise MachineError(
+            f"the process that prepares the data died {_TRIES} times: {why}",
+            hint="look for the kernel's word on memory (dmesg) on the driver's node",
+        )
+
+    def _found(self) -> Any:
+        with self._lock:
+            if self._pipeline is None:
+                self._pipeline = pipeline_of(
+                    self._config.pipeline, self._told, self._config.home or self._node
+                )
+            return self._pipeline
+
+    def _forget(self, pipeline: Any) -> None:
+        with self._lock:
+            if self._pipeline is pipeline:
+                self._pipeline = None
+
+    def _told(self) -> PipelineConfig:
+        config = self._config
+        return PipelineConfig(
+            job=config.job, task=config.task, known=self._inputs, version=self._version
+        )
+
+    def _notice(self, what: str, **detail: Any) -> None:
+        with self._lock:
+            self._notices.append(Noticed(what=what, member=self._config.member, detail=detail))

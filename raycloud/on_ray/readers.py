@@ -1,0 +1,267 @@
+"""Readers: Ray Data's tasks, which make blocks on any node's CPUs beside the training."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayError
+
+from raycloud.clock import SystemClock
+from raycloud.data.prepare import Share, compacted, make_block, make_partition, plan_table
+from raycloud.errors import InternalError, MachineError, RaycloudError
+from raycloud.on_ray.holder import cache_of
+from raycloud.on_ray.holders import Reach
+from raycloud.training.contract import construct
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from ray import ObjectRef
+
+    from raycloud.data.index import Block, Input
+    from raycloud.data.prepare import Made, Recipe, Work
+    from raycloud.spec import Job
+    from raycloud.task import Task
+
+_KEPT = 4  # what a reader's process remembers
+_RETRIES = 3  # of a task whose process dies
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Brief:
+    """What readers must know of a split. It travels once to each process.
+
+    Attributes:
+        job: The job.
+        task: The task's class.
+        recipe: Of the split.
+        works: What there is to make; their tables, if any, are in `tables`.
+        tables: By the number of a work, its rows in the object store.
+        shares: Of a stratified split, the partitions to make of the blocks of `works`.
+        blocks: And those blocks.
+        handles: By node, the holders.
+    """
+
+    job: Job
+    task: type[Task]
+    recipe: Recipe
+    works: Sequence[Work] = ()
+    tables: Mapping[int, ObjectRef[Any]] = field(default_factory=dict)
+    shares: Sequence[Share] = ()
+    blocks: Sequence[Block] = ()
+    handles: Mapping[str, Any] = field(default_factory=dict)
+
+
+def brief_works(brief: Brief, works: Sequence[Work], numbers: Sequence[int]) -> Brief:
+    """The brief with these works; the rows in hand of those in `numbers` go into the store."""
+    tables = {
+        number: ray.put(compacted(table))
+        for number in numbers
+        if (table := works[number].table) is not None
+    }
+    return replace(brief, works=[replace(work, table=None) for work in works], tables=tables)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableMade:
+    """What a reader made of one block of a `ray.data.Dataset`."""
+
+    inputs: tuple[Input, ...]
+    works: tuple[Work, ...]
+    made: tuple[Made, ...]
+
+
+class Reader:
+    """What makes blocks in a reader's process."""
+
+    def __init__(self, brief: Brief) -> None:
+        """Make the task."""
+        self._brief = brief
+        self._task = construct(brief.task, brief.job)
+        self._cache = cache_of(brief.job)
+        self._clock = SystemClock()
+        self._node = ray.get_runtime_context().get_node_id()
+
+    def make(self, number: int) -> Made:
+        """The block of a work."""
+        brief = self._brief
+        work = brief.works[number]
+        if number in brief.tables:
+            work = replace(work, table=ray.get(brief.tables[number]))
+        return self._made(work)
+
+    def deal(self, number: int) -> Block:
+        """The block of a share."""
+        brief = self._brief
+        share = brief.shares[number]
+        reach = Reach(self._cache, self._node, brief.handles, lambda *_, **__: None)
+        pieces = (self._rows(reach, brief.blocks[n]).take(rows) for n, rows in share.rows.items())
+        return make_partition(share, pieces, self._cache, self._node)
+
+    def table(self, table: pa.Table) -> TableMade:
+        """The blocks of a table, which is known by its content alone."""
+        recipe = self._brief.recipe
+        inputs, works = plan_table(replace(recipe, source=replace(recipe.source, key=None)), table)
+        made = tuple(self._made(work) for work in works)
+        bare = tuple(replace(work, table=None) for work in works)
+        return TableMade(inputs=inputs, works=bare, made=made)
+
+    def _made(self, work: Work) -> Made:
+        recipe, cache, clock = self._brief.recipe, self._cache, self._clock
+        return make_block(recipe, work, self._task, cache, clock, self._node)
+
+    def _rows(self, reach: Reach, block: Block) -> pa.Table:
+        table = reach.table(block)
+        if table is None:
+            raise MachineError(
+                f"the block {block.key} is on no node any more", hint="start the run again"
+            )
+        return table
+
+
+_readers: OrderedDict[str, Reader] = OrderedDict()
+_lock = Lock()
+
+
+def reader_of(brief: ObjectRef[Any]) -> Reader:
+    """This process's reader for a brief."""
+    name = brief.hex()
+    with _lock:
+        if name not in _readers:
+            _readers[name] = Reader(ray.get(brief))
+        _readers.move_to_end(name)
+        while len(_readers) > _KEPT:
+            _readers.popitem(last=False)
+        return _readers[name]
+
+
+def _numbered(rows: Any, *, brief: list[ObjectRef[Any]], method: str) -> dict[str, Any]:
+    number = int(rows["number"][0])
+    return {"number": rows["number"], "made": _alone(brief[0], method, number)}
+
+
+def _tabled(table: Any, *, brief: list[ObjectRef[Any]]) -> dict[str, Any]:
+    if not len(table):
+        return {"made": np.empty(0, dtype=object)}
+    return {"made": _alone(brief[0], "table", table)}
+
+
+def _alone(brief: ObjectRef[Any], method: str, argument: Any) -> np.ndarray[Any, Any]:
+    """What a reader makes, or the error of ours, as a column of one row."""
+    column = np.empty(1, dtype=object)
+    try:
+        column[0] = getattr(reader_of(brief), method)(argument)
+    except RaycloudError as error:
+        column[0] = error
+    return column
+
+
+class Readers:
+    """Runs readers through Ray Data.
+
+    Args:
+        cpus: Most that work at once.
+        nodes: Where they may; None: anywhere.
+    """
+
+    def __init__(self, cpus: int, nodes: Sequence[str] | None = None) -> None:
+        """Nothing is run yet."""
+        self._cpus = cpus
+        self._options: dict[str, Any] = {
+            "batch_size": None,
+            "num_cpus": 0,  # workers have reserved every CPU
+            "ray_remote_args_fn": partial(dict, max_retries=_RETRIES),
+        }
+        if nodes is not None:
+            self._options["label_selector"] = {"ray.io/node-id": f"in({', '.join(nodes)})"}
+
+    def run(self, brief: Brief, method: str, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        """What `Reader.<method>` makes of each number, as it is done.
+
+        Raises:
+            RaycloudError: What a reader raised; of several the first to be done.
+            MachineError: A reader's process died again and again.
+        """
+        if not numbers:
+            return
+        import ray.data
+
+        left = list(numbers)
+        items = [{"number": number} for number in numbers]
+        named = {"brief": [ray.put(brief)], "method": method}
+        source: Any = ray.data.from_items(items, override_num_blocks=len(items))
+        rows = source.map_batches(
+            _numbered,
+            fn_kwargs=named,
+            concurrency=min(self._cpus, len(items)),
+            **self._options,
+        )
+        with _blamed(lambda: _files(brief, left)):
+            for row in _quiet(rows, in_order=False).iter_rows():
+                left.remove(row["number"])
+                yield row["number"], _checked(row["made"])
+
+    def tables(self, brief: Brief, dataset: Any) -> Iterator[TableMade]:
+        """The blocks of a `ray.data.Dataset`, in its order.
+
+        Raises:
+            RaycloudError: As `run` does.
+        """
+        rows = dataset.map_batches(
+            _tabled,
+            batch_format="pyarrow",
+            fn_kwargs={"brief": [ray.put(brief)]},
+            concurrency=self._cpus,
+            **self._options,
+        )
+        with _blamed(lambda: "a block of the ray.data.Dataset"):
+            for row in _quiet(rows, in_order=True).iter_rows():
+                yield _checked(row["made"])
+
+
+def _quiet(rows: Any, *, in_order: bool) -> Any:
+    """A `ray.data.Dataset` that runs without bars and talk."""
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    rows.context.enable_progress_bars = False
+    rows.context.execution_options.preserve_order = in_order
+    return rows
+
+
+def _checked(made: Any) -> Any:
+    if isinstance(made, RaycloudError):
+        raise made
+    return made
+
+
+@contextmanager
+def _blamed(what: Callable[[], str]) -> Iterator[None]:
+    try:
+        yield
+    except RaycloudError:
+        raise
+    except RayError as error:
+        name = type(error).__name__
+        if "Crashed" in name or "Died" in name or "OutOfMemory" in name:
+            raise MachineError(
+                f"the process that read {what()} died {_RETRIES + 1} times: {name}",
+                hint="look for the kernel's word on memory (dmesg), lower data.cpus, and try "
+                "Task.preprocess alone on that file",
+            ) from error
+        raise InternalError(f"reading {what()} failed: {error}") from error
+
+
+def _files(brief: Brief, left: Sequence[int]) -> str:
+    """What was being read, as far as it is known."""
+    first = min(left, default=0)
+    if brief.shares:
+        return f"partition {first}"
+    files = [one.path for one in brief.works[first].slice.inputs]
+    return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"

@@ -1,0 +1,263 @@
+"""Passes from micro-batches: samples are read, and the task makes them into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raycloud.errors import RaycloudError, TaskError
+from raycloud.order import MicroBatch, Order, StepSpan, stream_seed
+from raycloud.training.device import Copies, concatenate, pin
+from raycloud.training.reading import View, joined, moved
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+    from raycloud.order import Layout
+    from raycloud.task import Samples, Task
+    from raycloud.training.feed import Collators
+
+_COLLATE_STREAM = 1
+_COMPUTE_STREAM = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pass:
+    """What a device computes at once: one micro-batch, or several fused.
+
+    `seed` belongs to the first micro-batch; it is what anything random in this pass depends on.
+    `read_s` and `collate_s` went into reading its samples and into `Task.batch`.
+    """
+
+    micro_batches: tuple[MicroBatch, ...]
+    batch: Any
+    weight: float
+    seed: int
+    read_s: float = 0.0
+    collate_s: float = 0.0
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return sum(m.samples for m in self.micro_batches)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepWork:
+    """This member's part of one step."""
+
+    span: StepSpan
+    passes: tuple[Pass, ...]
+
+    @property
+    def weight(self) -> float:
+        """Weight of this member's micro-batches."""
+        return sum(p.weight for p in self.passes)
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches this member computes."""
+        return sum(len(p.micro_batches) for p in self.passes)
+
+    @property
+    def read_s(self) -> float:
+        """Seconds of reading samples."""
+        return sum(p.read_s for p in self.passes)
+
+    @property
+    def collate_s(self) -> float:
+        """Seconds of `Task.batch`."""
+        return sum(p.collate_s for p in self.passes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Making:
+    """How a feed has passes made.
+
+    Attributes:
+        threads: Threads of this process that make them.
+        elsewhere: Other processes that make them in the threads' place.
+        copies: Brings them to the device ahead of their step; None: it is the CPU.
+    """
+
+    threads: int = 1
+    elsewhere: Collators | None = None
+    copies: Copies | None = None
+
+
+class Collate:
+    """Makes passes from micro-batches. Several threads may ask at once.
+
+    Args:
+        task: The user's task, for `batch` and `weight`.
+        samples: The training samples.
+        order: Which sample stands where.
+        pinned: Put batches into page-locked memory, for a GPU.
+        making: How a feed has them made.
+        clock: For the seconds that are told; None: they are not measured.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        samples: Samples,
+        order: Order,
+        *,
+        pinned: bool,
+        making: Making | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Look up how samples are read."""
+        self.making = making or Making()
+        self._task = task
+        self._pinned = pinned
+        self._clock = clock
+        self._view = View(samples, order)
+        self._draws = False  # whether Task.batch was seen to draw
+
+    @property
+    def order(self) -> Order:
+        """Which sample stands where."""
+        return self._view.order
+
+    def extend(self, samples: Samples, epoch: int, layout: Layout | None) -> None:
+        """From `epoch` on the data is `samples`, which begin with those known so far.
+
+        Passes that are being made meanwhile are of the samples before or after, never of both.
+        """
+        order = self._view.order.extended(epoch, len(samples), layout)
+        self._view = View(samples, order)
+
+    def passes(self, micro_batches: Iterable[MicroBatch], fuse: int) -> tuple[Pass, ...]:
+        """Group micro-batches by `fuse` and collate each group, in order."""
+        view, todo = self._view, list(micro_batches)
+        groups = [todo[at : at + fuse] for at in range(0, len(todo), fuse)]
+        made: list[Pass] = []
+        if view.as_rows and len(groups) > 1:  # cheaper to read at once, and cut without a copy
+            rows, read_s = self._read(view, todo)
+            at = 0
+            for group in groups:
+                stop = at + sum(m.samples for m in group)
+                share_s = read_s * (stop - at) / len(rows)
+                made += self._group(view, group, (rows[at:stop], share_s))
+                at = stop
+        else:
+            for group in groups:
+                made += self._group(view, group, self._read(view, group))
+        return tuple(map(_pinned, made)) if self._pinned else tuple(made)
+
+    def one(self, micro_batch: MicroBatch) -> Pass:
+        """A pass of a single micro-batch."""
+        return self.passes([micro_batch], 1)[0]
+
+    def want(self, micro_batches: Iterable[MicroBatch], later: int) -> None:
+        """Hint that what stands `later` places after these will be asked for.
+
+        Cheap, and without effect where the samples take no hints.
+        """
+        view = self._view
+        if view.want is not None:
+            for one in joined(micro_batches):
+                view.want(view.order.ids(*moved(one, later, view.order)))
+
+    def _now_s(self) -> float:
+        return 0.0 if self._clock is None else self._clock.monotonic_s()
+
+    def _group(self, view: View, group: list[MicroBatch], read: tuple[Any, float]) -> list[Pass]:
+        """The passes of a group whose samples are read; several only where they cannot be one."""
+        if len(group) == 1 or not self._draws:
+            made, drew = self._pass(group, *read)
+            if not drew:
+                return [made]
+            self._draws = True
+            read = self._read(view, group)  # again: the task may have changed what it was given
+        return self._apart(group, *read)
+
+    def _apart(self, group: list[MicroBatch], samples: Any, read_s: float) -> list[Pass]:
+        """Augmentation: each micro-batch has its own random state. Joined where that can be."""
+        singles, at = [], 0
+        for m in group:
+            share_s = read_s * m.samples / len(samples)
+            singles.append(self._pass([m], samples[at : at + m.samples], share_s)[0])
+            at += m.samples
+        batch = concatenate([one.batch for one in singles])
+        if batch is None:
+            return singles
+        whole = replace(
+            singles[0],
+            micro_batches=tuple(group),
+            batch=batch,
+            weight=self._weight(batch, at),
+            read_s=read_s,
+            collate_s=sum(one.collate_s for one in singles),
+        )
+        return [whole]
+
+    def _read(self, view: View, group: list[MicroBatch]) -> tuple[Any, float]:
+        """The samples of a group, and the seconds that took."""
+        began_s = self._now_s()
+        places = [view.order.ids(*one) for one in joined(group)]
+        try:
+            samples = view.read(np.concatenate(places))
+        except RaycloudError:
+            raise
+        except Exception as error:
+            raise _fault("reading the samples", error, group) from error
+        return samples, self._now_s() - began_s
+
+    def _pass(self, group: list[MicroBatch], samples: Any, read_s: float) -> tuple[Pass, bool]:
+        """The pass of `group`; and, of several micro-batches, whether making it drew."""
+        seed, first = self._view.order.seed, group[0]
+        key = stream_seed(seed, _COLLATE_STREAM, first.epoch, first.start)
+        rng = np.random.Generator(np.random.Philox(key=key))
+        before = _drawn(rng) if len(group) > 1 else None
+        began_s = self._now_s()
+        try:
+            batch = self._task.batch(samples, rng)
+        except RaycloudError:
+            raise
+        except Exception as error:
+            raise _fault("Task.batch", error, group) from error
+        collate_s = self._now_s() - began_s
+        made = Pass(
+            micro_batches=tuple(group),
+            batch=batch,
+            weight=self._weight(batch, sum(m.samples for m in group)),
+            seed=stream_seed(seed, _COMPUTE_STREAM, first.epoch, first.start),
+            read_s=read_s,
+            collate_s=collate_s,
+        )
+        return made, before is not None and _drawn(rng) != before
+
+    def _weight(self, batch: Any, samples: int) -> float:
+        try:
+            weight = float(self._task.weight(batch, samples))
+        except RaycloudError:
+            raise
+        except Exception as error:
+            raise TaskError(f"Task.weight raised {type(error).__name__}: {error}") from error
+        if not 0.0 <= weight < float("inf"):
+            raise TaskError(
+                f"Task.weight returned {weight}", hint="return a finite number that is not negative"
+            )
+        return weight
+
+
+def _pinned(one: Pass) -> Pass:
+    return replace(one, batch=pin(one.batch))
+
+
+def _drawn(rng: np.random.Generator) -> tuple[list[int], int]:
+    """What changes with every draw: Philox keeps four values, of which half of one may be left."""
+    state: Any = rng.bit_generator.state
+    return [*state["state"]["counter"].tolist(), state["buffer_pos"]], state["has_uint32"]
+
+
+def _fault(what: str, error: Exception, group: list[MicroBatch]) -> TaskError:
+    first, last = group[0], group[-1]
+    return TaskError(
+        f"{what} raised {type(error).__name__}: {error} (epoch {first.epoch}, samples "
+        f"[{first.start}, {last.stop}) of the sequence)"
+    )

@@ -1,0 +1,74 @@
+"""What a loop is given: its place among the others, and all that it works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+    from raycloud.commands import Extend
+    from raycloud.events import Event
+    from raycloud.order import Layout, Position, Steps
+    from raycloud.spec import Job
+    from raycloud.training.changes import Changes
+    from raycloud.training.collate import Collate
+    from raycloud.training.locality import Held
+    from raycloud.training.replica import Replica
+    from raycloud.training.saver import Saver
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """This member's place in a generation, and where the generation starts.
+
+    `last_step` is one past the last step, as it is known then: data that grows may put it off.
+    `held` says where data lies, see `Schedule`.
+    """
+
+    members: tuple[int, ...]
+    rank: int
+    generation: int
+    shares: tuple[int, ...]
+    step: int
+    position: Position
+    last_step: int
+    held: Held = ()
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.members)
+
+    @property
+    def member(self) -> int:
+        """This member's number."""
+        return self.members[self.rank]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What a loop works with; made once in a member's life.
+
+    Attributes:
+        steps: The cut of the sequence, as it is known at the start.
+        evaluate: Called after a step with how many are done, and with the seat, whose `last_step`
+            is then what it has become.
+        extend: Makes `collate` read grown data from an epoch on. Called in the loop's thread, once
+            all members hold the change at hand and before any feed asks for a step of that epoch.
+            None where the data cannot grow.
+        layout: The layout of an epoch's order, for checkpoints.
+    """
+
+    job: Job
+    steps: Steps
+    replica: Replica
+    collate: Collate
+    saver: Saver
+    changes: Changes
+    clock: Clock
+    report: Callable[[Event], None]
+    evaluate: Callable[[int, Seat], None]
+    extend: Callable[[Extend, int], None] | None = None
+    layout: Callable[[int], Layout | None] = lambda _: None

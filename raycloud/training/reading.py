@@ -1,0 +1,64 @@
+"""Reading samples: how a data set is asked for many, and where in the sequence they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from raycloud.order import MicroBatch, Order
+    from raycloud.task import Samples
+
+Range = tuple[int, int, int]
+"""An epoch, and samples [start, stop) of it."""
+
+
+class View:
+    """The samples as they are known at one time. Never changed, so that threads may share it.
+
+    Attributes:
+        order: Which sample stands where.
+        read: Many samples by their ids.
+        as_rows: Whether they come as `Rows`.
+        want: Takes hints of what will be read; None where the samples take none.
+    """
+
+    def __init__(self, samples: Samples, order: Order) -> None:
+        """Look up how samples are read."""
+        self.order = order
+        self.read = _reader(samples)
+        self.as_rows = hasattr(samples, "gather")
+        self.want: Callable[[npt.NDArray[np.int64]], None] | None = getattr(samples, "want", None)
+
+
+def _reader(samples: Samples) -> Callable[[npt.NDArray[np.int64]], Any]:
+    """How to read many samples: as rows, by the data set's `__getitems__`, or one by one."""
+    gather: Callable[[npt.NDArray[np.int64]], Any] | None = getattr(samples, "gather", None)
+    if gather is not None:
+        return gather
+    many = getattr(samples, "__getitems__", None)
+    if many is not None:
+        return lambda ids: many(ids.tolist())
+    return lambda ids: [samples[i] for i in ids.tolist()]
+
+
+def joined(micro_batches: Iterable[MicroBatch]) -> list[Range]:
+    """Where these lie, neighbours joined: an order is asked less often."""
+    found: list[Range] = []
+    for m in micro_batches:
+        if found and found[-1][0] == m.epoch and found[-1][2] == m.start:
+            found[-1] = (m.epoch, found[-1][1], m.stop)
+        else:
+            found.append((m.epoch, m.start, m.stop))
+    return found
+
+
+def moved(one: Range, later: int, order: Order) -> Range:
+    """The range `later` places on, cut at the end of its epoch."""
+    epoch, start, stop = one[0], one[1] + later, one[2] + later
+    while start >= (length := order.samples_in(epoch)):
+        epoch, start, stop = epoch + 1, start - length, stop - length
+    return epoch, start, min(stop, length)

@@ -1,0 +1,85 @@
+"""Computing a little without effect: how fast a member is, and what its task does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raycloud.errors import TaskError
+from raycloud.order import MicroBatch
+from raycloud.training.randomness import global_draws
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+    from raycloud.spec import Job
+    from raycloud.training.collate import Collate
+    from raycloud.training.replica import Replica
+
+
+class Trial:
+    """Tries a replica out on a few samples.
+
+    Args:
+        job: What is asked.
+        replica: What computes.
+        collate: Makes the batches.
+        member: This member's number: members begin at different places.
+        clock: For the seconds.
+    """
+
+    def __init__(
+        self, job: Job, replica: Replica, collate: Collate, *, member: int, clock: Clock
+    ) -> None:
+        """Nothing is computed yet."""
+        self._job = job
+        self._replica = replica
+        self._collate = collate
+        self._member = member
+        self._clock = clock
+
+    def speed(self) -> tuple[float, float]:
+        """Seconds of `T(b) = fixed_s + b * micro_batch_s` for b micro-batches: both of them.
+
+        Raises:
+            TaskError: The task's code raised, or drew from a global random generator.
+        """
+        job, samples = self._job, self._collate.order.samples
+        micro = min(job.micro_batch, samples)
+        many = max(1, min(job.micro_batches // job.elastic.max_workers, samples // micro))
+        single_s = self._seconds(1, micro)
+        if job.elastic.shares == "auto":
+            single_s = self._seconds(1, micro)  # the first one warmed up
+        if self._replica.fuse == 1 or many == 1 or job.elastic.shares != "auto":
+            return 0.0, single_s
+        many_s = self._seconds(many, micro)
+        micro_batch_s = max((many_s - single_s) / (many - 1), 0.05 * single_s)
+        return max(single_s - micro_batch_s, 0.0), micro_batch_s
+
+    def _seconds(self, micro_batches: int, micro: int) -> float:
+        group = self._places(micro_batches, micro)
+        before = global_draws()
+        passes = self._collate.passes(group, micro_batches)
+        if global_draws() != before:
+            raise TaskError(
+                "reading samples or Task.batch drew from a global random generator, so that "
+                "results would depend on timing",
+                hint="draw from the `rng` that Task.batch is given",
+            )
+        began_s = self._clock.monotonic_s()
+        for one in passes:
+            self._replica.try_out(one)
+        return self._clock.monotonic_s() - began_s
+
+    def _places(self, micro_batches: int, micro: int) -> list[MicroBatch]:
+        """Micro-batches of epoch 0: of one lane, where there are lanes, so that little is read.
+
+        Those at the same place of different steps are of the same lane.
+        """
+        job, order = self._job, self._collate.order
+        first, stride = 0, micro
+        if order.lanes_in(0) and micro_batches * job.global_batch <= order.samples:
+            first = self._member % job.micro_batches * micro
+            stride = job.global_batch
+        return [
+            MicroBatch(index=i, epoch=0, start=start, stop=start + micro)
+            for i, start in enumerate(range(first, first + micro_batches * stride, stride))
+        ]

@@ -1,0 +1,86 @@
+"""Batches made in other processes: the same ones, and a member's own where those processes die."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+import raycloud
+from raycloud.events import Event, Noticed, StepsCommitted
+from raycloud.on_ray.collators import _map, _packed, _unpacked
+from tests.live import exact_steps, of_kind, parameters, processes_below, wait_for
+from tests.live_data import asked, written
+
+CPUS = 4
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def test_same_parameters_to_the_bit(tmp_path: Path) -> None:
+    """Augmentation is seeded by position. And a collator may die on the way."""
+    written(tmp_path / "data")
+    runs = []
+    for collators, killed in ((0, 0), (2, 0), (2, 1)):
+        job = _asked(tmp_path, 2, collators)
+        folder = tmp_path / f"run-{len(runs)}"
+        seen: list[int] = []
+
+        def kill(event: Event, killed: int = killed, seen: list[int] = seen) -> None:
+            if isinstance(event, StepsCommitted) and len(seen) < killed:
+                seen.append(_collators()[0])
+                os.kill(seen[0], signal.SIGKILL)
+
+        run = raycloud.train(job, run_dir=folder, observer=kill)
+        assert exact_steps(run.directory) == 100
+        lost = [n for n in of_kind(Noticed, run.events) if n.what == "a collator was lost"]
+        assert bool(lost) == bool(killed)
+        assert not _collators()
+        runs.append(parameters(run.directory))
+    for other in runs[1:]:
+        assert all(torch.equal(runs[0][name], other[name]) for name in runs[0])
+
+
+def test_collators_start_only_where_there_is_room(tmp_path: Path) -> None:
+    written(tmp_path / "data")
+    run = raycloud.train(_asked(tmp_path, 3, 2, steps=5), run_dir=tmp_path / "run")
+    (notice,) = [n for n in of_kind(Noticed, run.events) if "collators" in n.what]
+    assert notice.detail == {"asked": 2, "started": 1}
+    wait_for("all CPUs free", lambda: ray.available_resources().get("CPU") == CPUS)
+
+
+def test_batches_arrive_as_they_were() -> None:
+    batch = {
+        "pair": (torch.arange(6.0).reshape(2, 3).T, [torch.tensor(3)]),
+        "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+        "name": "x",
+        "none": None,
+    }
+    packed = ray.get(ray.put(_map(batch, _packed)))
+    found = _map(packed, _unpacked)
+    assert found["name"] == "x"
+    assert found["none"] is None
+    assert torch.equal(found["pair"][0], batch["pair"][0])
+    assert isinstance(found["pair"], tuple)
+    assert torch.equal(found["pair"][1][0], torch.tensor(3))
+    assert found["half"].dtype is torch.bfloat16
+    assert torch.equal(found["half"], batch["half"])
+    found["pair"][0].add_(1.0)  # may be written to
+
+
+def _asked(folder: Path, workers: int, collators: int, **changes: Any) -> Any:
+    shares = {1: [8], 2: [5, 3], 3: [3, 3, 2]}[workers]
+    elastic = {"min_workers": workers, "max_workers": workers, "shares": shares}
+    values: dict[str, Any] = {"steps": 100, "elastic": elastic, "data": {"collators": collators}}
+    return asked(folder, workers, **(values | changes))
+
+
+def _collators() -> list[int]:
+    """Process ids of the collators of this module's Ray."""
+    below = processes_below(Path(os.environ["RAY_TMPDIR"]))
+    return sorted(pid for pid, line in below.items() if line.startswith("ray::CollatorActor"))

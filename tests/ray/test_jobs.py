@@ -1,0 +1,98 @@
+"""The jobs of this repository on real data, through the whole of raycloud."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raycloud
+from raycloud import Run, Task
+from raycloud.on_ray.tasks import resolve
+from tests.live import ROOT, exact_steps
+
+CPUS = 2
+DATA = ROOT.parent / "shared/data"
+IMAGES = DATA / "images"
+CLICKS = DATA / "clicks/online_shoppers_intention.csv"
+LABEL = "MadePurchase"
+
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(240)]
+
+
+def there(path: Path) -> pytest.MarkDecorator:
+    name = f"../{path.relative_to(ROOT.parent)}"
+    return pytest.mark.skipif(not path.exists(), reason=f"real data is absent: {name}")
+
+
+def trained(name: str, folder: Path, **changes: Any) -> Run:
+    """A run of `jobs/<name>.yaml`, cached below `folder`; `__` in a field's name is a dot."""
+    overrides = [f"{field.replace('__', '.')}={value}" for field, value in changes.items()]
+    job = raycloud.load_job(
+        ROOT / f"jobs/{name}.yaml", overrides=[*overrides, f"data.cache.path={folder / 'cache'}"]
+    )
+    run = raycloud.train(job, run_dir=folder / "run")
+    assert run.status == "finished"
+    assert exact_steps(run.directory) == run.summary["steps"]
+    return run
+
+
+def test_gpt_starts_to_learn(tmp_path: Path) -> None:
+    run = trained("gpt", tmp_path, steps=20, evaluate__max_samples=64)
+    assert 1 < run.metrics["loss"] < 4  # nats per byte; a guess is 5.5
+    assert run.summary["samples"] == 20 * 32
+
+
+def test_gpt_on_a_text_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "book.txt"
+    file.write_text("".join(f"{i} times {i} is {i * i}\n" for i in range(5000)))
+    run = trained("gpt", tmp_path, steps=20, data__path=file, evaluate__max_samples=64)
+    assert 0 < run.metrics["loss"] < 3
+
+
+@there(IMAGES)
+def test_cifar_starts_to_learn(tmp_path: Path) -> None:
+    """A file of each kind is enough."""
+    files = IMAGES / "cifar10-*-0.parquet"
+    run = trained(
+        "cifar", tmp_path, data__path=files, epochs="null", steps=60, evaluate__max_samples=1000
+    )
+    assert run.metrics["accuracy"] > 0.15  # a guess is 0.1
+    assert run.metrics["loss"] < 2.4
+
+
+@there(CLICKS)
+def test_clicks_ranks_buyers_as_well_as_boosted_trees(tmp_path: Path) -> None:
+    run = trained("clicks", tmp_path, data__path=CLICKS)
+    job = raycloud.load_job(run.directory / "job.yaml")
+    reference = boosted_trees(resolve(job)(**job.settings))
+    assert 0.9 < reference < 0.97
+    assert run.metrics["auc"] >= 0.97 * reference
+
+
+def boosted_trees(task: Task) -> float:
+    """The AUC that scikit-learn's histogram gradient boosting reaches on the same split."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.metrics import roc_auc_score
+
+    clicks, splits = sys.modules[type(task).__module__], task.data(str(CLICKS))
+
+    def columns(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+        numbers = [table[name].cast("float64").to_numpy() for name in clicks.NUMBERS]
+        codes = [
+            [known.index(value) for value in table[name].to_pylist()]
+            for name, known in clicks.CATEGORIES.items()
+        ]
+        bought = [value == "TRUE" for value in table[LABEL].to_pylist()]
+        return np.array([*numbers, *codes]).T, np.array(bought)
+
+    (x, y), (x_test, y_test) = columns(splits.train.dataset), columns(splits.held_out.dataset)
+    assert len(y_test) == round(0.2 * (len(y) + len(y_test)))
+    assert y_test.mean() == pytest.approx(y.mean(), abs=1 / len(y_test))
+    categories = list(range(len(clicks.NUMBERS), x.shape[1]))
+    model = HistGradientBoostingClassifier(categorical_features=categories, random_state=0)
+    return float(roc_auc_score(y_test, model.fit(x, y).predict_proba(x_test)[:, 1]))

@@ -1,0 +1,177 @@
+"""The cache on disk: what it keeps and shares, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raycloud.clock import VirtualClock
+from raycloud.data import sets
+from raycloud.data.cache import BlockCache, DamagedBlock
+from raycloud.data.index import BadRow
+from raycloud.errors import MachineError, SpecError
+from raycloud.spec import Job
+from tests.caches import ROWS, block_bytes, data_set, ids, keep, keys
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> BlockCache:
+    return BlockCache(tmp_path / "cache")
+
+
+def test_a_block_is_kept(cache: BlockCache) -> None:
+    assert not cache.has("aa1")
+    made = cache.add("aa1", [ROWS], {"bad_rows": 0})
+    assert cache.path_of("aa1") == cache.root / "blocks" / "aa" / "aa1.arrow"
+    assert (made.key, made.rows, made.bytes) == ("aa1", 1000, block_bytes(cache))
+    assert cache.has("aa1")
+    assert cache.open("aa1").equals(ROWS)
+    assert pickle.loads(pickle.dumps(cache)).open("aa1").equals(ROWS)
+
+
+def test_a_damaged_block_is_removed(cache: BlockCache) -> None:
+    assert cache.whole("aa1") is None
+    cache.add("aa1", [ROWS])
+    path = cache.path_of("aa1")
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DamagedBlock):
+        cache.open("aa1")
+    assert cache.whole("aa1") is None
+    assert not cache.has("aa1")
+
+
+def test_a_copy_of_another_node(cache: BlockCache, tmp_path: Path) -> None:
+    made = cache.add("aa1", [ROWS])
+    content = cache.path_of("aa1").read_bytes()
+    other = BlockCache(tmp_path / "other")
+    copied = other.copy_in("aa1", [content[:100], memoryview(content)[100:]])
+    assert copied == made
+    assert other.open("aa1").equals(ROWS)
+    with pytest.raises(DamagedBlock):
+        other.copy_in("aa2", [content[:-8]])
+    assert keys(other) == ["aa1"]
+    assert list(other.root.glob("**/*.draft")) == []
+
+
+def test_records(cache: BlockCache) -> None:
+    bad = (BadRow(file="a.csv", row=3, why="no label"),)
+    one = data_set("s1", "aa1", bad_rows=1, bad=bad)
+    clock = VirtualClock(10.0)
+    use = cache.use(one, clock, "run a")
+    assert cache.find("s1") == replace(one, used_unix_s=10.0)
+    cache.complete(replace(one, rows=7))
+    assert cache.find("s1") == replace(one, rows=7, complete=True, used_unix_s=10.0)
+    clock.advance(5.0)
+    use.close()
+    use.close()
+    assert cache.find("s1") == replace(one, rows=7, complete=True, used_unix_s=15.0)
+    cache.use(one, clock, "run b").close()  # what is complete stays so
+    assert cache.find("s1") == replace(one, rows=7, complete=True, used_unix_s=15.0)
+    assert cache.find("s2") is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', '{"format": 1, "id": "s1"}'])
+def test_a_record_that_cannot_be_read_is_none(cache: BlockCache, text: str) -> None:
+    keep(cache, data_set("s1", "aa1"), 10.0)
+    (cache.root / "sets" / "s1.json").write_text(text)
+    assert cache.find("s1") is None
+    assert ids(cache) == []
+    assert cache.ls().loose_blocks == 1
+
+
+def test_records_carry_a_format(cache: BlockCache) -> None:
+    keep(cache, data_set("s1", "aa1"), 10.0)
+    assert json.loads((cache.root / "sets" / "s1.json").read_text()) == {
+        "format": 1,
+        "id": "s1",
+        "task": "Cifar",
+        "split": "train",
+        "source": "/data",
+        "keys": ["aa1"],
+        "parts": [],
+        "sizes": [],
+        "rows": 1000,
+        "bad_rows": 0,
+        "bad": [],
+        "complete": True,
+        "used_unix_s": 10.0,
+    }
+
+
+def test_a_full_disk(cache: BlockCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(MachineError, match="No space left on device") as caught:
+        cache.add("aa1", [ROWS])
+    assert str(cache.root) in caught.value.message
+    assert "raycloud cache rm" in caught.value.hint
+    assert keys(cache) == []
+    with pytest.raises(MachineError):
+        cache.use(data_set("s1", "aa1"), VirtualClock(), "run a")
+
+
+def test_a_directory_that_cannot_be_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match=r"cannot write to the cache .*file") as caught:
+        BlockCache(tmp_path / "file").add("aa1", [ROWS])
+    assert "data.cache.path" in caught.value.hint
+
+
+def test_the_cache_of_a_job(tmp_path: Path) -> None:
+    def of(**section: object) -> BlockCache:
+        values = {"task": "a.py:A", "steps": 1, "data": {"cache": section}}
+        return BlockCache.of(Job(**values).data.cache, tmp_path)  # type: ignore[arg-type]
+
+    assert (of().root, of().disk_bytes) == (tmp_path, None)
+    assert (of(path="/fast", disk_bytes=5).root, of(disk_bytes=5).disk_bytes) == (Path("/fast"), 5)
+    assert BlockCache(Path("~/x")).root == Path.home() / "x"
+    with pytest.raises(SpecError, match=r"data.cache.path = 's3://b/c': is a URL"):
+        of(path="s3://b/c")
+
+
+def test_a_resolved_job_names_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def resolved(path: str | None) -> str | None:
+        data = {"cache": {"path": path, "disk_bytes": 5}}
+        job = Job(task="a.py:A", steps=1, data=data).resolved()  # type: ignore[arg-type]
+        assert job.data.cache.disk_bytes == 5
+        return job.data.cache.path
+
+    assert resolved("c") == str(tmp_path / "c")
+    assert resolved("~/c") == str(Path.home() / "c")
+    assert resolved(None) is None
+
+
+def test_many_processes_write_the_same_blocks(cache: BlockCache) -> None:
+    code = (
+        "import sys; from pathlib import Path; import pyarrow as pa\n"
+        "from raycloud.clock import VirtualClock\n"
+        "from raycloud.data.cache import BlockCache\n"
+        "from raycloud.data.sets import DataSet\n"
+        f"cache = BlockCache(Path({str(cache.root)!r}), 0)\n"
+        "for n in range(12):\n"
+        "    one = DataSet(id=f's{n % 3}', task='', split='', source='', keys=('aa1', 'aa2'))\n"
+        "    use = cache.use(one, VirtualClock(float(n)), 'run')\n"
+        "    cache.add('aa1', [pa.table({'x': range(100)})])\n"
+        "    cache.evict()\n"
+        "    assert cache.open('aa1').num_rows == 100\n"
+        "    cache.complete(one); use.close()\n"
+        "    cache.evict(keep=['aa1'])\n"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert list(cache.root.glob("**/*.draft")) == []
+    assert cache.open("aa1").num_rows == 100
+    with sets.locked(cache.root):
+        assert sets.users(cache.root, "s0") == ()

@@ -1,0 +1,254 @@
+"""Samples by id: the rows of blocks, whatever their columns, from any thread."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from raycloud.data import samples as samples_module
+from raycloud.data.block import open_block, write_block
+from raycloud.data.index import Block, Index
+from raycloud.data.samples import BlockSamples
+from raycloud.errors import DataError, InternalError
+from raycloud.rows import Rows
+
+SIZES = (5, 1, 7, 4)
+
+
+def table(first: int, rows: int) -> pa.Table:
+    """Columns of all kinds; what is missing is missing in some blocks only."""
+    n = np.arange(first, first + rows)
+    made = Rows(
+        {
+            "image": (n[:, None, None, None] * np.ones((4, 3, 2))).astype(np.uint8),
+            "matrix": n[:, None].astype(np.float32) * np.ones(3, dtype=np.float32),
+            "label": n,
+            "name": [f"n{i}" for i in n],
+        }
+    ).to_table()
+    return made.append_column("flag", pa.array((n % 2 == 0).tolist())).append_column(
+        "list", pa.array([list(range(i % 4)) for i in n])
+    )
+
+
+class Blocks:
+    """Blocks of `SIZES`, which count how often they are opened."""
+
+    def __init__(self, root: Path, tables: list[pa.Table]) -> None:
+        self.tables = tables
+        self.opened: list[str] = []
+        self.root = root
+        blocks = []
+        for number, part in enumerate(tables):
+            rows, size = write_block(root / f"{number}.arrow", [part])
+            blocks.append(Block(key=str(number), rows=rows, bytes=size))
+        self.index = Index(blocks=tuple(blocks), partitions=(0, sum(map(len, tables))))
+
+    def table_of(self, block: Block) -> pa.Table:
+        self.opened.append(block.key)
+        return open_block(self.root / f"{block.key}.arrow")
+
+    def samples(self) -> BlockSamples:
+        return BlockSamples(self.index, self.table_of)
+
+    def expected(self, ids: np.ndarray) -> Rows:
+        """What `gather` promises."""
+        return Rows.from_table(pa.concat_tables(self.tables).take(pa.array(ids)).combine_chunks())
+
+
+@pytest.fixture
+def blocks(tmp_path: Path) -> Blocks:
+    starts = np.cumsum((0, *SIZES))
+    return Blocks(tmp_path, [table(int(start), n) for start, n in zip(starts, SIZES, strict=False)])
+
+
+def assert_same(rows: Rows, expected: Rows) -> None:
+    assert rows.columns == expected.columns
+    assert len(rows) == len(expected)
+    for name in rows.columns:
+        left, right = rows[name], expected[name]
+        assert (left.dtype, left.shape) == (right.dtype, right.shape), name
+        if left.dtype == object:
+            assert list(map(str, left)) == list(map(str, right))
+        else:
+            np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [3],
+        [0, 1, 2, 3],
+        [16, 0, 5, 12, 6, 1],
+        [5, 5, 5, 0, 5],
+        list(range(17)),
+        list(range(16, -1, -1)),
+        [],
+    ],
+)
+def test_gather(blocks: Blocks, ids: list[int]) -> None:
+    numbers = np.array(ids, dtype=np.int64)
+    assert_same(blocks.samples().gather(numbers), blocks.expected(numbers))
+
+
+def test_gather_takes_what_numpy_makes_of_ids(blocks: Blocks) -> None:
+    rows = blocks.samples().gather([1, 2])  # type: ignore[arg-type]
+    assert rows["label"].tolist() == [1, 2]
+    assert blocks.samples().gather(np.array([9], dtype=np.uint64))["label"].tolist() == [9]
+
+
+def test_a_row(blocks: Blocks) -> None:
+    samples = blocks.samples()
+    assert len(samples) == 17
+    row = samples[11]
+    assert (row["label"], row["name"], row["flag"], list(row["list"])) == (
+        11,
+        "n11",
+        False,
+        [0, 1, 2],
+    )
+    assert row["image"].shape == (4, 3, 2)
+    assert [sample["label"] for sample in samples] == list(range(17))
+
+
+@pytest.mark.parametrize("ids", [[17], [0, -1], [2, 99, 3]])
+def test_ids_that_no_row_has(blocks: Blocks, ids: list[int]) -> None:
+    with pytest.raises(IndexError, match=r"sample (17|-1|99) of 17"):
+        blocks.samples().gather(np.array(ids))
+    with pytest.raises(IndexError):
+        blocks.samples()[17]
+
+
+def test_missing_values_do_not_depend_on_the_blocks(tmp_path: Path) -> None:
+    """What a column becomes follows from the rows that are gathered, not from their neighbours."""
+    parts = [
+        pa.table({"f": [1.0, 2.0], "i": [1, 2], "s": ["a", "b"]}),
+        pa.table(
+            {
+                "f": pa.array([None, 4.0], pa.float64()),
+                "i": pa.array([3, None], pa.int64()),
+                "s": pa.array([None, "d"], pa.string()),
+            }
+        ),
+    ]
+    blocks = Blocks(tmp_path, parts)
+    samples = blocks.samples()
+    for ids in ([0, 1], [0, 3], [0, 2], [2, 1, 0], [3, 3]):
+        numbers = np.array(ids)
+        assert_same(samples.gather(numbers), blocks.expected(numbers))
+    assert samples.gather(np.array([0, 2]))["i"].dtype == np.int64
+    assert np.isnan(samples.gather(np.array([0, 2]))["f"][1])
+
+
+def test_results_are_the_callers_own(blocks: Blocks) -> None:
+    samples = blocks.samples()
+    first = samples.gather(np.array([1, 2]))
+    first["image"][:] = 0
+    first["label"][:] = 0
+    assert samples.gather(np.array([1, 2]))["label"].tolist() == [1, 2]
+    assert samples.gather(np.array([1, 2]))["image"].max() == 2
+
+
+def test_blocks_are_opened_when_needed_and_kept(blocks: Blocks) -> None:
+    samples = blocks.samples()
+    assert blocks.opened == []
+    samples.gather(np.array([6, 7]))
+    samples.gather(np.array([8, 0]))
+    assert blocks.opened == ["2", "0"]
+
+
+def test_only_so_many_stay_open(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples_module, "_OPEN_BLOCKS", 2)
+    samples = blocks.samples()
+    for ids in ([0], [5], [0], [6], [0], [5], [13]):
+        samples.gather(np.array(ids))
+    assert blocks.opened == ["0", "1", "2", "1", "3"]
+    numbers = np.arange(17)
+    assert_same(samples.gather(numbers), blocks.expected(numbers))
+
+
+def test_a_block_that_cannot_be_had_is_asked_for_again(blocks: Blocks) -> None:
+    errors = [DataError("gone"), None]
+
+    def table_of(block: Block) -> pa.Table:
+        error = errors.pop(0)
+        if error is not None:
+            raise error
+        return blocks.table_of(block)
+
+    samples = BlockSamples(blocks.index, table_of)
+    with pytest.raises(DataError, match="gone"):
+        samples.gather(np.array([0]))
+    assert samples.gather(np.array([0]))["label"].tolist() == [0]
+
+
+def test_a_block_of_other_rows(blocks: Blocks) -> None:
+    samples = BlockSamples(blocks.index, lambda _: blocks.tables[1])
+    with pytest.raises(InternalError, match="has 1 rows where the index of the data set says 5"):
+        samples.gather(np.array([0]))
+
+
+def test_threads_gather_alike(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples_module, "_OPEN_BLOCKS", 2)
+    samples = blocks.samples()
+    rng = np.random.default_rng(0)
+    asked = [rng.integers(0, 17, 8) for _ in range(200)]
+    with ThreadPoolExecutor(4) as threads:
+        for ids, rows in zip(asked, threads.map(samples.gather, asked), strict=True):
+            assert rows["label"].tolist() == ids.tolist()
+            assert rows["image"][:, 0, 0, 0].tolist() == ids.tolist()
+
+
+def test_a_block_is_opened_once_by_many(blocks: Blocks) -> None:
+    entered, go = threading.Event(), threading.Event()
+
+    def table_of(block: Block) -> pa.Table:
+        entered.set()
+        assert go.wait(30)
+        return blocks.table_of(block)
+
+    samples = BlockSamples(blocks.index, table_of)
+    with ThreadPoolExecutor(3) as threads:
+        rows = [threads.submit(samples.gather, np.array([i])) for i in range(3)]
+        assert entered.wait(30)
+        go.set()
+        assert [r.result()["label"].tolist() for r in rows] == [[0], [1], [2]]
+    assert blocks.opened == ["0"]
+
+
+def test_want_opens_ahead(blocks: Blocks) -> None:
+    opened = threading.Semaphore(0)
+
+    def table_of(block: Block) -> pa.Table:
+        try:
+            return blocks.table_of(block)
+        finally:
+            opened.release()
+
+    samples = BlockSamples(blocks.index, table_of)
+    samples.want(np.array([16, 0, 1]))
+    samples.want(np.array([0, 16]))
+    assert opened.acquire(timeout=30)
+    assert opened.acquire(timeout=30)
+    assert samples.gather(np.array([0, 16]))["label"].tolist() == [0, 16]
+    assert sorted(blocks.opened) == ["0", "3"]
+
+
+def test_what_fails_ahead_is_told_when_it_is_needed(blocks: Blocks) -> None:
+    tried = threading.Semaphore(0)
+
+    def table_of(_block: Block) -> Any:
+        tried.release()
+        raise DataError("gone")
+
+    samples = BlockSamples(blocks.index, table_of)
+    samples.want(np.array([0]))
+    assert tried.acquire(timeout=30)
+    with pytest.raises(DataError, match="gone"):
+        samples.gather(np.array([0]))

@@ -1,0 +1,79 @@
+"""Passes that other processes make: all in flight at once, taken in order, given up at the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from raycloud.errors import TaskError
+from raycloud.order import MicroBatch, Order
+from raycloud.training.collate import Collate, Making
+from raycloud.training.feed import Feed, Passes
+from tests.lockstep import feeding
+from tests.unit.test_training_feed import PATIENCE_S, Identity, feed
+
+
+class Elsewhere:
+    """Other processes that make passes; here their work is done when a test says so."""
+
+    def __init__(self, collate: Collate, enough: int) -> None:
+        self.collate, self.enough = collate, enough
+        self.asked: list[tuple[tuple[MicroBatch, ...], int, Future[Passes]]] = []
+        self.reached = threading.Event()
+
+    def submit(self, micro_batches: tuple[MicroBatch, ...], fuse: int) -> Future[Passes]:
+        made: Future[Passes] = Future()
+        self.asked.append((micro_batches, fuse, made))
+        if len(self.asked) == self.enough:
+            self.reached.set()
+        return made
+
+    def extend(self, version: int, epoch: int, layout: Any) -> None:
+        raise AssertionError("no data grows here")
+
+    def deliver(self, which: int) -> None:
+        micro_batches, fuse, made = self.asked[which]
+        made.set_result(self.collate.passes(micro_batches, fuse))
+
+
+@pytest.fixture
+def feeds() -> Iterator[list[Feed]]:
+    """Feeds to close when the test is over."""
+    made: list[Feed] = []
+    yield made
+    for one in made:
+        one.close()
+        assert not feeding(one)
+
+
+def test_passes_that_are_made_elsewhere_are_all_in_flight_and_come_in_order(
+    feeds: list[Feed],
+) -> None:
+    order = Order(samples=40, seed=0, shuffle=False)
+    elsewhere = Elsewhere(Collate(Identity(), range(40), order, pinned=False), 3)
+    feeds.append(feed(depth=3, fuse=lambda: 2, making=Making(elsewhere=elsewhere)))
+    assert elsewhere.reached.wait(PATIENCE_S)
+    assert len(elsewhere.asked) == 3
+    for which in (2, 0, 1):
+        elsewhere.deliver(which)
+    works = [feeds[0].take() for _ in range(3)]
+    assert [work.span.step for work in works] == [0, 1, 2]
+    assert [work.passes[0].batch.tolist() for work in works] == [
+        list(range(8 * step, 8 * step + 8)) for step in range(3)
+    ]
+    feeds[0].close()  # does not wait for what nobody delivers
+    assert not feeding(feeds[0])
+
+
+def test_what_fails_elsewhere_surfaces(feeds: list[Feed]) -> None:
+    order = Order(samples=40, seed=0, shuffle=False)
+    elsewhere = Elsewhere(Collate(Identity(), range(40), order, pinned=False), 1)
+    feeds.append(feed(depth=1, making=Making(elsewhere=elsewhere), steps=1))
+    assert elsewhere.reached.wait(PATIENCE_S)
+    elsewhere.asked[0][2].set_exception(TaskError("a collator died"))
+    with pytest.raises(TaskError, match="a collator died"):
+        feeds[0].take()

@@ -1,0 +1,97 @@
+"""Trying a member out: what is read for it, and what it says of the task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raycloud.clock import SystemClock, VirtualClock
+from raycloud.order import Layout, Order
+from raycloud.training.collate import Collate
+from raycloud.training.replica import Replica
+from raycloud.training.trial import Trial
+from tests.lockstep import CPU, NetTask, job
+
+LAYOUT = Layout(partitions=tuple(range(0, 257, 8)), lanes=8, run=2, window=1)
+
+
+class Asked:
+    """Samples that remember what was asked for."""
+
+    def __init__(self, samples: Any) -> None:
+        self.samples = samples
+        self.ids: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        self.ids.append(index)
+        return self.samples[index]
+
+
+def trial(
+    task: NetTask, samples: Any, order: Order, *, member: int = 0, clock: Any = None, **asked: Any
+) -> Trial:
+    clock = clock or SystemClock()
+    wanted = job(elastic={"min_workers": 1, "max_workers": 2, "shares": "auto"}, **asked)
+    collate = Collate(task, samples, order, pinned=False)
+    replica = Replica(wanted, task, device=CPU, steps=5, clock=clock)
+    return Trial(wanted, replica, collate, member=member, clock=clock)
+
+
+def rows_of(member: int, layout: Layout | None) -> set[int]:
+    task = NetTask(samples=256, dropout=0.0, branch=False)
+    samples = Asked(task.data(None).train)
+    trial(task, samples, Order(samples=256, seed=1, layout=layout), member=member).speed()
+    return set(samples.ids)
+
+
+@pytest.mark.parametrize("member", [0, 3, 9])
+def test_of_blocks_one_lane_is_read(member: int) -> None:
+    order = Order(samples=256, seed=1, layout=LAYOUT)
+    lane = set(order.lane_partitions(0, member % 8).tolist())
+    read = rows_of(member, LAYOUT)
+    assert len(read) == 8  # four micro-batches of two, and they are of different steps
+    assert {row // 8 for row in read} <= lane
+
+
+def test_other_samples_are_read_from_the_start_of_the_sequence() -> None:
+    order = Order(samples=256, seed=1)
+    assert rows_of(5, None) == set(order.ids(0, 0, 8).tolist())
+
+
+def test_too_few_blocks_for_that_are_read_from_the_start_too() -> None:
+    layout = Layout(partitions=tuple(range(0, 33, 4)), lanes=8, run=2, window=1)
+    task = NetTask(samples=32, dropout=0.0, branch=False)
+    samples = Asked(task.data(None).train)
+    order = Order(samples=32, seed=1, layout=layout)
+    trial(task, samples, order, member=3).speed()
+    assert set(samples.ids) == set(order.ids(0, 0, 8).tolist())
+
+
+def test_fixed_seconds_are_told_from_those_of_a_micro_batch() -> None:
+    clock = VirtualClock()
+
+    class Slow(NetTask):
+        def loss(self, model: Any, batch: Any) -> Any:
+            clock.advance(1.0 + 0.25 * len(batch[1]) / 2)
+            return super().loss(model, batch)
+
+    task = Slow(dropout=0.0, branch=False)
+    samples = task.data(None).train
+    made = trial(task, samples, Order(samples=70, seed=1), clock=clock, fuse=8)
+    assert made.speed() == (pytest.approx(1.0), pytest.approx(0.25))
+
+
+def test_a_task_that_draws_from_a_global_generator_is_refused() -> None:
+    class Draws(NetTask):
+        def batch(self, samples: Any, rng: Any) -> Any:
+            np.random.rand()
+            return super().batch(samples, rng)
+
+    task = Draws()
+    with pytest.raises(Exception, match="drew from a global random generator"):
+        trial(task, task.data(None).train, Order(samples=70, seed=1)).speed()
