@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
-from raycloud import Accuracy, Mean, Metric, Splits, Task
+from raycloud import Accuracy, Mean, Metric, Source, Splits, Task
 from raycloud.data.images import decode
 from raycloud.errors import DataError
-from raycloud.task import Source
 
 if TYPE_CHECKING:
     from raycloud.rows import Rows

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
-from raycloud import Auc, Mean, Metric, Splits, Task
+from raycloud import Auc, Mean, Metric, Source, Splits, Task
 from raycloud.errors import DataError
-from raycloud.task import Source
 
 if TYPE_CHECKING:
     from raycloud.rows import Rows

@@ -58,8 +58,8 @@ class Source:
     Attributes:
         path: A file, a directory, a pattern (`part-*.parquet`), a URL that pyarrow or fsspec
             understands, or several of these. A directory is searched to its depths; names in it
-            that begin with `.` or `_` are left out, as is text beside data of another format. Files
-            are taken in the order of their paths.
+            that begin with `.` or, without `select`, `_` are left out, as is text beside data of
+            another format. Files are taken in the order of their paths.
         dataset: In place of `path`: a `ray.data.Dataset`, a Hugging Face `datasets.Dataset`, or a
             `pyarrow.Table`.
         key: A name for what `dataset` holds, so that its blocks are found again by a later run.

@@ -1,5 +1,5 @@
-"""What is fed: reading and cutting data sets."""
+"""What is fed: files into blocks, cached by content; rows out of them by id."""
 
-from raycloud.data.text import Corpus, Windows, read_text, standard_library
+from raycloud.data.text import Corpus, Windows, standard_library, text_sources
 
-__all__ = ["Corpus", "Windows", "read_text", "standard_library"]
+__all__ = ["Corpus", "Windows", "standard_library", "text_sources"]

@@ -140,6 +140,7 @@ def _entries(source: Source, root: Root, pause: Pause) -> Iterator[tuple[Entry, 
     top = info(root.base)
     if top is None:
         return
+    hidden = "._" if source.select is None else "."
     if root.is_pattern:
         pattern = root.path[len(root.base) :].strip("/").split("/")
         matched = list(_matches(below, top, pattern)) if top.is_directory else []
@@ -152,7 +153,9 @@ def _entries(source: Source, root: Root, pause: Pause) -> Iterator[tuple[Entry, 
             continue
         for inside in below(entry.path, deep=True):
             parts = inside.path[len(entry.path.rstrip("/")) :].strip("/").split("/")
-            if not inside.is_directory and not any(part[:1] in {".", "_"} for part in parts):
+            if not inside.is_directory and not any(
+                part.startswith(tuple(hidden)) for part in parts
+            ):
                 yield inside, inside.path[len(root.base.rstrip("/")) :].strip("/"), False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
@@ -137,46 +137,3 @@ def standard_library() -> Corpus:
         return np.frombuffer(b"".join(file.read_bytes() for file in chosen), dtype=np.uint8)
 
     return Corpus(train=part(held_out=False), held_out=part(held_out=True))
-
-
-def read_text(path: str | Path) -> Corpus:
-    """A file, or all text files below a directory, in the order of their names.
-
-    Of a directory, whole files are held out (about one in twenty, chosen by name); of a single
-    file, its last twentieth.
-
-    Raises:
-        DataError: Nothing is there, or it cannot be read.
-    """
-    root = Path(path)
-    if root.is_dir():
-        files = sorted(f for f in root.rglob("*") if f.suffix in _TEXT_SUFFIXES and f.is_file())
-        return _split(root, files)
-    try:
-        text = np.frombuffer(root.read_bytes(), dtype=np.uint8)
-    except OSError as error:
-        raise DataError(
-            f"the text {str(path)!r} cannot be read: {error.strerror}",
-            hint="set data.path to a text file or a directory of text files",
-        ) from error
-    cut = len(text) - len(text) // _HELD_OUT_OF
-    return Corpus(train=text[:cut], held_out=text[cut:])
-
-
-def _split(root: Path, files: Iterable[Path]) -> Corpus:
-    train: list[bytes] = []
-    held_out: list[bytes] = []
-    for file in files:
-        name = file.relative_to(root).as_posix()
-        part = held_out if crc32(name.encode()) % _HELD_OUT_OF == 0 else train
-        part.append(file.read_bytes())
-    if not train or not held_out:
-        raise DataError(
-            f"{str(root)!r} has too few text files to hold some out",
-            hint=f"files ending in {', '.join(sorted(_TEXT_SUFFIXES))} are read; about one in "
-            f"{_HELD_OUT_OF} is held out",
-        )
-    return Corpus(
-        train=np.frombuffer(b"".join(train), dtype=np.uint8),
-        held_out=np.frombuffer(b"".join(held_out), dtype=np.uint8),
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from raycloud.data.prepare import Share, compacted, make_block, make_partition, 
 from raycloud.errors import InternalError, MachineError, RaycloudError
 from raycloud.on_ray.holder import cache_of
 from raycloud.on_ray.holders import Reach
+from raycloud.on_ray.ray_data import do_without_servants, quiet
 from raycloud.training.contract import construct
 
 if TYPE_CHECKING:
@@ -194,6 +194,7 @@ class Readers:
             return
         import ray.data
 
+        do_without_servants()
         left = list(numbers)
         items = [{"number": number} for number in numbers]
         named = {"brief": [ray.put(brief)], "method": method}
@@ -205,7 +206,7 @@ class Readers:
             **self._options,
         )
         with _blamed(lambda: _files(brief, left)):
-            for row in _quiet(rows, in_order=False).iter_rows():
+            for row in quiet(rows, in_order=False).iter_rows():
                 left.remove(row["number"])
                 yield row["number"], _checked(row["made"])
 
@@ -215,6 +216,7 @@ class Readers:
         Raises:
             RaycloudError: As `run` does.
         """
+        do_without_servants()
         rows = dataset.map_batches(
             _tabled,
             batch_format="pyarrow",
@@ -223,16 +225,8 @@ class Readers:
             **self._options,
         )
         with _blamed(lambda: "a block of the ray.data.Dataset"):
-            for row in _quiet(rows, in_order=True).iter_rows():
+            for row in quiet(rows, in_order=True).iter_rows():
                 yield _checked(row["made"])
-
-
-def _quiet(rows: Any, *, in_order: bool) -> Any:
-    """A `ray.data.Dataset` that runs without bars and talk."""
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    rows.context.enable_progress_bars = False
-    rows.context.execution_options.preserve_order = in_order
-    return rows
 
 
 def _checked(made: Any) -> Any:

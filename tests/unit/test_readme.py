@@ -63,7 +63,9 @@ def test_the_example_of_a_source() -> None:
     photos, picture = names["Photos"], io.BytesIO()
     Image.new("RGB", (4, 6), (200, 0, 0)).save(picture, "JPEG")
     splits = photos.data(None, "s3://here")  # type: ignore[arg-type]
-    assert isinstance(splits.train, Source) and splits.train.path == "s3://here/train-*.parquet"
+    assert isinstance(splits.train, Source)
+    assert splits.train.path == "s3://here/train-*.parquet"
     rows = Rows({"image": [picture.getvalue()], "label": np.array([3])})
     kept = photos.preprocess(None, rows)  # type: ignore[arg-type]
-    assert kept["image"].shape == (1, 6, 4, 3) and abs(int(kept["image"][0, 0, 0, 0]) - 200) < 8
+    assert kept["image"].shape == (1, 6, 4, 3)
+    assert abs(int(kept["image"][0, 0, 0, 0]) - 200) < 8
