@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Extend
-from raycloud.errors import InternalError, RaycloudError, TransportError, public_name
+from raycloud.errors import InternalError, RaycloudError, TaskError, TransportError, public_name
 from raycloud.events import Event, MemberFailed, Noticed
 from raycloud.training.changes import Changes
 from raycloud.training.life import Life, MemberConfig
@@ -126,7 +126,7 @@ class Member:
 
 def _cause(error: BaseException) -> str:
     """The lines of the user's code that raised, where an error wraps another."""
-    if error.__cause__ is None:
+    if error.__cause__ is None or not isinstance(error, TaskError):
         return ""
     frames = traceback.format_exception(error.__cause__)
     return "\n" + "".join(frames).rstrip()
