@@ -131,6 +131,11 @@ class Task(ABC):
         Where as many rows come out as went in, they are the same rows, in order; otherwise (text
         packed into windows, rows filtered) they are new ones. Where it raises, it is called again
         with fewer rows, down to one, and a row alone with which it raises is a bad row.
+
+        The cache does not see what is in files that this opens (a vocabulary, a tokenizer), nor the
+        versions of installed packages. Where those change, let it read an attribute that you then
+        change too, such as a class attribute `vocabulary = 2` or a setting of the task: the rows
+        are made again.
         """
         return rows
 

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from raycloud.data.cache import BlockCache
 from raycloud.data.index import Input
@@ -22,6 +23,7 @@ from raycloud.rows import Rows
 from raycloud.spec import Job
 from raycloud.task import Source, Splits
 from tests.blocks import BlockTask, write_points
+from tests.live import wait_for
 from tests.live_tasks import claim
 from tests.lockstep import job
 
@@ -33,7 +35,8 @@ class Points(BlockTask):
     """The points of a directory's files, or the same rows in hand.
 
     Args:
-        kind: In what they come: `files`, or `table`, `hugging`, `ray` or `keyed` data sets.
+        kind: In what they come: `files`; or a `table`, a `hugging` data set (reversed), or one of
+            Ray Data: `ray`, `keyed` with a name, `shuffled`.
         killed: A file; who first makes it, among readers, is killed.
         always: The same of every reader.
         bad: The id of a row that cannot be preprocessed.
@@ -67,7 +70,9 @@ class Points(BlockTask):
             return Splits(train=whole.select(range(len(whole) - 1, -1, -1)))
         import ray.data
 
-        dataset = ray.data.from_arrow([table.slice(at, 60) for at in range(0, len(table), 60)])
+        dataset = ray.data.read_parquet([str(file) for file in files_in(path)])
+        if self.kind == "shuffled":
+            dataset = dataset.random_shuffle(seed=1)
         return Splits(train=Source(dataset=dataset, key="points" if self.kind == "keyed" else None))
 
     def preprocess(self, rows: Rows) -> Rows | Mapping[str, Any]:
@@ -137,6 +142,17 @@ def here() -> str:
 
 
 @contextlib.contextmanager
+def reserved(cpus: int) -> Iterator[None]:
+    """No CPU is free, as where members have them all."""
+    group = placement_group([{"CPU": 1}] * cpus)
+    ray.get(group.ready())
+    try:
+        yield
+    finally:
+        remove_placement_group(group)
+
+
+@contextlib.contextmanager
 def provider(job: Job, *, known: Sequence[Input] = (), node: str | None = None) -> Iterator[Any]:
     """What a member of a run of `job` would have; its pipeline is ended afterwards."""
     from raycloud.on_ray.provider import RayProvider
@@ -168,3 +184,18 @@ def provided(one: Any, job: Job) -> Any:
     """What a provider gives for the job's task."""
     task = Points(**job.settings)
     return one.provide(task, Splits(train=()))
+
+
+def killed(one: Any) -> None:
+    """End a provider's pipeline, as a death of its process would."""
+    pipeline = one._found()
+    ray.kill(pipeline)
+
+    def is_dead() -> bool:
+        try:
+            ray.get(pipeline.ask.remote("sees", "/", 0))
+        except ray.exceptions.RayActorError:
+            return True
+        return False
+
+    wait_for("the pipeline's end", is_dead)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,8 @@ class Feeder:
 
     Attributes:
         module: Its script; all take the same arguments.
-        decoder: `own`: as its documentation decodes JPEGs. `same`: with raycloud's decoder.
+        decoder: `own`: as its documentation decodes JPEGs. `same`: the same with raycloud's
+            decoder. `batched`: with raycloud's, a batch at once, in code written for this.
         variables: Environment variables of its own.
         apart: Whether it runs in an environment of its own.
     """
@@ -42,25 +43,30 @@ class Feeder:
     apart: bool = False
 
 
-def _both(module: str, variables: Mapping[str, str], *, apart: bool = False) -> list[Feeder]:
+OURS = "raycloud"
+OWN, SAME, BATCHED = "own", "same", "batched"
+
+
+def _feeders(
+    module: str, decoders: Sequence[str], variables: Mapping[str, str], *, apart: bool = False
+) -> list[Feeder]:
     return [
         Feeder(module=module, decoder=decoder, variables=variables, apart=apart)
-        for decoder in ("own", "same")
+        for decoder in decoders
     ]
 
 
-OURS = "raycloud"
 FEEDERS: Mapping[str, Feeder] = {
-    OURS: Feeder(module="benchmarks.feeding.raycloud_epochs", decoder="same", variables={}),
+    OURS: Feeder(module="benchmarks.feeding.raycloud_epochs", decoder=SAME, variables={}),
     **{
         f"{name}, {feeder.decoder} decoder": feeder
-        for name, pair in {
-            "torch loader": _both("benchmarks.peers.torch_loader", {}),
-            "ray.data": _both("benchmarks.peers.ray_data", RAY_VARIABLES),
-            "ray train": _both("benchmarks.peers.ray_train_ingest", RAY_VARIABLES),
-            "streaming": _both("benchmarks.peers.streaming", {}, apart=True),
+        for name, group in {
+            "torch loader": _feeders("benchmarks.peers.torch_loader", (OWN, SAME, BATCHED), {}),
+            "ray.data": _feeders("benchmarks.peers.ray_data", (OWN, SAME), RAY_VARIABLES),
+            "ray train": _feeders("benchmarks.peers.ray_train_ingest", (OWN, SAME), RAY_VARIABLES),
+            "streaming": _feeders("benchmarks.peers.streaming", (OWN, SAME), {}, apart=True),
         }.items()
-        for feeder in pair
+        for feeder in group
     },
 }
 

@@ -7,7 +7,16 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from benchmarks.feeding.contestants import OURS, Missing, deliver, interpreters
+from benchmarks.feeding.contestants import (
+    BATCHED,
+    FEEDERS,
+    OURS,
+    OWN,
+    SAME,
+    Missing,
+    deliver,
+    interpreters,
+)
 from benchmarks.feeding.floors import Verdict, ratio
 from benchmarks.feeding.setting import Outcome, Setting
 from benchmarks.machine import load
@@ -94,15 +103,17 @@ def verdicts(rows: Sequence[Row]) -> list[Verdict]:
                     found[repeat] = max(value, found.get(repeat, 0.0))
         return found
 
-    def own(one: Row) -> bool:
-        return str(one["feeder"]).endswith("own decoder")
+    def among(*decoders: str) -> Callable[[Row], bool]:
+        """Whether a feeder has one of these decoders."""
+        return lambda one: FEEDERS[one["feeder"]].decoder in decoders
 
     def shuffled(one: Row) -> bool:
         return bool(one["shuffled"])
 
     return [
-        *against("cold / best peer, any decoder", cold, best(COLD), 1.0),
-        *against("cold / best peer as documented", cold, best(COLD, own), None),
+        *against("cold / best peer as documented", cold, best(COLD, among(OWN)), 1.0),
+        *against("cold / best peer with our decoder", cold, best(COLD, among(SAME)), 1.0),
+        *against("cold / best peer batched by hand", cold, best(COLD, among(BATCHED)), 1.0),
         *against("warm / cold", warm, cold, 4.0),
         *against("warm / best peer, also unshuffled", warm, best(WARM), 1.5),
         *against("warm / best shuffled peer", warm, best(WARM, shuffled), 1.5),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ from raycloud.training.life import MemberConfig
 from raycloud.training.memory import keep_freed_memory
 from raycloud.training.supply import Supply
 
-PREFETCH = 4
+PREFETCH = 8
+SETTLE_S = 1.0  # in which a new process imports what it needs
 
 
 def job_of(images: Path, cache: Path, rows: int) -> Job:
@@ -152,6 +154,7 @@ class Run:
         told = PipelineConfig(job=job, task=Images)
         self._pipeline = pipeline_of(name, lambda: told, node)  # the provider finds it by its name
         ray.get(self._pipeline.ask.remote("sees", "", 0))
+        time.sleep(SETTLE_S)
         self._provider = RayProvider(config, node)
         self.reading: Reading | None = None
         self.prepared: Any = None

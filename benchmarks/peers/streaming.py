@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -37,19 +37,16 @@ class Images(StreamingDataset):
         return torch.from_numpy(np.array(item["image"].convert("RGB"))), item["label"]
 
 
-class Encoded(StreamingDataset):
-    """Items whose images are still JPEGs: a batch is decoded when it is collated."""
+class Quick(StreamingDataset):
+    """The same with raycloud's decoder."""
 
-    def __getitem__(self, index: int) -> tuple[bytes, int]:
-        """One JPEG and its label."""
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        """One image."""
         item = super().__getitem__(index)
-        return item["image"], item["label"]
+        return torch.from_numpy(decode([item["image"]])[0]), item["label"]
 
 
-def decoded(items: Iterable[tuple[bytes, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Collate JPEGs with raycloud's decoder."""
-    images, labels = zip(*items, strict=True)
-    return torch.from_numpy(decode(images)), torch.tensor(labels)
+KINDS: dict[str, type[StreamingDataset]] = {"own": Images, "same": Quick}
 
 
 def write_shards(directory: Path, to: Path, decoder: str) -> None:
@@ -59,7 +56,7 @@ def write_shards(directory: Path, to: Path, decoder: str) -> None:
 
         def kept(data: bytes) -> Image.Image | bytes:
             """What the encoding takes; `jpeg` copies the file that an image was opened from."""
-            if decoder == "same":
+            if ENCODINGS[decoder] == "bytes":
                 return data
             jpeg.write_bytes(data)
             return Image.open(jpeg)
@@ -74,16 +71,13 @@ def write_shards(directory: Path, to: Path, decoder: str) -> None:
 
 def opened(remote: Path, local: Path, *, decoder: str, batch: int) -> StreamingDataLoader:
     """A loader over shards; none of them is here yet."""
-    dataset = (Images if decoder == "own" else Encoded)(
-        remote=str(remote), local=str(local), batch_size=batch, shuffle=True
-    )
+    dataset = KINDS[decoder](remote=str(remote), local=str(local), batch_size=batch, shuffle=True)
     return StreamingDataLoader(
         dataset,
         batch_size=batch,
         num_workers=WORKERS,
         persistent_workers=True,
         prefetch_factor=PREFETCH,
-        collate_fn=None if decoder == "own" else decoded,
     )
 
 

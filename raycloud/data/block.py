@@ -6,6 +6,7 @@ the number of this format, how many rows there are, and facts that the writer wa
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -24,6 +25,9 @@ FORMAT = 1
 DRAFT = ".draft"
 
 _META = b"raycloud"
+_SHORT = frozenset(  # of the machine, or what it refuses: says nothing about the file's content
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EIO}
+)
 
 
 class DamagedBlock(Exception):
@@ -125,6 +129,8 @@ def open_block(path: Path) -> pa.Table:
 
     Raises:
         DamagedBlock: It is missing, cut short, of another format, or no block.
+        OSError: The machine does not let it be opened; it may be whole.
+        MemoryError: There is no memory to map it.
     """
     with _damage(path):
         # The file is closed at once; what was mapped stays mapped as long as a column needs it.
@@ -163,7 +169,11 @@ def _damage(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise DamagedBlock(str(path), "is missing") from None
+    except MemoryError:  # pa.ArrowMemoryError too
+        raise
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        if isinstance(error, OSError) and error.errno in _SHORT:
+            raise
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         known = isinstance(error, ValueError) and not isinstance(error, pa.ArrowException)
         raise DamagedBlock(str(path), why if known else f"is damaged: {why}") from error

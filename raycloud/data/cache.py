@@ -31,6 +31,21 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockCache", "DamagedBlock", "DataSet", "Held", "Listing", "Removal", "Use"]
 
+_FULL = (
+    "`raycloud cache ls` shows what it holds and `raycloud cache rm` makes room; "
+    "data.cache.disk_bytes bounds it; data.cache.path moves it"
+)
+_FILES = "let processes have more files open (`ulimit -n`, or `fs.file-max` of the node)"
+_HINTS = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.ENOMEM: "give the node more memory, or run less beside it",
+    errno.EIO: "the disk fails: see the node's log; data.cache.path moves the cache",
+}
+_ELSE = "set data.cache.path to a directory that can be written"
+
 
 class BlockCache:
     """A directory of blocks. Cheap to make, picklable, and safe between threads and processes."""
@@ -70,11 +85,17 @@ class BlockCache:
 
         Raises:
             DamagedBlock: It is missing, cut short or not a block.
+            MachineError: It cannot be opened, and may be whole.
         """
-        return open_block(self.path_of(key))
+        with self._blamed("read"):
+            return open_block(self.path_of(key))
 
     def whole(self, key: str) -> pa.Table | None:
-        """The same; None where it has to be made or fetched again. A damaged file is removed."""
+        """The same; None where it has to be made or fetched again. A damaged file is removed.
+
+        Raises:
+            MachineError: It cannot be opened, and may be whole; or it cannot be removed.
+        """
         try:
             return self.open(key)
         except DamagedBlock:
@@ -190,12 +211,10 @@ class BlockCache:
     def _blamed(self, verb: str) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
-            full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        except (OSError, MemoryError) as error:
+            number = error.errno if isinstance(error, OSError) else errno.ENOMEM
+            why = error.strerror if isinstance(error, OSError) else None
             raise MachineError(
-                f"cannot {verb} the cache {self.root}: {error.strerror or error}",
-                hint="`raycloud cache ls` shows what it holds and `raycloud cache rm` makes room; "
-                "data.cache.disk_bytes bounds it; data.cache.path moves it"
-                if full
-                else "set data.cache.path to a directory that can be written",
+                f"cannot {verb} the cache {self.root}: {why or error or 'no memory'}",
+                hint=_HINTS.get(number or 0, _ELSE),
             ) from error

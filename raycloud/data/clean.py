@@ -13,7 +13,7 @@ import pyarrow as pa
 from raycloud.data.convert import sift, types_of
 from raycloud.data.index import BadRow
 from raycloud.data.pieces import NAMED_BAD_ROWS, Piece
-from raycloud.errors import DataError, RaycloudError, TaskError
+from raycloud.errors import DataError, MachineError, RaycloudError, TaskError
 from raycloud.rows import MissingColumnError, Rows
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ _BATCH_BYTES = 8 * 2**20  # of rows that hold bytes, such as images, which grow 
 _BATCH_BYTES_PLAIN = 32 * 2**20  # ... and of others
 _TOLD = 5  # bad rows that an error tells of
 _TASKS_FAULT = (NameError, ImportError, NotImplementedError, SyntaxError, MissingColumnError)
+_MACHINES_FAULT = (MemoryError, ConnectionError, TimeoutError)  # as good a row meets them
 
 Preprocess = Callable[[Rows], "Rows | Mapping[str, Any]"]
 
@@ -58,6 +59,7 @@ def clean(
         DataError: Rows are bad and not to be skipped; or a column is not there, or of types that
             differ from piece to piece.
         TaskError: `preprocess` broke its contract.
+        MachineError: `preprocess` ran out of memory, or lost a connection.
     """
     bad = _Bad()
     run = _Run(preprocess, bad)
@@ -236,13 +238,21 @@ class _Run:
             raise
         except _TASKS_FAULT as error:
             raise _fault(error, "correct the task") from error
+        except _MACHINES_FAULT as error:
+            if isinstance(error, MemoryError) and stop - start > 1:
+                yield from self._halves(batch, start, stop)  # fewer rows may fit
+                return
+            raise MachineError(
+                f"Task.preprocess raised {type(error).__name__}: {error}",
+                hint="give each reader more memory, by fewer of them (`data.cpus`)"
+                if isinstance(error, MemoryError)
+                else "what it asks over the network does not answer: try again later",
+            ) from error
         except Exception as error:
             if "read-only" in str(error):
                 raise _fault(error, "copy a column before writing into it") from error
             if stop - start > 1:
-                half = (start + stop) // 2
-                yield from self._tried(batch, start, half)
-                yield from self._tried(batch, half, stop)
+                yield from self._halves(batch, start, stop)
                 return
             file, row = batch.place(start)
             self._bad.add(1, [BadRow(file=file, row=row, why=f"{type(error).__name__}: {error}")])
@@ -250,6 +260,11 @@ class _Run:
         table = self._table(made)
         if table.num_rows:
             yield table
+
+    def _halves(self, batch: _Batch, start: int, stop: int) -> Iterator[pa.Table]:
+        half = (start + stop) // 2
+        yield from self._tried(batch, start, half)
+        yield from self._tried(batch, half, stop)
 
     def _table(self, made: Any) -> pa.Table:
         """What was returned, as a table like those before it."""

@@ -80,13 +80,22 @@ class _Walk:
         found = []
         for kind in type(self._task).__mro__:
             if name in vars(kind):
-                if self._project.has_class(kind):
+                if isinstance(vars(kind)[name], types.MemberDescriptorType):  # of __slots__
+                    found.append(self._slot(name))
+                elif self._project.has_class(kind):
                     found.append(self._told(f"self.{name}", vars(kind)[name]))
                 else:
                     found.append(_digest("name", kind.__module__, kind.__qualname__, name))
                 if not all_of_them:
                     break
         return _digest("attribute", *found)
+
+    def _slot(self, name: str) -> bytes:
+        try:
+            value = getattr(self._task, name)
+        except AttributeError:  # not given a value yet
+            return _digest("empty")
+        return self._told(f"self.{name}", value)
 
     def _told(self, name: str, value: Any) -> bytes:
         try:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from raycloud.data.location import File
     from raycloud.task import Source
 
-__all__ = ["code_digest", "combined", "inputs_of", "table_digest"]
+__all__ = ["check_unchanged", "code_digest", "combined", "inputs_of", "table_digest"]
 
 FORMAT = 1
 
@@ -77,8 +77,42 @@ def inputs_of(source: Source, files: Sequence[File], root: Path, clock: Clock) -
         digests = list(threads.map(digest, files))
     memo.keep()
     return tuple(
-        Input(path=file.path, bytes=file.bytes, digest=digest)
+        Input(path=file.path, bytes=file.bytes, digest=digest, modified_ns=file.modified_ns)
         for file, digest in zip(files, digests, strict=True)
+    )
+
+
+def check_unchanged(inputs: Iterable[Input]) -> None:
+    """Refuse local files that are others than they were when they were found.
+
+    A file of the same size and time is taken to be the same; any other is read.
+
+    Raises:
+        DataError: One has changed, or cannot be read.
+    """
+    for one in inputs:
+        if one.modified_ns is None or not is_local(one.path):
+            continue
+        path = Path(one.path)
+        try:
+            status = path.stat()
+            if (status.st_size, status.st_mtime_ns) == (one.bytes, one.modified_ns):
+                continue
+            with path.open("rb", buffering=0) as file:
+                digest = _content(file.read)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if digest != one.digest:
+            raise DataError(
+                f"{one.path!r} has changed while it was read",
+                hint="leave files as they are while a run reads them",
+            )
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"{path} cannot be read: {error.strerror}",
+        hint="let the user that runs raycloud read it, or leave it out with Source.select",
     )
 
 
@@ -125,10 +159,7 @@ class _Memo:
             with path.open("rb", buffering=0) as file:
                 digest = _content(file.read)
         except OSError as error:
-            raise DataError(
-                f"{path} cannot be read: {error.strerror}",
-                hint="let the user that runs raycloud read it, or leave it out with Source.select",
-            ) from error
+            raise _unreadable(path, error) from error
         if status.st_mtime_ns / 1e9 + _SETTLED_S < self._now_s:
             self._new[str(path.absolute())] = (*seen, digest)
         return digest

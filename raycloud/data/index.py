@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import Any, Self
 
@@ -19,12 +19,15 @@ class Input:
         bytes: Its size.
         digest: That of its content, or of what its store says about it.
         version: 0, or the number of the growth of the data set that brought it.
+        modified_ns: When it was last written to, as it was found; None where that is not known. It
+            spares looking whether the content is still the same, and says no more about it.
     """
 
     path: str
     bytes: int
     digest: str
     version: int = 0
+    modified_ns: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

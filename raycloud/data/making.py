@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from raycloud.data.block import facts_of
 from raycloud.data.clean import clean
+from raycloud.data.digest import check_unchanged
 from raycloud.data.index import BadRow, Block
 from raycloud.data.pieces import Piece
 from raycloud.data.recipe import MOST_BAD, Made, Recipe, Work
@@ -39,9 +40,11 @@ def make_block(
         node: Where this runs.
 
     Raises:
-        DataError: The input cannot be read, or rows are bad and `data.bad_rows` refuses them.
+        DataError: The input cannot be read or has changed, or rows are bad and `data.bad_rows`
+            refuses them.
         TaskError: `preprocess` broke its contract.
-        MachineError: The cache's disk is full or fails.
+        MachineError: The cache's disk is full or fails, or `preprocess` met a fault that is no
+            row's.
     """
     there = cache.whole(work.key)
     if there is not None:
@@ -56,6 +59,8 @@ def make_block(
         tables.append(cleaned.table)
         bad_rows += cleaned.bad_rows
         bad += cleaned.bad
+    if work.table is None:
+        check_unchanged(work.slice.inputs)
     facts = {"bad_rows": bad_rows, "bad": [_to_fact(work, row) for row in bad[:MOST_BAD]]}
     try:
         block = cache.add(work.key, [table for table in tables if len(table)], facts)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from raycloud.task import Source, Task
 
 FORMAT = 1  # of what a key stands for: rises where the same recipe gives other rows
+_DEALING = 2  # of how dealt blocks are named and recorded
 MOST_BAD = 20  # bad rows that are named
 
 _WITH_PATHS = frozenset({"text", "images"})  # formats whose rows say which file they came from
@@ -142,7 +143,7 @@ def data_set_of(recipe: Recipe, works: Sequence[Work], lanes: int) -> DataSet:
     keys = tuple(work.key for work in works)
     dealing = None
     if recipe.stratify is not None:
-        dealing = [recipe.stratify, lanes, recipe.data.partition_bytes]
+        dealing = [_DEALING, recipe.stratify, lanes, recipe.data.partition_bytes]
     return DataSet(
         id=combined(FORMAT, keys, dealing)[:16],
         task=recipe.task,
@@ -167,6 +168,7 @@ def finished(
         rows=sum(one.block.rows for one in made),
         bad_rows=sum(one.bad_rows for one in made),
         bad=tuple(bad for one in made for bad in one.bad)[:MOST_BAD],
+        columns=next((one.schema for one in made if one.schema), ""),
         complete=True,
     )
     if dealt is None:
@@ -195,17 +197,22 @@ def check_columns(works: Sequence[Work], made: Sequence[Made]) -> None:
     first, kind = there[0][0], there[0][1].schema
     for work, one in there:
         if one.schema != kind:
-            before, after = kind.split("\n"), one.schema.split("\n")
-            odd = next(
-                (pair for pair in zip(before, after, strict=False) if pair[0] != pair[1]),
-                (f"{len(before)} columns", f"{len(after)} columns"),
-            )
-            raise DataError(
-                f"files differ in their columns: {odd[1]!r} in {work.slice.inputs[0].path} "
-                f"(from {work.slice.start}), where {first.slice.inputs[0].path} has {odd[0]!r}",
-                hint="name the type of each column in Source.types, choose some with "
-                "Source.columns, or return the same columns from every preprocess",
-            )
+            where = f"{work.slice.inputs[0].path} (from {work.slice.start})"
+            raise other_columns(kind, one.schema, first.slice.inputs[0].path, where)
+
+
+def other_columns(before: str, after: str, first: str, other: str) -> DataError:
+    """What to raise where the columns of two places, as of `Made.schema`, differ."""
+    olds, news = before.split("\n"), after.split("\n")
+    odd = next(
+        (pair for pair in zip(olds, news, strict=False) if pair[0] != pair[1]),
+        (f"{len(olds)} columns", f"{len(news)} columns"),
+    )
+    return DataError(
+        f"files differ in their columns: {odd[1]!r} in {other}, where {first} has {odd[0]!r}",
+        hint="name the type of each column in Source.types, choose some with "
+        "Source.columns, or return the same columns from every preprocess",
+    )
 
 
 def _source_text(source: Source, works: Sequence[Work]) -> str:

@@ -44,6 +44,7 @@ class DataSet:
         rows: Rows of all blocks; 0 until it is complete.
         bad_rows: Rows that were left out.
         bad: The first of them.
+        columns: Their names and types, as text; empty until it is complete, or not known.
         complete: Whether all blocks were made.
         used_unix_s: When a run last began or ended to use it.
     """
@@ -58,6 +59,7 @@ class DataSet:
     rows: int = 0
     bad_rows: int = 0
     bad: tuple[BadRow, ...] = ()
+    columns: str = ""
     complete: bool = False
     used_unix_s: float = 0.0
 

@@ -14,7 +14,15 @@ import pyarrow as pa
 from raycloud.data.digest import combined
 from raycloud.data.index import Block, Index, Input
 from raycloud.data.partition import deal, partition_count, rows_of_bytes
-from raycloud.data.recipe import MOST_BAD, Made, Recipe, Work, check_columns, data_set_of
+from raycloud.data.recipe import (
+    MOST_BAD,
+    Made,
+    Recipe,
+    Work,
+    check_columns,
+    data_set_of,
+    other_columns,
+)
 from raycloud.errors import DataError
 
 if TYPE_CHECKING:
@@ -90,13 +98,14 @@ def deal_out(
     starts = np.array([0, *accumulate(one.block.rows for one in made)], dtype=np.int64)
     name = data_set_of(recipe, works, lanes).id
     shares = []
-    for number, ids in enumerate(deal(codes, partition_count(len(codes), largest, lanes))):
+    count = partition_count(len(codes), largest, lanes)
+    for number, ids in enumerate(deal(codes, count)):
         edges = np.searchsorted(ids, starts)
         rows = {
             block: (ids[edges[block] : edges[block + 1]] - starts[block]).astype(np.int32)
             for block in np.flatnonzero(np.diff(edges)).tolist()
         }
-        shares.append(Share(key=combined("dealt", name, number), rows=rows, size=len(ids)))
+        shares.append(Share(key=combined("dealt", name, count, number), rows=rows, size=len(ids)))
     return tuple(shares)
 
 
@@ -130,7 +139,11 @@ def make_stratified_index(
         inputs: Of all versions.
         sets: The complete record of each version, in order.
         blocks: The dealt blocks, by key.
+
+    Raises:
+        DataError: Versions differ in their columns.
     """
+    _check_versions(inputs, sets)
     sizes = [size for one in sets for size in one.sizes]
     return Index(
         blocks=tuple(blocks[key] for one in sets for key in one.keys),
@@ -139,6 +152,19 @@ def make_stratified_index(
         bad_rows=sum(one.bad_rows for one in sets),
         bad=tuple(bad for one in sets for bad in one.bad)[:MOST_BAD],
     )
+
+
+def _check_versions(inputs: Sequence[Input], sets: Sequence[DataSet]) -> None:
+    """Refuse versions that cannot be read as one data set."""
+    firsts: dict[int, str] = {}
+    for file in inputs:
+        firsts.setdefault(file.version, file.path)
+    names = [firsts[version] for version in sorted(firsts)]
+    if len(names) != len(sets):  # a version without rows
+        names = [one.source for one in sets]
+    for name, one in zip(names, sets, strict=True):
+        if one.columns != sets[0].columns:
+            raise other_columns(sets[0].columns, one.columns, names[0], name)
 
 
 def _codes(labels: Sequence[pa.Array]) -> npt.NDArray[np.int64]:

@@ -102,9 +102,11 @@ def _placed(found: Sequence[Input], known: Sequence[Input]) -> tuple[Input, ...]
                 hint="put the file back as it was, or start a new run: without --resume, in "
                 "another --run-dir. Files may be added to a run's data, not taken away",
             )
+    fresh = {one.path: one.modified_ns for one in found}
+    kept = (replace(one, modified_ns=fresh[one.path]) for one in known)
     version = max((one.version for one in known), default=-1) + 1
     new = sorted(by_path.values(), key=lambda one: one.path)
-    return (*known, *(replace(one, version=version) for one in new))
+    return (*kept, *(replace(one, version=version) for one in new))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from raycloud.clock import SystemClock
-from raycloud.errors import InternalError, RaycloudError
+from raycloud.errors import RaycloudError
 from raycloud.on_ray.collators import Collator
 from raycloud.on_ray.provider import RayProvider
 from raycloud.training.member import Member, MemberConfig
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from raycloud.commands import Change
     from raycloud.events import Event
-    from raycloud.on_ray.collators import Delivery
+    from raycloud.on_ray.collators import Delivery, Unable
     from raycloud.order import Layout, MicroBatch, Order
     from raycloud.training.meeting import Meeting
 
@@ -57,27 +57,23 @@ class CollatorActor:
     """A collator, in a process of its own."""
 
     def __init__(self, config: MemberConfig) -> None:
-        """The order comes with the first member that has it."""
-        self._config = config
-        self._provider = RayProvider(config, ray.get_runtime_context().get_node_id())
-        self._collator: Collator | None = None
+        """Find out where this is."""
+        provider = RayProvider(config, ray.get_runtime_context().get_node_id())
+        self._collator = Collator(config, provider)
 
     def begin(self, order: Order) -> None:
-        """Build, unless another member has said so."""
-        self._collator = self._collator or Collator(self._config, self._provider, order)
+        """See `Collator.begin`."""
+        self._collator.begin(order)
 
-    def passes(self, micro_batches: Sequence[MicroBatch], fuse: int) -> Delivery | RaycloudError:
+    def passes(
+        self, micro_batches: Sequence[MicroBatch], fuse: int, version: int
+    ) -> Delivery | Unable | RaycloudError:
         """See `Collator.passes`; an error of ours is returned, so that it travels as it is."""
         try:
-            return self._built().passes(micro_batches, fuse)
+            return self._collator.passes(micro_batches, fuse, version)
         except RaycloudError as error:
             return error
 
-    def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
+    def extend(self, before: int, version: int, epoch: int, layout: Layout | None) -> None:
         """See `Collator.extend`."""
-        self._built().extend(version, epoch, layout)
-
-    def _built(self) -> Collator:
-        if self._collator is None:
-            raise InternalError("asked for passes before `begin`")
-        return self._collator
+        self._collator.extend(before, version, epoch, layout)

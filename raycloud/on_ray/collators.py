@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from raycloud.data.samples import BlockSamples
     from raycloud.events import Noticed
     from raycloud.order import Layout, MicroBatch, Order
-    from raycloud.training.feed import Made, Passes
+    from raycloud.training.feed import Passes
     from raycloud.training.member import MemberConfig
 
 _TURN_S = 0.2
@@ -38,35 +38,83 @@ class Delivery:
     notices: tuple[Noticed, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unable:
+    """Why a collator makes no passes: the member makes them itself."""
+
+    why: str
+
+
 class Collator:
     """Makes passes, as a member would. Not thread-safe.
+
+    What goes wrong in `begin` and `extend`, which nobody waits for, is told by `passes`.
 
     Args:
         config: Of a member that it works for.
         provider: Gives the samples.
-        order: Which sample stands where.
     """
 
-    def __init__(self, config: MemberConfig, provider: Any, order: Order) -> None:
-        """Make the task, and get at its data."""
-        torch.set_num_threads(1)
-        task = construct(config.task, config.job)
+    def __init__(self, config: MemberConfig, provider: Any) -> None:
+        """The order comes with the first member that has it."""
+        self._config = config
         self._provider = provider
-        samples = provider.provide(task, Splits(train=())).train
-        self._collate = Collate(task, samples, order, pinned=False, clock=SystemClock())
-        self._version = 0
+        self._collate: Collate | None = None
+        self._versions: list[int] = []  # of the data, that it went through
+        self._why = ""  # the newest thing that went wrong
 
-    def passes(self, micro_batches: Sequence[MicroBatch], fuse: int) -> Delivery:
-        """See `Collate.passes`; tensors are packed, for the way."""
+    def begin(self, order: Order) -> None:
+        """Make the task, and get at its data, unless another member has said so."""
+        if self._collate is not None:
+            return
+        try:
+            self._collate = self._built(order)
+        except Exception as error:  # noqa: BLE001 - told to who asks for passes
+            self._why = f"it could not begin: {type(error).__name__}: {error}"
+        else:
+            self._versions = [0]
+
+    def passes(
+        self, micro_batches: Sequence[MicroBatch], fuse: int, version: int
+    ) -> Delivery | Unable:
+        """See `Collate.passes`; tensors are packed, for the way.
+
+        Args:
+            micro_batches: Of one step.
+            fuse: Micro-batches per pass.
+            version: Of the data that the step is a step of.
+        """
+        if self._collate is None or version not in self._versions:
+            return Unable(why=self._why or f"it was not told of version {version} of the data")
         made = self._collate.passes(micro_batches, fuse)
         packed = tuple(replace(one, batch=_map(one.batch, _packed)) for one in made)
         return Delivery(passes=packed, notices=tuple(self._provider.notices()))
 
-    def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
-        """See `Collators.extend`; each member says so, and once is enough."""
-        if version > self._version:
-            self._version = version
+    def extend(self, before: int, version: int, epoch: int, layout: Layout | None) -> None:
+        """See `Collators.extend`; each member says so, and once is enough.
+
+        Version `before` is the one that the member was at: a growth that was missed, no later one
+        makes up for.
+        """
+        if self._collate is None or version in self._versions:
+            return
+        if before != self._versions[-1]:
+            self._why = f"it missed version {before} of the data"
+            return
+        try:
             self._collate.extend(self._provider.grown(version), epoch, layout)
+        except Exception as error:  # noqa: BLE001 - told to who asks for passes
+            self._why = (
+                f"it could not read version {version} of the data: {type(error).__name__}: {error}"
+            )
+        else:
+            self._versions.append(version)
+
+    def _built(self, order: Order) -> Collate:
+        torch.set_num_threads(1)
+        task = construct(self._config.task, self._config.job)
+        samples = self._provider.provide(task, Splits(train=())).train
+        return Collate(task, samples, order, pinned=False, clock=SystemClock())
 
 
 class RayCollators:
@@ -98,11 +146,12 @@ class RayCollators:
         self._lock = Lock()
         self._actors: dict[str, Any] = {name: ray.get_actor(name) for name in names}
         self._turn = first
+        self._version = 0  # of the data, that steps to come are steps of
         self._waiting = dict.fromkeys(names, 0)
         for actor in self._actors.values():
             actor.begin.remote(order)
 
-    def submit(self, micro_batches: tuple[MicroBatch, ...], fuse: int) -> Made:
+    def submit(self, micro_batches: tuple[MicroBatch, ...], fuse: int) -> Asked:
         """Give it to the collator with the least to do."""
         with self._lock:
             names = list(self._actors)
@@ -112,7 +161,7 @@ class RayCollators:
             turned = [names[(self._turn + i) % len(names)] for i in range(len(names))]
             name = min(turned, key=self._waiting.__getitem__)
             self._waiting[name] += 1
-            call = self._actors[name].passes.remote(micro_batches, fuse)
+            call = self._actors[name].passes.remote(micro_batches, fuse, self._version)
         return Asked(self, name, call, micro_batches, fuse)
 
     def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
@@ -120,36 +169,49 @@ class RayCollators:
         self._own.extend(self._grown(version), epoch, layout)
         with self._lock:
             for actor in self._actors.values():
-                actor.extend.remote(version, epoch, layout)
+                actor.extend.remote(self._version, version, epoch, layout)
+            self._version = version
 
     def result(self, asked: Asked) -> Passes:
-        """What a collator made; what it did not, this process makes."""
+        """What a collator made; what it did not, this process makes.
+
+        Raises:
+            CancelledError: Nobody wants them any more.
+        """
         if asked.call is None:
-            return self._own.passes(asked.micro_batches, asked.fuse)
+            return self._made_here(asked)
         try:
             found = ray.get(asked.call)
         except RayError as error:
-            self._gone(asked.name, error)
-            return self._own.passes(asked.micro_batches, asked.fuse)
+            if not asked.dropped.is_set():  # else it was cancelled
+                self._gone(asked.name, "a collator was lost", type(error).__name__)
+            return self._made_here(asked)
         finally:
             with self._lock:
                 self._waiting[asked.name] -= 1
+        if isinstance(found, Unable):
+            self._gone(asked.name, "a collator is not used any more", found.why)
+            return self._made_here(asked)
         if isinstance(found, RaycloudError):
             raise found
         for noticed in found.notices:
             self._notice(noticed.what, collator=asked.name, **noticed.detail)
         return tuple(replace(one, batch=_map(one.batch, _unpacked)) for one in found.passes)
 
-    def _gone(self, name: str, error: Exception) -> None:
+    def _made_here(self, asked: Asked) -> Passes:
+        if asked.dropped.is_set():
+            raise CancelledError
+        return self._own.passes(asked.micro_batches, asked.fuse)
+
+    def _gone(self, name: str, what: str, why: str) -> None:
         with self._lock:
             known = self._actors.pop(name, None)
             left = len(self._actors)
         if known is not None:
-            why = type(error).__name__
-            self._notice("a collator was lost", collator=name, left=left, why=why)
+            self._notice(what, collator=name, left=left, why=why)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Asked:
     """Passes that were asked for: `training.feed.Made`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,7 @@ class Holder:
     ) -> None:
         """Hold nothing yet."""
         self.place = place
-        self._task = task
+        self._task = cache(task)  # made when first wanted, and once
         self._clock = clock
         self._put = put
         self._uses: dict[str, Use] = {}
@@ -114,11 +115,11 @@ class Holder:
 
     def made(self, recipe: Recipe, works: Sequence[Work]) -> dict[str, Made]:
         """By key, those of these works whose blocks are whole in this node's cache."""
-        cache, task, clock = self.place.cache, self._task, self._clock
+        blocks, task, clock = self.place.cache, self._task, self._clock
         return {
-            work.key: make_block(recipe, work, task(), cache, clock, self.place.node)
+            work.key: make_block(recipe, work, task(), blocks, clock, self.place.node)
             for work in works
-            if cache.whole(work.key) is not None
+            if blocks.whole(work.key) is not None
         }
 
     def sizes(self, keys: Sequence[str]) -> dict[str, tuple[int, int]]:

@@ -20,6 +20,7 @@ from raycloud.clock import SystemClock
 from raycloud.data.location import is_local, locate
 from raycloud.data.provide import HELD_OUT, TRAIN
 from raycloud.errors import InternalError
+from raycloud.events import DataGrew
 from raycloud.on_ray.holder import Holder, answer, place_of
 from raycloud.on_ray.holders import Holders
 from raycloud.on_ray.preparing import Means, Preparing, keys_of
@@ -73,13 +74,16 @@ class Ready:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grown:
-    """Data with files that were added: `DataGrew` in values that travel."""
+class Looked:
+    """What a look for added files gave.
 
-    samples: int
-    version: int
-    inputs: tuple[str, ...]
-    partitions: tuple[int, ...]
+    Attributes:
+        grown: The data with them; None where there are none to take up yet.
+        notices: What should be known, each a text and its details.
+    """
+
+    grown: DataGrew | None
+    notices: tuple[tuple[str, Mapping[str, Any]], ...]
 
 
 class Pipeline:
@@ -99,6 +103,7 @@ class Pipeline:
         self._me = me
         self._clock = clock
         self._turn = Lock()  # one change at a time
+        self._remaking = Lock()  # not held up by growth, which may take long
         self._asking = Lock()
         self._ready: Future[Ready] | None = None
         self._holders: Holders | None = None
@@ -127,7 +132,7 @@ class Pipeline:
         found = ready.result()
         return Ready(prepared=found.prepared, handles=found.handles)
 
-    def refresh(self) -> Grown | None:
+    def refresh(self) -> Looked:
         """Look for files that were added, and read those that nobody is writing to any more.
 
         A file is taken up once it was seen twice, of the same size and time.
@@ -136,24 +141,9 @@ class Pipeline:
             RaycloudError: They cannot be read, or a known one is gone or has changed.
         """
         with self._turn:
-            train = self._splits.get(TRAIN)
-            if train is None or train.source.path is None:
-                return None
-            known = {one.path for one in train.inputs}
-            new = [file for file in locate(train.source) if file.path not in known]
-            seen, self._seen = self._seen, new
-            if not new or new != seen:
-                return None
-            prepared = train.run(self._readers(1))
-            version = max(self._versions) + 1
-            self._versions[version] = prepared.index
-            self._pin([prepared.index])
-            return Grown(
-                samples=prepared.index.rows,
-                version=version,
-                inputs=tuple(file.path for file in new),
-                partitions=prepared.index.partitions,
-            )
+            grown = self._grow()
+            notices, self._notices = tuple(self._notices), []
+        return Looked(grown=grown, notices=notices)
 
     def grown(self, version: int) -> Index:
         """The index of the training samples of a version.
@@ -175,7 +165,7 @@ class Pipeline:
             RaycloudError: It cannot be.
         """
         self.prepare()
-        with self._turn:
+        with self._remaking:
             for split in self._splits.values():
                 block = split.again(key, self._readers(1))
                 if block is not None:
@@ -195,6 +185,29 @@ class Pipeline:
         self._pin([one.index for one in prepared.values()])
         notices, self._notices = tuple(self._notices), []
         return Ready(prepared=prepared, handles=dict(self._holders.handles), notices=notices)
+
+    def _grow(self) -> DataGrew | None:
+        train = self._splits.get(TRAIN)
+        if train is None or train.source.path is None:
+            return None
+        known = {one.path for one in train.inputs}
+        new = [file for file in locate(train.source) if file.path not in known]
+        seen, self._seen = self._seen, new
+        if not new or new != seen:
+            return None
+        prepared = train.run(self._readers(1))
+        newest = max(self._versions)
+        if prepared.index.rows == self._versions[newest].rows:
+            return None  # files without a row
+        version = newest + 1
+        self._versions[version] = prepared.index
+        self._pin([prepared.index])
+        return DataGrew(
+            samples=prepared.index.rows,
+            version=version,
+            inputs=tuple(file.path for file in new),
+            partitions=prepared.index.partitions,
+        )
 
     def _readers(self, most: int | None) -> Readers:
         """Readers on all CPUs, or on `most` of them; never on more than the job allows."""
@@ -286,12 +299,13 @@ def pipeline_of(name: str, config: Callable[[], PipelineConfig], home: str) -> A
     Args:
         name: Its name.
         config: What to tell a new one.
-        home: The node it should be on.
+        home: The node it has to be on.
     """
     return PipelineActor.options(  # type: ignore[attr-defined]
         name=name,
         get_if_exists=True,
         num_cpus=0,
         max_concurrency=_THREADS,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(home, soft=True),
+        # Softly is not enough: it would also go elsewhere. Where the driver dies, so does the run.
+        scheduling_strategy=NodeAffinitySchedulingStrategy(home, soft=False),
     ).remote(config())

@@ -84,19 +84,20 @@ class Preparing:
     def run(self, readers: Readers) -> Prepared:
         """Look for files, and make what is not cached; again: for the files that were added.
 
+        Where it raises, the split is as it was: files that could not be taken up are new again.
+
         Raises:
             RaycloudError: Nothing is there, it cannot be read, or rows are bad.
         """
         clock = self._means.clock
         before_s = clock.monotonic_s()
-        if _is_ray(self.source.dataset):
-            self._tables(readers)
-        else:
-            self._plan()
-        versions = [self.works[places.start : places.stop] for places in by_version(self.works)]
-        for works in versions[len(self._sets) :]:
-            self._sets.append(self._version(works, readers))
-        index = self._index()
+        inputs, works_before, sets = self.inputs, self.works, len(self._sets)
+        try:
+            index = self._run(readers)
+        except BaseException:
+            self.inputs, self.works = inputs, works_before
+            del self._sets[sets:]
+            raise
         fresh = sum(block.key in self._fresh for block in index.blocks)
         return Prepared(
             index=index,
@@ -106,10 +107,21 @@ class Preparing:
             read_s=sum(one.read_s for one in self._made.values()),
         )
 
+    def _run(self, readers: Readers) -> Index:
+        if _is_ray(self.source.dataset):
+            self._tables(readers)
+        else:
+            self._plan()
+        versions = [self.works[places.start : places.stop] for places in by_version(self.works)]
+        for works in versions[len(self._sets) :]:
+            self._sets.append(self._version(works, readers))
+        return self._index()
+
     def again(self, key: str, readers: Readers) -> Block | None:
         """Make a block again that no node has any more; None where it is none of this split's."""
-        for places, data_set in zip(by_version(self.works), self._sets, strict=True):
-            works = self.works[places.start : places.stop]
+        known = self.works  # while growth is being prepared, of more versions than are complete
+        for places, data_set in zip(by_version(known), self._sets, strict=False):
+            works = known[places.start : places.stop]
             if any(work.key == key for work in works):
                 self._fill([work for work in works if work.key == key], readers)
                 return self._made[key].block

@@ -74,8 +74,7 @@ class RayProvider:
         ready: Ready = self._call("prepare")
         for what, detail in ready.notices:
             self._notice(what, **detail)
-        self._handles = ready.handles
-        self._reach = Reach(cache_of(self._config.job), self._node, ready.handles, self._notice)
+        self._connect(ready)
         self._warm()
         samples = {name: self._samples(one.index) for name, one in ready.prepared.items()}
         self._inputs = ready.prepared[TRAIN].index.inputs
@@ -124,13 +123,19 @@ class RayProvider:
             table = self._reached(block)
         if table is None:
             self._notice("a block is made again", block=block.key)
-            table = self._reached(self._call("remake", block.key))
+            again = self._call("remake", block.key)
+            self._connect(self._call("prepare"))  # to others, if the pipeline is another one
+            table = self._reached(again)
         if table is None:
             raise MachineError(
                 f"the block {block.key} was made again and cannot be read on this node",
                 hint="see whether something else clears the cache directory",
             )
         return table
+
+    def _connect(self, ready: Ready) -> None:
+        self._handles = ready.handles
+        self._reach = Reach(cache_of(self._config.job), self._node, ready.handles, self._notice)
 
     def _samples(self, index: Index) -> BlockSamples:
         return BlockSamples(index, self.table_of)

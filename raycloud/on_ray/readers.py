@@ -16,10 +16,10 @@ from ray.exceptions import RayError
 
 from raycloud.clock import SystemClock
 from raycloud.data.prepare import Share, compacted, make_block, make_partition, plan_table
-from raycloud.errors import InternalError, MachineError, RaycloudError
+from raycloud.errors import DataError, InternalError, MachineError, RaycloudError
 from raycloud.on_ray.holder import cache_of
 from raycloud.on_ray.holders import Reach
-from raycloud.on_ray.ray_data import do_without_servants, quiet
+from raycloud.on_ray.ray_data import make_modest, needs_cpu, quiet
 from raycloud.training.contract import construct
 
 if TYPE_CHECKING:
@@ -177,7 +177,6 @@ class Readers:
         self._cpus = cpus
         self._options: dict[str, Any] = {
             "batch_size": None,
-            "num_cpus": 0,  # workers have reserved every CPU
             "ray_remote_args_fn": partial(dict, max_retries=_RETRIES),
         }
         if nodes is not None:
@@ -194,7 +193,7 @@ class Readers:
             return
         import ray.data
 
-        do_without_servants()
+        make_modest()
         left = list(numbers)
         items = [{"number": number} for number in numbers]
         named = {"brief": [ray.put(brief)], "method": method}
@@ -202,11 +201,10 @@ class Readers:
         rows = source.map_batches(
             _numbered,
             fn_kwargs=named,
-            concurrency=min(self._cpus, len(items)),
             **self._options,
         )
         with _blamed(lambda: _files(brief, left)):
-            for row in quiet(rows, in_order=False).iter_rows():
+            for row in quiet(rows, cpus=self._cpus, in_order=False).iter_rows():
                 left.remove(row["number"])
                 yield row["number"], _checked(row["made"])
 
@@ -214,18 +212,25 @@ class Readers:
         """The blocks of a `ray.data.Dataset`, in its order.
 
         Raises:
+            DataError: It needs a CPU, and none is free.
             RaycloudError: As `run` does.
         """
-        do_without_servants()
+        make_modest()
+        if needs_cpu(dataset) and ray.available_resources().get("CPU", 0.0) < 1.0:
+            raise DataError(
+                "the ray.data.Dataset that Task.data returned shuffles or sorts its rows, and all "
+                "CPUs are reserved",
+                hint="leave out the shuffle, which raycloud does itself; or lower "
+                "elastic.max_workers by one",
+            )
         rows = dataset.map_batches(
             _tabled,
             batch_format="pyarrow",
             fn_kwargs={"brief": [ray.put(brief)]},
-            concurrency=self._cpus,
             **self._options,
         )
         with _blamed(lambda: "a block of the ray.data.Dataset"):
-            for row in quiet(rows, in_order=True).iter_rows():
+            for row in quiet(rows, cpus=self._cpus, in_order=True).iter_rows():
                 yield _checked(row["made"])
 
 

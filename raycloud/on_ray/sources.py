@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from raycloud.data.block import publish, write_all
 from raycloud.data.index import Input
 from raycloud.errors import RaycloudError, RunDirectoryError
-from raycloud.events import DataGrew, DataPrepared, Noticed
+from raycloud.events import DataPrepared, Noticed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,8 +84,8 @@ class Sources:
             self._look_s = self._clock.monotonic_s() + REFRESH_S
             try:
                 self._looking = ray.get_actor(self.pipeline).call.remote("refresh")
-            except ValueError:  # its member has died; another one makes it again when it needs it
-                return []
+            except ValueError:  # whoever needs a block makes it again
+                return self._once("the data's pipeline is gone", "resume the run to take them up")
         if not ray.wait([self._looking], timeout=0)[0]:
             return []
         looking, self._looking = self._looking, None
@@ -95,7 +95,8 @@ class Sources:
             return self._once(f"the data's pipeline did not answer: {type(error).__name__}", "")
         if isinstance(found, RaycloudError):
             return self._once(found.message, found.hint)
-        return [] if found is None else [DataGrew(**asdict(found))]
+        told: list[Event] = [Noticed(what=what, detail=dict(d)) for what, d in found.notices]
+        return [*told, found.grown] if found.grown is not None else told
 
     def _once(self, why: str, hint: str) -> list[Event]:
         if why in self._told:

@@ -88,7 +88,8 @@ class Feed:
         self._asked: queue.SimpleQueue[Future[StepWork] | None] = queue.SimpleQueue()
         self._turn = threading.Lock()
         self._over = threading.Event()
-        self._away: list[Made] = []  # made elsewhere, and not yet back
+        self._away: dict[int, Made] = {}  # by identity: made elsewhere, and not yet back
+        self._counted = threading.Lock()  # of `_away`
         making = collate.making
         count = min(making.threads, depth) if making.elsewhere is None else depth
         self._threads = [
@@ -116,9 +117,10 @@ class Feed:
         self._over.set()
         for _ in self._threads:
             self._asked.put(None)
-        with self._turn:  # nothing is begun any more
-            for made in self._away:
-                made.cancel()
+        with self._turn, self._counted:  # nothing is begun any more
+            away = list(self._away.values())
+        for made in away:
+            made.cancel()
         for thread in self._threads:
             thread.join()
 
@@ -153,7 +155,8 @@ class Feed:
         elsewhere = self._collate.making.elsewhere
         if elsewhere is not None:
             made = elsewhere.submit(mine, fuse)
-            self._away.append(made)
+            with self._counted:
+                self._away[id(made)] = made
             return span, partial(self._back, made)
         return span, partial(self._made_here, span, mine, fuse)
 
@@ -165,7 +168,8 @@ class Feed:
         try:
             return made.result()
         finally:
-            self._away.remove(made)
+            with self._counted:
+                del self._away[id(made)]
 
     def _sent(self, passes: Passes) -> Passes:
         """The passes, their batches on the way to the device."""

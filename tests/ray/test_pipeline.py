@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import ray
 
@@ -20,7 +21,17 @@ from raycloud.on_ray.pipeline import Pipeline, PipelineConfig
 from raycloud.on_ray.readers import Readers
 from raycloud.spec import dump_job
 from tests.live import RAYCLOUD, exact_steps, of_kind, parameters, ran
-from tests.live_data import Points, asked, cache, here, ids_of, provided, provider, written
+from tests.live_data import (
+    Points,
+    asked,
+    cache,
+    here,
+    ids_of,
+    provided,
+    provider,
+    reserved,
+    written,
+)
 
 CPUS = 2
 
@@ -48,6 +59,7 @@ def test_same_blocks_and_ids_as_without_ray(tmp_path: Path, data: dict[str, Any]
     assert sorted(ids) == list(range(240))
     assert len(index.blocks) >= 4
     assert {b.nodes for b in index.blocks} == {(here(),)}
+    assert ray.util.list_named_actors(all_namespaces=True) == []  # none of Ray Data's own
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray Data's own
@@ -98,7 +110,7 @@ def test_rows_in_hand(tmp_path: Path, kind: str) -> None:
     job = asked(tmp_path, settings={"kind": kind, "ran": str(tmp_path / "ran")})
     indexes, calls = [], []
     for again in (False, True):
-        with provider(job) as one:
+        with reserved(CPUS), provider(job) as one:
             found = provided(one, job)
             prepared = found.prepared[TRAIN]
             ids = list(range(240))
@@ -110,6 +122,14 @@ def test_rows_in_hand(tmp_path: Path, kind: str) -> None:
     assert calls[0] == calls[1] > 0
 
 
+def test_shuffle_of_ray_data_waits_for_no_cpu(tmp_path: Path) -> None:
+    written(tmp_path / "data", files=1)
+    job = asked(tmp_path, settings={"kind": "shuffled"})
+    error = pytest.raises(DataError, match="shuffles or sorts")
+    with reserved(CPUS), provider(job) as one, error:
+        provided(one, job)
+
+
 def test_added_files_are_taken_up_once_nobody_writes_to_them(tmp_path: Path) -> None:
     written(tmp_path / "data", files=3)
     job = asked(tmp_path)
@@ -117,15 +137,15 @@ def test_added_files_are_taken_up_once_nobody_writes_to_them(tmp_path: Path) -> 
         found = provided(one, job)
         before = found.prepared[TRAIN].index
         pipeline = one._found()
-        assert ray.get(pipeline.call.remote("refresh")) is None
+        assert ray.get(pipeline.call.remote("refresh")).grown is None
         written(tmp_path / "data", files=1, first=10)
         written(tmp_path / "data", files=1, first=3)
-        assert ray.get(pipeline.call.remote("refresh")) is None
-        grown = ray.get(pipeline.call.remote("refresh"))
+        assert ray.get(pipeline.call.remote("refresh")).grown is None
+        grown = ray.get(pipeline.call.remote("refresh")).grown
         assert grown.version == 1
         assert grown.samples == 300
         assert [Path(path).name for path in grown.inputs] == ["part-10.parquet", "part-3.parquet"]
-        assert ray.get(pipeline.call.remote("refresh")) is None
+        assert ray.get(pipeline.call.remote("refresh")).grown is None
         samples = one.grown(1)
         assert samples.index.partitions == grown.partitions
         assert samples.index.partitions[: len(before.partitions)] == before.partitions
@@ -142,6 +162,29 @@ def test_added_files_are_taken_up_once_nobody_writes_to_them(tmp_path: Path) -> 
         pytest.raises(DataError, match=r"part-1\.parquet is gone"),
     ):
         provided(one, job)
+
+
+def test_added_files_that_cannot_be_taken_up_do_no_harm(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    written(data, files=2)
+    job = asked(tmp_path)
+    with provider(job) as one:
+        provided(one, job)
+        pipeline = one._found()
+
+        def refresh() -> Any:
+            ray.get(pipeline.call.remote("refresh"))  # seen once
+            return ray.get(pipeline.call.remote("refresh"))
+
+        empty = pq.read_table(data / "part-0.parquet").slice(0, 0)
+        pq.write_table(empty, data / "part-2.parquet")
+        assert refresh().grown is None  # no row: nothing to announce
+        (data / "part-3.parquet").write_bytes(b"not there yet")
+        assert "part-3.parquet" in refresh().message
+        (data / "part-3.parquet").unlink()  # as it says
+        written(data, files=1, first=4)
+        assert refresh().grown.samples == 180
+        assert ids_of(one.grown(1)) == [*range(120), *range(240, 300)]
 
 
 def test_training_is_the_same_on_any_number_of_workers(tmp_path: Path) -> None:

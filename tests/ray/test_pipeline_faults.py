@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 import ray
-from ray._private.internal_api import free
 
 from raycloud.data.provide import TRAIN
 from raycloud.errors import DataError, MachineError
 from tests.live import wait_for
-from tests.live_data import asked, cache, files_in, ids_of, provided, provider, written
+from tests.live_data import (
+    asked,
+    cache,
+    files_in,
+    ids_of,
+    killed,
+    provided,
+    provider,
+    written,
+)
 from tests.stores import Store, serving
 
 CPUS = 2
@@ -42,26 +50,12 @@ def test_reader_that_dies_every_time_names_the_file(tmp_path: Path) -> None:
         provided(one, job)
 
 
-def test_vanished_pinned_block_is_mapped_from_disk(tmp_path: Path) -> None:
-    written(tmp_path / "data")
-    job = asked(tmp_path)
-    with provider(job) as one:
-        found = provided(one, job)
-        block = found.prepared[TRAIN].index.blocks[1]
-        reference = one._references()[block.key]
-        free([reference])
-        assert ids_of(found.train) == IDS
-        assert [(n.what, n.detail["block"]) for n in one.notices()] == [
-            ("a pinned block was lost", block.key)
-        ]
-
-
 def test_dead_pipeline_is_made_again(tmp_path: Path) -> None:
     written(tmp_path / "data")
     job = asked(tmp_path, data={"cache": _unpinned(tmp_path)})
     with provider(job) as one:
         found = provided(one, job)
-        _kill(one)
+        killed(one)
         block = found.prepared[TRAIN].index.blocks[2]
         cache(tmp_path).path_of(block.key).unlink()
         assert ids_of(found.train) == IDS
@@ -79,10 +73,10 @@ def test_pipeline_made_again_knows_what_has_grown(tmp_path: Path) -> None:
         provided(one, job)
         pipeline = one._found()
         written(tmp_path / "data", files=1, first=3)
-        wait_for("growth", lambda: ray.get(pipeline.call.remote("refresh")))
+        wait_for("growth", lambda: ray.get(pipeline.call.remote("refresh")).grown)
         ids = ids_of(one.grown(1))
         assert ids == [*range(300, 420), *range(180, 240)]
-        _kill(one)
+        killed(one)
         assert ids_of(one.grown(1)) == ids
 
 
@@ -139,18 +133,3 @@ def test_source_that_answers_503_twice(tmp_path: Path, only: str) -> None:
 
 def _unpinned(folder: Path) -> dict[str, Any]:
     return {"path": str(folder / "cache"), "memory_bytes": 0}
-
-
-def _kill(one: Any) -> None:
-    """End the pipeline's process, as a node's death would."""
-    pipeline = one._found()
-    ray.kill(pipeline)
-    wait_for("the pipeline's end", lambda: _is_dead(pipeline))
-
-
-def _is_dead(actor: Any) -> bool:
-    try:
-        ray.get(actor.ask.remote("sees", "/", 0))
-    except ray.exceptions.RayActorError:
-        return True
-    return False

@@ -7,27 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
+from ray.exceptions import GetTimeoutError, ObjectLostError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import raycloud
 from raycloud.data.cache import BlockCache
 from raycloud.data.provide import TRAIN
 from raycloud.events import DataPrepared, Noticed
-from tests.live import exact_steps, of_kind
-from tests.live_data import asked, here, ids_of, provided, provider, written
+from tests.live import exact_steps, of_kind, wait_for
+from tests.live_data import Points, asked, here, ids_of, killed, provided, provider, written
 
 IDS = list(range(240))
+STORE_BYTES = 100 * 2**20
 
 
 @dataclass(frozen=True)
 class Two:
-    """The nodes, the head first, and where each keeps its blocks."""
+    """The nodes, the driver's first, and where each keeps its blocks."""
 
     nodes: tuple[str, str]
-    caches: tuple[BlockCache, BlockCache]
-    homes: tuple[Path, Path]
+    caches: tuple[BlockCache, ...]
+    homes: tuple[Path, ...]
 
 
 @pytest.fixture(scope="module")
@@ -42,28 +45,39 @@ def two(ray_tmpdir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (_QUIET | _EMBEDDED).items():
             patch.setenv(name, value)
+        started = {}
         for home in homes:
             patch.chdir(home)
-            cluster.add_node(
+            node = cluster.add_node(
                 num_cpus=1,
+                object_store_memory=STORE_BYTES,
                 include_dashboard=False,
                 env_vars={"RAYCLOUD_CACHE": str(home / "cache")},
             )
-        patch.chdir(homes[0])
+            started[node.node_id] = home
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         try:
-            head = here()
-            (other,) = {node["NodeID"] for node in ray.nodes()} - {head}
-            caches = tuple(BlockCache(home / "cache") for home in homes)
-            yield Two((head, other), caches, homes)  # type: ignore[arg-type]
+            nodes = sorted(started, key=lambda node: node != here())
+            patch.chdir(started[nodes[0]])
+            patch.setenv("RAYCLOUD_CACHE", str(started[nodes[0]] / "cache"))
+            yield Two(
+                nodes=(nodes[0], nodes[1]),
+                caches=tuple(BlockCache(started[node] / "cache") for node in nodes),
+                homes=tuple(started[node] for node in nodes),
+            )
         finally:
             ray.shutdown()
             cluster.shutdown()
 
 
 @ray.remote(num_cpus=0)
-def read(job: Any, node: str, name: str, home: str) -> tuple[list[int], list[str]]:
-    """What a member there sees: the ids of all rows, and what its provider noticed."""
+def read(
+    job: Any, node: str, name: str, home: str, *, kill: bool = False
+) -> tuple[list[int], set[str]]:
+    """What a member there sees: the ids of all rows, and what its provider noticed.
+
+    With `kill` the pipeline dies once it has prepared the data.
+    """
     from raycloud.on_ray.provider import RayProvider
     from raycloud.training.member import MemberConfig
 
@@ -72,13 +86,16 @@ def read(job: Any, node: str, name: str, home: str) -> tuple[list[int], list[str
         node=node,
         address="",
         job=job,
-        task=None,  # type: ignore[arg-type]  # the pipeline is there already
+        task=Points,
         checkpoints="",
         pipeline=name,
         home=home,
     )
     one = RayProvider(config, node)
-    return ids_of(provided(one, job).train), [notice.what for notice in one.notices()]
+    samples = provided(one, job).train
+    if kill:
+        killed(one)
+    return ids_of(samples), {notice.what for notice in one.notices()}
 
 
 def test_blocks_are_fetched_from_the_node_that_made_them(two: Two, tmp_path: Path) -> None:
@@ -97,7 +114,7 @@ def test_blocks_are_fetched_from_the_node_that_made_them(two: Two, tmp_path: Pat
             call = read.options(scheduling_strategy=there)
             found, noticed = ray.get(call.remote(job, node, one._config.pipeline, two.nodes[0]))
             ids.append(found)
-            assert noticed == []
+            assert noticed == set()
         assert ids == [IDS, IDS]
     for node_cache in two.caches:
         assert all(node_cache.whole(block.key) is not None for block in blocks)
@@ -124,3 +141,48 @@ def test_files_of_one_node_are_read_there(two: Two) -> None:
     assert notice.detail["nodes"] == [two.nodes[0]]
     assert {event.node for event in run.events if hasattr(event, "node")} >= set(two.nodes)
     assert [path.name for path in two.homes[1].iterdir()] == ["cache"]
+
+
+def test_vanished_pinned_block_is_mapped_from_disk(two: Two, tmp_path: Path) -> None:
+    """Its owner is dead, and the store needed the room."""
+    path = written(two.homes[0] / "alone", files=1).replace(str(two.homes[0]), "/proc/self/cwd")
+    job = asked(tmp_path, data={"path": path, "cache": {}}, settings={"scale": 3.0})
+    with provider(job) as one:
+        found = provided(one, job)
+        (block,) = found.prepared[TRAIN].index.blocks
+        reference = one._references()[block.key]
+        killed(one)
+        wait_for("the block's end", lambda: _vanished(reference))
+        assert ids_of(found.train) == IDS[:60]
+        assert [(n.what, n.detail["block"]) for n in one.notices()] == [
+            ("a pinned block was lost", block.key)
+        ]
+
+
+def test_block_of_another_node_after_the_pipelines_death(two: Two, tmp_path: Path) -> None:
+    """With it ended the holders, and those of the next pipeline are asked."""
+    path = written(two.homes[0] / "alone").replace(str(two.homes[0]), "/proc/self/cwd")
+    job = asked(
+        tmp_path, data={"path": path, "cache": {"memory_bytes": 0}}, settings={"scale": 4.0}
+    )
+    there = NodeAffinitySchedulingStrategy(two.nodes[1], soft=False)
+    with provider(job) as one:
+        name = one._config.pipeline
+        call = read.options(scheduling_strategy=there)
+        ids, told = ray.get(call.remote(job, two.nodes[1], name, two.nodes[0], kill=True))
+    assert ids == IDS
+    assert told >= {
+        "a node's blocks are out of reach",
+        "the data's pipeline is made again",
+        "a block is made again",
+    }
+
+
+def _vanished(reference: Any) -> bool:
+    """Fill the store, and look."""
+    ray.put(np.ones(STORE_BYTES * 3 // 4, np.uint8))
+    try:
+        ray.get(reference, timeout=5.0)
+    except (ObjectLostError, GetTimeoutError):
+        return True
+    return False

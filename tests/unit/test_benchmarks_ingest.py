@@ -15,15 +15,16 @@ import pytest
 import torch
 
 from benchmarks import ingest
-from benchmarks.feeding import contestants, environment, epochs, images, mixing, sequence, training
+from benchmarks.feeding import contestants, environment, epochs, images, mixing, sequence
 from benchmarks.feeding.consumer import Sums, consume
 from benchmarks.feeding.environment import NotInstalledError
-from benchmarks.feeding.floors import Verdict, mean, ratio, table
+from benchmarks.feeding.floors import Verdict
 from benchmarks.feeding.images import ImageSet
 from benchmarks.feeding.setting import Outcome, Setting
 from benchmarks.machine import ROOT
-from benchmarks.peers.torch_loader import Images, Shuffled, Table, WholeBatches
+from benchmarks.peers.torch_loader import KINDS, Shuffled, Table
 from benchmarks.processes import CommandFailedError
+from tests.feeding import row
 
 ROWS = 24
 CLICKS = ROOT.parent / "shared" / "data" / "clicks" / "online_shoppers_intention.csv"
@@ -129,11 +130,11 @@ def test_the_torch_contestant_delivers_every_image(few: ImageSet) -> None:
     sampler = Shuffled(5)
     sampler.start, sampler.stop = both[0].rows, both[0].rows + both[1].rows
     assert len(sampler) == 5
-    for kind in (Images, WholeBatches):
+    for name, kind in KINDS.items():
         data = kind(*both)
         apart = Sums()
         for indices in sampler:
-            if kind is WholeBatches:
+            if name == "batched":
                 found, labels = data.__getitems__(indices)
             else:
                 items = [data[i] for i in indices]
@@ -167,7 +168,7 @@ def test_a_peer_that_cannot_be_installed_is_named(
 
     monkeypatch.setattr(contestants, "streaming_python", refuse)
     found, missing = contestants.interpreters(tmp_path)
-    assert sorted({*contestants.FEEDERS} - {*found}) == [one.name for one in missing]
+    assert {*contestants.FEEDERS} - {*found} == {one.name for one in missing}
     assert {one.why for one in missing} == {"not installed: no wheel"}
     assert "no wheel" in epochs.table([], missing)
 
@@ -180,123 +181,6 @@ def test_the_environment_says_why_it_is_not_there(
         environment.streaming_python(tmp_path / "environments")
     (place,) = (tmp_path / "environments").iterdir()
     assert not (place / "ready").exists()  # the next call tries again
-
-
-def row(feeder: str, repeat: int, *walls: tuple[str, bool, float]) -> dict[str, Any]:
-    return {
-        "feeder": feeder,
-        "repeat": repeat,
-        "epochs": [
-            {"kind": kind, "shuffled": shuffled, "wall_s": wall_s, "sums": {"rows": 100}}
-            for kind, shuffled, wall_s in walls
-        ],
-    }
-
-
-def compared() -> list[dict[str, Any]]:
-    ours = [
-        row("raycloud", r, ("cold", True, 1.0), ("warm", True, 0.1), ("not cached", True, 1.0))
-        for r in range(2)
-    ]
-    for one in ours:
-        one["read_ms"] = {
-            "warm": {"mean": 0.1, "p99": 0.5},
-            "not cached": {"mean": 1.0, "p99": 1.0},
-        }
-    quick = [
-        row("ray.data, same decoder", r, ("cold", False, 2.0), ("warm", False, 0.1)) for r in (0, 1)
-    ]
-    slow = [
-        row("torch loader, own decoder", r, ("cold", True, 4.0), ("warm", True, 0.5))
-        for r in (0, 1)
-    ]
-    return [*ours, *quick, *slow]
-
-
-def test_rates_are_those_of_the_median_epoch() -> None:
-    one = row("raycloud", 0, *(("warm", True, wall_s) for wall_s in (1.0, 0.5, 9.0)))
-    assert epochs.rate(one, "warm", shuffled=True) == 100.0
-    assert epochs.rate(one, "cold", shuffled=True) is None
-
-
-def test_epochs_are_held_against_the_best_peer_of_each_repeat() -> None:
-    found = {one.name: one for one in epochs.verdicts(compared())}
-    assert found["cold / best peer, any decoder"].value == pytest.approx(2.0)
-    assert found["cold / best peer as documented"].value == pytest.approx(4.0)
-    assert found["warm / cold"].value == pytest.approx(10.0)
-    unshuffled = found["warm / best peer, also unshuffled"]
-    assert unshuffled.value == pytest.approx(1.0)
-    assert not unshuffled.passes
-    assert found["warm / best shuffled peer"].value == pytest.approx(5.0)
-    assert found["cached / not cached, mean latency of a batch"].passes
-    assert found["cached / not cached, p99 latency of a batch"].value == pytest.approx(0.5)
-    text = epochs.table(epochs.rates(compared()), [])
-    assert "ray.data, same decoder" in text
-
-
-def test_a_peer_that_fails_is_named_and_ours_is_not_forgiven(
-    few: ImageSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = ("raycloud", "torch loader, own decoder")
-    failing = {names[1]}
-
-    def deliver(name: str, *_: Any, **__: Any) -> dict[str, Any]:
-        if name in failing:
-            raise CommandFailedError("out of luck")
-        return row(name, 0, ("cold", True, 1.0), ("warm", True, 1.0))
-
-    monkeypatch.setattr(epochs, "deliver", deliver)
-    monkeypatch.setattr(epochs, "interpreters", lambda _: (dict.fromkeys(names, Path("p")), []))
-    found = epochs.measure(setting(few))
-    assert [one["name"] for one in found.record["missing"]] == [names[1]] * 2
-    assert "out of luck" in found.text
-    failing.add("raycloud")
-    with pytest.raises(CommandFailedError):
-        epochs.measure(setting(few))
-
-
-def test_verdicts() -> None:
-    assert ratio("a", [2.0, 8.0], [1.0, 4.0], at_least=2.0).passes
-    assert not Verdict(name="b", value=3.0, at_most=2.0).passes
-    assert not Verdict(name="nothing came", value=float("nan"), at_most=2.0).passes
-    assert Verdict(name="c", value=3.0).passes is None
-    spread = mean("d", [1.0, 3.0], at_most=2.0)
-    assert spread.value == 2.0
-    assert spread.low is not None
-    assert spread.low < 1.0
-    assert mean("d", [1.0]).low is None
-    text = table([spread, Verdict(name="long name", value=3.0, at_least=4.0)])
-    assert "pass" in text.splitlines()[0]
-    assert "SHORT" in text.splitlines()[1]
-
-
-def committed(epoch: int, offset: int, data_s: float) -> dict[str, Any]:
-    return {
-        "event": "StepsCommitted",
-        "epoch": epoch,
-        "offset": offset,
-        "data_s": data_s,
-        "wall_s": 10.0,
-    }
-
-
-def test_preparing_counts_as_waiting_in_the_first_epoch() -> None:
-    done = training.Done(
-        summary={},
-        events=(
-            {"event": "DataPrepared", "seconds": 1.0, "version": 0},
-            {"event": "DataPrepared", "seconds": 2.5, "version": 0},
-            committed(0, 500, 0.0),
-            committed(1, 0, 1.0),
-            committed(1, 500, 0.1),
-            committed(2, 0, 0.1),
-        ),
-    )
-    found = training.waited(done)
-    assert found["preparing_s"] == 2.5
-    assert found["cold_share"] == pytest.approx((1.0 + 2 * 2.5) / (20.0 + 2 * 2.5))
-    assert found["feed_share"] == pytest.approx(0.05)
-    assert found["later_share"] == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("count", sequence.WORKERS)
@@ -390,3 +274,24 @@ def test_a_failing_section_leaves_the_others(
 
 def short(_: Setting) -> Outcome:
     return Outcome(record={}, text="", verdicts=[Verdict(name="x", value=0.5, at_least=1.0)])
+
+
+def test_a_peer_that_fails_is_named_and_ours_is_not_forgiven(
+    few: ImageSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("raycloud", "torch loader, own decoder")
+    failing = {names[1]}
+
+    def deliver(name: str, *_: Any, **__: Any) -> dict[str, Any]:
+        if name in failing:
+            raise CommandFailedError("out of luck")
+        return row(name, 0, ("cold", True, 1.0), ("warm", True, 1.0))
+
+    monkeypatch.setattr(epochs, "deliver", deliver)
+    monkeypatch.setattr(epochs, "interpreters", lambda _: (dict.fromkeys(names, Path("p")), []))
+    found = epochs.measure(setting(few))
+    assert [one["name"] for one in found.record["missing"]] == [names[1]] * 2
+    assert "out of luck" in found.text
+    failing.add("raycloud")
+    with pytest.raises(CommandFailedError):
+        epochs.measure(setting(few))

@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from raycloud.clock import VirtualClock
@@ -101,6 +102,7 @@ def test_records_carry_a_format(cache: BlockCache) -> None:
         "rows": 1000,
         "bad_rows": 0,
         "bad": [],
+        "columns": "",
         "complete": True,
         "used_unix_s": 10.0,
     }
@@ -175,3 +177,43 @@ def test_many_processes_write_the_same_blocks(cache: BlockCache) -> None:
     assert cache.open("aa1").num_rows == 100
     with sets.locked(cache.root):
         assert sets.users(cache.root, "s0") == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+        (PermissionError(errno.EACCES, "Permission denied"), "Permission denied"),
+        (pa.ArrowMemoryError("malloc failed"), "malloc failed"),
+    ],
+)
+def test_a_block_that_cannot_be_opened_stays(
+    cache: BlockCache, monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
+) -> None:
+    def fail(_: str) -> None:
+        raise error
+
+    cache.add("aa1", [ROWS])
+    with monkeypatch.context() as patch:
+        patch.setattr(pa, "memory_map", fail)
+        with pytest.raises(MachineError, match=f"cannot read .*{why}"):
+            cache.whole("aa1")
+    found = cache.whole("aa1")
+    assert found is not None
+    assert found.equals(ROWS)
+
+
+def test_a_block_stays_where_no_more_files_can_be_open(cache: BlockCache) -> None:
+    cache.add("aa1", [ROWS])
+    code = (
+        "import resource, sys; from pathlib import Path; from raycloud.data.cache import *\n"
+        "from raycloud.errors import MachineError\n"
+        "cache = BlockCache(Path(sys.argv[1])); cache.open('aa1')\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))\n"
+        "try: cache.whole('aa1')\n"
+        "except MachineError as error: print(error)\n"
+    )
+    command = [sys.executable, "-c", code, str(cache.root)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "ulimit -n" in told
+    assert cache.has("aa1")

@@ -19,7 +19,7 @@ from raycloud.data.convert import sift
 from raycloud.data.images import decode
 from raycloud.data.packing import pack
 from raycloud.data.slices import Piece
-from raycloud.errors import DataError, SpecError, TaskError
+from raycloud.errors import DataError, MachineError, SpecError, TaskError
 from raycloud.rows import Rows
 from raycloud.task import Source
 from tests.inputs import bad_of, cleaned_of, rows_of, table_of
@@ -288,3 +288,25 @@ def test_a_bad_json_line_is_told_once(tmp_path: Path) -> None:
     out = cleaned_of(source, skip=True)
     assert [row for _, row, _ in bad_of(out)] == [1, 2]
     assert sum(one.bad_rows for one in out) == 2
+
+
+@pytest.mark.parametrize("error", [MemoryError("2 TB"), ConnectionResetError("x"), TimeoutError()])
+@pytest.mark.parametrize("skip", [True, False])
+def test_what_no_row_is_to_blame_for(error: Exception, skip: bool) -> None:
+    def preprocess(rows: Rows) -> Rows:
+        if 2 in rows["x"].tolist():
+            raise error
+        return rows
+
+    with pytest.raises(MachineError, match=f"Task.preprocess raised {type(error).__name__}"):
+        list(clean(HERE, preprocess, pieces(4), skip=skip))
+
+
+def test_fewer_rows_where_memory_is_short() -> None:
+    def preprocess(rows: Rows) -> Rows:
+        if len(rows) > 2:
+            raise MemoryError
+        return rows
+
+    out = list(clean(HERE, preprocess, pieces(8), skip=False))
+    assert [row["x"] for row in rows_of(out)] == list(range(8))

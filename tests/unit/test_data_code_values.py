@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,17 @@ def test_what_cannot_be_told(tmp_path: Path) -> None:
     with (tmp_path / "a").open("w") as file, pytest.raises(TaskError, match=reads) as caught:
         reading({"log": file})
     assert "make it in preprocess" in caught.value.hint
+
+
+@dataclass(slots=True)
+class InSlots(Task):
+    held: int
+    model = data = loss = optimizer = None  # type: ignore[assignment]
+
+    def preprocess(self, rows: Any) -> Any:
+        return self.held and rows
+
+
+def test_a_task_with_slots() -> None:
+    digests = [code_digest(InSlots(held)) for held in (1, 1, 2)]  # type: ignore[abstract]
+    assert digests[0] == digests[1] != digests[2]

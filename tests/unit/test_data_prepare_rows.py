@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from raycloud.data.index import BadRow
 from raycloud.data.prepare import (
     by_version,
     compacted,
+    make_block,
     plan_table,
+    plan_work,
     prepare_here,
     recipe_of,
 )
@@ -23,6 +27,7 @@ from raycloud.errors import DataError, TaskError
 from raycloud.rows import Rows
 from raycloud.task import Source, Splits, Task
 from tests.preparing import (
+    FILES,
     ROWS,
     Bench,
     Doubled,
@@ -195,3 +200,25 @@ def test_a_task_that_breaks_its_contract(bench: Bench, folder: Path) -> None:
     Broken.__abstractmethods__ = frozenset()
     with pytest.raises(TaskError):
         bench.prepare(folder, of=Broken())
+
+
+def test_a_file_that_changes_while_it_is_prepared(
+    bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "0.parquet"
+    pq.write_table(table(0, FILES[0]), path, compression="none")
+    one, recipe = task(), recipe_of(task(), Source(path=str(folder)), job())
+    _, works = plan_work(recipe, bench.cache, bench.clock)
+    content = path.read_bytes()
+    with monkeypatch.context() as patch:  # where nothing has changed nothing is read for it
+        patch.setattr("raycloud.data.digest._content", None)
+        make_block(recipe, works[1], one, bench.cache, bench.clock, "here")
+    pq.write_table(table(99, FILES[0]), path, compression="none")
+    assert path.stat().st_size == len(content)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(DataError, match=r"0.parquet' has changed while it was read"):
+        make_block(recipe, works[0], one, bench.cache, bench.clock, "here")
+    assert not bench.cache.has(works[0].key)
+    path.write_bytes(content)  # at another time
+    made = make_block(recipe, works[0], one, bench.cache, bench.clock, "here")
+    assert made.block.key == works[0].key

@@ -144,3 +144,26 @@ def test_labels_of_several_blocks_are_one_set_of_classes(bench: Bench, folder: P
     assert data_set_of(recipe, works, 2).id != data_set_of(recipe, works, 3).id
     for share in shares:
         assert share.size == sum(len(rows) for rows in share.rows.values())
+
+
+def test_what_is_added_to_a_stratified_data_set_has_its_columns(bench: Bench) -> None:
+    folder = bench.cache.root.parent / "csv"
+    folder.mkdir()
+    (folder / "a.csv").write_text("x,label\n" + "1,cat\n2,dog\n" * 8)
+    first = bench.prepare(folder, stratify="label")
+    (folder / "b.csv").write_text("x,label\n" + "1.5,cat\n2.5,dog\n" * 8)
+    known = {"train": first.train.index.inputs}
+    for _ in range(2):  # the second time from the records
+        with pytest.raises(DataError, match=r"'x: double' in .*b.csv, where .*a.csv has 'x: int"):
+            bench.prepare(folder, known=known, stratify="label")
+
+
+def test_a_share_is_known_by_how_many_there_are(
+    bench: Bench, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = bench.prepare(folder, stratify="label").train.index
+    monkeypatch.setattr("raycloud.data.stratify.partition_count", lambda *_: 4)
+    other = Bench(tmp_path / "other", monkeypatch)
+    second = other.prepare(folder, stratify="label").train.index
+    assert len(first.blocks) != len(second.blocks) == 4
+    assert not {one.key for one in first.blocks} & {one.key for one in second.blocks}

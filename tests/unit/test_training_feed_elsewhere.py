@@ -20,13 +20,15 @@ from tests.unit.test_training_feed import PATIENCE_S, Identity, feed
 class Elsewhere:
     """Other processes that make passes; here their work is done when a test says so."""
 
+    future: type[Future[Passes]] = Future
+
     def __init__(self, collate: Collate, enough: int) -> None:
         self.collate, self.enough = collate, enough
         self.asked: list[tuple[tuple[MicroBatch, ...], int, Future[Passes]]] = []
         self.reached = threading.Event()
 
     def submit(self, micro_batches: tuple[MicroBatch, ...], fuse: int) -> Future[Passes]:
-        made: Future[Passes] = Future()
+        made = self.future()
         self.asked.append((micro_batches, fuse, made))
         if len(self.asked) == self.enough:
             self.reached.set()
@@ -77,3 +79,27 @@ def test_what_fails_elsewhere_surfaces(feeds: list[Feed]) -> None:
     elsewhere.asked[0][2].set_exception(TaskError("a collator died"))
     with pytest.raises(TaskError, match="a collator died"):
         feeds[0].take()
+
+
+class Alike(Future[Passes]):
+    """Equal to any other, as values may be."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Alike)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_what_is_given_up_is_told_apart_by_what_it_is() -> None:
+    order = Order(samples=40, seed=0, shuffle=False)
+    elsewhere = Elsewhere(Collate(Identity(), range(40), order, pinned=False), 3)
+    elsewhere.future = Alike
+    one = feed(depth=3, making=Making(elsewhere=elsewhere), steps=3)
+    assert elsewhere.reached.wait(PATIENCE_S)
+    elsewhere.deliver(1)
+    one._flight[1].result(PATIENCE_S)
+    closing = threading.Thread(target=one.close, daemon=True)
+    closing.start()
+    closing.join(PATIENCE_S)  # it waits for threads, and those for what is not given up
+    assert not closing.is_alive()
+    assert [made.cancelled() for _, _, made in elsewhere.asked] == [True, False, True]
