@@ -6,7 +6,6 @@ died. It is on the driver's node, whose files the user named, and in nobody's pl
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -23,9 +22,9 @@ from raycloud.errors import InternalError
 from raycloud.events import DataGrew
 from raycloud.on_ray.holder import Holder, answer, place_of
 from raycloud.on_ray.holders import Holders
-from raycloud.on_ray.preparing import Means, Preparing, keys_of
+from raycloud.on_ray.preparing import Means, Preparing
 from raycloud.on_ray.readers import Readers
-from raycloud.order import Layout, Order, lanes_of
+from raycloud.on_ray.warming import keys_first_read
 from raycloud.task import Source
 from raycloud.training.contract import construct
 from raycloud.training.supply import _asked as asked
@@ -238,10 +237,8 @@ class Pipeline:
 
     def _pin(self, indexes: list[Index]) -> None:
         """Pin what is read first, everywhere."""
-        job, index = self._config.job, indexes[0]
-        keys = _first_read(index, job)
         if self._holders is not None:
-            self._holders.ask("pin", list(dict.fromkeys([*keys, *keys_of(indexes)])))
+            self._holders.ask("pin", keys_first_read(indexes, self._config.job))
 
     def _notice(self, what: str, **detail: Any) -> None:
         self._notices.append((what, detail))
@@ -255,21 +252,6 @@ def _preparing(means: Means, splits: Splits, known: tuple[Input, ...]) -> dict[s
     if isinstance(held_out, Source):
         found[HELD_OUT] = Preparing(means, held_out, HELD_OUT)
     return found
-
-
-def _first_read(index: Index, job: Job) -> list[str]:
-    """The keys of blocks in the order in which the first epoch needs them."""
-    lanes = lanes_of(job.global_batch, job.micro_batch)
-    run = job.global_batch // lanes
-    layout = Layout(partitions=index.partitions, lanes=lanes, run=run, window=job.data.window)
-    order = Order(samples=index.rows, seed=job.seed, shuffle=job.data.shuffle, layout=layout)
-    partitions = order.partitions_ahead(0, 0, index.rows).tolist()
-    starts, keys = index.starts, list[str]()
-    for partition in partitions:
-        first, last = index.partitions[partition], index.partitions[partition + 1] - 1
-        touched = range(bisect_right(starts, first) - 1, bisect_right(starts, last))
-        keys += [index.blocks[number].key for number in touched]
-    return keys
 
 
 @ray.remote

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -294,8 +294,3 @@ def keyed(recipe: Recipe, source: Source) -> DataSet | None:
     options = [list(source.columns or ()), dict(source.types or {}), list(source.required)]
     name = combined("keyed", source.key, options, recipe.code, recipe.data.bad_rows)
     return DataSet(id=name[:16], task=recipe.task, split=recipe.split, source=source.key, keys=())
-
-
-def keys_of(indexes: Iterable[Index]) -> list[str]:
-    """The keys of all their blocks, each once, in order."""
-    return list(dict.fromkeys(block.key for index in indexes for block in index.blocks))
