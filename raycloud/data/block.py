@@ -76,7 +76,8 @@ def write_block(
     table = table.replace_schema_metadata({_META: json.dumps(meta, sort_keys=True)})
 
     def fill(file: FileIO) -> None:
-        with pa.ipc.new_file(file, table.schema) as writer:
+        # Arrow's own file: through Python's, each buffer would be copied to bytes first.
+        with pa.OSFile(str(file.name), "wb") as out, pa.ipc.new_file(out, table.schema) as writer:
             writer.write_table(table)
 
     return len(table), publish(path, fill)

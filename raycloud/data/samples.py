@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
@@ -21,9 +20,12 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
+_Kind = tuple[np.dtype[Any], tuple[int, ...]]
+_Kinds = dict[str, _Kind]
+"""By column of fixed width, the type of its values and the shape of one."""
 
 _OPEN_BLOCKS = 1024  # maps cost next to nothing, but the kernel counts them (65530)
-_WANTED_BLOCKS = 256  # a block is not touched again while it is one of the last so many
+_WANTED_BLOCKS = 256  # a block is not read ahead again while it is one of the last so many
 _PAGE_BYTES = 4096
 
 
@@ -44,9 +46,10 @@ class BlockSamples:
         self.index = index
         self._table_of = table_of
         self._starts = np.array(index.starts, dtype=np.int64)
-        self._open: OrderedDict[int, _Opened] = OrderedDict()
+        self._open: dict[int, _Opened] = {}
+        self._kinds: list[_Kinds] = []  # each that a block has, once
         self._opening: dict[int, Future[_Opened]] = {}
-        self._wanted: OrderedDict[int, None] = OrderedDict()
+        self._wanted: dict[int, None] = {}
         self._ahead: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
@@ -79,7 +82,15 @@ class BlockSamples:
             _Pick(self._opened(int(blocks[start])), local[start:stop], order[start:stop])
             for start, stop in pairwise(edges)
         ]
-        return Rows({name: _column(name, picks, order) for name in picks[0].opened.names})
+        first, kinds = picks[0].opened, _kinds_of(picks)
+        return Rows(
+            {
+                name: _copied(name, kinds[name], picks, len(ids))
+                if name in kinds
+                else _taken(name, picks, order)
+                for name in first.names
+            }
+        )
 
     def want(self, ids: Ids) -> None:
         """Say that these will be gathered soon: their blocks are opened and read ahead.
@@ -87,15 +98,15 @@ class BlockSamples:
         Returns at once; a thread does it. What fails there is tried again by `gather`, which raises
         what stays wrong.
         """
-        numbers = np.unique(self._blocks_of(np.asarray(ids, dtype=np.int64))).tolist()
+        numbers = set(self._blocks_of(np.asarray(ids, dtype=np.int64)).tolist())
+        if numbers <= self._wanted.keys():  # nearly always
+            return
         with self._lock:
-            new = [number for number in numbers if number not in self._wanted]
-            for number in numbers:
-                self._wanted[number] = None
-                self._wanted.move_to_end(number)
+            new = sorted(numbers - self._wanted.keys())
+            self._wanted.update(dict.fromkeys(new))
             while len(self._wanted) > _WANTED_BLOCKS:
-                self._wanted.popitem(last=False)
-            if new and self._ahead is None:
+                del self._wanted[next(iter(self._wanted))]
+            if self._ahead is None:
                 self._ahead = ThreadPoolExecutor(1, thread_name_prefix="raycloud-read-ahead")
         for number in new:
             assert self._ahead is not None  # noqa: S101
@@ -118,10 +129,12 @@ class BlockSamples:
 
     def _opened(self, number: int) -> _Opened:
         """A block, opened by whoever comes first; the others wait for that."""
+        there = self._open.get(number)  # no lock: this is asked some ten times a micro-batch
+        if there is not None:
+            return there
         with self._lock:
             there = self._open.get(number)
             if there is not None:
-                self._open.move_to_end(number)
                 return there
             future = self._opening.get(number)
             first = future is None
@@ -141,10 +154,16 @@ class BlockSamples:
             future.set_exception(error)
             return
         with self._lock:
+            for kinds in self._kinds:
+                if kinds == opened.kinds:
+                    opened.kinds = kinds
+                    break
+            else:
+                self._kinds.append(opened.kinds)
             del self._opening[number]
             self._open[number] = opened
-            while len(self._open) > _OPEN_BLOCKS:
-                self._open.popitem(last=False)
+            while len(self._open) > _OPEN_BLOCKS:  # an epoch leaves the one opened first
+                del self._open[next(iter(self._open))]
         future.set_result(opened)
 
 
@@ -166,7 +185,7 @@ class _Opened:
         self.table = table
         self.names: tuple[str, ...] = tuple(table.column_names)
         self.items: dict[str, Array] = {}  # of opaque bytes: copying those is the quickest
-        self.kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self.kinds: _Kinds = {}
         rows = Rows.from_table(table)
         for name, column in zip(self.names, table.columns, strict=True):
             if not len(column) or not _is_fixed(column.type) or _missing(column):
@@ -190,15 +209,24 @@ class _Pick:
         self.at = at
 
 
-def _column(name: str, picks: Sequence[_Pick], order: Ids) -> Array | pa.Array:
-    kind = picks[0].opened.kinds.get(name)
-    if kind is None or any(pick.opened.kinds.get(name) != kind for pick in picks):
-        return _taken(name, picks, order)
+def _kinds_of(picks: Sequence[_Pick]) -> _Kinds:
+    """The columns that can be copied: of the same fixed width in all blocks."""
+    first = picks[0].opened.kinds
+    if all(pick.opened.kinds is first for pick in picks):
+        return first
+    return {
+        name: kind
+        for name, kind in first.items()
+        if all(pick.opened.kinds.get(name) == kind for pick in picks)
+    }
+
+
+def _copied(name: str, kind: _Kind, picks: Sequence[_Pick], count: int) -> Array:
     dtype, shape = kind
-    items = np.empty(len(order), dtype=picks[0].opened.items[name].dtype)
+    items = np.empty(count, dtype=picks[0].opened.items[name].dtype)
     for pick in picks:
         items[pick.at] = pick.opened.items[name][pick.local]
-    return items.view(dtype).reshape(len(order), *shape)
+    return items.view(dtype).reshape(count, *shape)
 
 
 def _taken(name: str, picks: Sequence[_Pick], order: Ids) -> pa.Array:

@@ -23,11 +23,11 @@ from raycloud.events import DataGrew
 from raycloud.on_ray.holder import Holder, answer, place_of
 from raycloud.on_ray.holders import Holders
 from raycloud.on_ray.preparing import Means, Preparing
-from raycloud.on_ray.readers import Readers
+from raycloud.on_ray.readers import Readers, Turns
 from raycloud.on_ray.warming import keys_first_read
 from raycloud.task import Source
 from raycloud.training.contract import construct
-from raycloud.training.supply import _asked as asked
+from raycloud.training.supply import asked
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -100,6 +100,7 @@ class Pipeline:
         self._config = config
         self._holder = holder
         self._me = me
+        self._turns = Turns(me)
         self._clock = clock
         self._turn = Lock()  # one change at a time
         self._remaking = Lock()  # not held up by growth, which may take long
@@ -130,6 +131,10 @@ class Pipeline:
             return ready.result()
         found = ready.result()
         return Ready(prepared=found.prepared, handles=found.handles)
+
+    def take(self, ticket: str) -> int | None:
+        """See `Turns`."""
+        return self._turns.take(ticket)
 
     def refresh(self) -> Looked:
         """Look for files that were added, and read those that nobody is writing to any more.
@@ -213,8 +218,8 @@ class Pipeline:
         cpus = self._config.job.data.cpus
         total = max(1, int(ray.cluster_resources().get("CPU", 1)))
         if cpus == "auto":
-            return Readers(most or total, self._nodes)
-        return Readers(min(cpus, total), self._nodes)
+            return Readers(self._turns, most or total, self._nodes)
+        return Readers(self._turns, min(cpus, total), self._nodes)
 
     def _seeing(self, holders: Holders) -> list[str] | None:
         """The nodes that see the files; None: all do, or it does not matter."""
@@ -254,21 +259,30 @@ def _preparing(means: Means, splits: Splits, known: tuple[Input, ...]) -> dict[s
     return found
 
 
-@ray.remote
+# What is asked while others wait for the data has threads of its own.
+@ray.remote(concurrency_groups={"blocks": 8, "turns": 2})  # type: ignore[call-overload]
 class PipelineActor:
     """A run's pipeline and its node's holder, in a process of their own."""
 
     def __init__(self, config: PipelineConfig) -> None:
-        """Find out where this is."""
+        """Find out where this is, and import what takes half a second before anybody waits."""
+        import ray.data
+
         context = ray.get_runtime_context()
         place = place_of(config.job, context.get_node_id(), f"run {config.job.name}")
         clock = SystemClock()
         self._holder = Holder(place, lambda: construct(config.task, config.job), clock)
         self._pipeline = Pipeline(config, self._holder, context.current_actor, clock)
 
+    @ray.method(concurrency_group="blocks")
     def ask(self, method: str, *args: Any) -> Any:
         """See `HolderActor.ask`."""
         return answer(self._holder, method, *args)
+
+    @ray.method(concurrency_group="turns")
+    def take(self, ticket: str) -> int | None:
+        """See `Turns.take`."""
+        return self._pipeline.take(ticket)
 
     def call(self, method: str, *args: Any) -> Any:
         """What a method of `Pipeline` returns, or the `RaycloudError` that it raised."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _KEPT = 4  # what a reader's process remembers
 _RETRIES = 3  # of a task whose process dies
+_ANY = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,9 +145,19 @@ def reader_of(brief: ObjectRef[Any]) -> Reader:
         return _readers[name]
 
 
-def _numbered(rows: Any, *, brief: list[ObjectRef[Any]], method: str) -> dict[str, Any]:
-    number = int(rows["number"][0])
-    return {"number": rows["number"], "made": _alone(brief[0], method, number)}
+def _numbered(
+    rows: Any, *, brief: list[ObjectRef[Any]], method: str, taking: tuple[Any, str]
+) -> Iterator[dict[str, Any]]:
+    """Makes what a row says; or, of a row that says nothing, whatever is left to be taken."""
+    actor, ticket = taking
+    own = int(rows["number"][0])
+    number = own if own >= 0 else ray.get(actor.take.remote(ticket))
+    while number is not None:
+        made = _alone(brief[0], method, number)
+        yield {"number": np.array([number]), "made": made}
+        if own >= 0 or isinstance(made[0], RaycloudError):
+            return
+        number = ray.get(actor.take.remote(ticket))
 
 
 def _tabled(table: Any, *, brief: list[ObjectRef[Any]]) -> dict[str, Any]:
@@ -164,16 +176,48 @@ def _alone(brief: ObjectRef[Any], method: str, argument: Any) -> np.ndarray[Any,
     return column
 
 
+class Turns:
+    """What there is to make, taken by whichever reader is free: slow ones take less. Thread-safe.
+
+    Args:
+        actor: That of this process; its method `take` calls `take`.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        """Nothing is to be made."""
+        self.actor = actor
+        self._left: dict[str, list[int]] = {}
+
+    @contextmanager
+    def of(self, numbers: Sequence[int]) -> Iterator[str]:
+        """Hand out these numbers; yields by what they are asked for."""
+        ticket = secrets.token_hex(8)
+        self._left[ticket] = list(reversed(numbers))
+        try:
+            yield ticket
+        finally:
+            del self._left[ticket]
+
+    def take(self, ticket: str) -> int | None:
+        """The next number; None: there is none left."""
+        try:
+            return self._left[ticket].pop()
+        except (IndexError, KeyError):
+            return None
+
+
 class Readers:
     """Runs readers through Ray Data.
 
     Args:
+        turns: Hands out what there is to make.
         cpus: Most that work at once.
         nodes: Where they may; None: anywhere.
     """
 
-    def __init__(self, cpus: int, nodes: Sequence[str] | None = None) -> None:
+    def __init__(self, turns: Turns, cpus: int, nodes: Sequence[str] | None = None) -> None:
         """Nothing is run yet."""
+        self._turns = turns
         self._cpus = cpus
         self._options: dict[str, Any] = {
             "batch_size": None,
@@ -191,22 +235,32 @@ class Readers:
         """
         if not numbers:
             return
+        make_modest()
+        named, left = ray.put(brief), list(numbers)
+        # As many tasks as work at once, and not one for each number: Ray takes a worker back when
+        # its task is done and leases it anew for the next, so that short tasks hardly overlap.
+        anything = [_ANY] * min(self._cpus, len(left))
+        with suppress(RayError):  # a process died again and again: below it is told over which file
+            yield from self._round(named, method, anything, left)
+        if left:
+            with _blamed(lambda: _files(brief, left)):
+                yield from self._round(named, method, list(left), left)
+
+    def _round(
+        self, brief: ObjectRef[Any], method: str, tasks: list[int], left: list[int]
+    ) -> Iterator[tuple[int, Any]]:
+        """One run of Ray Data: see `_numbered`. What is done is taken from `left`."""
         import ray.data
 
-        make_modest()
-        left = list(numbers)
-        items = [{"number": number} for number in numbers]
-        named = {"brief": [ray.put(brief)], "method": method}
+        items = [{"number": number} for number in tasks]
         source: Any = ray.data.from_items(items, override_num_blocks=len(items))
-        rows = source.map_batches(
-            _numbered,
-            fn_kwargs=named,
-            **self._options,
-        )
-        with _blamed(lambda: _files(brief, left)):
+        with self._turns.of(left) as ticket:
+            named = {"brief": [brief], "method": method, "taking": (self._turns.actor, ticket)}
+            rows = source.map_batches(_numbered, fn_kwargs=named, **self._options)
             for row in quiet(rows, cpus=self._cpus, in_order=False).iter_rows():
-                left.remove(row["number"])
-                yield row["number"], _checked(row["made"])
+                if row["number"] in left:  # else a task that was run again made it again
+                    left.remove(row["number"])
+                    yield row["number"], _checked(row["made"])
 
     def tables(self, brief: Brief, dataset: Any) -> Iterator[TableMade]:
         """The blocks of a `ray.data.Dataset`, in its order.

@@ -11,7 +11,7 @@ import numpy as np
 from raycloud.errors import RaycloudError, TaskError
 from raycloud.order import MicroBatch, Order, StepSpan, stream_seed
 from raycloud.training.device import Copies, concatenate, pin
-from raycloud.training.reading import View, joined, moved
+from raycloud.training.reading import View, joined
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -157,10 +157,7 @@ class Collate:
 
         Cheap, and without effect where the samples take no hints.
         """
-        view = self._view
-        if view.want is not None:
-            for one in joined(micro_batches):
-                view.want(view.order.ids(*moved(one, later, view.order)))
+        self._view.hint(joined(micro_batches), later)
 
     def _now_s(self) -> float:
         return 0.0 if self._clock is None else self._clock.monotonic_s()
@@ -198,7 +195,7 @@ class Collate:
     def _read(self, view: View, group: list[MicroBatch]) -> tuple[Any, float]:
         """The samples of a group, and the seconds that took."""
         began_s = self._now_s()
-        places = [view.order.ids(*one) for one in joined(group)]
+        places = [view.ids(one) for one in joined(group)]
         try:
             samples = view.read(np.concatenate(places))
         except RaycloudError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,23 +16,45 @@ if TYPE_CHECKING:
 Range = tuple[int, int, int]
 """An epoch, and samples [start, stop) of it."""
 
+_KEPT = 64  # ranges
+
 
 class View:
-    """The samples as they are known at one time. Never changed, so that threads may share it.
+    """The samples as they are known at one time. Thread-safe.
 
     Attributes:
         order: Which sample stands where.
         read: Many samples by their ids.
         as_rows: Whether they come as `Rows`.
-        want: Takes hints of what will be read; None where the samples take none.
     """
 
     def __init__(self, samples: Samples, order: Order) -> None:
         """Look up how samples are read."""
         self.order = order
+        self._known: dict[Range, npt.NDArray[np.int64]] = {}
         self.read = _reader(samples)
         self.as_rows = hasattr(samples, "gather")
-        self.want: Callable[[npt.NDArray[np.int64]], None] | None = getattr(samples, "want", None)
+        self._want: Callable[[npt.NDArray[np.int64]], None] | None = getattr(samples, "want", None)
+
+    def ids(self, one: Range) -> npt.NDArray[np.int64]:
+        """The samples of a range."""
+        known = self._known.pop(one, None)
+        return self.order.ids(*one) if known is None else known
+
+    def hint(self, ranges: Iterable[Range], later: int) -> None:
+        """Say that what stands `later` places after these will be read, if that is of use.
+
+        What was looked up for that is kept, since most of it will be asked for as it is.
+        """
+        if self._want is None:
+            return
+        for one in ranges:
+            ahead = moved(one, later, self.order)
+            self._known[ahead] = ids = self.order.ids(*ahead)
+            self._want(ids)
+        while len(self._known) > _KEPT:  # others were asked for: the shares have changed
+            with suppress(KeyError, RuntimeError):  # another thread is at it too
+                del self._known[next(iter(self._known))]
 
 
 def _reader(samples: Samples) -> Callable[[npt.NDArray[np.int64]], Any]:

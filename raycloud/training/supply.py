@@ -48,7 +48,7 @@ class Supplying:
 
     def __init__(self, task: Task, job: Job, provider: Provider | None) -> None:
         """Begin to prepare, if there is something to prepare."""
-        splits = _asked(task, job)
+        splits = asked(task, job)
         self._future: Future[Supply] = Future()
         if not isinstance(splits.train, Source):
             self._future.set_result(_indexed(splits))
@@ -89,8 +89,12 @@ class Supplying:
             self._future.set_exception(error)
 
 
-def _asked(task: Task, job: Job) -> Splits:
-    """The task's splits, with what goes through the pipeline as a `Source`."""
+def asked(task: Task, job: Job) -> Splits:
+    """The task's splits, with what goes through the pipeline as a `Source`.
+
+    Raises:
+        RaycloudError: The data cannot be read, or is nothing that can be trained on.
+    """
     try:
         splits = task.data(job.data.path)
     except RaycloudError:

@@ -40,7 +40,7 @@ def test_same_parameters_to_the_bit(tmp_path: Path) -> None:
         assert exact_steps(run.directory) == 100
         lost = [n for n in of_kind(Noticed, run.events) if n.what == "a collator was lost"]
         assert bool(lost) == bool(killed)
-        assert not _collators()
+        wait_for("the collators to end", lambda: not _collators())
         runs.append(parameters(run.directory))
     for other in runs[1:]:
         assert all(torch.equal(runs[0][name], other[name]) for name in runs[0])

@@ -70,7 +70,8 @@ def test_second_preparation_reads_nothing(
     """Not only are no blocks made: Ray Data is not run at all."""
     written(tmp_path / "data")
     job = asked(tmp_path, data=data)
-    first = _plain(job).prepare().prepared[TRAIN]
+    with provider(job) as one:
+        first = provided(one, job).prepared[TRAIN]
     assert first.cached_blocks == 0
     assert first.made_blocks == len(first.index.blocks) > 0
     assert first.read_s > 0
