@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raycloud import cli
+from raycloud.cli import shell
 from raycloud.errors import (
     InternalError,
     JobError,
@@ -318,7 +319,7 @@ def test_plan_as_json(fake: Fake, job_file: str) -> None:
 
 def test_in_a_terminal(fake: Fake, job_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(cli, "_is_plain", lambda _stream, *, plain: plain)
+    monkeypatch.setattr(shell, "is_plain", lambda _stream, *, plain: plain)
     result = call("train", job_file)
     assert result.exit_code == 0, result.output
     assert "generation 0 from step 0" in result.stderr

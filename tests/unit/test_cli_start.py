@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raycloud import __version__, cli
+from raycloud.cli import shell
 
 
 class Stream:
@@ -41,7 +42,7 @@ def test_when_output_is_plain(
     monkeypatch.setenv("TERM", "xterm")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert cli._is_plain(Stream(tty=tty), plain=plain) is expected  # type: ignore[arg-type]
+    assert shell.is_plain(Stream(tty=tty), plain=plain) is expected  # type: ignore[arg-type]
 
 
 def test_version_and_help() -> None:
