@@ -71,7 +71,8 @@ class DataPrepared:
     the run, and all numbers are those of the whole split as it is then. `cached_blocks` of the
     `blocks` were there already. `bad` names the first of the `bad_rows` that were left out.
     `inputs` are records of the files read (`path`, `bytes`, `digest`), in order, and `files` is
-    their number. `seconds` passed, in which readers spent `read_s` together.
+    their number. `seconds` passed, in which readers spent `read_s` together; for `waited_s` this
+    member had nothing else to do, which is told with the training samples.
     `price_per_gb_month` is the job's, for the report.
     """
 
@@ -90,6 +91,7 @@ class DataPrepared:
     version: int = 0
     files: int = 0
     price_per_gb_month: float | None = None
+    waited_s: float = 0.0
 
     def brief(self) -> DataPrepared:
         """The same without the records of the files, which may be many: for the log."""

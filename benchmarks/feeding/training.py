@@ -118,21 +118,22 @@ def shares(runs: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 def waited(done: Done) -> Record:
     """What part of their time members waited for data, in the first epoch and later.
 
-    In the first epoch preparing the data counts as waiting, all of it, although members load their
-    libraries meanwhile.
+    To the first epoch belongs what each member waited until the data was prepared, with nothing
+    else to do.
     """
-    prepared = done.all("DataPrepared")
-    preparing_s = max((one["seconds"] for one in prepared if one["version"] == 0), default=0.0)
+    prepared = [one for one in done.all("DataPrepared") if one["version"] == 0]
+    preparing_s = max((one["seconds"] for one in prepared), default=0.0)
+    waited_s = sum(one["waited_s"] for one in prepared)
     spent = {True: [0.0, 0.0], False: [0.0, 0.0]}
     for one in done.all("StepsCommitted"):
         first = (one["epoch"], one["offset"]) <= (1, 0)
         spent[first][0] += one["data_s"]
         spent[first][1] += one["wall_s"]
     (cold_data_s, cold_s), (later_data_s, later_s) = spent[True], spent[False]
-    of_members_s = preparing_s * WORKERS
     return {
         "preparing_s": preparing_s,
-        "cold_share": (cold_data_s + of_members_s) / (cold_s + of_members_s),
+        "waited_s": waited_s,
+        "cold_share": (cold_data_s + waited_s) / (cold_s + waited_s),
         "feed_share": cold_data_s / cold_s,
         "later_share": later_data_s / later_s,
     }

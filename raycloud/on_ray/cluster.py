@@ -24,8 +24,7 @@ _QUIET = {
 _EMBEDDED = {
     "RAY_enable_metrics_collection": "0",  # nobody scrapes an embedded cluster
     "RAY_task_events_report_interval_ms": "0",  # and nobody lists its tasks
-    # Imported while the cluster starts, not after; optimizers import the second one.
-    "RAY_preload_python_modules": "torch,torch._dynamo",
+    "RAY_preload_python_modules": "torch",  # imported while the cluster starts, not after
     "RAY_worker_niceness": "0",  # Ray would take 15: behind every other process of the machine
 }
 

@@ -61,6 +61,7 @@ class DataTally:
         self.splits: dict[str, Split] = {}
         self.read_s = self.collate_s = 0.0
         self.cold_data_s = self.cold_wall_s = 0.0  # in the first epoch of each session
+        self.waited_s = 0.0  # of all members, until the data was prepared
         self._price: float | None = None  # of a gigabyte and month
         self._first_epoch: int | None = None  # of this session
 
@@ -71,6 +72,7 @@ class DataTally:
 
     def prepare(self, event: DataPrepared) -> bool:
         """Take in what a member tells of a split; whether it is news."""
+        self.waited_s += event.waited_s
         known = self.splits.get(event.split)
         if known is not None and event.version <= known.version:
             return False

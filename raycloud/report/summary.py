@@ -50,7 +50,8 @@ class Summary:
             uncompressed exchanges would have sent.
         cpu_s: Processor seconds of all members' steps; with `compute_share`, `data_share` and
             `exchange_share` (fractions of the members' step seconds) this includes repeated steps.
-        cold_data_share: `data_share` in the first epoch of each session; `warm_data_share`: later.
+        cold_data_share: `data_share` in the first epoch of each session, with `data_waited_s`, the
+            seconds that members waited for the data to be prepared; `warm_data_share`: later.
         data_read_s: Seconds of reading samples, and `data_collate_s` of `Task.batch`, in all
             members' threads beside the training.
         data: Of data that was prepared: by split its rows, bytes, blocks, how many were in the
@@ -100,6 +101,7 @@ class Summary:
     exchange_share: float | None = None
     cold_data_share: float | None = None
     warm_data_share: float | None = None
+    data_waited_s: float = 0.0
     data_read_s: float = 0.0
     data_collate_s: float = 0.0
     data: dict[str, Any] = field(default_factory=dict)
@@ -194,7 +196,11 @@ def summarize(tally: Tally, *, predicted: Mapping[str, Any] | None = None) -> Su
         compute_share=_share(spent.compute_s, spent.wall_s),
         data_share=_share(spent.data_s, spent.wall_s),
         exchange_share=_share(spent.exchange_s, spent.wall_s),
-        cold_data_share=_share(tally.data.cold_data_s, tally.data.cold_wall_s),
+        cold_data_share=_share(
+            tally.data.cold_data_s + tally.data.waited_s,
+            tally.data.cold_wall_s + tally.data.waited_s,
+        ),
+        data_waited_s=tally.data.waited_s,
         warm_data_share=_share(
             spent.data_s - tally.data.cold_data_s, spent.wall_s - tally.data.cold_wall_s
         ),

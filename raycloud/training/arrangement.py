@@ -96,7 +96,12 @@ def data_values(samples: Samples) -> dict[str, Any]:
 
 
 def prepared_event(
-    config: MemberConfig, split: str, prepared: Prepared, version: int = 0
+    config: MemberConfig,
+    split: str,
+    prepared: Prepared,
+    version: int = 0,
+    *,
+    waited_s: float = 0.0,
 ) -> DataPrepared:
     """What a member tells of a split that is ready."""
     index = prepared.index
@@ -116,6 +121,7 @@ def prepared_event(
         read_s=prepared.read_s,
         version=version,
         price_per_gb_month=config.job.data.cache.price_per_gb_month,
+        waited_s=waited_s,
     )
 
 

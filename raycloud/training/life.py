@@ -9,6 +9,7 @@ import torch
 
 from raycloud.checkpoint import encode, load, open_store
 from raycloud.checkpoint.payload import load_tensors
+from raycloud.data.provide import TRAIN
 from raycloud.errors import InternalError
 from raycloud.events import (
     DataPreparing,
@@ -126,7 +127,9 @@ class Life:
             report(DataPreparing(member=config.member, seconds=seconds))
 
         def last_step() -> int:
+            asked_s = clock.monotonic_s()
             supply = supplying.result(waiting, _PREPARING_S)
+            self._waited_s = clock.monotonic_s() - asked_s
             self._arranged = Arrangement(job, supply, manifest)
             left = self._arranged.steps.until_epoch(job.epochs or 1, self._position)
             return job.steps or self._step + left
@@ -155,7 +158,8 @@ class Life:
             layout=self._arranged.layout,
         )
         for split, prepared in self._arranged.supply.prepared.items():
-            report(prepared_event(config, split, prepared))
+            waited_s = self._waited_s if split == TRAIN else 0.0
+            report(prepared_event(config, split, prepared, waited_s=waited_s))
 
     def measure(self) -> None:
         """Compute a little without effect, and report how fast, how much and from what state."""
