@@ -168,8 +168,8 @@ class Task(ABC):
         `samples[0]` a row as a dict.
 
         `rng` is for augmentation: seeded by the place of these samples in the canonical sequence,
-        so that a batch is the same whoever makes it. None for held-out samples: do not augment
-        those.
+        so that a batch is the same whoever makes it. It belongs to this call: the next one gets it
+        begun anew. None for held-out samples: do not augment those.
 
         Anything random about a sample must draw from `rng`, here and not in the data set. The
         global generators of torch, numpy and Python are not seeded for this thread, and torch's is

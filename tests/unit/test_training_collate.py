@@ -278,3 +278,15 @@ def test_grown_samples_are_read_from_their_epoch_on() -> None:
     assert (before.asked, len(after.asked)) == ([], 2)
     with pytest.raises(IndexError):
         made.one(MicroBatch(index=0, epoch=1, start=40, stop=48))
+
+
+def test_the_generator_is_a_fresh_one_whatever_was_drawn_before() -> None:
+    collate = Collate(Numbers(), range(SAMPLES), ORDER, pinned=False)  # type: ignore[arg-type]
+    for key in (0, 5, 2**63 - 1, 5):
+        rng = collate._generator(key)
+        fresh = np.random.Generator(np.random.Philox(key=key))
+        assert rng.random(7).tolist() == fresh.random(7).tolist()
+        assert rng.integers(0, 9, 3, dtype=np.uint32).tolist() == (
+            fresh.integers(0, 9, 3, dtype=np.uint32).tolist()  # half a number is left over
+        )
+        assert rng.standard_normal() == fresh.standard_normal()
