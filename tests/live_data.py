@@ -40,7 +40,8 @@ class Points(BlockTask):
         killed: A file; who first makes it, among readers, is killed.
         always: The same of every reader.
         bad: The id of a row that cannot be preprocessed.
-        ran: A directory in which each call of `preprocess` leaves a file.
+        ran: A directory in which each call of `preprocess` leaves a file, with its process's id.
+        together: No call ends before calls of so many processes have begun.
     """
 
     def __init__(
@@ -51,10 +52,12 @@ class Points(BlockTask):
         always: bool = False,
         bad: int | None = None,
         ran: str | None = None,
+        together: int = 0,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
         self.kind, self.killed, self.always, self.bad, self.ran = kind, killed, always, bad, ran
+        self.together = together
 
     def data(self, path: str | None) -> Splits:
         assert path is not None
@@ -79,10 +82,16 @@ class Points(BlockTask):
         if self.always or claim(self.killed):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.ran is not None:
-            (Path(self.ran) / secrets.token_hex(8)).touch()
+            (Path(self.ran) / f"{os.getpid()}-{secrets.token_hex(8)}").touch()
+            wait_for("the others", lambda: len(processes_in(self.ran)) >= self.together)
         if self.bad is not None and self.bad in rows["id"]:
             raise ValueError("no such point")
         return super().preprocess(rows)
+
+
+def processes_in(ran: str | Path | None) -> set[str]:
+    """Which processes have left files in `Points.ran`."""
+    return {path.name.partition("-")[0] for path in Path(str(ran)).iterdir()}
 
 
 def files_in(path: str) -> list[Path]:

@@ -23,7 +23,8 @@ from raycloud.events import DataGrew
 from raycloud.on_ray.holder import Holder, answer, place_of
 from raycloud.on_ray.holders import Holders
 from raycloud.on_ray.preparing import Means, Preparing
-from raycloud.on_ray.readers import Readers, Turns
+from raycloud.on_ray.reader import Turns
+from raycloud.on_ray.readers import Readers
 from raycloud.on_ray.warming import keys_first_read
 from raycloud.task import Source
 from raycloud.training.contract import construct
@@ -49,12 +50,14 @@ class PipelineConfig:
         task: The task's class.
         known: Inputs of the training samples that the run has already, with their versions.
         version: How often the data had grown, of this start of the run, to those inputs.
+        wary: One before this has died, perhaps of what it read: leave reading to other processes.
     """
 
     job: Job
     task: type[Task]
     known: tuple[Input, ...] = ()
     version: int = 0
+    wary: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,8 +221,17 @@ class Pipeline:
         cpus = self._config.job.data.cpus
         total = max(1, int(ray.cluster_resources().get("CPU", 1)))
         if cpus == "auto":
-            return Readers(self._turns, most or total, self._nodes)
-        return Readers(self._turns, min(cpus, total), self._nodes)
+            cpus = most or total
+        return Readers(
+            self._turns,
+            min(cpus, total),
+            self._clock,
+            here=not self._config.wary and self._sees_all(),
+            nodes=self._nodes,
+        )
+
+    def _sees_all(self) -> bool:
+        return self._nodes is None or self._holder.place.node in self._nodes
 
     def _seeing(self, holders: Holders) -> list[str] | None:
         """The nodes that see the files; None: all do, or it does not matter."""
@@ -265,9 +277,7 @@ class PipelineActor:
     """A run's pipeline and its node's holder, in a process of their own."""
 
     def __init__(self, config: PipelineConfig) -> None:
-        """Find out where this is, and import what takes half a second before anybody waits."""
-        import ray.data
-
+        """Find out where this is."""
         context = ray.get_runtime_context()
         place = place_of(config.job, context.get_node_id(), f"run {config.job.name}")
         clock = SystemClock()

@@ -25,12 +25,13 @@ from raycloud.data.provide import Prepared
 from raycloud.data.sets import DataSet
 from raycloud.data.slices import Slice
 from raycloud.errors import DataError, InternalError
-from raycloud.on_ray.readers import Brief, Readers, brief_works
+from raycloud.on_ray.reader import Brief, brief_works
 from raycloud.order import lanes_of
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.on_ray.holders import Holders
+    from raycloud.on_ray.readers import Readers
     from raycloud.spec import Job
     from raycloud.task import Source, Task
 

@@ -60,6 +60,7 @@ class RayProvider:
         self._lock = Lock()
         self._warming = Lock()
         self._pipeline: Any = None
+        self._wary = False
         self._reach: Reach | None = None
         self._handles: Mapping[str, Any] = {}
         self._pinned: dict[str, ObjectRef[Any]] = {}
@@ -208,13 +209,18 @@ class RayProvider:
 
     def _forget(self, pipeline: Any) -> None:
         with self._lock:
+            self._wary = True
             if self._pipeline is pipeline:
                 self._pipeline = None
 
     def _told(self) -> PipelineConfig:
         config = self._config
         return PipelineConfig(
-            job=config.job, task=config.task, known=self._inputs, version=self._version
+            job=config.job,
+            task=config.task,
+            known=self._inputs,
+            version=self._version,
+            wary=self._wary,
         )
 
     def _notice(self, what: str, **detail: Any) -> None:

@@ -1,224 +1,58 @@
-"""Readers: Ray Data's tasks, which make blocks on any node's CPUs beside the training."""
+"""Readers at work: in this process, and as Ray Data's tasks on any node's CPUs."""
 
 from __future__ import annotations
 
-import secrets
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
-from threading import Lock
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from raycloud.clock import SystemClock
-from raycloud.data.prepare import Share, compacted, make_block, make_partition, plan_table
 from raycloud.errors import DataError, InternalError, MachineError, RaycloudError
-from raycloud.on_ray.holder import cache_of
-from raycloud.on_ray.holders import Reach
 from raycloud.on_ray.ray_data import make_modest, needs_cpu, quiet
-from raycloud.training.contract import construct
+from raycloud.on_ray.reader import ANY, Brief, Reader, TableMade, Turns, numbered, tabled
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from ray import ObjectRef
 
-    from raycloud.data.index import Block, Input
-    from raycloud.data.prepare import Made, Recipe, Work
-    from raycloud.spec import Job
-    from raycloud.task import Task
+    from raycloud.clock import Clock
 
-_KEPT = 4  # what a reader's process remembers
 _RETRIES = 3  # of a task whose process dies
-_ANY = -1
+_LOOK_S = 0.5  # after which it is foreseen how long all of it takes here
+_START_S = 3.0  # CPU time that a process takes to start: torch, Ray Data and the task
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Brief:
-    """What readers must know of a split. It travels once to each process.
-
-    Attributes:
-        job: The job.
-        task: The task's class.
-        recipe: Of the split.
-        works: What there is to make; their tables, if any, are in `tables`.
-        tables: By the number of a work, its rows in the object store.
-        shares: Of a stratified split, the partitions to make of the blocks of `works`.
-        blocks: And those blocks.
-        handles: By node, the holders.
-    """
-
-    job: Job
-    task: type[Task]
-    recipe: Recipe
-    works: Sequence[Work] = ()
-    tables: Mapping[int, ObjectRef[Any]] = field(default_factory=dict)
-    shares: Sequence[Share] = ()
-    blocks: Sequence[Block] = ()
-    handles: Mapping[str, Any] = field(default_factory=dict)
-
-
-def brief_works(brief: Brief, works: Sequence[Work], numbers: Sequence[int]) -> Brief:
-    """The brief with these works; the rows in hand of those in `numbers` go into the store."""
-    tables = {
-        number: ray.put(compacted(table))
-        for number in numbers
-        if (table := works[number].table) is not None
-    }
-    return replace(brief, works=[replace(work, table=None) for work in works], tables=tables)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableMade:
-    """What a reader made of one block of a `ray.data.Dataset`."""
-
-    inputs: tuple[Input, ...]
-    works: tuple[Work, ...]
-    made: tuple[Made, ...]
-
-
-class Reader:
-    """What makes blocks in a reader's process."""
-
-    def __init__(self, brief: Brief) -> None:
-        """Make the task."""
-        self._brief = brief
-        self._task = construct(brief.task, brief.job)
-        self._cache = cache_of(brief.job)
-        self._clock = SystemClock()
-        self._node = ray.get_runtime_context().get_node_id()
-
-    def make(self, number: int) -> Made:
-        """The block of a work."""
-        brief = self._brief
-        work = brief.works[number]
-        if number in brief.tables:
-            work = replace(work, table=ray.get(brief.tables[number]))
-        return self._made(work)
-
-    def deal(self, number: int) -> Block:
-        """The block of a share."""
-        brief = self._brief
-        share = brief.shares[number]
-        reach = Reach(self._cache, self._node, brief.handles, lambda *_, **__: None)
-        pieces = (self._rows(reach, brief.blocks[n]).take(rows) for n, rows in share.rows.items())
-        return make_partition(share, pieces, self._cache, self._node)
-
-    def table(self, table: pa.Table) -> TableMade:
-        """The blocks of a table, which is known by its content alone."""
-        recipe = self._brief.recipe
-        inputs, works = plan_table(replace(recipe, source=replace(recipe.source, key=None)), table)
-        made = tuple(self._made(work) for work in works)
-        bare = tuple(replace(work, table=None) for work in works)
-        return TableMade(inputs=inputs, works=bare, made=made)
-
-    def _made(self, work: Work) -> Made:
-        recipe, cache, clock = self._brief.recipe, self._cache, self._clock
-        return make_block(recipe, work, self._task, cache, clock, self._node)
-
-    def _rows(self, reach: Reach, block: Block) -> pa.Table:
-        table = reach.table(block)
-        if table is None:
-            raise MachineError(
-                f"the block {block.key} is on no node any more", hint="start the run again"
-            )
-        return table
-
-
-_readers: OrderedDict[str, Reader] = OrderedDict()
-_lock = Lock()
-
-
-def reader_of(brief: ObjectRef[Any]) -> Reader:
-    """This process's reader for a brief."""
-    name = brief.hex()
-    with _lock:
-        if name not in _readers:
-            _readers[name] = Reader(ray.get(brief))
-        _readers.move_to_end(name)
-        while len(_readers) > _KEPT:
-            _readers.popitem(last=False)
-        return _readers[name]
-
-
-def _numbered(
-    rows: Any, *, brief: list[ObjectRef[Any]], method: str, taking: tuple[Any, str]
-) -> Iterator[dict[str, Any]]:
-    """Makes what a row says; or, of a row that says nothing, whatever is left to be taken."""
-    actor, ticket = taking
-    own = int(rows["number"][0])
-    number = own if own >= 0 else ray.get(actor.take.remote(ticket))
-    while number is not None:
-        made = _alone(brief[0], method, number)
-        yield {"number": np.array([number]), "made": made}
-        if own >= 0 or isinstance(made[0], RaycloudError):
-            return
-        number = ray.get(actor.take.remote(ticket))
-
-
-def _tabled(table: Any, *, brief: list[ObjectRef[Any]]) -> dict[str, Any]:
-    if not len(table):
-        return {"made": np.empty(0, dtype=object)}
-    return {"made": _alone(brief[0], "table", table)}
-
-
-def _alone(brief: ObjectRef[Any], method: str, argument: Any) -> np.ndarray[Any, Any]:
-    """What a reader makes, or the error of ours, as a column of one row."""
-    column = np.empty(1, dtype=object)
-    try:
-        column[0] = getattr(reader_of(brief), method)(argument)
-    except RaycloudError as error:
-        column[0] = error
-    return column
-
-
-class Turns:
-    """What there is to make, taken by whichever reader is free: slow ones take less. Thread-safe.
-
-    Args:
-        actor: That of this process; its method `take` calls `take`.
-    """
-
-    def __init__(self, actor: Any) -> None:
-        """Nothing is to be made."""
-        self.actor = actor
-        self._left: dict[str, list[int]] = {}
-
-    @contextmanager
-    def of(self, numbers: Sequence[int]) -> Iterator[str]:
-        """Hand out these numbers; yields by what they are asked for."""
-        ticket = secrets.token_hex(8)
-        self._left[ticket] = list(reversed(numbers))
-        try:
-            yield ticket
-        finally:
-            del self._left[ticket]
-
-    def take(self, ticket: str) -> int | None:
-        """The next number; None: there is none left."""
-        try:
-            return self._left[ticket].pop()
-        except (IndexError, KeyError):
-            return None
+Made = tuple[int, Any]
 
 
 class Readers:
-    """Runs readers through Ray Data.
+    """Makes blocks: at once in a thread of this process; where that would take long, in others too.
 
     Args:
         turns: Hands out what there is to make.
         cpus: Most that work at once.
-        nodes: Where they may; None: anywhere.
+        clock: For how long it takes.
+        here: Whether this process may; else only others do.
+        nodes: Where others may; None: anywhere.
     """
 
-    def __init__(self, turns: Turns, cpus: int, nodes: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        turns: Turns,
+        cpus: int,
+        clock: Clock,
+        *,
+        here: bool,
+        nodes: Sequence[str] | None = None,
+    ) -> None:
         """Nothing is run yet."""
         self._turns = turns
         self._cpus = cpus
+        self._clock = clock
+        self._here = here
         self._options: dict[str, Any] = {
             "batch_size": None,
             "ray_remote_args_fn": partial(dict, max_retries=_RETRIES),
@@ -226,7 +60,7 @@ class Readers:
         if nodes is not None:
             self._options["label_selector"] = {"ray.io/node-id": f"in({', '.join(nodes)})"}
 
-    def run(self, brief: Brief, method: str, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
+    def run(self, brief: Brief, method: str, numbers: Sequence[int]) -> Iterator[Made]:
         """What `Reader.<method>` makes of each number, as it is done.
 
         Raises:
@@ -235,32 +69,19 @@ class Readers:
         """
         if not numbers:
             return
-        make_modest()
-        named, left = ray.put(brief), list(numbers)
-        # As many tasks as work at once, and not one for each number: Ray takes a worker back when
-        # its task is done and leases it anew for the next, so that short tasks hardly overlap.
-        anything = [_ANY] * min(self._cpus, len(left))
-        with suppress(RayError):  # a process died again and again: below it is told over which file
-            yield from self._round(named, method, anything, left)
-        if left:
-            with _blamed(lambda: _files(brief, left)):
-                yield from self._round(named, method, list(left), left)
-
-    def _round(
-        self, brief: ObjectRef[Any], method: str, tasks: list[int], left: list[int]
-    ) -> Iterator[tuple[int, Any]]:
-        """One run of Ray Data: see `_numbered`. What is done is taken from `left`."""
-        import ray.data
-
-        items = [{"number": number} for number in tasks]
-        source: Any = ray.data.from_items(items, override_num_blocks=len(items))
-        with self._turns.of(left) as ticket:
-            named = {"brief": [brief], "method": method, "taking": (self._turns.actor, ticket)}
-            rows = source.map_batches(_numbered, fn_kwargs=named, **self._options)
-            for row in quiet(rows, cpus=self._cpus, in_order=False).iter_rows():
-                if row["number"] in left:  # else a task that was run again made it again
-                    left.remove(row["number"])
-                    yield row["number"], _checked(row["made"])
+        left = list(numbers)
+        with self._turns.of(numbers) as ticket:
+            for number, made in self._together(brief, method, left, ticket):
+                if number in left:  # else a task that was run again made it again
+                    left.remove(number)
+                    yield number, _checked(made)
+        if not left:
+            return
+        # A process died again and again, or something else went wrong: it is told over which file.
+        with _blamed(lambda: _files(brief, left)), self._turns.of(()) as ticket:
+            for number, made in self._elsewhere(ray.put(brief), method, list(left), ticket):
+                left.remove(number)
+                yield number, _checked(made)
 
     def tables(self, brief: Brief, dataset: Any) -> Iterator[TableMade]:
         """The blocks of a `ray.data.Dataset`, in its order.
@@ -278,7 +99,7 @@ class Readers:
                 "elastic.max_workers by one",
             )
         rows = dataset.map_batches(
-            _tabled,
+            tabled,
             batch_format="pyarrow",
             fn_kwargs={"brief": [ray.put(brief)]},
             **self._options,
@@ -286,6 +107,83 @@ class Readers:
         with _blamed(lambda: "a block of the ray.data.Dataset"):
             for row in quiet(rows, cpus=self._cpus, in_order=True).iter_rows():
                 yield _checked(row["made"])
+
+    def _together(
+        self, brief: Brief, method: str, left: Sequence[int], ticket: str
+    ) -> Iterator[Made]:
+        """Whatever is made, here and elsewhere, until all is or nobody is at it any more."""
+        found: SimpleQueue[Made | None] = SimpleQueue()  # None: one of those at it has ended
+        began_s, count, at_it = self._clock.monotonic_s(), len(left), 0
+        if self._here:
+            at_it += 1
+            _begin(found, partial(self._in_this_process, brief, method, ticket))
+        alone = self._here and self._cpus > 1
+        if not self._here:
+            at_it += 1
+            _begin(found, partial(self._anything, brief, method, left, ticket))
+        while at_it and left:
+            with suppress(Empty):
+                got = found.get(timeout=_LOOK_S if alone else None)
+                if got is None:
+                    at_it -= 1
+                else:
+                    yield got
+            spent_s = self._clock.monotonic_s() - began_s
+            if (
+                alone
+                and spent_s >= _LOOK_S
+                and spent_s * len(left) > _START_S * (count - len(left))
+            ):
+                alone = False
+                at_it += 1
+                _begin(found, partial(self._anything, brief, method, left, ticket))
+
+    def _in_this_process(self, brief: Brief, method: str, ticket: str) -> Iterator[Made]:
+        reader = Reader(brief)
+        while (number := self._turns.take(ticket)) is not None:
+            try:
+                made = getattr(reader, method)(number)
+            except RaycloudError as error:
+                made = error
+            yield number, made
+
+    def _anything(
+        self, brief: Brief, method: str, left: Sequence[int], ticket: str
+    ) -> Iterator[Made]:
+        # As many tasks as work at once, and not one for each number: Ray takes a worker back when
+        # its task is done and leases it anew for the next, so that short tasks hardly overlap.
+        most = self._cpus - 1 if self._here else self._cpus
+        tasks = [ANY] * min(most, len(left))
+        yield from self._elsewhere(ray.put(brief), method, tasks, ticket)
+
+    def _elsewhere(
+        self, brief: ObjectRef[Any], method: str, tasks: list[int], ticket: str
+    ) -> Iterator[Made]:
+        """One run of Ray Data: see `numbered`."""
+        import ray.data
+
+        make_modest()
+        items = [{"number": number} for number in tasks]
+        source: Any = ray.data.from_items(items, override_num_blocks=len(items))
+        named = {"brief": [brief], "method": method, "taking": (self._turns.actor, ticket)}
+        rows = source.map_batches(numbered, fn_kwargs=named, **self._options)
+        for row in quiet(rows, cpus=self._cpus, in_order=False).iter_rows():
+            yield row["number"], row["made"]
+
+
+def _begin(found: SimpleQueue[Made | None], make: Callable[[], Iterator[Made]]) -> None:
+    """Put what is made into a queue, by a thread that nobody has to wait for."""
+
+    def work() -> None:
+        try:
+            for one in make():
+                found.put(one)
+        except Exception:  # noqa: BLE001 - what is left is tried again alone, where it is told
+            return
+        finally:
+            found.put(None)
+
+    Thread(target=work, name="reading", daemon=True).start()
 
 
 def _checked(made: Any) -> Any:

@@ -18,6 +18,7 @@ from tests.live_data import (
     files_in,
     ids_of,
     killed,
+    processes_in,
     provided,
     provider,
     written,
@@ -41,6 +42,20 @@ def test_killed_reader(tmp_path: Path) -> None:
     assert (tmp_path / "killed").exists()
     assert found.prepared[TRAIN].made_blocks == 4
     assert len(list((tmp_path / "ran").iterdir())) == 4
+
+
+@pytest.mark.parametrize("cpus", [1, 4])
+def test_others_join_where_reading_takes_long(tmp_path: Path, cpus: int) -> None:
+    """The pipeline's own process reads at once, and goes on beside them: no block twice."""
+    written(tmp_path / "data")
+    (tmp_path / "ran").mkdir()
+    settings = {"ran": str(tmp_path / "ran"), "together": min(cpus, 2)}
+    job = asked(tmp_path, settings=settings, data={"cpus": cpus})
+    with provider(job) as one:
+        found = provided(one, job)
+        assert ids_of(found.train) == IDS
+    assert len(list((tmp_path / "ran").iterdir())) == 4
+    assert (len(processes_in(tmp_path / "ran")) > 1) == (cpus > 1)
 
 
 def test_reader_that_dies_every_time_names_the_file(tmp_path: Path) -> None:
