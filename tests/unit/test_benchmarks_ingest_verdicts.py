@@ -81,8 +81,10 @@ def test_preparing_counts_as_waiting_in_the_first_epoch() -> None:
     done = training.Done(
         summary={},
         events=(
-            {"event": "DataPrepared", "seconds": 1.0, "version": 0},
-            {"event": "DataPrepared", "seconds": 2.5, "version": 0},
+            {"event": "DataPrepared", "seconds": 1.0, "version": 0, "waited_s": 0.0},
+            {"event": "DataPrepared", "seconds": 2.5, "version": 0, "waited_s": 2.0},
+            {"event": "DataPrepared", "seconds": 2.5, "version": 0, "waited_s": 1.5},
+            {"event": "DataPrepared", "seconds": 9.0, "version": 1, "waited_s": 9.0},
             committed(0, 500, 0.0),
             committed(1, 0, 1.0),
             committed(1, 500, 0.1),
@@ -91,6 +93,7 @@ def test_preparing_counts_as_waiting_in_the_first_epoch() -> None:
     )
     found = training.waited(done)
     assert found["preparing_s"] == 2.5
-    assert found["cold_share"] == pytest.approx((1.0 + 2 * 2.5) / (20.0 + 2 * 2.5))
+    assert found["waited_s"] == 3.5
+    assert found["cold_share"] == pytest.approx((1.0 + 3.5) / (20.0 + 3.5))
     assert found["feed_share"] == pytest.approx(0.05)
     assert found["later_share"] == pytest.approx(0.01)
