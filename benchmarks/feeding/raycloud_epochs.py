@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,6 @@ from raycloud.training.memory import keep_freed_memory
 from raycloud.training.supply import Supply
 
 PREFETCH = 8
-SETTLE_S = 1.0  # in which a new process imports what it needs
 
 
 def job_of(images: Path, cache: Path, rows: int) -> Job:
@@ -154,7 +152,6 @@ class Run:
         told = PipelineConfig(job=job, task=Images)
         self._pipeline = pipeline_of(name, lambda: told, node)  # the provider finds it by its name
         ray.get(self._pipeline.ask.remote("sees", "", 0))
-        time.sleep(SETTLE_S)
         self._provider = RayProvider(config, node)
         self.reading: Reading | None = None
         self.prepared: Any = None

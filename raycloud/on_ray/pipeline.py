@@ -227,6 +227,7 @@ class Pipeline:
             min(cpus, total),
             self._clock,
             here=not self._config.wary and self._sees_all(),
+            notice=self._notice,
             nodes=self._nodes,
         )
 
@@ -271,7 +272,7 @@ def _preparing(means: Means, splits: Splits, known: tuple[Input, ...]) -> dict[s
     return found
 
 
-# What is asked while others wait for the data has threads of its own.
+# What is asked while others wait for the data has threads of its own; Ray's types do not know them.
 @ray.remote(concurrency_groups={"blocks": 8, "turns": 2})  # type: ignore[call-overload]
 class PipelineActor:
     """A run's pipeline and its node's holder, in a process of their own."""

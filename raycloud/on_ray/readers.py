@@ -36,6 +36,7 @@ class Readers:
         cpus: Most that work at once.
         clock: For how long it takes.
         here: Whether this process may; else only others do.
+        notice: Told of readers that failed, by what happened and its details.
         nodes: Where others may; None: anywhere.
     """
 
@@ -46,6 +47,7 @@ class Readers:
         clock: Clock,
         *,
         here: bool,
+        notice: Callable[..., None],
         nodes: Sequence[str] | None = None,
     ) -> None:
         """Nothing is run yet."""
@@ -53,6 +55,7 @@ class Readers:
         self._cpus = cpus
         self._clock = clock
         self._here = here
+        self._notice = notice
         self._options: dict[str, Any] = {
             "batch_size": None,
             "ray_remote_args_fn": partial(dict, max_retries=_RETRIES),
@@ -112,7 +115,8 @@ class Readers:
         self, brief: Brief, method: str, left: Sequence[int], ticket: str
     ) -> Iterator[Made]:
         """Whatever is made, here and elsewhere, until all is or nobody is at it any more."""
-        found: SimpleQueue[Made | None] = SimpleQueue()  # None: one of those at it has ended
+        # An error, or None: one of those at it has ended.
+        found: SimpleQueue[Made | Exception | None] = SimpleQueue()
         began_s, count, at_it = self._clock.monotonic_s(), len(left), 0
         if self._here:
             at_it += 1
@@ -124,10 +128,13 @@ class Readers:
         while at_it and left:
             with suppress(Empty):
                 got = found.get(timeout=_LOOK_S if alone else None)
-                if got is None:
-                    at_it -= 1
-                else:
+                if isinstance(got, tuple):
                     yield got
+                else:
+                    at_it -= 1
+                if isinstance(got, Exception):
+                    name = type(got).__name__
+                    self._notice("blocks are tried again, one by one", why=name, left=len(left))
             spent_s = self._clock.monotonic_s() - began_s
             if (
                 alone
@@ -171,16 +178,16 @@ class Readers:
             yield row["number"], row["made"]
 
 
-def _begin(found: SimpleQueue[Made | None], make: Callable[[], Iterator[Made]]) -> None:
+def _begin(found: SimpleQueue[Made | Exception | None], make: Callable[[], Iterator[Made]]) -> None:
     """Put what is made into a queue, by a thread that nobody has to wait for."""
 
     def work() -> None:
         try:
             for one in make():
                 found.put(one)
-        except Exception:  # noqa: BLE001 - what is left is tried again alone, where it is told
-            return
-        finally:
+        except Exception as error:  # noqa: BLE001 - told by a notice, and what is left tried again
+            found.put(error)
+        else:
             found.put(None)
 
     Thread(target=work, name="reading", daemon=True).start()
