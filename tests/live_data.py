@@ -37,7 +37,8 @@ class Points(BlockTask):
     Args:
         kind: In what they come: `files`; or a `table`, a `hugging` data set (reversed), or one of
             Ray Data: `ray`, `keyed` with a name, `shuffled`.
-        killed: A file; who first makes it, among readers, is killed.
+        killed: A file's name; with -0, the reader that first makes it is killed.
+        deaths: So many are, the next ones for -1, -2 and so on.
         always: The same of every reader.
         bad: The id of a row that cannot be preprocessed.
         ran: A directory in which each call of `preprocess` leaves a file, with its process's id.
@@ -49,6 +50,7 @@ class Points(BlockTask):
         *,
         kind: str = "files",
         killed: str | None = None,
+        deaths: int = 1,
         always: bool = False,
         bad: int | None = None,
         ran: str | None = None,
@@ -56,8 +58,9 @@ class Points(BlockTask):
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        self.kind, self.killed, self.always, self.bad, self.ran = kind, killed, always, bad, ran
+        self.kind, self.always, self.bad, self.ran = kind, always, bad, ran
         self.together = together
+        self.claims = [killed and f"{killed}-{number}" for number in range(deaths)]
 
     def data(self, path: str | None) -> Splits:
         assert path is not None
@@ -79,7 +82,7 @@ class Points(BlockTask):
         return Splits(train=Source(dataset=dataset, key="points" if self.kind == "keyed" else None))
 
     def preprocess(self, rows: Rows) -> Rows | Mapping[str, Any]:
-        if self.always or claim(self.killed):
+        if self.always or any(map(claim, self.claims)):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.ran is not None:
             (Path(self.ran) / f"{os.getpid()}-{secrets.token_hex(8)}").touch()
@@ -164,6 +167,7 @@ def reserved(cpus: int) -> Iterator[None]:
 @contextlib.contextmanager
 def provider(job: Job, *, known: Sequence[Input] = (), node: str | None = None) -> Iterator[Any]:
     """What a member of a run of `job` would have; its pipeline is ended afterwards."""
+    from raycloud.on_ray.pipeline_actor import living
     from raycloud.on_ray.provider import RayProvider
     from raycloud.on_ray.sources import pipeline_name
     from raycloud.on_ray.tasks import by_value
@@ -186,7 +190,7 @@ def provider(job: Job, *, known: Sequence[Input] = (), node: str | None = None) 
         yield RayProvider(config, node or here())
     finally:
         with contextlib.suppress(ValueError):
-            ray.kill(ray.get_actor(name))
+            ray.kill(living(name))
 
 
 def provided(one: Any, job: Job) -> Any:

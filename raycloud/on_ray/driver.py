@@ -150,6 +150,7 @@ class Driver:
         step = self._manifest.step if self._manifest else None
         try:
             self._log(RunStarted(job=session.job.name, version=__version__, resumed_from_step=step))
+            self._sources.begin()
             self._meeting = MeetingPlace()
             self._carry_out(self._control.start(clock.monotonic_s()))
             while self._finish is None:

@@ -1,26 +1,22 @@
 """The pipeline of a run: one for all of its members, which makes a task's `Source`s into blocks.
 
-It is a named actor that the first member to need it makes, and any member makes again where it has
-died. It is on the driver's node, whose files the user named, and in nobody's placement group.
+See `pipeline_actor` for the process it is in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raycloud.clock import SystemClock
 from raycloud.data.location import is_local, locate
 from raycloud.data.provide import HELD_OUT, TRAIN
 from raycloud.errors import InternalError
 from raycloud.events import DataGrew
-from raycloud.on_ray.holder import Holder, answer, place_of
 from raycloud.on_ray.holders import Holders
 from raycloud.on_ray.preparing import Means, Preparing
 from raycloud.on_ray.reader import Turns
@@ -35,10 +31,9 @@ if TYPE_CHECKING:
     from raycloud.data.index import Block, Index, Input
     from raycloud.data.location import File
     from raycloud.data.provide import Prepared
+    from raycloud.on_ray.holder import Holder
     from raycloud.spec import Job
     from raycloud.task import Splits, Task
-
-_THREADS = 64  # members wait in one while others ask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +62,7 @@ class Ready:
     Attributes:
         prepared: By split.
         handles: By node, the holders of blocks.
-        notices: What should be known, each a text and its details; only to the first who asks.
+        notices: What should be known, each a text and its details; only to the first member.
     """
 
     prepared: Mapping[str, Prepared]
@@ -108,7 +103,7 @@ class Pipeline:
         self._turn = Lock()  # one change at a time
         self._remaking = Lock()  # not held up by growth, which may take long
         self._asking = Lock()
-        self._ready: Future[Ready] | None = None
+        self._ready: Future[dict[str, Prepared]] | None = None
         self._holders: Holders | None = None
         self._nodes: list[str] | None = None
         self._splits: dict[str, Preparing] = {}
@@ -122,18 +117,19 @@ class Pipeline:
         Raises:
             RaycloudError: Why it cannot be; the same to all who ask.
         """
+        prepared = self._prepared()
+        handles = self._holders.handles if self._holders is not None else {}
         with self._asking:
-            first = self._ready is None
-            ready = self._ready = self._ready or Future()
-        if first:
-            try:
-                with self._turn:
-                    ready.set_result(self._prepare())
-            except BaseException as error:  # noqa: BLE001 - raised to all who ask
-                ready.set_exception(error)
-            return ready.result()
-        found = ready.result()
-        return Ready(prepared=found.prepared, handles=found.handles)
+            notices, self._notices = tuple(self._notices), []
+        return Ready(prepared=prepared, handles=dict(handles), notices=notices)
+
+    def begin(self) -> None:
+        """Have the data prepared, before there are members to ask for it.
+
+        Raises:
+            RaycloudError: As `prepare` does.
+        """
+        self._prepared()
 
     def take(self, ticket: str) -> int | None:
         """See `Turns`."""
@@ -149,6 +145,7 @@ class Pipeline:
         """
         with self._turn:
             grown = self._grow()
+        with self._asking:
             notices, self._notices = tuple(self._notices), []
         return Looked(grown=grown, notices=notices)
 
@@ -179,7 +176,19 @@ class Pipeline:
                     return block
         raise InternalError(f"the block {key} was asked for, which belongs to no data of this run")
 
-    def _prepare(self) -> Ready:
+    def _prepared(self) -> dict[str, Prepared]:
+        with self._asking:
+            first = self._ready is None
+            ready = self._ready = self._ready or Future()
+        if first:
+            try:
+                with self._turn:
+                    ready.set_result(self._prepare())
+            except BaseException as error:  # noqa: BLE001 - raised to all who ask
+                ready.set_exception(error)
+        return ready.result()
+
+    def _prepare(self) -> dict[str, Prepared]:
         config, job = self._config, self._config.job
         task = construct(config.task, job)
         splits = asked(task, job)
@@ -190,8 +199,7 @@ class Pipeline:
         prepared = {name: split.run(self._readers(None)) for name, split in self._splits.items()}
         self._versions[config.version] = prepared[TRAIN].index
         self._pin([one.index for one in prepared.values()])
-        notices, self._notices = tuple(self._notices), []
-        return Ready(prepared=prepared, handles=dict(self._holders.handles), notices=notices)
+        return prepared
 
     def _grow(self) -> DataGrew | None:
         train = self._splits.get(TRAIN)
@@ -259,7 +267,8 @@ class Pipeline:
             self._holders.ask("pin", keys_first_read(indexes, self._config.job))
 
     def _notice(self, what: str, **detail: Any) -> None:
-        self._notices.append((what, detail))
+        with self._asking:
+            self._notices.append((what, detail))
 
 
 def _preparing(means: Means, splits: Splits, known: tuple[Input, ...]) -> dict[str, Preparing]:
@@ -270,49 +279,3 @@ def _preparing(means: Means, splits: Splits, known: tuple[Input, ...]) -> dict[s
     if isinstance(held_out, Source):
         found[HELD_OUT] = Preparing(means, held_out, HELD_OUT)
     return found
-
-
-# What is asked while others wait for the data has threads of its own; Ray's types do not know them.
-@ray.remote(concurrency_groups={"blocks": 8, "turns": 2})  # type: ignore[call-overload]
-class PipelineActor:
-    """A run's pipeline and its node's holder, in a process of their own."""
-
-    def __init__(self, config: PipelineConfig) -> None:
-        """Find out where this is."""
-        context = ray.get_runtime_context()
-        place = place_of(config.job, context.get_node_id(), f"run {config.job.name}")
-        clock = SystemClock()
-        self._holder = Holder(place, lambda: construct(config.task, config.job), clock)
-        self._pipeline = Pipeline(config, self._holder, context.current_actor, clock)
-
-    @ray.method(concurrency_group="blocks")
-    def ask(self, method: str, *args: Any) -> Any:
-        """See `HolderActor.ask`."""
-        return answer(self._holder, method, *args)
-
-    @ray.method(concurrency_group="turns")
-    def take(self, ticket: str) -> int | None:
-        """See `Turns.take`."""
-        return self._pipeline.take(ticket)
-
-    def call(self, method: str, *args: Any) -> Any:
-        """What a method of `Pipeline` returns, or the `RaycloudError` that it raised."""
-        return answer(self._pipeline, method, *args)
-
-
-def pipeline_of(name: str, config: Callable[[], PipelineConfig], home: str) -> Any:
-    """The run's pipeline, made if it is not there.
-
-    Args:
-        name: Its name.
-        config: What to tell a new one.
-        home: The node it has to be on.
-    """
-    return PipelineActor.options(  # type: ignore[attr-defined]
-        name=name,
-        get_if_exists=True,
-        num_cpus=0,
-        max_concurrency=_THREADS,
-        # Softly is not enough: it would also go elsewhere. Where the driver dies, so does the run.
-        scheduling_strategy=NodeAffinitySchedulingStrategy(home, soft=False),
-    ).remote(config())

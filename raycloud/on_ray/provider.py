@@ -22,7 +22,8 @@ from raycloud.events import Noticed
 from raycloud.on_ray.collators import RayCollators
 from raycloud.on_ray.holder import cache_of
 from raycloud.on_ray.holders import Reach
-from raycloud.on_ray.pipeline import PipelineConfig, pipeline_of
+from raycloud.on_ray.pipeline import PipelineConfig
+from raycloud.on_ray.pipeline_actor import pipeline_of
 from raycloud.training.collate import Collate
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class RayProvider:
         self._lock = Lock()
         self._warming = Lock()
         self._pipeline: Any = None
+        self._number = self._dead = -1  # that of the pipeline, and of the last that died
         self._wary = False
         self._reach: Reach | None = None
         self._handles: Mapping[str, Any] = {}
@@ -184,7 +186,7 @@ class RayProvider:
             try:
                 answer = ray.get(pipeline.call.remote(method, *args))
             except (ActorDiedError, ActorUnavailableError) as error:
-                self._forget(pipeline)
+                self._forget(pipeline, dead=isinstance(error, ActorDiedError))
                 why = str(error).strip()
                 name = type(error).__name__
                 self._notice("the data's pipeline is made again", why=name, detail=why[:500])
@@ -202,16 +204,18 @@ class RayProvider:
     def _found(self) -> Any:
         with self._lock:
             if self._pipeline is None:
-                self._pipeline = pipeline_of(
-                    self._config.pipeline, self._told, self._config.home or self._node
+                home = self._config.home or self._node
+                self._number, self._pipeline = pipeline_of(
+                    self._config.pipeline, self._told, home, after=self._dead
                 )
             return self._pipeline
 
-    def _forget(self, pipeline: Any) -> None:
+    def _forget(self, pipeline: Any, *, dead: bool) -> None:
         with self._lock:
             self._wary = True
             if self._pipeline is pipeline:
                 self._pipeline = None
+                self._dead = self._number if dead else self._dead
 
     def _told(self) -> PipelineConfig:
         config = self._config

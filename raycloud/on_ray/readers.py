@@ -56,6 +56,7 @@ class Readers:
         self._clock = clock
         self._here = here
         self._notice = notice
+        self._why = "their reader died"
         self._options: dict[str, Any] = {
             "batch_size": None,
             "ray_remote_args_fn": partial(dict, max_retries=_RETRIES),
@@ -80,7 +81,8 @@ class Readers:
                     yield number, _checked(made)
         if not left:
             return
-        # A process died again and again, or something else went wrong: it is told over which file.
+        # A process died over what it had taken, or something else went wrong: told over which file.
+        self._notice("blocks are tried again, one by one", why=self._why, left=len(left))
         with _blamed(lambda: _files(brief, left)), self._turns.of(()) as ticket:
             for number, made in self._elsewhere(ray.put(brief), method, list(left), ticket):
                 left.remove(number)
@@ -133,8 +135,7 @@ class Readers:
                 else:
                     at_it -= 1
                 if isinstance(got, Exception):
-                    name = type(got).__name__
-                    self._notice("blocks are tried again, one by one", why=name, left=len(left))
+                    self._why = type(got).__name__
             spent_s = self._clock.monotonic_s() - began_s
             if (
                 alone

@@ -14,6 +14,9 @@ from raycloud.data.block import publish, write_all
 from raycloud.data.index import Input
 from raycloud.errors import RaycloudError, RunDirectoryError
 from raycloud.events import DataPrepared, Noticed
+from raycloud.on_ray.pipeline import PipelineConfig
+from raycloud.on_ray.pipeline_actor import living, pipeline_of
+from raycloud.task import Task
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,11 +58,24 @@ class Sources:
         self.pipeline = pipeline_name()
         self._file = session.directory.path / "data.json"
         self._job = session.job
+        self._task = session.task
+        self._own: Any = None  # keeps the pipeline alive
         self._clock = session.clock
         self._look_s = float("inf")
         self._looking: Any = None
         self._told: set[str] = set()
         self.known = read_known(self._file) if session.resume else ()
+
+    def begin(self) -> None:
+        """Start the pipeline before members are there to ask, if the task looks as if they will.
+
+        What it cannot do, it says to them.
+        """
+        task = self._task
+        if task.preprocess is not Task.preprocess:  # which is for the rows of a `Source`
+            config = PipelineConfig(job=self._job, task=task, known=self.known)
+            _, self._own = pipeline_of(self.pipeline, lambda: config, here())
+            self._own.call.remote("begin")
 
     def told(self) -> dict[str, Any]:
         """What members are told, as fields of `MemberConfig`."""
@@ -83,7 +99,7 @@ class Sources:
                 return []
             self._look_s = self._clock.monotonic_s() + REFRESH_S
             try:
-                self._looking = ray.get_actor(self.pipeline).call.remote("refresh")
+                self._looking = living(self.pipeline).call.remote("refresh")
             except ValueError:  # whoever needs a block makes it again
                 return self._once("the data's pipeline is gone", "resume the run to take them up")
         if not ray.wait([self._looking], timeout=0)[0]:

@@ -15,7 +15,7 @@ from raycloud.clock import SystemClock
 from raycloud.data.prepare import prepare_here
 from raycloud.data.provide import TRAIN
 from raycloud.errors import DataError
-from raycloud.events import DataGrew, DataPrepared, Event, MemberReady
+from raycloud.events import DataGrew, DataPrepared, Event, MemberReady, MemberSpawned
 from raycloud.on_ray.holder import Holder, Place
 from raycloud.on_ray.pipeline import Pipeline, PipelineConfig
 from raycloud.on_ray.readers import Readers
@@ -189,12 +189,21 @@ def test_added_files_that_cannot_be_taken_up_do_no_harm(tmp_path: Path) -> None:
 
 
 def test_training_is_the_same_on_any_number_of_workers(tmp_path: Path) -> None:
-    """What was read is kept in the run's directory."""
+    """What was read is kept in the run's directory; the pipeline waits for no member to begin."""
     written(tmp_path / "data")
     found = []
+    early: list[str] = []
+
+    def watch(event: Event) -> None:
+        if isinstance(event, MemberSpawned):
+            early.extend(one["name"] for one in ray.util.list_named_actors(all_namespaces=True))
+
     for workers in (1, 2):
         job = asked(tmp_path, workers, steps=20)
-        run = raycloud.train(job, run_dir=tmp_path / f"run-{len(found)}")
+        early.clear()
+        run = raycloud.train(job, run_dir=tmp_path / f"run-{len(found)}", observer=watch)
+        assert len(early) == workers
+        assert early[0].startswith("raycloud-data-")
         assert exact_steps(run.directory) == 20
         found.append(parameters(run.directory))
         prepared = of_kind(DataPrepared, run.events)

@@ -100,7 +100,9 @@ def read(
 
 def test_blocks_are_fetched_from_the_node_that_made_them(two: Two, tmp_path: Path) -> None:
     written(tmp_path / "data")
-    job = asked(tmp_path, data={"cache": {}})
+    (tmp_path / "ran").mkdir()
+    settings = {"ran": str(tmp_path / "ran"), "together": 2}  # none is done before both are at it
+    job = asked(tmp_path, data={"cache": {}}, settings=settings)
     with provider(job) as one:
         one._wary = True  # the pipeline's own process, on the first node, makes none
         prepared = provided(one, job).prepared[TRAIN]
