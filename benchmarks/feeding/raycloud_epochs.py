@@ -134,7 +134,8 @@ class Run:
         """Start the pipeline's process."""
         import ray  # noqa: PLC0415 - its settings come first
 
-        from raycloud.on_ray.pipeline import PipelineConfig, pipeline_of  # noqa: PLC0415
+        from raycloud.on_ray.pipeline import PipelineConfig  # noqa: PLC0415
+        from raycloud.on_ray.pipeline_actor import pipeline_of  # noqa: PLC0415
         from raycloud.on_ray.provider import RayProvider  # noqa: PLC0415
 
         node = ray.get_runtime_context().get_node_id()
@@ -150,7 +151,7 @@ class Run:
         )
         self._job = job
         told = PipelineConfig(job=job, task=Images)
-        self._pipeline = pipeline_of(name, lambda: told, node)  # the provider finds it by its name
+        _, self._pipeline = pipeline_of(name, lambda: told, node)  # the provider finds it by its name
         ray.get(self._pipeline.ask.remote("sees", "", 0))
         self._provider = RayProvider(config, node)
         self.reading: Reading | None = None
