@@ -165,6 +165,7 @@ class Driver:
             raise
         finally:
             self._fleet.close()
+            self._sources.close()
         return self._ended(self._finish)
 
     def note(self, what: str, **detail: object) -> None:

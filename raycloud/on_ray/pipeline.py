@@ -155,7 +155,7 @@ class Pipeline:
         Raises:
             InternalError: There is none.
         """
-        self.prepare()
+        self._prepared()
         if version not in self._versions:
             raise InternalError(
                 f"the data of version {version} was asked for; there are {sorted(self._versions)}"
@@ -168,7 +168,7 @@ class Pipeline:
         Raises:
             RaycloudError: It cannot be.
         """
-        self.prepare()
+        self._prepared()
         with self._remaking:
             for split in self._splits.values():
                 block = split.again(key, self._readers(1))
@@ -192,6 +192,7 @@ class Pipeline:
         config, job = self._config, self._config.job
         task = construct(config.task, job)
         splits = asked(task, job)
+        _sourced(splits)
         self._holders = Holders.start(self._holder, self._me, job, config.task, self._notice)
         means = Means(job=job, task=task, holders=self._holders, clock=self._clock)
         self._splits = _preparing(means, splits, config.known)
@@ -272,10 +273,14 @@ class Pipeline:
 
 
 def _preparing(means: Means, splits: Splits, known: tuple[Input, ...]) -> dict[str, Preparing]:
-    train, held_out = splits.train, splits.held_out
-    if not isinstance(train, Source):
-        raise InternalError("the task's training samples need no pipeline")
-    found = {TRAIN: Preparing(means, train, TRAIN, known)}
+    held_out = splits.held_out
+    found = {TRAIN: Preparing(means, _sourced(splits), TRAIN, known)}
     if isinstance(held_out, Source):
         found[HELD_OUT] = Preparing(means, held_out, HELD_OUT)
     return found
+
+
+def _sourced(splits: Splits) -> Source:
+    if not isinstance(splits.train, Source):
+        raise InternalError("the task's training samples need no pipeline")
+    return splits.train

@@ -80,7 +80,7 @@ def living(name: str) -> Any:
     Raises:
         ValueError: There is none.
     """
-    return ray.get_actor(f"{name}-{max(_numbers(name), default=0)}")
+    return ray.get_actor(f"{name}-{max(_numbers(name))}")
 
 
 def _numbers(name: str) -> list[int]:

@@ -75,8 +75,6 @@ class RayProvider:
     def provide(self, task: Task, splits: Splits) -> Provided:  # noqa: ARG002 - see `Provider`
         """The samples of both splits: see `Provider.provide`."""
         ready: Ready = self._call("prepare")
-        for what, detail in ready.notices:
-            self._notice(what, **detail)
         self._connect(ready)
         self._warm()
         samples = {name: self._samples(one.index) for name, one in ready.prepared.items()}
@@ -137,6 +135,8 @@ class RayProvider:
         return table
 
     def _connect(self, ready: Ready) -> None:
+        for what, detail in ready.notices:
+            self._notice(what, **detail)
         self._handles = ready.handles
         self._reach = Reach(cache_of(self._config.job), self._node, ready.handles, self._notice)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,12 @@ class Sources:
             config = PipelineConfig(job=self._job, task=task, known=self.known)
             _, self._own = pipeline_of(self.pipeline, lambda: config, here())
             self._own.call.remote("begin")
+
+    def close(self) -> None:
+        """End the pipeline that was started here."""
+        if self._own is not None:
+            with suppress(RayError):  # the cluster is going away itself
+                ray.kill(self._own)
 
     def told(self) -> dict[str, Any]:
         """What members are told, as fields of `MemberConfig`."""
