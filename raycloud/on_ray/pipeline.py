@@ -62,7 +62,7 @@ class Ready:
     Attributes:
         prepared: By split.
         handles: By node, the holders of blocks.
-        notices: What should be known, each a text and its details; only to the first member.
+        notices: What should be known, each a text and its details; told once, to who asks next.
     """
 
     prepared: Mapping[str, Prepared]
