@@ -6,16 +6,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
+# What is installed is in constraints*.txt, with its digest; nothing is added, and nothing is built
+# with tools that are not in it.
+PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps
+LOCKED = $(PIP) --require-hashes
+SITE = build/docs
 
 # A checkout that this user may read but not write is checked without the tools' caches.
 ifneq ($(shell test -w . && echo writable),writable)
 export RUFF_NO_CACHE := true
 export MYPY_CACHE_DIR := /dev/null
 LAYERS_CACHE := --no-cache
+SITE = $(shell mktemp -d)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check lint types layers docs format clean
+.PHONY: help setup train test check lint types layers docs audit sbom format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -23,7 +29,7 @@ help:  ## this list
 
 setup: $(READY)  ## build .venv from the pinned versions (the second call starts at once)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(wildcard constraints*.txt)
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "raycloud needs Python 3.11 or newer, and there is no '$(PYTHON)' here." >&2; \
 	  echo "hint: install one, or name it: make setup PYTHON=/path/to/python3" >&2; exit 1; }
@@ -35,7 +41,12 @@ $(READY): pyproject.toml constraints.txt
 	  echo "hint: Debian and Ubuntu ship that apart, in the package python3-venv" >&2; exit 1; }
 	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@echo 'Building $(VENV) from constraints.txt; the first time this fetches PyTorch and Ray.'
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	$(LOCKED) -r constraints.txt
+	@$(LOCKED) -r constraints-cpu.txt 2>/dev/null || { \
+	  echo 'pip finds no torch without CUDA here; that of PyPI is larger.'; \
+	  $(LOCKED) -r constraints-cuda.txt; }
+	$(PIP) --no-build-isolation -e .
+	@$(BIN)/python -m pip check
 	@touch $@
 
 train: setup  ## train a small GPT on real text with two local workers
@@ -44,7 +55,7 @@ train: setup  ## train a small GPT on real text with two local workers
 test: check  ## every check and every test
 	$(BIN)/python -m pytest $(ARGS)
 
-check: lint types layers docs  ## style, types, layers, generated docs
+check: lint types layers docs audit  ## style, types, layers, generated docs, advisories
 
 lint: setup  ## ruff: rules and format
 	$(BIN)/ruff check
@@ -56,13 +67,22 @@ types: setup  ## mypy, strict
 layers: setup  ## import-linter: what may touch what
 	$(BIN)/lint-imports --no-logo $(LAYERS_CACHE)
 
-docs: setup  ## are the generated pages those of this code?
+docs: setup  ## generated pages are those of this code; all pages, built into build/docs
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/sphinx-build -b html -E -q -W --keep-going docs $(SITE)
 
 format: setup  ## put the code into shape, write the generated pages
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/python docs/generate.py
+
+audit: setup  ## known vulnerabilities of the pinned versions, asked for once a day
+	@.ci/audit
+
+sbom: setup  ## what a release is made of, as CycloneDX, in build/sbom.json
+	@mkdir -p build
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library \
+	  --output-reproducible --of JSON -o build/sbom.json $(BIN)/python
 
 clean:  ## remove what the tools left, keep .venv and runs/
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from pictures import PICTURES
 from raycloud.control import diagram
 from raycloud.spec import reference
 
@@ -16,6 +17,7 @@ PAGES: tuple[tuple[Path, Callable[[], str]], ...] = (
     (DOCS / "job-reference.md", reference.render_reference),
     (DOCS / "job.schema.json", reference.render_schema),
     (DOCS / "state-machine.md", diagram.render),
+    *((DOCS / "pictures" / f"{name}.svg", draw) for name, draw in PICTURES.items()),
 )
 
 
@@ -29,10 +31,10 @@ def main() -> int:
     old = [(path, text) for path, render in PAGES if _is_old(path, text := render())]
     for path, text in old:
         if check:
-            print(f"docs/{path.name} is not what the code says: run `make format`")
+            print(f"{path.relative_to(DOCS.parent)} is not what the code says: run `make format`")
         else:
             path.write_text(text, encoding="utf-8")
-            print(f"wrote docs/{path.name}")
+            print(f"wrote {path.relative_to(DOCS.parent)}")
     return 1 if check and old else 0
 
 

@@ -41,7 +41,7 @@ class MemberReady:
 
     `fixed_s` and `micro_batch_s` are the fitted seconds of T(b) = fixed_s + b * micro_batch_s for b
     micro-batches; `state_digest` tells whether members start from the same parameters; `node` is
-    the id of the node that it runs on.
+    the id of the node that it runs on, and `price_per_hour` what that is labelled to cost.
     """
 
     member: int
@@ -53,6 +53,7 @@ class MemberReady:
     micro_batch_s: float
     state_digest: str = ""
     node: str = ""
+    price_per_hour: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,8 +11,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NoReturn
+from typing import Any
 
+from raycloud.bounded import MOST_VALUES, json_value
 from raycloud.checkpoint import strict
 from raycloud.checkpoint.naming import DamagedError, part_name
 from raycloud.checkpoint.part import PartRecord
@@ -20,7 +21,7 @@ from raycloud.checkpoint.values import decode, encode
 from raycloud.errors import CheckpointError
 
 FORMAT = 1
-LARGEST_BYTES = 64 * 2**20
+LARGEST_BYTES = 32 * 2**20
 
 _OPEN = b'{"digest": "sha256:'
 _MIDDLE = b'", "manifest": '
@@ -89,7 +90,7 @@ class Manifest:
         """The content of `manifest.json`; the same manifest always gives the same bytes.
 
         Raises:
-            CheckpointError: It would be over 64 MiB.
+            CheckpointError: It would be over 32 MiB, or hold over a million values.
             TaskError: `job`, `values` or `ledger` holds what JSON cannot carry; names the key path.
         """
         plain = {
@@ -111,6 +112,11 @@ class Manifest:
         if len(content) > LARGEST_BYTES:
             raise CheckpointError(
                 f"the manifest of step {self.step} has {len(content)} bytes, over {LARGEST_BYTES}",
+                hint="keep large state in tensors, not in lists of numbers",
+            )
+        if sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
+            raise CheckpointError(
+                f"the manifest of step {self.step} holds more than {MOST_VALUES} values",
                 hint="keep large state in tensors, not in lists of numbers",
             )
         return content
@@ -160,19 +166,17 @@ def _digest(body: bytes | memoryview) -> bytes:
     return hashlib.sha256(body).hexdigest().encode("ascii")
 
 
-def _body(content: bytes, place: str) -> bytes:
+def _body(content: bytes, place: str) -> memoryview:
     """The bytes of the inner object, once they are known to be the ones that were written."""
-    body = content[_BODY_AT : -len(_CLOSE)]
-    if content != _OPEN + _digest(body) + _MIDDLE + body + _CLOSE:
+    body = memoryview(content)[_BODY_AT : -len(_CLOSE)]
+    head = _OPEN + _digest(body) + _MIDDLE
+    if content[:_BODY_AT] != head or not content.endswith(_CLOSE):
         raise DamagedError(f"{place} is not what was written: its digest differs", hint=_HINT)
     return body
 
 
-def _parsed(body: bytes, place: str) -> object:
-    def refuse_constant(name: str) -> NoReturn:
-        raise ValueError(f"{name} is not JSON")
-
+def _parsed(body: memoryview, place: str) -> object:
     try:
-        return json.loads(body, parse_constant=refuse_constant)
-    except (ValueError, RecursionError) as error:
+        return json_value(str(body, "ascii"))
+    except ValueError as error:
         raise DamagedError(f"{place} is not JSON: {error}", hint=_HINT) from error

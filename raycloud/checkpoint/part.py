@@ -34,6 +34,10 @@ LARGEST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 LARGEST_PARTS = 65_536
 LONGEST_TENSOR_NAME = 4096
 _LARGEST_RANK = 64
+_HEADER_BYTES = 128  # the metadata and the padding
+_TENSOR_BYTES = 128  # the words of an entry, its type and its place
+_CHARACTER_BYTES = 12  # a character outside of the basic plane, escaped
+_SIZE_BYTES = 20  # a number of a shape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +131,12 @@ class PartRecord:
             tensors[name] = TensorRecord.parse(tensor, f"{where}.tensors[{name!r}]")
         size = strict.integer(fields["bytes"], f"{where}.bytes")
         content = sum(tensor.nbytes for tensor in tensors.values())
-        if not content + 8 <= size <= content + 8 + LARGEST_HEADER_BYTES:
+        # What `write_part` puts into a header, at its longest: no more of it is ever parsed.
+        header = _HEADER_BYTES + sum(
+            _TENSOR_BYTES + _CHARACTER_BYTES * len(name) + _SIZE_BYTES * len(tensor.shape)
+            for name, tensor in tensors.items()
+        )
+        if not content + 8 <= size <= content + 8 + min(header, LARGEST_HEADER_BYTES):
             raise strict.refuse(f"{where}.bytes", f"is {size}, with {content} bytes of tensors")
         return cls(
             file=file,

@@ -46,7 +46,7 @@ class RemoteStore:
         protocol = url.partition("://")[0]
         try:
             system, root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
+        except (ImportError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"checkpoint.path = {self._place!r} cannot be opened: {error}",
                 hint=f"install the fsspec package for {protocol}:// on every node, "

@@ -8,11 +8,35 @@ from __future__ import annotations
 
 import sys
 
-from raycloud.cli import caching, reading, training  # each adds its commands to the app
+from raycloud.cli import (  # each adds its commands to the app
+    caching,
+    comparing,
+    configuring,
+    doctoring,
+    reading,
+    standing,
+    starting,
+    submitting,
+    training,
+    watching,
+)
 from raycloud.cli.shell import app
 from raycloud.clock import SystemClock
 
-__all__ = ["app", "caching", "main", "reading", "training"]
+__all__ = [
+    "app",
+    "caching",
+    "comparing",
+    "configuring",
+    "doctoring",
+    "main",
+    "reading",
+    "standing",
+    "starting",
+    "submitting",
+    "training",
+    "watching",
+]
 
 
 def main() -> None:

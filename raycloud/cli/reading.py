@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from raycloud.cli.completing import complete_run
 from raycloud.cli.shell import (
     EXIT_CODES,
     DebugOption,
@@ -19,7 +20,10 @@ from raycloud.cli.shell import (
 
 @app.command(epilog=EXIT_CODES)
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="The directory of a run.", autocompletion=complete_run),
+    ],
     *,
     as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON.")] = False,
     plain: PlainOption = False,

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from raycloud.cli.completing import complete_field
+
 if TYPE_CHECKING:
     from raycloud.report.summary import Summary
     from raycloud.spec.job import Job
 
 EXIT_CODES = (
     "Exit codes: 0 done; 2 what was asked cannot be done (job, task, data or "
-    "arguments); 3 a machine, link or disk failed; 4 raycloud's own fault; 130 stopped by Ctrl-C."
+    "arguments); 3 a machine, link or disk failed; 4 raycloud's own fault; 130 stopped by Ctrl-C "
+    "or SIGTERM."
 )
 
 app = typer.Typer(
@@ -24,14 +27,16 @@ app = typer.Typer(
     help="Train PyTorch models on whatever machines are there.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a field, e.g. elastic.max_workers=4."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a field, e.g. elastic.max_workers=4.",
+        autocompletion=complete_field,
     ),
 ]
 AddressOption = Annotated[

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raycloud.cli import shell
+from raycloud.cli.completing import complete_job, complete_run
+from raycloud.cli.resuming import Resuming, ResumingCommand, without_try
 from raycloud.cli.shell import (
     EXIT_CODES,
     AddressOption,
@@ -24,19 +26,25 @@ from raycloud.cli.shell import (
     load,
     print_summary,
 )
+from raycloud.cli.supervising import RestartsOption, supervised
 from raycloud.clock import Clock, SystemClock
 from raycloud.errors import RunDirectoryError
 
 if TYPE_CHECKING:
     from raycloud.events import Event
+    from raycloud.report.tried import Tried
     from raycloud.spec.job import Job
 
     Observer = Callable[[Event], None]
 
 _STOPPED = 130
 _STOPPING = b"\nstopping after a checkpoint; Ctrl-C again ends at once\n"
+_TERMINATED = b"stopping after a checkpoint\n"
 
-JobFile = Annotated[Path | None, typer.Argument(metavar="JOB", help="The job file.")]
+JobFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="JOB", help="The job file.", autocompletion=complete_job),
+]
 
 
 class StopSwitch:
@@ -55,39 +63,77 @@ class StopSwitch:
         return self.reason is not None
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(epilog=EXIT_CODES, cls=ResumingCommand)
 def train(
     context: typer.Context,
     job: JobFile = None,
     *,
     overrides: SetOption = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where the run is kept; without it, a new place in runs/.")
+        Path | None,
+        typer.Option(
+            help="Where the run is kept; without it, a new place in runs/.",
+            autocompletion=complete_run,
+        ),
     ] = None,
     address: AddressOption = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint in --run-dir.")
+        Resuming,
+        typer.Option(
+            help="Whether to go on from the last checkpoint in --run-dir. must, also --resume "
+            "alone: yes, or refuse. allow: if there is one, else begin. never: refuse to.",
+            show_choices=True,
+        ),
+    ] = Resuming.NEVER,
+    trying: Annotated[
+        bool,
+        typer.Option("--try", help="Send two steps through everything, and keep nothing."),
     ] = False,
+    restarts: RestartsOption = 0,
     plain: PlainOption = False,
+    cards: Annotated[bool, typer.Option("--cards", hidden=True)] = False,
     debug: DebugOption = False,
 ) -> None:
     """Train a job. `--resume --run-dir DIR` goes on with the job kept in DIR.
 
-    Ctrl-C writes a checkpoint and ends; a second Ctrl-C ends at once.
+    Ctrl-C or SIGTERM writes a checkpoint and ends; a second Ctrl-C ends at once.
     """
+    if trying and resume is not Resuming.NEVER:
+        raise typer.BadParameter("a job is tried from its beginning", param_hint="--resume")
+    if trying and restarts:
+        raise typer.BadParameter("a job is tried once", param_hint="--restarts")
     clock = SystemClock()
     started_s = context.obj if isinstance(context.obj, float) else clock.monotonic_s()
     stop = StopSwitch()
     with errors_told(debug=debug), _interrupts(stop):
-        asked = load(_job_path(job, run_dir, resume=resume), overrides)
-        with _shown(asked, clock, plain=shell.is_plain(sys.stderr, plain=plain)) as observer:
+        asked = load(_job_path(job, run_dir, resume), overrides)
+        if restarts:
+            raise typer.Exit(
+                supervised(context, asked.name, run_dir, restarts=restarts, clock=clock)
+            )
+        shown = _shown(asked, clock, plain=plain, cards=cards, run_dir=run_dir)
+        if trying:
+            with shown as observer:
+                from raycloud.on_ray.trying import try_out
+
+                tried = try_out(
+                    asked,
+                    run_dir=run_dir,
+                    address=address,
+                    observer=observer,
+                    stop=stop,
+                    started_s=started_s,
+                )
+            _say_tried(tried, context)
+            return
+        with shown as observer:
             from raycloud.on_ray import run as on_ray_run
 
             run = on_ray_run.train(
                 asked,
                 run_dir=run_dir,
                 address=address,
-                resume=resume,
+                resume=resume.value,
                 observer=observer,
                 stop=stop,
                 started_s=started_s,
@@ -101,7 +147,9 @@ def train(
 
 @app.command(epilog=EXIT_CODES)
 def plan(
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="The job file.")],
+    job: Annotated[
+        Path, typer.Argument(metavar="JOB", help="The job file.", autocompletion=complete_job)
+    ],
     *,
     overrides: SetOption = None,
     address: AddressOption = None,
@@ -118,11 +166,20 @@ def plan(
         typer.echo(made.to_json().rstrip() if as_json else plan_text(made))
 
 
-def _job_path(job: Path | None, run_dir: Path | None, *, resume: bool) -> Path:
+def _say_tried(tried: Tried, context: typer.Context) -> None:
+    """What was found out, and the same command without `--try`."""
+    from raycloud.report.tried import tried_text
+
+    typer.echo(tried_text(tried, without_try(context)))
+    if tried.status == "stopped":
+        raise typer.Exit(_STOPPED)
+
+
+def _job_path(job: Path | None, run_dir: Path | None, resume: Resuming) -> Path:
     """The job file: the one named, or that of the run to go on with."""
     if job is not None:
         return job
-    if not resume or run_dir is None:
+    if resume is Resuming.NEVER or run_dir is None:
         raise typer.BadParameter("give a job file, or --resume --run-dir DIR", param_hint="JOB")
     from raycloud.spec import RunDirectory
 
@@ -137,7 +194,10 @@ def _job_path(job: Path | None, run_dir: Path | None, *, resume: bool) -> Path:
 
 @contextmanager
 def _interrupts(stop: StopSwitch) -> Iterator[None]:
-    """The first Ctrl-C asks the run to stop, the second raises KeyboardInterrupt."""
+    """The first Ctrl-C asks the run to stop, the second raises KeyboardInterrupt.
+
+    SIGTERM asks, too, however often it comes: a job's supervisors may each send one.
+    """
 
     def interrupted(_number: int, _frame: object) -> None:
         if stop.is_set():
@@ -146,16 +206,36 @@ def _interrupts(stop: StopSwitch) -> Iterator[None]:
         # Not through sys.stderr: the signal may have come in the middle of a write to it.
         os.write(2, _STOPPING)
 
-    before = signal.signal(signal.SIGINT, interrupted)
+    def terminated(_number: int, _frame: object) -> None:
+        if not stop.is_set():
+            stop.request("SIGTERM")
+            os.write(2, _TERMINATED)
+
+    handlers = {signal.SIGINT: interrupted, signal.SIGTERM: terminated}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _shown(job: Job, clock: Clock, *, plain: bool) -> AbstractContextManager[Observer]:
+def _shown(
+    job: Job, clock: Clock, *, plain: bool, cards: bool, run_dir: Path | None
+) -> AbstractContextManager[Observer]:
+    """What shows the run; `cards` makes lines for a job's log."""
     from raycloud.report import shown
 
-    if plain:
+    if cards:
+        from raycloud.report.card import Identity, carded
+
+        return carded(
+            job,
+            clock,
+            typer.echo,
+            note=lambda text: typer.echo(text, err=True),
+            identity=Identity.of(run_dir),
+        )
+    if shell.is_plain(sys.stderr, plain=plain):
         return shown.shown_plainly(job, clock, lambda text: typer.echo(text, err=True))
     return shown.shown_live(job, clock)

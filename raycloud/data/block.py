@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from raycloud.bounded import json_value
+
 if TYPE_CHECKING:
     from io import FileIO
 
@@ -158,7 +160,9 @@ def _meta(schema: pa.Schema) -> dict[str, Any]:
     text = (schema.metadata or {}).get(_META)
     if text is None:
         raise ValueError("is no block of raycloud")
-    meta: dict[str, Any] = json.loads(text)
+    meta = json_value(text, constants=True)
+    if not isinstance(meta, dict):
+        raise ValueError("has facts that are no object")  # noqa: TRY004 - one error for all damage
     if meta.get("format") != FORMAT:
         raise ValueError(f"has format {meta.get('format')!r}, not {FORMAT}")
     return meta

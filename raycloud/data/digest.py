@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from raycloud.bounded import json_value, read_whole
 from raycloud.data import sets
 from raycloud.data.block import publish, write_all
 from raycloud.data.code import code_digest
@@ -35,6 +36,8 @@ _BYTES = 16
 _READ_BYTES = 2**20
 _SETTLED_S = 2.0  # file systems keep times as coarse as this: a younger file may change unseen
 _MOST_THREADS = 8
+_LARGEST_BYTES = 2**30  # of the memo, which has a line for each file there ever was
+_MOST_VALUES = 2**27
 
 
 def combined(*parts: Any) -> str:
@@ -176,7 +179,7 @@ class _Memo:
 
 def _read(root: Path) -> dict[str, tuple[int, int, int, str]]:
     try:
-        record = json.loads((root / "digests.json").read_bytes())
+        record = json_value(read_whole(root / "digests.json", _LARGEST_BYTES), _MOST_VALUES)
         files: dict[str, tuple[int, int, int, str]] = record["files"]
         return files if record["format"] == FORMAT else {}
     except (OSError, ValueError, KeyError, TypeError):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.data import sets
 from raycloud.data.block import DRAFT
-from raycloud.errors import DataError
+from raycloud.errors import DataError, InternalError
 
 if TYPE_CHECKING:
     from raycloud.data.sets import DataSet
@@ -74,7 +74,13 @@ class Removal:
 
 
 def path_of(root: Path, key: str) -> Path:
-    """Where a block is, or would be."""
+    """Where a block is, or would be.
+
+    Raises:
+        InternalError: The key is no name: it could lead out of the cache.
+    """
+    if sets.KEY.fullmatch(key) is None:
+        raise InternalError(f"{key[:80]!r} is no key of a block")
     return root / "blocks" / key[:2] / f"{key}{SUFFIX}"
 
 

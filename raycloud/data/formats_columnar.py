@@ -81,6 +81,7 @@ def read_arrow(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
             before = _rows_before(source, file, piece.start, pause) if piece.start else None
             row = 0
             for batch in _batches(reader, piece):
+                batch.validate(full=True)  # else texts may lie where the file has ended
                 table = pa.Table.from_batches([batch]).select(names)
                 yield Piece(table=table, file=file.path, first_row=row, rows_before=before)
                 row += batch.num_rows

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from raycloud.task import Source
 
 _HEAD_BYTES = 2**20
+_DEEPEST = 10_000  # pyarrow still has stack for so many levels
 _FLAT = (pa.int64(), pa.float64(), pa.bool_(), pa.string())
 
 Types = Mapping[str, pa.DataType]
@@ -80,7 +81,7 @@ def _parsed(
     lines: Lines, types: Types
 ) -> tuple[pa.Table, np.ndarray[Any, Any] | None, dict[int, str]]:
     """The rows, their lines (None: one after another), and why the lines that are bad are."""
-    table = _all_at_once(lines, types)
+    table = None if _may_go_deep(lines.data) else _all_at_once(lines, types)
     if table is None:
         return _one_by_one(lines, types)
     if table.num_rows == lines.data.count(b"\n") + (not lines.data.endswith(b"\n")):
@@ -89,6 +90,19 @@ def _parsed(
     if table.num_rows != len(filled):  # several on one line
         return _one_by_one(lines, types)
     return table, np.array(filled), {}
+
+
+def _may_go_deep(data: bytes) -> bool:
+    """Whether a line could nest so deep that pyarrow's parser would run out of stack."""
+    if data.count(b"[") + data.count(b"{") <= _DEEPEST:
+        return False
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+    edges = np.concatenate(([-1], ends, [len(data)]))
+    for line in np.flatnonzero(np.diff(edges) > _DEEPEST):
+        start, stop = int(edges[line]) + 1, int(edges[line + 1])
+        if data.count(b"[", start, stop) + data.count(b"{", start, stop) > _DEEPEST:
+            return True
+    return False
 
 
 def _all_at_once(lines: Lines, types: Types) -> pa.Table | None:
@@ -118,6 +132,9 @@ def _one_by_one(
             continue
         try:
             row = json.loads(line)
+        except RecursionError:
+            bad[number] = "goes too deep"
+            continue
         except ValueError as error:
             bad[number] = f"is no JSON: {error}"
             continue

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 32 * 2**20
 _REST_BYTES = 2**16
+_LINE_BYTES = 64 * 2**20  # the longest line: a few bytes can unpack to one without end
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -102,6 +103,8 @@ def _blocks(stream: pa.NativeFile) -> Iterator[bytes]:
             yield b"".join([*rest, data[:end]])
             rest = []
         rest.append(data[end:])
+        if sum(map(len, rest)) > _LINE_BYTES:
+            raise OSError(f"a line is longer than {_LINE_BYTES} bytes")
     if last := b"".join(rest):
         yield last
 
@@ -123,6 +126,8 @@ def _range(source: Source, file: Input, piece: Slice, pause: Pause) -> Iterator[
         parts = [data]
         while not parts[-1].endswith(b"\n") and (more := opened.read(_REST_BYTES)):
             parts.append(more[: more.find(b"\n") + 1] or more)
+            if len(parts) > _LINE_BYTES // _REST_BYTES:
+                raise OSError(f"a line is longer than {_LINE_BYTES} bytes")
     yield Lines(
         data=b"".join(parts),
         file=file.path,

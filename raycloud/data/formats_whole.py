@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from raycloud.data.patience import Pause
     from raycloud.task import Source
 
+_UNPACKED_BYTES = 64 * 2**20  # a few bytes can unpack to a file without end
+_READ_BYTES = 2**20
 _AT_ONCE = 16  # files of another machine, each of which is mostly waited for
 
 
@@ -59,10 +61,21 @@ def _contents(source: Source, piece: Slice, pause: Pause) -> list[bytes]:
     def content(file: Input) -> bytes:
         codec = codec_of(file.path)
         with reading(source, file, pause) as opened:
-            data: bytes = (pa.CompressedInputStream(opened, codec) if codec else opened).read()
-            return data
+            if codec is None:
+                return bytes(opened.read())
+            return _unpacked(pa.CompressedInputStream(opened, codec))
 
     if all(is_local(file.path) for file in piece.inputs):
         return [content(file) for file in piece.inputs]
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="raycloud-read") as pool:
         return list(pool.map(content, piece.inputs))
+
+
+def _unpacked(stream: pa.NativeFile) -> bytes:
+    """The whole content; in an array of its own, which is not joined from parts."""
+    content = bytearray()
+    while data := stream.read(_READ_BYTES):
+        content += data
+        if len(content) > _UNPACKED_BYTES:
+            raise OSError(f"it unpacks to more than {_UNPACKED_BYTES} bytes")
+    return bytes(content)

@@ -14,14 +14,24 @@ Pixels = npt.NDArray[np.uint8]
 _JPEG = b"\xff\xd8\xff"
 
 
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+"""What is decoded. Others that Pillow knows can make it run a program (PostScript), or are rare."""
+
+MOST_PIXELS = 2**25
+
+
 def decode(
-    images: Sequence[bytes | Mapping[str, Any]], *, size: tuple[int, int] | None = None
+    images: Sequence[bytes | Mapping[str, Any]],
+    *,
+    size: tuple[int, int] | None = None,
+    most_pixels: int = MOST_PIXELS,
 ) -> Pixels:
-    """Decode images, of any format that Pillow reads, to RGB.
+    """Decode images, of one of `FORMATS`, to RGB.
 
     Args:
         images: Encoded images; or mappings that hold them as `bytes`, as Hugging Face's data has.
         size: Height and width that all are resized to; None: all have the same already.
+        most_pixels: The largest image that is decoded: a small file can say that it is a huge one.
 
     Returns:
         An array of shape (images, height, width, 3).
@@ -35,7 +45,7 @@ def decode(
     for index, image in enumerate(images):
         try:
             data = image["bytes"] if isinstance(image, Mapping) else image
-            pixels = _decoded(data, size, None if out is None else out[index])
+            pixels = _decoded(data, size, most_pixels, None if out is None else out[index])
         except MemoryError:
             raise
         except Exception as error:  # damaged images make decoders raise almost anything
@@ -53,18 +63,22 @@ def decode(
     return out
 
 
-def _decoded(data: bytes | None, size: tuple[int, int] | None, room: Pixels | None) -> Pixels:
+def _decoded(
+    data: bytes | None, size: tuple[int, int] | None, most_pixels: int, room: Pixels | None
+) -> Pixels:
     """The pixels of one image, in `room` if it is a JPEG that fits there."""
     if data is None:
         raise ValueError("it is missing")
     if data[:3] != _JPEG:
-        return _with_pillow(data, size)
+        return _with_pillow(data, size, most_pixels)
     import simplejpeg  # type: ignore[import-untyped] # noqa: PLC0415 - not every task has images
 
     try:
+        height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+        _check(height * width, most_pixels)
         pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB", buffer=room)
     except ValueError:  # larger; or of four colours, which Pillow knows; or damaged
-        return _with_pillow(data, size)
+        return _with_pillow(data, size, most_pixels)
     if room is not None and pixels.shape == room.shape:
         return room
     return pixels if size is None or pixels.shape[:2] == tuple(size) else _resized(pixels, size)
@@ -77,9 +91,17 @@ def _resized(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR))
 
 
-def _with_pillow(data: bytes, size: tuple[int, int] | None) -> Pixels:
+def _with_pillow(data: bytes, size: tuple[int, int] | None, most_pixels: int) -> Pixels:
     from PIL import Image  # noqa: PLC0415 - not every task has images
 
-    with Image.open(BytesIO(data)) as image:
+    with Image.open(BytesIO(data), formats=FORMATS) as image:
+        _check(image.width * image.height, most_pixels)
         pixels: Pixels = np.asarray(image.convert("RGB"))
     return pixels if size is None or pixels.shape[:2] == tuple(size) else _resized(pixels, size)
+
+
+def _check(pixels: int, most_pixels: int) -> None:
+    if pixels > most_pixels:
+        raise ValueError(
+            f"it is of {pixels} pixels, more than {most_pixels}: give `most_pixels` to decode it"
+        )

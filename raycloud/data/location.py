@@ -186,7 +186,10 @@ def _matches(below: Callable[..., list[Entry]], top: Entry, pattern: list[str]) 
 def _file(source: Source, root: Root, entry: Entry, name: str, pause: Pause) -> File:
     size = entry.bytes
     if size is None and root.tree.scheme == "":
-        raise DataError(f"{name!r} is a link to nothing", hint="restore the file, or the link")
+        raise DataError(
+            f"{name!r} is a link to nothing, or no regular file",
+            hint="restore the file or the link; data are not read from pipes and devices",
+        )
     if size is None:  # a server that does not say
         with open_file(source, name, pause=pause) as file:
             size = int(file.size())

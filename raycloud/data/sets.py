@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 import weakref
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from raycloud.bounded import json_value, read_whole
 from raycloud.data.block import publish, write_all
 from raycloud.data.index import BadRow
 
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
 
 FORMAT = 1
+
+KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+"""What a block may be called: no name that leads out of the cache."""
+
+_LARGEST_BYTES = 2**28  # a key for each of some million blocks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +87,9 @@ class DataSet:
             if found != FORMAT:
                 raise ValueError(f"a data set of format {found!r}, not {FORMAT}")
             lists = {name: tuple(values[name]) for name in ("keys", "parts", "sizes")}
+            for key in (*lists["keys"], *lists["parts"]):
+                if not isinstance(key, str) or KEY.fullmatch(key) is None:
+                    raise ValueError(f"{key!r:.80} is no key of a block")
             bad = tuple(BadRow(**row) for row in values["bad"])
             return cls(**{**values, **lists, "bad": bad})
         except (KeyError, TypeError) as error:
@@ -156,7 +166,7 @@ def users(root: Path, id: str) -> tuple[str, ...]:  # noqa: A002  # it is what i
 
 def _user(text: bytes) -> str:
     try:
-        record = json.loads(text)
+        record = json_value(text)
         return f"{record['who']} (process {record['pid']})"
     except (ValueError, KeyError, TypeError):
         return "a process"  # of another version, or its disk is full
@@ -171,7 +181,7 @@ def write(root: Path, data_set: DataSet) -> None:
 def find(root: Path, id: str) -> DataSet | None:  # noqa: A002
     """The record of a data set; None where there is none that this version can read."""
     try:
-        return DataSet.from_record(json.loads(_path(root, id).read_bytes()))
+        return DataSet.from_record(json_value(read_whole(_path(root, id), _LARGEST_BYTES)))
     except (FileNotFoundError, ValueError):
         return None
 

@@ -6,6 +6,7 @@ pyarrow can wrap fsspec itself, but its wrapper takes a server that answers 503 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -93,7 +94,7 @@ class ArrowTree:
         return Entry(
             path=info.path,
             is_directory=directory,
-            bytes=None if directory else info.size,
+            bytes=info.size if info.type == fs.FileType.File else None,
             modified_ns=info.mtime_ns,
         )
 
@@ -186,6 +187,8 @@ def _local(path: str) -> Entry:
     try:
         found = os.stat(path)  # noqa: PTH116 - of very many files
     except FileNotFoundError:
+        return Entry(path=path, is_directory=False)
+    if not stat.S_ISREG(found.st_mode):  # a pipe or a device: reading it may wait for ever
         return Entry(path=path, is_directory=False)
     return Entry(path=path, is_directory=False, bytes=found.st_size, modified_ns=found.st_mtime_ns)
 

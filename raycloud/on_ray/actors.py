@@ -11,6 +11,11 @@ from raycloud.clock import SystemClock
 from raycloud.errors import RaycloudError
 from raycloud.on_ray.collators import Collator
 from raycloud.on_ray.provider import RayProvider
+from raycloud.planning.inventory import price_per_hour
+from raycloud.redact import know
+from raycloud.spec import Environment
+from raycloud.spec.secrets import secrets_of
+from raycloud.training.journal import Journal, Lines
 from raycloud.training.member import Member, MemberConfig
 
 if TYPE_CHECKING:
@@ -29,15 +34,21 @@ class MemberActor:
 
     def __init__(self, config: MemberConfig) -> None:
         """Start building in the background."""
-        here = ray.get_runtime_context().get_node_id()
+        know(Environment.from_process().secrets | secrets_of(config.job))
+        context = ray.get_runtime_context()
+        here = context.get_node_id()
         address = ray.util.get_node_ip_address()
+        labels = {name: str(text) for name, text in context.get_node_labels().items()}
         self._provider = RayProvider(config, here)
-        told = replace(config, node=here, address=address)
+        told = replace(config, node=here, address=address, price_per_hour=price_per_hour(labels))
+        self._journal = Journal(config.member, SystemClock(), lambda: self._member.step)
         self._member = Member(told, SystemClock(), self._provider)
+        self._journal.listen()
 
-    def poll(self, timeout_s: float) -> list[Event]:
-        """See `Member.poll`; with what its provider has noticed."""
-        return [*self._member.poll(timeout_s), *self._provider.notices()]
+    def poll(self, timeout_s: float) -> list[Event | Lines]:
+        """See `Member.poll`; with what its provider has noticed, and what was logged."""
+        events = self._member.poll(timeout_s)
+        return [*events, *self._provider.notices(), *self._journal.fetch()]
 
     def form(self, meeting: Meeting) -> None:
         """See `Member.form`."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +34,13 @@ _REACH_S = 10.0
 
 
 @contextlib.contextmanager
-def attached(job: Job, address: str | None) -> Iterator[bool]:
+def attached(
+    job: Job, address: str | None, metadata: Mapping[str, str] | None = None
+) -> Iterator[bool]:
     """Attach to the cluster at `address`, or start one here and end it afterwards.
 
-    A caller that is attached already stays so: its Ray is used and left as it was.
+    A caller that is attached already stays so: its Ray is used and left as it was. `metadata` is
+    what a cluster that is joined here shows of this process, beside what a submission says.
 
     Yields:
         Whether the cluster is one started here.
@@ -50,14 +55,26 @@ def attached(job: Job, address: str | None) -> Iterator[bool]:
     if ray.is_initialized():
         yield False
         return
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    shown = ray.job_config.JobConfig(metadata=dict(metadata or {}))
+    options: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": "ERROR",
+        "job_config": shown,
+    }
     if address is None:
         options |= {"include_dashboard": False, "num_cpus": _embedded_cpus(job)}
     try:
         if address is not None:
             _reach(address)
-        ray.init(address=address or "local", **options)
-    except (OSError, RuntimeError, ValueError) as error:
+        with _handler_kept():
+            ray.init(address=address or "local", **options)
+    except Exception as error:
+        # Ray raises a bare Exception where its own processes take too long to start.
+        if (
+            not isinstance(error, OSError | RuntimeError | ValueError)
+            and type(error) is not Exception
+        ):
+            raise
         raise MachineError(
             f"no Ray cluster answers at {address!r}: {error}"
             if address
@@ -72,6 +89,17 @@ def attached(job: Job, address: str | None) -> Iterator[bool]:
         yield address is None
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _handler_kept() -> Iterator[None]:
+    """Ray takes SIGTERM over when it starts: a caller that has a handler of its own keeps it."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _reach(address: str) -> None:

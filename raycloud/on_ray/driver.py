@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, assert_never
 
 from raycloud import __version__
@@ -30,7 +30,6 @@ from raycloud.control import Control, ControlSettings
 from raycloud.errors import InternalError, RaycloudError
 from raycloud.events import (
     CheckpointPublished,
-    DataPrepared,
     EvaluationPart,
     Event,
     MemberFailed,
@@ -38,7 +37,6 @@ from raycloud.events import (
     MemberReady,
     MemberSpawned,
     Noticed,
-    PartWritten,
     RunFinished,
     RunStarted,
     StopRequested,
@@ -49,6 +47,7 @@ from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.manifests import manifest_of
 from raycloud.on_ray.measures import Measures
 from raycloud.on_ray.meeting import MeetingPlace
+from raycloud.on_ray.outlets import Outlets, for_the_log
 from raycloud.on_ray.profile import profile_of
 from raycloud.on_ray.run import Run
 from raycloud.on_ray.session import Session, origin_of
@@ -85,9 +84,12 @@ def drive(session: Session) -> Run:
     origin = origin_of(session, store)
     nodes = inventory()
     require(nodes, session.job.resources.worker, session.job.elastic.min_workers)
-    with Recorder(session.directory, session.clock, started_s=session.began_s) as recorder:
-        session.directory.write_job(session.job)
-        driver = Driver(session, recorder, store, origin.manifest, nodes)
+    outlets = Outlets(session)
+    with Recorder(
+        session.directory, session.clock, started_s=session.began_s, listener=outlets.add
+    ) as recorder:
+        session.directory.write_job(session.written)
+        driver = Driver(session, recorder, store, origin.manifest, nodes, outlets)
         for step, why in origin.skipped:
             driver.note(f"the checkpoint of step {step} is damaged and was passed over", why=why)
         if (most := _most_workers(session.job)) < session.job.elastic.max_workers:
@@ -105,11 +107,12 @@ class Driver:
         store: Store,
         manifest: Manifest | None,
         nodes: Inventory,
+        outlets: Outlets,
     ) -> None:
         """Decide how many members the machines hold."""
         job = session.job
         self._session = session
-        self._recorder = recorder
+        self._recorder, self._outlets = recorder, outlets
         self._store = store
         self._manifest = manifest
         self._nodes = nodes
@@ -180,6 +183,7 @@ class Driver:
             self._pending.append(StopRequested(reason=stop.reason))
         self._pending.extend(self._fleet.poll(_TURN_S))
         self._pending.extend(self._sources.poll())
+        self._pending.extend(self._outlets.poll(self._fleet.lines()))
         while self._pending and self._finish is None:
             self._take(self._pending.popleft())
         self._give_up_on_a_broken_exchange()
@@ -195,12 +199,7 @@ class Driver:
 
     def _log(self, event: Event) -> None:
         """Keep an event, and show it."""
-        if isinstance(event, PartWritten):  # the manifest says what is in it
-            names = ("file", "bytes", "sha256")
-            brief = {name: event.part["record"][name] for name in names}
-            event = replace(event, part=brief)
-        if isinstance(event, DataPrepared):
-            event = event.brief()
+        event = for_the_log(event)
         self._recorder.record(event)
         self._session.observer(event)
 
@@ -260,6 +259,7 @@ class Driver:
                     task=session.task,
                     checkpoints=session.checkpoints,
                     resume_step=self._manifest.step if self._manifest else None,
+                    only_steps=session.only_steps,
                     **self._sources.told(),
                 )
                 for member in command.members
@@ -307,7 +307,7 @@ class Driver:
         began_s = clock.monotonic_s()
         manifest = manifest_of(
             command,
-            job,
+            self._session.written,
             samples=self._control.samples_at(command.step),
             ledger=self._control.ledger_at(command.step),
         )
@@ -323,7 +323,13 @@ class Driver:
         )
 
     def _close(self, status: str, why: str | None) -> dict[str, Any]:
-        """The last event, and the summary."""
+        """The last events, and the summary."""
+        at_once = status == "stopped" and self._finish is None
+        for notice in (
+            *self._outlets.poll(self._fleet.lines()),
+            *self._outlets.close(status, at_once=at_once),
+        ):
+            self._log(notice)
         self._log(RunFinished(status=status, steps=self._control.committed_step, error=why))
         predicted = None
         if self._plan is not None:

@@ -16,6 +16,7 @@ from raycloud.errors import PlacementError
 from raycloud.events import Event, MemberLost
 from raycloud.on_ray.actors import MemberActor
 from raycloud.on_ray.crew import Crew
+from raycloud.training.journal import Lines
 
 if TYPE_CHECKING:
     from raycloud.commands import Change
@@ -48,6 +49,7 @@ class Fleet:
         self._resources = resources
         self._seats: dict[int, _Seat] = {}
         self._crew = Crew()
+        self._lines: list[Lines] = []
 
     def spawn(self, configs: Sequence[MemberConfig]) -> int:
         """Reserve a place for every member, then start them all, and collators beside them.
@@ -97,7 +99,8 @@ class Fleet:
         for poll in ready:
             member = by_poll[poll]
             try:
-                events += ray.get(poll)
+                for told in ray.get(poll):
+                    (self._lines if isinstance(told, Lines) else events).append(told)
             except RayError as error:  # died, was evicted, or its node or reservation is gone
                 events.append(MemberLost(member=member, reason=_reason(error)))
                 self._drop(member)
@@ -105,6 +108,11 @@ class Fleet:
             seat = self._seats[member]
             seat.poll = seat.actor.poll.remote(_POLL_S)
         return events
+
+    def lines(self) -> list[Lines]:
+        """What members' logs have said since the last call; it came with their events."""
+        found, self._lines = self._lines, []
+        return found
 
     def form(self, member: int, meeting: Meeting) -> None:
         """Tell a member where to meet the others."""

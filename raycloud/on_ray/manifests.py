@@ -9,6 +9,7 @@ import torch
 
 from raycloud import __version__
 from raycloud.checkpoint import Manifest, PartRecord, decode
+from raycloud.spec.secrets import kept
 
 if TYPE_CHECKING:
     from raycloud.commands import Publish
@@ -20,7 +21,7 @@ def manifest_of(command: Publish, job: Job, *, samples: int, ledger: Mapping[str
 
     Args:
         command: The parts, by member.
-        job: What is asked.
+        job: What is asked; its secrets are left out.
         samples: Samples per epoch.
         ledger: The ledger's state with exactly the steps before the checkpoint's.
     """
@@ -32,7 +33,7 @@ def manifest_of(command: Publish, job: Job, *, samples: int, ledger: Mapping[str
         offset=values["offset"],
         generation=values["generation"],
         samples_per_epoch=samples,
-        job=job.resolved().model_dump(mode="json"),
+        job=kept(job.resolved()).model_dump(mode="json"),
         values={
             **values,
             "fuses": [decode(part["values"])["fuse"] for part in by_rank],

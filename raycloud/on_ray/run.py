@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from raycloud.clock import SystemClock
 from raycloud.events import CheckpointPublished
-from raycloud.spec import Environment, Job, RunDirectory, check_resume, choose
+from raycloud.redact import know
+from raycloud.spec import (
+    Environment,
+    Job,
+    Resume,
+    RunDirectory,
+    check_resume,
+    choose,
+    goes_on,
+    resume_word,
+)
+from raycloud.spec.secrets import filled, secrets_of
 
 if TYPE_CHECKING:
     from raycloud.events import Event
@@ -79,7 +90,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
     *,
     run_dir: str | Path | None = None,
     address: str | None = None,
-    resume: bool = False,
+    resume: bool | Resume = False,
     observer: Callable[[Event], None] | None = None,
     stop: StopSwitch | None = None,
     started_s: float | None = None,
@@ -91,7 +102,8 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
         run_dir: Where the run is kept; None makes a new place below `runs/`.
         address: A Ray cluster; None takes `RAY_ADDRESS`, else the Ray this process is attached to,
             else starts one here for the time of the run.
-        resume: Go on from the newest checkpoint of the run in `run_dir`.
+        resume: `must` or True: go on from the newest checkpoint of the run in `run_dir`. `allow`:
+            do so if there is one, and begin otherwise. `never` or False: refuse if there is one.
         observer: Called with every event as it happens, in this thread.
         stop: Asks the run to checkpoint and end.
         started_s: `SystemClock().monotonic_s()` when the caller's command began; None: now.
@@ -103,12 +115,15 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
     """
     clock = SystemClock()
     began_s = clock.monotonic_s() if started_s is None else started_s
-    directory = choose(run_dir, job.name, resume=resume)
+    asked, job = job, with_secrets(job)
+    goes = goes_on(run_dir, resume_word(resume), lambda run: _saved(run, job))
+    directory = choose(run_dir, job.name, resume=goes)
     try:
-        if resume:
-            check_resume(directory.job(), job)
+        if goes:
+            check_resume(directory.job(), asked)
         address = address or Environment.from_process().ray_address
-        with _imported(job) as ready, _attached(job, address):
+        shown = observer or (lambda _: None)
+        with imported(job) as ready, _registered(job, directory, address, shown) as see:
             task = ready()
             from raycloud.on_ray.driver import drive
             from raycloud.on_ray.session import Session
@@ -116,17 +131,18 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
             return drive(
                 Session(
                     job=job,
+                    asked=asked,
                     task=task,
                     directory=directory,
-                    resume=resume,
+                    resume=goes,
                     clock=clock,
                     began_s=began_s,
-                    observer=observer or (lambda _: None),
+                    observer=see,
                     stop=stop,
                 )
             )
     finally:
-        if not resume:
+        if not goes:
             _remove_if_empty(directory.path)
 
 
@@ -137,8 +153,9 @@ def plan(job: Job, *, address: str | None = None) -> Plan:
         JobError: What was asked cannot be done.
         MachineError: The cluster has no room.
     """
+    job = with_secrets(job)
     address = address or Environment.from_process().ray_address
-    with _imported(job) as ready, _attached(job, address):
+    with imported(job) as ready, _attached(job, address):
         task = ready()
         from raycloud.on_ray.dry_run import dry_run
 
@@ -154,7 +171,34 @@ def _attached(job: Job, address: str | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _imported(job: Job) -> Iterator[Callable[[], Any]]:
+def _registered(
+    job: Job, directory: RunDirectory, address: str | None, observer: Callable[[Event], None]
+) -> Iterator[Callable[[Event], None]]:
+    """Attach to Ray; on a cluster, so that the run is found there and can be followed.
+
+    Yields:
+        What to call with every event.
+    """
+    from raycloud.on_ray.cluster import attached
+
+    if address is None:
+        with attached(job, None):
+            yield observer
+        return
+    from raycloud.on_ray.metrics import Gauges
+    from raycloud.on_ray.registry import Registration, logged
+    from raycloud.report.standing import Identity
+
+    registration = Registration.of(job, directory.path)
+    with (
+        attached(job, address, registration.to_metadata()),
+        logged(job, registration, SystemClock(), observer) as told,
+    ):
+        yield Gauges(job, Identity.of(directory.path), SystemClock(), told).see
+
+
+@contextlib.contextmanager
+def imported(job: Job) -> Iterator[Callable[[], Any]]:
     """Import torch and the user's task in a thread, while Ray starts in this one.
 
     Yields:
@@ -184,6 +228,29 @@ def _imported(job: Job) -> Iterator[Callable[[], Any]]:
         yield ready
     finally:
         thread.join()
+
+
+def with_secrets(job: Job) -> Job:
+    """The job with the secrets that it names, which no text shows from now on.
+
+    Raises:
+        SpecError: It names one that the environment has not; or it was kept without one.
+        JobError: It asks for a tracker that is not installed.
+    """
+    from raycloud.report.tracking import require
+
+    require(job)
+    environment = Environment.from_process()
+    job = filled(job, environment.variables)
+    know(environment.secrets | secrets_of(job))
+    return job
+
+
+def _saved(run: RunDirectory, job: Job) -> bool:
+    """Whether the run, which goes on as `job`, has a checkpoint."""
+    from raycloud.checkpoint import open_store, steps
+
+    return bool(steps(open_store(job.checkpoint.path or run.checkpoints)))
 
 
 def _remove_if_empty(path: Path) -> None:

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """One start of a run."""
+    """One start of a run.
+
+    Attributes:
+        only_steps: Ends after this many steps, whatever the job's length; None: at its end.
+        asked: The job with `${NAME}` where `job` has a secret; None: it has none.
+    """
 
     job: Job
     task: type[Task]
@@ -29,6 +34,13 @@ class Session:
     began_s: float
     observer: Callable[[Event], None]
     stop: StopSwitch | None
+    only_steps: int | None = None
+    asked: Job | None = None
+
+    @property
+    def written(self) -> Job:
+        """The job to write down: its secrets are names, where it names them."""
+        return self.asked or self.job
 
     @property
     def checkpoints(self) -> str:
@@ -55,7 +67,7 @@ def origin_of(session: Session, store: Store) -> Found:
     if found.manifest is None:
         raise RunDirectoryError(
             f"{session.directory.path} has no checkpoint to resume from",
-            hint="start it anew in another --run-dir",
+            hint="--resume allow sets its files aside and begins again, or give another --run-dir",
         )
     asked = session.job.steps
     if asked is not None and asked < found.manifest.step:

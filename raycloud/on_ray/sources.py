@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
+from raycloud.bounded import json_value, read_whole
 from raycloud.data.block import publish, write_all
 from raycloud.data.index import Input
 from raycloud.errors import RaycloudError, RunDirectoryError
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from raycloud.spec import Job
 
 FORMAT = 1
+
+_LARGEST_BYTES = 2**30  # there is an entry for each file that a run reads
+_MOST_VALUES = 2**26
 REFRESH_S = 10.0  # between two looks for files that were added
 
 # What decides, beside the files, which row is which sample.
@@ -136,7 +140,7 @@ def read_known(file: Path) -> tuple[Input, ...]:
         RunDirectoryError: The file is damaged, or of another version.
     """
     try:
-        record = json.loads(file.read_bytes())
+        record = json_value(read_whole(file, _LARGEST_BYTES), _MOST_VALUES)
         inputs = tuple(Input(**one) for one in record["inputs"])
     except FileNotFoundError:
         return ()

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from raycloud.bounded import json_value
 from raycloud.errors import InternalError, RunDirectoryError
 from raycloud.order.commits import Commit
 from raycloud.order.ledger import Ledger
@@ -77,7 +78,7 @@ def read_ledger(lines: Iterable[str]) -> Ledger:
         if broken:
             raise _damaged(broken[0], f"it is no JSON object, and more follows: {broken[1][:60]!r}")
         try:
-            record = json.loads(line)
+            record = json_value(line)
         except ValueError:
             broken = (number, line)
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from raycloud.errors import PlacementError
 if TYPE_CHECKING:
     from raycloud.spec import RoleResources
 
+PRICE_LABEL = "raycloud.io/price-per-hour"
 _SHOWN_NODES = 8  # in an error; the rest is counted
 
 
@@ -62,6 +64,19 @@ class Node:
         (True, False)
         """
         return all(_matches(self.labels.get(key), asked) for key, asked in selectors.items())
+
+
+def price_per_hour(labels: Mapping[str, str]) -> float | None:
+    """What a machine is labelled to cost an hour; None: nothing is said, or no sum of money.
+
+    >>> price_per_hour({PRICE_LABEL: "2.40"}), price_per_hour({PRICE_LABEL: "?"})
+    (2.4, None)
+    """
+    try:
+        price = float(labels.get(PRICE_LABEL, ""))
+    except ValueError:
+        return None
+    return price if math.isfinite(price) and price >= 0 else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

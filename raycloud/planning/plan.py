@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from raycloud.bounded import json_value
 from raycloud.errors import PlacementError, RunDirectoryError, SpecError
 from raycloud.order import Steps
 from raycloud.planning.inventory import Inventory, place, require
@@ -135,7 +136,7 @@ def from_json(text: str) -> Plan:
     """
     hint = "look at the run with the raycloud version that wrote it"
     try:
-        record = json.loads(text)
+        record = json_value(text)
         written = record.pop("format")
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise RunDirectoryError(f"plan.json is not a plan: {error}", hint=hint) from error

@@ -59,11 +59,20 @@ def percent(part: float) -> str:
     return f"{100 * part:.0f}%" if part >= 0.0095 or part == 0 else f"{100 * part:.1f}%"
 
 
-def sparkline(values: Sequence[float | None], *, width: int = 24) -> str:
+def sparkline(
+    values: Sequence[float | None],
+    *,
+    width: int = 24,
+    low: float | None = None,
+    high: float | None = None,
+) -> str:
     """A curve in one line; each bar is the mean of its stretch, blank where nothing is finite.
 
-    >>> sparkline([4, 3, 2, 1], width=4)
-    '█▆▃▁'
+    `low` and `high` are the values of the smallest and the largest bar, for curves that stand side
+    by side; without them, they are those of this curve.
+
+    >>> sparkline([4, 3, 2, 1], width=4), sparkline([4, 3], width=2, low=0, high=8)
+    ('█▆▃▁', '▅▄')
     """
     if not values:
         return ""
@@ -74,9 +83,12 @@ def sparkline(values: Sequence[float | None], *, width: int = 24) -> str:
         known = [x for x in stretch if x is not None and math.isfinite(x)]
         means.append(sum(known) / len(known) if known else None)
     shown = [x for x in means if x is not None]
-    low = min(shown, default=0.0)
-    scale = (len(_BARS) - 1) / ((max(shown, default=0.0) - low) or 1.0)
-    return "".join(" " if x is None else _BARS[round((x - low) * scale)] for x in means)
+    low = min(shown, default=0.0) if low is None else low
+    high = max(shown, default=0.0) if high is None else high
+    most = len(_BARS) - 1
+    scale = most / ((high - low) or 1.0)
+    bars = (None if x is None else max(0, min(most, round((x - low) * scale))) for x in means)
+    return "".join(" " if bar is None else _BARS[bar] for bar in bars)
 
 
 def printable(text: str) -> str:

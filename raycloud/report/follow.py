@@ -58,9 +58,9 @@ class Follower:
         if (not early or first_step) and (self._new_steps or not self._only_steps):
             self._show(now_s)
 
-    def end(self) -> None:
-        """Draw what was left out since the last drawing."""
-        if self._new_steps:
+    def end(self, *, always: bool = False) -> None:
+        """Draw what was left out since the last drawing; `always`: how it ended, too."""
+        if self._new_steps or always:
             self._show(self._clock.monotonic_s())
 
     def _known(self, event: Event) -> bool:

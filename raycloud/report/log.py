@@ -14,11 +14,20 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from raycloud.bounded import json_value, open_regular, text_lines
 from raycloud.errors import InternalError, RunDirectoryError
 from raycloud.events import FORMAT, Event, from_record, to_record
-from raycloud.report.redact import redact
+from raycloud.redact import redact
 
 _NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
+_KINDS: dict[str, type | tuple[type, ...]] = {  # by the word in a field's annotation
+    "bool": bool,
+    "int": int,
+    "float": (int, float),
+    "str": str,
+    "tuple": tuple,
+    "Mapping": Mapping,
+}
 _BLOCK_BYTES = 1 << 16
 
 
@@ -43,13 +52,13 @@ def from_line(line: str) -> tuple[float, Event]:
     Raises:
         ValueError: The line is no JSON object, or is of a newer format or an unknown kind.
     """
-    record = json.loads(line)
+    record = json_value(line)
     if not isinstance(record, dict):
         raise ValueError("it is no JSON object")  # noqa: TRY004 - one exception for all bad lines
     if record.get("format") != FORMAT:
         raise ValueError(f"its format is {record.get('format')!r}, this raycloud reads {FORMAT}")
     try:
-        return float(record["t"]), _restored(from_record(record))
+        return _time(record["t"]), _restored(_checked(from_record(record)))
     except (KeyError, TypeError) as error:
         raise ValueError(f"a field is missing or of the wrong kind: {error}") from error
 
@@ -61,24 +70,50 @@ def read_events(path: Path) -> Iterator[tuple[float, Event]]:
         RunDirectoryError: The log is missing, a line is damaged, or a newer raycloud wrote it.
     """
     try:
-        file = path.open(encoding="utf-8", errors="replace")
+        file = open_regular(path)
     except OSError as error:
         raise RunDirectoryError(
             f"cannot read the event log {path}: {error.strerror}",
             hint="name the directory of a run, the one that holds events.jsonl",
         ) from error
     with file:
-        for number, line in enumerate(file, start=1):
+        lines, number = text_lines(file), 0
+        while True:
+            number, line = number + 1, None
             try:
+                if (line := next(lines, None)) is None:
+                    return
                 entry = from_line(line)
             except ValueError as error:
-                if not line.endswith("\n"):
+                if line is not None and not line.endswith("\n"):
                     return  # torn: its writer was killed
                 raise RunDirectoryError(
                     f"{path}, line {number} cannot be read: {error}",
                     hint="read this run with the raycloud that wrote it, or a newer one",
                 ) from error
             yield entry
+
+
+def _time(value: Any) -> float:
+    t = float(value)
+    if not math.isfinite(t):
+        raise ValueError("its time is no finite number")
+    return t
+
+
+def _checked(event: Event) -> Event:
+    """The event, if its fields are of the kinds that their annotations name."""
+    for field in fields(event):
+        value, (kind, _, rest) = getattr(event, field.name), str(field.type).partition("[")
+        kind, _, other = kind.partition(" | ")
+        known = _KINDS.get(kind)
+        if known is None or (value is None and (other or rest).endswith("None")):
+            continue
+        if kind == "float" and value in _NOT_FINITE:
+            continue
+        if not isinstance(value, known) or (isinstance(value, bool) and kind != "bool"):
+            raise TypeError(f"{field.name} = {value!r:.80} is no {kind}")
+    return event
 
 
 def cut_torn_line(path: Path) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -19,13 +18,14 @@ from raycloud.events import (
     RunStarted,
     StopRequested,
 )
-from raycloud.report import rates
 from raycloud.report.data import prepared_text
 from raycloud.report.figures import byte_count, duration, figure, printable_line
+from raycloud.report.standing import card_of
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from raycloud.report.standing import Card
     from raycloud.report.tally import Tally
 
 _BAR_CELLS = 12
@@ -33,20 +33,30 @@ _BAR_CELLS = 12
 
 def progress_text(tally: Tally, total_steps: int | None = None) -> str:
     """One plain line: step, loss, samples/s, time left, members, bytes, generation."""
-    return " · ".join([_where(tally, total_steps), *_details(tally, total_steps)])
+    return card_text(_now(tally, total_steps))
 
 
 def progress_renderable(tally: Tally, total_steps: int | None = None) -> Text:
     """The same line with a bar, for a terminal; cut where the terminal ends, never wrapped."""
+    return card_renderable(_now(tally, total_steps))
+
+
+def card_text(card: Card) -> str:
+    """How a run stands as one plain line."""
+    return " · ".join([_where(card), *_details(card)])
+
+
+def card_renderable(card: Card) -> Text:
+    """The same line with a bar, for a terminal; cut where the terminal ends, never wrapped."""
     from rich.text import Text  # noqa: PLC0415 - only a terminal needs it
 
     line = Text(no_wrap=True, overflow="ellipsis")
-    line.append(_where(tally, total_steps), style="bold")
-    if total_steps and tally.steps:
-        done = min(_BAR_CELLS, _BAR_CELLS * tally.steps // total_steps)
+    line.append(_where(card), style="bold")
+    if card.steps and card.step:
+        done = max(0, min(_BAR_CELLS, _BAR_CELLS * card.step // card.steps))
         line.append(" " + "━" * done, style="green")
         line.append("━" * (_BAR_CELLS - done), style="bright_black")
-    for detail in _details(tally, total_steps):
+    for detail in _details(card):
         line.append(" · ", style="bright_black")
         line.append(detail)
     return line
@@ -89,27 +99,35 @@ def metrics_text(metrics: Mapping[str, float] | Mapping[str, float | None]) -> s
     return printable_line(" · ".join(f"{name} {figure(x)}" for name, x in metrics.items()))
 
 
-def _where(tally: Tally, total_steps: int | None) -> str:
-    if tally.steps or tally.members:
-        return f"step {tally.steps}/{total_steps}" if total_steps else f"step {tally.steps}"
-    if tally.awaited:
-        return f"starting: {len(tally.ready)} of {_workers(len(tally.awaited))} ready"
+def _now(tally: Tally, total_steps: int | None) -> Card:
+    """The line says how it stood at the last event, not how long ago that was."""
+    session = tally.session
+    now_t = (session.ended_t or session.started_t) if session else 0.0
+    return card_of(tally, now_t=now_t, steps=total_steps)
+
+
+def _where(card: Card) -> str:
+    if card.step or card.members:
+        return f"step {card.step}/{card.steps}" if card.steps else f"step {card.step}"
+    if card.workers:
+        return f"starting: {card.ready} of {_workers(card.workers)} ready"
     return "starting"
 
 
-def _details(tally: Tally, total_steps: int | None) -> list[str]:
-    if not tally.points:
+def _details(card: Card) -> list[str]:
+    if not card.step and card.loss is None:
         return []
-    loss = tally.points[-1].loss
-    parts = [] if math.isnan(loss) else [f"loss {figure(loss)}"]
-    rate = rates.recent(tally)
-    if rate is not None:
-        parts.append(f"{figure(rate[1])} samples/s")
-    if rate is not None and total_steps and rate[0] > 0 and total_steps > tally.steps:
-        parts.append(f"{duration((total_steps - tally.steps) / rate[0])} left")
-    parts.append(_workers(len(tally.members)))
-    parts.append(f"{byte_count(tally.spent.bytes_sent)} sent")
-    parts.append(f"generation {tally.generation}")
+    parts = [] if card.loss is None else [f"loss {figure(card.loss)}"]
+    if card.samples_per_s is not None:
+        parts.append(f"{figure(card.samples_per_s)} samples/s")
+    if card.left_s is not None:
+        parts.append(f"{duration(card.left_s)} left")
+    parts.append(_workers(card.workers))
+    parts.append(f"{byte_count(card.bytes_sent)} sent")
+    if card.generation is not None:
+        parts.append(f"generation {card.generation}")
+    if card.cost is not None:
+        parts.append(f"cost {figure(card.cost)}")
     return parts
 
 

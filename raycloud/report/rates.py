@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
 _RECENT_S = 15.0
 _FINAL_STEPS = 10
+_HOUR_S = 3600.0
 
 
 def final_loss(tally: Tally) -> float | None:
@@ -67,3 +69,57 @@ def samples_per_s(tally: Tally) -> float | None:
         return gained / seconds
     samples, wall_s = tally.lead_steps
     return samples / wall_s if wall_s > 0 else None
+
+
+def rate_curve(tally: Tally, places: int) -> list[list[float | None]]:
+    """[step, samples per second up to it] at up to `places` places.
+
+    A pause between two sessions is left out. A place that holds nothing but one, or whose reports
+    came at one moment, has None.
+    """
+    starts = [session.started_t for session in tally.sessions]
+    ends: list[int] = []
+    gained: list[tuple[float, int]] = []  # seconds and samples from one report to the next
+    for a, b in pairwise(tally.points):
+        paused = bisect_left(starts, a.t) != bisect_left(starts, b.t)
+        ends.append(b.step)
+        gained.append((0.0, 0) if paused else (b.t - a.t, b.samples - a.samples))
+    places = min(places, len(ends))
+    curve: list[list[float | None]] = []
+    for place in range(places):
+        first, past = place * len(ends) // places, (place + 1) * len(ends) // places
+        seconds = sum(s for s, _ in gained[first:past])
+        samples = sum(n for _, n in gained[first:past])
+        curve.append([ends[past - 1], samples / seconds if seconds > 0 else None])
+    return curve
+
+
+def cost(tally: Tally, now_t: float | None = None) -> float | None:
+    """What the nodes of the run cost, in the currency of their labels; None: none has a price.
+
+    Each node counts once in a session, from its first member's readiness to the session's end:
+    what is lost or idle then is still paid for. Nodes without a price are left out.
+
+    Args:
+        tally: What has happened.
+        now_t: The present, for a session that goes on; None: its last event.
+    """
+    total, priced = 0.0, False
+    for session in tally.sessions:
+        goes_on = session is tally.session and tally.status == "unfinished"
+        last_t = session.ended_t or session.started_t
+        end_t = now_t if goes_on and now_t is not None else last_t
+        for since_t, price_per_hour in session.nodes.values():
+            if price_per_hour is not None:
+                total += price_per_hour * max(0.0, end_t - since_t) / _HOUR_S
+                priced = True
+    return total if priced else None
+
+
+def nodes(tally: Tally) -> tuple[int, int]:
+    """Of how many nodes the price is known, and how many there were, in all sessions."""
+    known: dict[str, bool] = {}
+    for session in tally.sessions:
+        for node, (_, price_per_hour) in session.nodes.items():
+            known[node] = known.get(node, False) or price_per_hour is not None
+    return sum(known.values()), len(known)

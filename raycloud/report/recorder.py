@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -38,6 +38,7 @@ class Recorder:
         run: Where the files go; the directory exists.
         clock: Where seconds come from.
         started_s: `clock.monotonic_s()` when the command started; None: now.
+        listener: Is told what the scalars are told: unix seconds, step, values by name.
 
     Raises:
         RunDirectoryError: The log of the earlier part of this run cannot be read, or another
@@ -45,10 +46,17 @@ class Recorder:
         MachineError: The files cannot be written.
     """
 
-    def __init__(self, run: RunDirectory, clock: Clock, *, started_s: float | None = None) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        clock: Clock,
+        *,
+        started_s: float | None = None,
+        listener: Callable[[float, int, Mapping[str, float]], None] | None = None,
+    ) -> None:
         """Open the files, cut torn last lines off, and take in what the log already holds."""
         self.tally = Tally()
-        self._run = run
+        self._run, self._listener = run, listener
         self._clock = clock
         self._opened_s, self._opened_t = clock.monotonic_s(), clock.unix_s()
         self._started_s = self._opened_s if started_s is None else started_s
@@ -81,7 +89,7 @@ class Recorder:
                 self._add_scalars(t, event)
             elif isinstance(event, Evaluated):
                 values = {f"eval/{name}": value for name, value in event.metrics.items()}
-                self._scalar_file(t).add(t, event.step, values)
+                self._tell(t, event.step, values)
 
     def append_ledger(self, lines: Iterable[str]) -> None:
         """Append lines to the ledger, given without their newlines.
@@ -122,7 +130,12 @@ class Recorder:
         if event.wall_s > 0:
             values["train/samples_per_s"] = event.samples / event.wall_s
         known = {name: value for name, value in values.items() if math.isfinite(value)}
-        self._scalar_file(t).add(t, event.last_step, known)
+        self._tell(t, event.last_step, known)
+
+    def _tell(self, t: float, step: int, values: Mapping[str, float]) -> None:
+        self._scalar_file(t).add(t, step, values)
+        if self._listener is not None:
+            self._listener(t, step, {n: v for n, v in values.items() if math.isfinite(v)})
 
     def _scalar_file(self, t: float) -> ScalarFile:
         """Opened with the first numbers, so that its import does not delay the first step."""

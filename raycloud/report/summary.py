@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raycloud.bounded import json_value, read_whole
 from raycloud.errors import RunDirectoryError
+from raycloud.redact import redact
 from raycloud.report import rates
 from raycloud.report.log import read_events
-from raycloud.report.redact import redact
 from raycloud.report.tally import Tally
 from raycloud.spec.rundir import RunDirectory
 
@@ -63,7 +64,11 @@ class Summary:
         predicted: What the plan expected, by name. `measured` has what came true, under the same
             names: `compute_s` is that of the member which takes longest per step, `bytes_per_step`
             what a member sends, both averaged over the steps it computed.
-        loss_curve: [step, loss] at up to 120 places.
+        cost: What the nodes of the run cost, by the prices that they are labelled with, in the
+            labels' currency: each from its first member's readiness to its session's end. None
+            where no node has a price; `priced_nodes` of all `nodes` have one.
+        loss_curve: [step, loss] at up to 120 places; `rate_curve`: [step, samples per second up to
+            it], likewise.
     """
 
     status: str
@@ -110,9 +115,13 @@ class Summary:
     checkpoint_path: str | None = None
     checkpoint_blocked_s: float = 0.0
     loss_curve: list[list[float | None]] = field(default_factory=list)
+    rate_curve: list[list[float | None]] = field(default_factory=list)
     notices: list[dict[str, Any]] = field(default_factory=list)
     notices_left_out: int = 0
     sample: str | None = None
+    cost: float | None = None
+    nodes: int = 0
+    priced_nodes: int = 0
 
     def to_record(self) -> dict[str, Any]:
         """JSON-ready values with the format number; numbers that are not finite become None."""
@@ -212,9 +221,13 @@ def summarize(tally: Tally, *, predicted: Mapping[str, Any] | None = None) -> Su
         checkpoint_path=last.path if last else None,
         checkpoint_blocked_s=spent.blocked_s,
         loss_curve=_curve(tally),
+        rate_curve=rates.rate_curve(tally, _CURVE_POINTS),
         notices=list(tally.notices),
         notices_left_out=tally.notices_left_out,
         sample=tally.sample,
+        cost=rates.cost(tally),
+        nodes=rates.nodes(tally)[1],
+        priced_nodes=rates.nodes(tally)[0],
     )
 
 
@@ -229,7 +242,7 @@ def of_run(directory: Path) -> Summary:
     plan = run.plan_json
     if plan.exists():
         try:
-            predicted = json.loads(plan.read_text(encoding="utf-8")).get("predicted")
+            predicted = json_value(read_whole(plan)).get("predicted")
         except (OSError, ValueError, AttributeError) as error:
             raise RunDirectoryError(
                 f"{plan} cannot be read: {error}", hint="move it away: the rest is shown without it"
@@ -256,7 +269,7 @@ def read_summary(path: Path) -> Summary:
         RunDirectoryError: The file is missing, damaged or of another format.
     """
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json_value(read_whole(path))
         if not isinstance(record, dict):
             raise ValueError("it is no JSON object")  # noqa: TRY004, TRY301 - told as one error below
         return Summary.from_record(record)

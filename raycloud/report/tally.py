@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from raycloud.events import (
@@ -78,7 +78,8 @@ class Spent:
 class Session:
     """One command's part of the run: from its start to its end or to the resume after it.
 
-    The moments of the first and last commit carry the steps and samples committed by then.
+    The moments of the first and last commit carry the steps and samples committed by then; `nodes`
+    are by id, with the moment of their first member's readiness and their price per hour.
     """
 
     started_t: float
@@ -86,6 +87,7 @@ class Session:
     first: tuple[float, int, int] | None = None
     last: tuple[float, int, int] | None = None
     ended_t: float | None = None
+    nodes: dict[str, tuple[float, float | None]] = field(default_factory=dict)
 
 
 class Tally:
@@ -116,6 +118,7 @@ class Tally:
         self.computed: dict[int, tuple[float, int]] = {}  # member: seconds of computing, and steps
         self.published = 0
         self.checkpoint: CheckpointPublished | None = None
+        self.checkpoint_t: float | None = None
         self.metrics: Mapping[str, float] = {}
         self.metrics_step: int | None = None
         self.sample: str | None = None
@@ -151,6 +154,8 @@ class Tally:
                 self.parameters = event.parameters
                 self.state_bytes = event.state_bytes
                 self.epoch_samples = event.samples
+                if self.session is not None and event.node:
+                    self.session.nodes.setdefault(event.node, (t, event.price_per_hour))
             case GenerationFormed():
                 self._form(t, event)
             case StepsCommitted():
@@ -159,6 +164,7 @@ class Tally:
                 self.spent.blocked_s += event.blocked_s
             case CheckpointPublished():
                 self.checkpoint, self.published = event, self.published + 1
+                self.checkpoint_t = t
             case Evaluated():
                 self.metrics, self.metrics_step = event.metrics, event.step
                 self.sample = event.sample if event.sample is not None else self.sample

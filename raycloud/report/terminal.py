@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raycloud.report.comparison import earlier
 from raycloud.report.figures import (
     byte_count,
     duration,
@@ -50,9 +51,13 @@ def page(summary: Summary, directory: Path | None = None) -> Page:
     commands = []
     if directory is not None:
         name = shlex.quote(str(directory))
+        if summary.status == "unfinished":
+            commands.append(f"raycloud watch {name}")
         if summary.status != "finished" and summary.checkpoints:
             commands.append(f"raycloud train --resume --run-dir {name}")
         commands.append(f"raycloud report {name}")
+        if before := earlier(directory):
+            commands.append(f"raycloud compare {shlex.quote(str(before))} {name}")
         commands.append(f"tensorboard --logdir {name}")
     title = (
         f"{summary.job or 'run'} {summary.status}: {summary.steps} steps, {summary.samples} samples"
@@ -128,6 +133,7 @@ def _rows(summary: Summary, directory: Path | None) -> list[tuple[str, str]]:
         ("exchanged", _exchanged(summary)),
         ("data", _data(summary)),
         ("storage", _storage(summary)),
+        ("cost", _cost(summary)),
         ("time in steps", _time(summary)),
         ("checkpoints", _checkpoints(summary)),
         ("recoveries", _recoveries(summary)),
@@ -154,7 +160,9 @@ def _held_out(summary: Summary) -> str:
 def _speed(summary: Summary) -> str:
     parts = []
     if summary.samples_per_s is not None:
-        parts.append(f"{figure(summary.samples_per_s)} samples/s")
+        # From zero: a rate that hardly changes looks like one.
+        curve = sparkline([rate for _, rate in summary.rate_curve], low=0.0)
+        parts.append(" ".join(filter(None, [curve, f"{figure(summary.samples_per_s)} samples/s"])))
     if summary.first_step_s is not None:
         parts.append(f"first step after {duration(summary.first_step_s)}")
     if summary.train_s:
@@ -212,6 +220,15 @@ def _storage(summary: Summary) -> str:
     if data["efficiency"] is not None:
         parts.append(f"efficiency {figure(data['efficiency'])}")
     return " · ".join(parts)
+
+
+def _cost(summary: Summary) -> str:
+    if summary.cost is None:
+        return ""
+    text = figure(summary.cost)
+    if summary.priced_nodes < summary.nodes:
+        text += f" for {summary.priced_nodes} of {summary.nodes} nodes, the others have no price"
+    return text
 
 
 def _time(summary: Summary) -> str:

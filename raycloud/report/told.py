@@ -1,15 +1,37 @@
-"""What a person reads of an error on the command line, and the exit code. Prints nothing."""
+"""What a person reads of an error on the command line, and the exit code. Prints nothing.
+
+An error fits one screen: the cause, then a hint. A traceback that a member sent along is cut to the
+place in the user's code; `--debug` shows all of it.
+"""
 
 from __future__ import annotations
 
+import re
 import traceback
+from pathlib import Path
 
 import typer
 
 from raycloud.errors import InternalError, JobError, MachineError, RaycloudError
+from raycloud.redact import redact_text
 from raycloud.report.figures import printable
 
 JOB, MACHINE, OURS, STOPPED = 2, 3, 4, 130
+
+MOST_LINES = 18  # of the cause; with the hint they fit a terminal of 24
+_WIDEST = 600  # letters of one of them
+
+_TRACE = "Traceback (most recent call last):\n"
+_FRAME = re.compile(
+    r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)(?:\n {4}(?P<code>.*))?', re.M
+)
+_NOT_THEIRS = (
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python",
+    "<frozen ",
+    str(Path(__file__).parents[1]),
+)
 
 _FAULT = "this is a fault in raycloud: please report it, with the traceback that --debug shows"
 
@@ -24,10 +46,47 @@ def told(error: BaseException, *, debug: bool, plain: bool) -> tuple[str, int]:
     """
     message, hint, code = _parts(error)
     lines = [printable(traceback.format_exc())] if debug else []
-    lines.append(f"{_word('error', 'red', plain=plain)}: {printable(message)}")
+    cause = message if debug else brief(message)
+    lines.append(f"{_word('error', 'red', plain=plain)}: {printable(cause)}")
     if hint:
         lines.append(f"\n{_word('hint', 'cyan', plain=plain)}: {printable(hint)}")
-    return "\n".join(lines), code
+    return redact_text("\n".join(lines)), code
+
+
+def brief(message: str) -> str:
+    """A message that fits one screen: without a member's traceback, and not too long."""
+    head, trace, frames = message.partition(_TRACE)
+    if trace:
+        message = head.rstrip()
+        if not message or message.endswith(
+            ":"
+        ):  # of an error that is ours: nothing but a traceback
+            message = f"{message} {_raised(frames)}".strip()
+        if (place := _place(frames)) is not None:
+            message += f"\n  at {place}"
+    lines = [
+        line if len(line) <= _WIDEST else f"{line[:_WIDEST]} …" for line in message.split("\n")
+    ]
+    if len(lines) > MOST_LINES:
+        more = len(lines) - MOST_LINES + 1
+        lines = [*lines[: MOST_LINES - 1], f"… and {more} more lines: --debug shows them"]
+    return "\n".join(lines)
+
+
+def _raised(frames: str) -> str:
+    """What a traceback ends with: the last error, in one line."""
+    return next((line for line in reversed(frames.splitlines()) if line[:1].strip()), "")
+
+
+def _place(frames: str) -> str | None:
+    """The last line of the user's own code in a traceback, else the last of all."""
+    found = list(_FRAME.finditer(frames))
+    theirs = [f for f in found if not any(part in f["file"] for part in _NOT_THEIRS)]
+    if not found:
+        return None
+    last = (theirs or found)[-1]
+    code = f": {last['code']}" if last["code"] else ""
+    return f"{last['file']}:{last['line']} in {last['name']}{code}"
 
 
 def _parts(error: BaseException) -> tuple[str, str, int]:

@@ -17,11 +17,13 @@ from raycloud.spec.job import (
 )
 from raycloud.spec.load import dump_job, job_from_mapping, load_job
 from raycloud.spec.mistakes import SpecErrors
+from raycloud.spec.resuming import RESUMES, Resume, goes_on, resume_word
 from raycloud.spec.rundir import RunDirectory, check_resume, choose
 from raycloud.spec.task_reference import TaskReference
 
 __all__ = [
     "FORMAT",
+    "RESUMES",
     "CheckpointSection",
     "DataSection",
     "ElasticSection",
@@ -29,6 +31,7 @@ __all__ = [
     "EvaluateSection",
     "Job",
     "ResourcesSection",
+    "Resume",
     "RoleResources",
     "RunDirectory",
     "SpecErrors",
@@ -38,6 +41,8 @@ __all__ = [
     "check_resume",
     "choose",
     "dump_job",
+    "goes_on",
     "job_from_mapping",
     "load_job",
+    "resume_word",
 ]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from raycloud.redact import secrets_among
 
 _CACHE = Path("~/.cache")
 
@@ -20,12 +22,26 @@ class Environment:
         dumb_terminal: The terminal cannot move its cursor (`TERM=dumb`), so progress is lines.
         cache: Where this node keeps preprocessed rows: `RAYCLOUD_CACHE`, else `raycloud` in
             `XDG_CACHE_HOME`, else in `~/.cache`. `~` is not expanded: a node has its own.
+        jobs_address: Where a cluster's Jobs API answers: `RAY_API_SERVER_ADDRESS`, else
+            `RAY_ADDRESS` where it is an `http` address.
+        auth_token: The token of Ray clusters, in the environment (`RAY_AUTH_TOKEN`).
+        auth_token_path: The file that holds it (`RAY_AUTH_TOKEN_PATH`).
+        variables: All of it, for the secrets that a job names.
     """
 
     ray_address: str | None = None
     no_color: bool = False
     dumb_terminal: bool = False
     cache: Path = _CACHE / "raycloud"
+    jobs_address: str | None = None
+    auth_token: str | None = field(default=None, repr=False)
+    auth_token_path: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def secrets(self) -> set[str]:
+        """The values in it that no file may hold."""
+        return secrets_among(self.variables)
 
     @classmethod
     def from_process(cls) -> Environment:
@@ -43,10 +59,17 @@ class Environment:
         own = variables.get("RAYCLOUD_CACHE", "").strip()
         caches = Path(variables.get("XDG_CACHE_HOME", ""))
         # "If the path is relative, consider it invalid and ignore it" (XDG base directories).
+        ray = variables.get("RAY_ADDRESS", "").strip()
+        http = ray if ray.startswith(("http://", "https://")) else ""
+        token_path = variables.get("RAY_AUTH_TOKEN_PATH", "").strip()
         shared = (caches if caches.is_absolute() else _CACHE) / "raycloud"
         return cls(
-            ray_address=variables.get("RAY_ADDRESS", "").strip() or None,
+            ray_address=ray or None,
             no_color=bool(variables.get("NO_COLOR")),
             dumb_terminal=variables.get("TERM") == "dumb",
             cache=Path(own) if own else shared,
+            jobs_address=variables.get("RAY_API_SERVER_ADDRESS", "").strip() or http or None,
+            auth_token=variables.get("RAY_AUTH_TOKEN", "").strip() or None,
+            auth_token_path=Path(token_path) if token_path else None,
+            variables=dict(variables),
         )

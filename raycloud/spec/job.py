@@ -37,6 +37,7 @@ from raycloud.spec.sections import (
 )
 from raycloud.spec.settings import plain_settings
 from raycloud.spec.task_reference import EXAMPLE, TaskReference
+from raycloud.spec.tracking import TrackingSection
 from raycloud.spec.translation import mistakes_in
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "Section",
     "SyncPoint",
     "SyncSection",
+    "TrackingSection",
 ]
 
 FORMAT = 1
@@ -180,6 +182,10 @@ class Job(Section):
     )
     resources: ResourcesSection = Field(
         default_factory=ResourcesSection, description="What members reserve, by role."
+    )
+    tracking: TrackingSection = Field(
+        default_factory=TrackingSection,
+        description="To whom the run's numbers are told, beside TensorBoard's files.",
     )
 
     @model_validator(mode="wrap")

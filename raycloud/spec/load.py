@@ -11,10 +11,11 @@ from typing import Any
 from raycloud.errors import SpecError
 from raycloud.spec.job import Job
 from raycloud.spec.mistakes import Mistake, Where, combined, refusal
+from raycloud.spec.secrets import kept
 from raycloud.spec.task_reference import TaskReference
 from raycloud.spec.yaml_text import Parsed, YamlRefusedError, parse, write
 
-LARGEST_FILE_BYTES = 2**20
+LARGEST_FILE_BYTES = 2**18
 
 _FILE = "job file"  # stands where a field would, in errors about the file itself
 _SET = "--set"
@@ -72,8 +73,11 @@ def job_from_mapping(
 
 
 def dump_job(job: Job) -> str:
-    """The resolved job as YAML, every field written out; reads back as `job.resolved()`."""
-    values = job.resolved().model_dump()
+    """The resolved job as YAML, every field written out, its secrets left out.
+
+    It reads back as `kept(job.resolved())`.
+    """
+    values = kept(job.resolved()).model_dump()
     shares = values["elastic"]["shares"]
     values["elastic"]["shares"] = list(shares) if isinstance(shares, tuple) else shares
     return write(values)

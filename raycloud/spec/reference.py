@@ -31,7 +31,8 @@ once. In Python the same fields build a `raycloud.Job`; a section is a dictionar
 - **YAML.** The plain part of YAML 1.2: `1e-3` is a number; `yes`, `no`, `on` and `off` are text.
   Anchors, aliases, tags, a key written twice, and files above 1 MiB are refused.
 - **Editors.** [`job.schema.json`](job.schema.json) completes and checks the file while you write:
-  put `# yaml-language-server: $schema=<path to job.schema.json>` in its first line.
+  put `# yaml-language-server: $schema=<path to job.schema.json>` in its first line. `raycloud init`
+  writes a job file that has it, and the schema beside it.
 - **Resuming.** With `--resume`, `seed`, `task`, `drop_last`, `data.path` and `data.shuffle` must be
   those of the run that goes on, since its order of samples follows from them, and
   `checkpoint.path`, since its checkpoints lie there. All else may change.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,12 +11,14 @@ from raycloud.errors import RunDirectoryError
 from raycloud.spec.load import dump_job, load_job
 from raycloud.spec.mistakes import Mistake, refusal
 from raycloud.spec.schema import plain_word
+from raycloud.spec.secrets import place_of
 from raycloud.spec.task_reference import TaskReference
 
 if TYPE_CHECKING:
     from raycloud.spec.job import Job
 
 RUNS = Path("runs")  # where runs without a place of their own go, below the current directory
+ASIDE = "unsaved-"  # begins the names of folders with what starts without a checkpoint have left
 
 # The canonical order of samples, or what a sample is, follows from these.
 _KEPT = (
@@ -128,8 +131,9 @@ def choose(
 def check_resume(old: Job, new: Job) -> None:
     """Refuse to resume `old` as `new` where that would change the canonical order of samples.
 
-    The place of its checkpoints is kept, too. Workers, shares, length, batch sizes and all else may
-    change. A task in a file may have moved with its project: file name and class are the same.
+    The place of its checkpoints is kept, too; its password or token may change, as may workers,
+    shares, length, batch sizes and all else. A task in a file may have moved with its project: file
+    name and class are the same.
 
     Raises:
         SpecError: One or more fields differ that may not.
@@ -146,7 +150,7 @@ def check_resume(old: Job, new: Job) -> None:
         for field in _KEPT
         if before[field] != after[field]
     ]
-    was, shall_be = old.resolved().checkpoint.path, new.resolved().checkpoint.path
+    was, shall_be = (place_of(job.resolved().checkpoint.path) for job in (old, new))
     if was != shall_be:
         kept = plain_word(was)
         mistakes.append(
@@ -173,7 +177,7 @@ def _order_of(job: Job) -> dict[str, object]:
         "seed": job.seed,
         "task": TaskReference.parse(str(job.task)).portable,
         "drop_last": job.drop_last,
-        "data.path": job.data.path,
+        "data.path": place_of(job.data.path),
         "data.shuffle": job.data.shuffle,
         "data.partition_by": job.data.partition_by,
         "data.partition_bytes": job.data.partition_bytes,
@@ -185,7 +189,7 @@ def _order_of(job: Job) -> dict[str, object]:
 
 def _existing(run_dir: str | Path | None, name: str, root: Path) -> RunDirectory:
     latest = _latest(name, root)
-    suggestion = f"--resume --run-dir {latest}" if latest else "leave out --resume to start one"
+    suggestion = f"go on with {_command(latest)}" if latest else "leave out --resume to start one"
     if run_dir is None:
         raise RunDirectoryError("--resume does not say which run", hint=suggestion)
     run = RunDirectory(Path(run_dir))
@@ -206,17 +210,18 @@ def _made(path: Path) -> Path:
             raise RunDirectoryError(
                 f"{path} is a file, not a run directory", hint="give another --run-dir"
             ) from None
-        if next(path.iterdir(), None) is None:
+        if all(entry.name.startswith(ASIDE) for entry in path.iterdir()):
             return path
         if RunDirectory(path).job_yaml.is_file():
             if RunDirectory(path).never_saved():
                 raise RunDirectoryError(
                     f"{path} holds a run that ended before its first checkpoint",
-                    hint="remove it, or give another --run-dir",
+                    hint=f"set it aside and begin again with {_command(path, 'allow')}, or give "
+                    "another --run-dir",
                 ) from None
             raise RunDirectoryError(
                 f"{path} holds a run already",
-                hint=f"go on with it: --resume --run-dir {path}; or give another --run-dir",
+                hint=f"go on with {_command(path)}, or give another --run-dir",
             ) from None
         raise RunDirectoryError(
             f"{path} is not empty, and what it holds is not a run", hint="give another --run-dir"
@@ -235,6 +240,12 @@ def _next_free(name: str, root: Path) -> Path:
             n += 1
         else:
             return path
+
+
+def _command(path: Path, how: str = "") -> str:
+    """What a person types to go on with a run."""
+    words = ["raycloud", "train", "--resume", how, "--run-dir", str(path)]
+    return f"`{shlex.join(word for word in words if word)}`"
 
 
 def _latest(name: str, root: Path) -> Path | None:

@@ -18,7 +18,7 @@ from raycloud.spec.mistakes import shortened
 from raycloud.spec.schema import plain_word
 
 DEEPEST = 40  # levels of lists and sections
-MOST_VALUES = 20_000  # names and values; read in less than a second
+MOST_VALUES = 10_000  # names and values; read in less than a second
 
 _NULL = {"", "~", "null", "Null", "NULL"}
 _TRUE = {"true", "True", "TRUE"}

@@ -68,7 +68,9 @@ class MemberConfig:
     `resume_step` names the one to start from, None for the beginning. `pipeline` is the name that
     the run's members find their data's pipeline by, and `home` the node that it is on, the
     driver's; `known` are the inputs that the run has read before, in their order. `collators` are
-    the names of the processes that make batches in the members' place.
+    the names of the processes that make batches in the members' place. `only_steps` ends it after
+    so many steps, whatever the job's length, which the task's schedule is made for all the same.
+    `price_per_hour` is what this node is labelled to cost.
     """
 
     member: int
@@ -78,9 +80,11 @@ class MemberConfig:
     task: type[Task]
     checkpoints: str
     resume_step: int | None = None
+    only_steps: int | None = None
     pipeline: str = ""
     known: tuple[Input, ...] = ()
     home: str = ""
+    price_per_hour: float | None = None
     collators: tuple[str, ...] = ()
 
 
@@ -135,9 +139,10 @@ class Life:
             return job.steps or self._step + left
 
         self._replica = Replica(job, self._task, device=self._device, steps=last_step, clock=clock)
-        self._last_step = self._replica.steps
+        self._last_step = min(self._replica.steps, config.only_steps or self._replica.steps)
         self._samples = self._arranged.supply.train
         self._grown: dict[int, BlockSamples] = {}
+        self._loop: Loop | None = None
         if manifest is not None:
             self._replica.state.load(load_tensors(store, manifest), manifest.values)
         self._replica.state.beside = data_values(self._samples)
@@ -161,6 +166,11 @@ class Life:
             waited_s = self._waited_s if split == TRAIN else 0.0
             report(prepared_event(config, split, prepared, waited_s=waited_s))
 
+    @property
+    def step(self) -> int | None:
+        """The step being computed; None before the first."""
+        return None if self._loop is None else self._loop.step
+
     def measure(self) -> None:
         """Compute a little without effect, and report how fast, how much and from what state."""
         replica, member = self._replica, self._config.member
@@ -179,6 +189,7 @@ class Life:
                 micro_batch_s=micro_batch_s,
                 state_digest=digest(tensors.items()),
                 node=self._config.node,
+                price_per_hour=self._config.price_per_hour,
             )
         )
         if names := replica.statistics.changing:
@@ -217,7 +228,7 @@ class Life:
                     first_step=self._step,
                 )
             )
-        loop = Loop(self._parts, seat, Lane(lane), abandoned)
+        self._loop = loop = Loop(self._parts, seat, Lane(lane), abandoned)
         loop.run()
         self._parts.saver.wait()
         self._report(MemberDone(member=self._config.member, step=loop.step))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from raycloud.commands import Extend
 from raycloud.errors import InternalError, RaycloudError, TaskError, TransportError, public_name
 from raycloud.events import Event, MemberFailed, Noticed
+from raycloud.redact import redacted
 from raycloud.training.changes import Changes
 from raycloud.training.life import Life, MemberConfig
 from raycloud.training.meeting import Meeting
@@ -60,6 +61,11 @@ class Member:
             self._events.clear()
         return found
 
+    @property
+    def step(self) -> int | None:
+        """The step being computed; None before the first."""
+        return None if self._life is None else self._life.step
+
     def form(self, meeting: Meeting) -> None:
         """Meet the others and compute, once built."""
         self._meetings.put(meeting)
@@ -82,6 +88,8 @@ class Member:
         self._abandon.set()
 
     def _report(self, event: Event) -> None:
+        if isinstance(event, MemberFailed | Noticed):  # the secrets of this node are known here
+            event = redacted(event)
         with self._wake:
             self._events.append(event)
             self._wake.notify_all()

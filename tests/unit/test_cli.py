@@ -138,7 +138,7 @@ def test_train_passes_everything_on(fake: Fake, job_file: str, tmp_path: Path) -
     (called,) = fake.calls
     assert (called["job"].steps, called["job"].elastic.max_workers) == (7, 3)
     assert (called["run_dir"], called["address"]) == (tmp_path / "r", "host:1")
-    assert (called["resume"], called["started_s"]) == (True, 12.5)
+    assert (called["resume"], called["started_s"]) == ("must", 12.5)
 
 
 def test_train_shows_progress_and_result(fake: Fake, job_file: str) -> None:
@@ -169,6 +169,29 @@ def test_resume_takes_the_job_of_the_run(fake: Fake, job_file: str) -> None:
     result = call("train", "--resume", "--run-dir", str(Path(job_file).parent))
     assert result.exit_code == 0, result.output
     assert fake.calls[0]["job"].steps == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "how"),
+    [
+        ((), "never"),
+        (("--resume",), "must"),
+        (("--resume", "must"), "must"),
+        (("--resume=allow",), "allow"),
+        (("--resume", "never"), "never"),
+    ],
+)
+def test_how_to_resume(fake: Fake, job_file: str, words: tuple[str, ...], how: str) -> None:
+    assert call("train", *words, job_file).exit_code == 0  # the job file is not taken for a word
+    assert call("train", job_file, *words, "--plain").exit_code == 0
+    assert [called["resume"] for called in fake.calls] == [how, how]
+
+
+def test_no_such_way_to_resume(fake: Fake, job_file: str) -> None:
+    result = call("train", job_file, "--resume=maybe")
+    assert result.exit_code == 2
+    assert "maybe" in result.stderr
+    assert fake.calls == []
 
 
 def test_nothing_to_train(fake: Fake, tmp_path: Path) -> None:
@@ -303,12 +326,6 @@ def test_report(run_dir: str) -> None:
     assert result.stdout.startswith("gpt finished: 4 steps, 32 samples in 9.0 s\n")
     summary = json.loads(call("report", run_dir, "--json").stdout)
     assert (summary["format"], summary["steps"], summary["first_step_s"]) == (1, 4, 5.0)
-
-
-def test_report_of_nothing(tmp_path: Path) -> None:
-    result = call("report", str(tmp_path / "missing"))
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: cannot read the event log")
 
 
 def test_plan_as_json(fake: Fake, job_file: str) -> None:

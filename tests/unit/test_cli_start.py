@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -66,3 +67,9 @@ def test_main_starts_its_clock_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "app", lambda *, obj: seen.append(obj))
     cli.main()
     assert isinstance(seen[0], float)
+
+
+def test_report_of_nothing(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli.app, ["report", str(tmp_path / "missing")])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: cannot read the event log")

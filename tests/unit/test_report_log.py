@@ -25,9 +25,9 @@ from raycloud.events import (
     RunStarted,
     StepsCommitted,
 )
+from raycloud.redact import redact, redact_text
 from raycloud.report.log import cut_torn_line, from_line, read_events, to_line
 from raycloud.report.recorder import Recorder
-from raycloud.report.redact import redact, redact_text
 from raycloud.report.scalars import ScalarFile
 from raycloud.spec.rundir import RunDirectory
 

@@ -80,7 +80,7 @@ def test_mistake_in_an_override(tmp_path: Path, override: str, message: str, hin
         ),
         pytest.param(
             b"#" * (2**20 + 1),
-            "is larger than 1048576 bytes",
+            "is larger than 262144 bytes",
             "a job file names its data, it does not hold them",
             id="too large",
         ),

@@ -77,6 +77,10 @@ def test_defaults() -> None:
             "worker": {"cpus": 1, "gpus": 0, "memory_bytes": None, "labels": {}},
             "server": None,
         },
+        "tracking": {
+            "mlflow": {"uri": None, "experiment": None},
+            "wandb": {"mode": "off", "project": None, "entity": None},
+        },
     }
 
 

@@ -123,13 +123,14 @@ def missing_beside_runs(runs: Path) -> Path:
             taken,
             False,
             "RUNS/gpt-7 holds a run already",
-            "go on with it: --resume --run-dir RUNS/gpt-7; or give another --run-dir",
+            "go on with `raycloud train --resume --run-dir RUNS/gpt-7`, or give another --run-dir",
         ),
         (
             ended_early,
             False,
             "RUNS/gpt-7 holds a run that ended before its first checkpoint",
-            "remove it, or give another --run-dir",
+            "set it aside and begin again with "
+            "`raycloud train --resume allow --run-dir RUNS/gpt-7`, or give another --run-dir",
         ),
         (
             not_a_run,
@@ -154,7 +155,7 @@ def missing_beside_runs(runs: Path) -> Path:
             missing_beside_runs,
             True,
             "no run to resume: RUNS/gpt-9 does not exist",
-            "--resume --run-dir RUNS/gpt-10",
+            "go on with `raycloud train --resume --run-dir RUNS/gpt-10`",
         ),
         (
             not_a_run,
@@ -172,7 +173,7 @@ def missing_beside_runs(runs: Path) -> Path:
             lambda runs: make_run(runs / "gpt-3") and None,
             True,
             "--resume does not say which run",
-            "--resume --run-dir RUNS/gpt-3",
+            "go on with `raycloud train --resume --run-dir RUNS/gpt-3`",
         ),
         (
             lambda _: None,

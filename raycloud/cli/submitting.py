@@ -1,0 +1,189 @@
+"""`submit`: a job and its working directory to a cluster, followed until it ends."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raycloud.cli.completing import complete_job
+from raycloud.cli.shell import (
+    EXIT_CODES,
+    DebugOption,
+    PlainOption,
+    SetOption,
+    app,
+    errors_told,
+    is_plain,
+    load,
+)
+from raycloud.cli.supervising import RestartsOption  # noqa: TC001 - Typer reads it
+from raycloud.clock import SystemClock
+
+if TYPE_CHECKING:
+    from raycloud.on_ray.jobs_client import JobsClient
+    from raycloud.packing import Package
+    from raycloud.spec.job import Job
+
+_RESTARTS = 3
+_STOPPED = 130
+_MOST_TOLD = 10
+
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        help="Where the cluster's Jobs API answers, e.g. http://127.0.0.1:8265; without it, "
+        "RAY_API_SERVER_ADDRESS, then port 8265 of this machine.",
+    ),
+]
+InsecureOption = Annotated[
+    bool,
+    typer.Option(
+        "--insecure", help="Send the token and your code in clear to another machine (http)."
+    ),
+]
+
+
+@app.command(epilog=EXIT_CODES)
+def submit(
+    job: Annotated[
+        Path, typer.Argument(metavar="JOB", help="The job file.", autocompletion=complete_job)
+    ],
+    *,
+    overrides: SetOption = None,
+    address: ClusterOption = None,
+    insecure: InsecureOption = False,
+    working_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="What travels; without it, the current directory, or the job's if that lies "
+            "elsewhere.",
+        ),
+    ] = None,
+    restarts: RestartsOption = _RESTARTS,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Do not wait: print how to come back, and end.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would travel, and send nothing.")
+    ] = False,
+    plain: PlainOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Train a job on a Ray cluster: send its working directory, follow it, end as it ends.
+
+    Prints the submission's id on stdout. Ctrl-C detaches and leaves the job running.
+    """
+    with errors_told(debug=debug):
+        from raycloud.packing import job as packing
+
+        root = packing.working_dir_of(job, working_dir)
+        asked = load(job, overrides)
+        package = packing.pack_job(asked, job, root)
+        if dry_run:
+            _say_contents(package)
+            return
+        _say_left(package)
+        from raycloud.on_ray import submission
+
+        jobs = submission.client(address, insecure=insecure)
+        name = _send(jobs, asked, job, package, overrides=overrides or [], restarts=restarts)
+        typer.echo(name)
+        back = _ways_back(name, jobs.get_address(), insecure=insecure)
+        if detach:
+            typer.echo(back, err=True)
+            return
+        raise typer.Exit(_followed(jobs, name, back, plain=is_plain(sys.stderr, plain=plain)))
+
+
+def _send(
+    jobs: JobsClient,
+    asked: Job,
+    job: Path,
+    package: Package,
+    *,
+    overrides: list[str],
+    restarts: int,
+) -> str:
+    """Send a package and start its job; returns the submission's id."""
+    from raycloud.on_ray import submission
+    from raycloud.on_ray.registry import Registration
+    from raycloud.packing import job as packing
+
+    name = packing.submission_id(asked.name, SystemClock().unix_s(), secrets.token_hex(2))
+    where = packing.run_dir_of(name)
+    command = packing.entrypoint(
+        job, package.survey.root, name, overrides=overrides, restarts=restarts
+    )
+    with tempfile.TemporaryDirectory(prefix="raycloud-") as folder:
+        file = Path(folder) / "package.zip"
+        file.write_bytes(package.data)
+        typer.echo(
+            f"sending {_size(package.size_bytes)}, {len(package.survey.files)} files, to "
+            f"{jobs.get_address()}",
+            err=True,
+        )
+        return submission.submit(
+            jobs,
+            submission.Submission(
+                id=name,
+                entrypoint=command,
+                package=file,
+                metadata=Registration(run=name, job=asked.name, directory=where).to_metadata(),
+            ),
+        )
+
+
+def _followed(jobs: JobsClient, name: str, back: str, *, plain: bool) -> int:
+    """Show a job's log until it ends; returns the exit code."""
+    from raycloud.on_ray import submission
+    from raycloud.report.card import followed
+
+    try:
+        lines = submission.log_lines(jobs, name)
+        followed(lines, plain=plain, say=lambda text: typer.echo(text, err=True))
+        return submission.exit_code(submission.outcome(jobs, name))
+    except KeyboardInterrupt:
+        typer.echo(f"\ndetached; {name} goes on\n{back}", err=True)
+        return _STOPPED
+
+
+def _ways_back(name: str, address: str, *, insecure: bool) -> str:
+    """The commands that lead back to a submission."""
+    where = f" --address {shlex.quote(address)}" + (" --insecure" if insecure else "")
+    return (
+        f"  raycloud logs {name} --follow{where}\n"
+        f"  raycloud status {name}{where}\n"
+        f"  raycloud stop {name}{where}"
+    )
+
+
+def _say_left(package: Package) -> None:
+    told = package.told
+    for left in told[:_MOST_TOLD]:
+        typer.echo(f"stays here: {left.path} ({left.reason})", err=True)
+    if len(told) > _MOST_TOLD:
+        more = len(told) - _MOST_TOLD
+        typer.echo(f"stays here: {more} more; --dry-run shows all", err=True)
+
+
+def _say_contents(package: Package) -> None:
+    for file in package.survey.files:
+        typer.echo(f"{_size(file.size_bytes):>10}  {file.path}")
+    for left in package.survey.left:
+        typer.echo(f"stays here: {left.path} ({left.reason})", err=True)
+    typer.echo(
+        f"{_size(package.size_bytes):>10}  in all, packed; {len(package.survey.files)} files"
+    )
+
+
+def _size(size_bytes: int) -> str:
+    if size_bytes < 2**20:
+        return f"{size_bytes / 2**10:.1f} KiB"
+    return f"{size_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,254 @@
+"""`train --restarts N`: a loop that starts the driver as a process, and again where it fails.
+
+It also runs on the head for a submitted job. The driver is told of what this process is told: a
+signal asks it to write a checkpoint and end, and then it is not started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raycloud.cli.resuming import typed
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+
+RestartsOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=1000,
+        metavar="N",
+        help="Start the driver again, up to N times, when a machine failed (exit code 3) or it was "
+        "killed; it goes on from the last checkpoint.",
+    ),
+]
+
+_MACHINE, _STOPPED = 3, 130
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_LIVED_S = 300.0  # a driver that lived so long did not fail at once: the pause starts over
+_MAIN = "import sys; sys.argv[0] = 'raycloud'; from raycloud.cli import main; main()"
+_OURS = ("--restarts", "--resume", "--run-dir")
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restart:
+    """The driver is to be started again.
+
+    Attributes:
+        pause_s: Seconds to wait before.
+    """
+
+    pause_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """The driver is not started again.
+
+    Attributes:
+        code: The exit code of the whole.
+    """
+
+    code: int
+
+
+def decide(code: int, *, asked: bool, left: int, failures: int) -> Restart | End:
+    """What follows the end of a driver.
+
+    Args:
+        code: Its exit code; -n if signal n killed it.
+        asked: Whether it was asked to end.
+        left: How many restarts are left.
+        failures: How many drivers in a row failed soon after their start, this one included.
+
+    >>> decide(-9, asked=False, left=1, failures=3), decide(2, asked=False, left=1, failures=1)
+    (Restart(pause_s=4.0), End(code=2))
+    """
+    failed = code == _MACHINE or code < 0
+    if asked and failed:
+        return End(code=_STOPPED if code < 0 else code)
+    if not failed:
+        return End(code=code)
+    if left == 0:
+        return End(code=_MACHINE)
+    doubled = _FIRST_PAUSE_S * 2.0 ** min(max(failures, 1) - 1, 16)
+    return Restart(pause_s=min(doubled, _LONGEST_PAUSE_S))
+
+
+def supervise(
+    commands: Callable[[int], Sequence[str]],
+    *,
+    restarts: int,
+    clock: Clock,
+    say: Callable[[str], None],
+) -> int:
+    """Run a command until it ends well, or may not be started again; returns the exit code.
+
+    Args:
+        commands: The command of the n-th start, from 0.
+        restarts: How many times it may be started again.
+        clock: Where seconds come from.
+        say: Prints a line.
+    """
+    failures = 0
+    with _signals() as signals:
+        for start in range(restarts + 1):
+            began_s = clock.monotonic_s()
+            code = _run(commands(start), signals)
+            failures = failures + 1 if clock.monotonic_s() - began_s < _LIVED_S else 1
+            left = restarts - start
+            match decide(code, asked=signals.came, left=left, failures=failures):
+                case End(code=final):
+                    if restarts and final == _MACHINE and not signals.came:
+                        say(f"the driver {_how(code)}; all {restarts} restarts are used up")
+                    return final
+                case Restart(pause_s=pause_s):
+                    say(
+                        f"the driver {_how(code)}; restart {start + 1} of {restarts} in "
+                        f"{pause_s:g} s, from the last checkpoint"
+                    )
+                    if signals.wait(None, pause_s):
+                        return _STOPPED
+    raise AssertionError("the last start is never followed by a restart")  # `left` is 0 there
+
+
+def supervised(
+    context: typer.Context, name: str, run_dir: Path | None, *, restarts: int, clock: Clock
+) -> int:
+    """Run `train` as it was typed, under supervision; returns the exit code.
+
+    Args:
+        context: Of the command.
+        name: The job's.
+        run_dir: Where the run is kept; None: a new place.
+        restarts: How many times it may be started again.
+        clock: Where seconds come from.
+    """
+    if run_dir is None:
+        from raycloud.spec import choose
+
+        run_dir = choose(None, name, resume=False).path
+    words = typed(context)
+    command = [sys.executable, "-P", "-c", _MAIN, str(context.info_name)]
+    place = ["--run-dir", str(run_dir)]
+
+    def commands(start: int) -> list[str]:
+        # Where a failed driver has left no checkpoint, `allow` sets its files aside and begins.
+        again = ["--resume=allow"] if start else _option(words, "--resume")
+        return [*command, *place, *again, *_without(words, _OURS)]
+
+    def say(text: str) -> None:
+        typer.echo(text, err=True)
+
+    return supervise(commands, restarts=restarts, clock=clock, say=say)
+
+
+class _Signals:
+    """The signals that came, as bytes in a pipe."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.came = False
+
+    def wait(self, process: int | None, timeout_s: float | None = None) -> bool:
+        """Wait for a signal, the end of a process (by its pidfd) or the time; a signal is True."""
+        watched = [self._descriptor] + ([process] if process is not None else [])
+        ready = select.select(watched, [], [], timeout_s)[0]
+        if self._descriptor not in ready:
+            return False
+        os.read(self._descriptor, 1024)
+        self.came = True
+        return True
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[_Signals]:
+    """Catch what asks this process to end, while it lasts."""
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    with contextlib.ExitStack() as undone:
+        undone.callback(os.close, reading)
+        undone.callback(os.close, writing)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            undone.callback(signal.signal, number, signal.signal(number, lambda *_: None))
+        woken = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        undone.callback(signal.set_wakeup_fd, woken)
+        yield _Signals(reading)
+
+
+def _run(command: Sequence[str], signals: _Signals) -> int:
+    """Run a command to its end; returns its exit code, or -n where signal n killed it.
+
+    It stays in this process's group, so that what a terminal or Ray sends to the group reaches
+    both. Whatever comes here is passed on as SIGTERM, which asks only once: the second Ctrl-C,
+    which ends at once, is the terminal's to send.
+    """
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def tied() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # if this process is killed, the driver ends, too
+
+    # Safe: this process has one thread, and the function was looked up before the fork.
+    process = subprocess.Popen(command, preexec_fn=tied)  # noqa: PLW1509
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        if signals.came:  # while it was started
+            process.send_signal(signal.SIGTERM)
+        while process.poll() is None:
+            if signals.wait(descriptor):
+                process.send_signal(signal.SIGTERM)
+    finally:
+        os.close(descriptor)
+    return process.returncode
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _without(words: Sequence[str], options: Sequence[str]) -> list[str]:
+    """The words without these options and their values.
+
+    >>> _without(["a.yaml", "--run-dir", "d", "--resume=must"], ["--run-dir", "--resume"])
+    ['a.yaml']
+    """
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            kept += [word, *rest]
+        elif word in options:
+            next(rest, None)
+        elif word.partition("=")[0] not in options:
+            kept.append(word)
+    return kept
+
+
+def _option(words: Sequence[str], option: str) -> list[str]:
+    """The words that give an option, none where it is not given."""
+    for at, word in enumerate(words):
+        if word == "--":
+            break
+        if word == option:
+            return list(words[at : at + 2])
+        if word.startswith(f"{option}="):
+            return [word]
+    return []

@@ -1,0 +1,198 @@
+"""A run as it goes on, from its log: `watch`."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raycloud.cli import shell
+from raycloud.cli.shell import EXIT_CODES, DebugOption, PlainOption, app, errors_told
+from raycloud.clock import SystemClock
+from raycloud.errors import RunDirectoryError, SpecError
+
+if TYPE_CHECKING:
+    from raycloud.events import Event
+    from raycloud.report.tail import Tail
+    from raycloud.report.watched import Watched
+
+    Wait = Callable[[float], bool]
+    Show = Callable[[list[tuple[float, Event]]], None]
+
+_REDRAW_S = 0.25
+_LINE_S = 5.0
+_CARD_S = 1.0
+
+
+@app.command(epilog=EXIT_CODES)
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="How the run stands as lines of JSON, until it ends.")
+    ] = False,
+    plain: PlainOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Watch a run on a terminal page, also over SSH: it reads the run's log, and nothing else.
+
+    The page stays until q or Ctrl-C, which do not touch the run. In a pipe, or with --plain, it is
+    lines, and they end with the run.
+    """
+    with errors_told(debug=debug), suppress(KeyboardInterrupt), _ended_by_signals():
+        watched, tail = _opened(run)
+        if as_json:
+            _tell_cards(watched, tail)
+        elif shell.is_plain(sys.stdout, plain=plain):
+            _tell_lines(watched, tail)
+        else:
+            _show_page(watched, tail)
+
+
+def _opened(run: Path) -> tuple[Watched, Tail]:
+    from raycloud.report.tail import Tail
+    from raycloud.report.watched import Watched
+    from raycloud.spec import RunDirectory
+
+    kept = RunDirectory(run)
+    if not run.is_dir() or (
+        not kept.job_yaml.exists() and not kept.events_jsonl.exists() and any(run.iterdir())
+    ):
+        raise RunDirectoryError(
+            f"{run} holds no run", hint="name the directory of a run, such as runs/gpt-1"
+        )
+    return Watched(run), Tail(kept.events_jsonl)
+
+
+def _tell_lines(watched: Watched, tail: Tail) -> None:
+    from raycloud.report.progress import card_text
+    from raycloud.report.watched import Lines
+
+    lines = Lines(watched, line=card_text, every_s=_LINE_S, notes=True)
+    _follow_to_the_end(watched, tail, lines.see)
+
+
+def _tell_cards(watched: Watched, tail: Tail) -> None:
+    import json
+
+    from raycloud.report.watched import Lines
+
+    lines = Lines(
+        watched,
+        line=lambda card: json.dumps(card.to_record(), allow_nan=False),
+        every_s=_CARD_S,
+        notes=False,
+    )
+    _follow_to_the_end(watched, tail, lines.see)
+
+
+def _follow_to_the_end(
+    watched: Watched, tail: Tail, see: Callable[[float, Event], list[str]]
+) -> None:
+    """Print what `see` says of each event, until the log ends with the end of its run."""
+    while True:
+        entries = tail.read()
+        _learn_job(watched, entries)
+        for t, event in entries:
+            for line in see(t, event):
+                typer.echo(line)
+        if not entries:
+            if watched.ended:
+                return
+            sys.stdout.flush()
+            select.select([], [], [], _REDRAW_S)  # until the log may have grown
+
+
+def _show_page(watched: Watched, tail: Tail) -> None:
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    from raycloud.report.page import page_lines
+    from raycloud.report.progress import card_text
+
+    clock, console = SystemClock(), Console(highlight=False, markup=False, emoji=False)
+
+    def page() -> Group:
+        width, height = console.size
+        return Group(*page_lines(watched, now_t=clock.unix_s(), width=width, height=height))
+
+    with _keys() as asked_to_end, Live(console=console, auto_refresh=False, screen=True) as live:
+        drawn_s = -_REDRAW_S
+        while True:
+            entries = tail.read()
+            _learn_job(watched, entries)
+            for t, event in entries:
+                watched.see(t, event)
+            now_s = clock.monotonic_s()
+            if not entries or now_s - drawn_s >= _REDRAW_S:
+                live.update(page(), refresh=True)
+                drawn_s = now_s
+            if asked_to_end(0.0 if entries else _REDRAW_S):
+                break
+    # The page is gone from the screen; what it said last stays.
+    typer.echo(card_text(watched.card(clock.unix_s())))
+
+
+def _learn_job(watched: Watched, entries: list[tuple[float, Event]]) -> None:
+    """The job, which a resumed run may have changed; without it the page knows no total."""
+    from raycloud.events import RunStarted
+    from raycloud.spec import RunDirectory
+
+    kept = RunDirectory(watched.directory)
+    started = [t for t, event in entries if isinstance(event, RunStarted)]
+    if not started or not kept.job_yaml.is_file():
+        return
+    try:
+        watched.job = kept.job()
+    except SpecError as error:
+        watched.notes.append((started[-1], f"how many steps there are is not known: {error}"))
+
+
+@contextmanager
+def _keys() -> Iterator[Wait]:
+    """Keys come one by one and are not shown.
+
+    Yields:
+        A function that waits for a key, so many seconds at most, and says whether it asked to end.
+    """
+    if not sys.stdin.isatty():
+        yield lambda seconds: bool(select.select([], [], [], seconds)[0])
+        return
+    descriptor = sys.stdin.fileno()
+
+    def asked_to_end(seconds: float) -> bool:
+        if not select.select([descriptor], [], [], seconds)[0]:
+            return False
+        keys = os.read(descriptor, 64)
+        return not keys or keys in {b"q", b"Q"}  # none: the terminal is gone
+
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield asked_to_end
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """A signal that ends this process lets it put the terminal back first."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,31 @@
+"""What is wrong with the machines before a run is: facts in, findings with remedies out.
+
+Facts are gathered here for one machine, and in `on_ray.checkup` for a cluster; judging them is a
+table of checks without any input or output.
+"""
+
+from __future__ import annotations
+
+from raycloud.doctor.facts import ClusterFacts, Facts, Gpus, Link, Machine, Node
+from raycloud.doctor.finding import Check, Finding, Kind, Level, exit_code
+from raycloud.doctor.gather import facts_here
+from raycloud.doctor.settings import Settings
+from raycloud.doctor.table import CHECKS, examine
+
+__all__ = [
+    "CHECKS",
+    "Check",
+    "ClusterFacts",
+    "Facts",
+    "Finding",
+    "Gpus",
+    "Kind",
+    "Level",
+    "Link",
+    "Machine",
+    "Node",
+    "Settings",
+    "examine",
+    "exit_code",
+    "facts_here",
+]

@@ -1,0 +1,280 @@
+"""A cluster, asked about itself: what each node says, its clock, and the links between them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from raycloud.clock import Clock, SystemClock
+from raycloud.doctor import proc
+from raycloud.doctor.clocks import ahead
+from raycloud.doctor.facts import ClusterFacts, Health, Link, Machine, Node
+from raycloud.doctor.gather import node_here
+from raycloud.doctor.wire import LIMIT_S, Ear, call, greet
+from raycloud.on_ray.graphics import gpus_here
+
+if TYPE_CHECKING:
+    from raycloud.doctor.settings import Settings
+
+PATIENCE_S = 60.0
+_REFUSALS = ("Unauthenticated", "InvalidAuthToken", "AuthenticationError", "authentication token")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """What a node says of itself.
+
+    Attributes:
+        machine: Its facts.
+        settings: What its raylet was started with; None where that cannot be seen.
+        health: How it looks after the others, where it is the head and that can be seen.
+    """
+
+    machine: Machine
+    settings: Settings | None
+    health: Health | None
+
+
+def checkup(address: str, *, links: bool, clock: Clock, tls: bool = False) -> ClusterFacts:
+    """Ask the cluster at an address; it is left as it was.
+
+    Args:
+        address: As `--address` takes it.
+        links: Whether the rates of links are measured: a second for each node.
+        clock: This machine's.
+        tls: Whether this machine speaks to Ray encrypted.
+    """
+    noise: Callable[[], str] = str
+    try:
+        _reach(address, tls=tls)
+        with _quiet() as noise:
+            import ray
+
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # noqa: BLE001 - whatever it was, it is the finding
+        text = f"{type(error).__name__}: {error}"
+        refused = any(mark in text + noise() for mark in _REFUSALS)
+        return ClusterFacts(address=address, failure=text.splitlines()[0], refused=refused)
+    try:
+        return _asked(address, ray.nodes(), links=links, clock=clock)
+    finally:
+        ray.shutdown()
+
+
+def _reach(address: str, *, tls: bool) -> None:
+    """See whether a gRPC server is at `host:port`: Ray itself would try for minutes.
+
+    Raises:
+        OSError: There is none. Other forms of address are left to Ray.
+    """
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in host:
+        greet(host.strip("[]"), int(port), tls=tls)
+
+
+def _asked(
+    address: str, listed: Sequence[dict[str, Any]], *, links: bool, clock: Clock
+) -> ClusterFacts:
+    living = sorted((node for node in listed if node["Alive"]), key=_head_first)
+    addresses = Counter(node["NodeManagerAddress"] for node in living)
+    probes = [_Probe(node, alone=addresses[node["NodeManagerAddress"]] == 1) for node in living]
+    said = [probe.said() for probe in probes]
+    nodes = tuple(probe.node(answer, clock) for probe, answer in zip(probes, said, strict=True))
+    heads = [answer for answer in said if isinstance(answer, Said) and answer.health]
+    known = [one.settings for one in said if isinstance(one, Said) and one.settings]
+    settings = heads[0].settings if heads else known[0] if known else None
+    able = [probe for probe, node in zip(probes, nodes, strict=True) if not node.silence]
+    return ClusterFacts(
+        address=address,
+        auth_mode=(settings.auth_mode or "disabled") if settings else None,
+        tls=settings.tls if settings else False,
+        health=heads[0].health if heads else None,
+        nodes=nodes,
+        dead=tuple(node["NodeManagerAddress"] for node in listed if not node["Alive"]),
+        links=tuple(_linked(able, measure=links)),
+    )
+
+
+class _Probe:
+    """A node that is being asked; nothing waits before `said`."""
+
+    def __init__(self, listed: dict[str, Any], *, alone: bool) -> None:
+        """Send the questions; a node that is not alone at its address is told by its id, too."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        self.address = str(listed["NodeManagerAddress"])
+        self.name = f"node {self.address}" + ("" if alone else f" ({listed['NodeID'][:8]})")
+        there = NodeAffinitySchedulingStrategy(listed["NodeID"], soft=False)
+        self._versions = (
+            ray.remote(_versions_alone())
+            .options(num_cpus=0, scheduling_strategy=there, max_retries=0)
+            .remote()
+        )
+        # A node without raycloud cannot even load it: the versions above tell why.
+        self.actor = _actor(there)
+        gpus = float(listed["Resources"].get("GPU", 0.0))
+        self._said = self.actor.said.remote(self.name, gpus)
+
+    def said(self) -> Said | Exception:
+        """What the node says of itself, or why it does not."""
+        said: Said | Exception = _got(self._said)
+        return said
+
+    def node(self, said: Said | Exception, clock: Clock) -> Node:
+        """The node as a fact, its clock asked now."""
+        versions = _got(self._versions)
+        known = dict(versions) if isinstance(versions, dict) else {}
+        if isinstance(said, Exception):
+            return Node(name=self.name, machine=None, versions=known, silence=_told(said))
+        import ray
+
+        try:
+            ahead_s, unsure_s = ahead(
+                clock, lambda: float(ray.get(self.actor.now_s.remote(), timeout=PATIENCE_S))
+            )
+        except Exception as error:  # noqa: BLE001 - as above
+            return Node(name=self.name, machine=None, versions=known, silence=_told(error))
+        return Node(
+            name=self.name,
+            machine=said.machine,
+            versions=known or said.machine.versions,
+            ahead_s=ahead_s,
+            unsure_s=unsure_s,
+        )
+
+
+class ProbeActor:
+    """Stands on a node and answers: thin, what it says comes from `raycloud.doctor`."""
+
+    def __init__(self) -> None:
+        """Nobody listens yet."""
+        self._ears: list[Ear] = []
+
+    def said(self, name: str, gpus: float) -> Said:
+        """What the node says of itself; an actor is a child of its node's raylet."""
+        machine, settings = node_here(name, raylet=os.getppid(), gpus=gpus_here(gpus))
+        return Said(machine=machine, settings=settings, health=_health_here())
+
+    def now_s(self) -> float:
+        """The node's unix time, in seconds."""
+        return SystemClock().unix_s()
+
+    def listen(self, host: str) -> tuple[int, bytes]:
+        """Listen for one caller; the port, and the key that it has to know."""
+        ear = Ear(host)
+        self._ears.append(ear)  # kept until the actor ends
+        return ear.port, ear.key
+
+    def call(self, host: str, port: int, key: bytes, *, measure: bool) -> tuple[float, Any]:
+        """Call another node."""
+        return call(host, port, key, SystemClock(), measure=measure)
+
+
+def _actor(there: Any) -> Any:
+    """A `ProbeActor` on the node that a scheduling strategy names."""
+    import ray
+
+    options = {"num_cpus": 0, "scheduling_strategy": there, "max_concurrency": 2}
+    return ray.remote(ProbeActor).options(**options).remote()
+
+
+def _health_here() -> Health | None:
+    """What the head goes by, where this node is the head."""
+    owners = proc.of_node(proc.programs(), os.getppid())
+    head = next((program for program in owners if program.kind == "gcs_server"), None)
+    variables = proc.environment_of(head.pid) if head else None
+    return proc.health_of(head, variables) if head and variables is not None else None
+
+
+def _linked(probes: Sequence[_Probe], *, measure: bool) -> Iterator[Link]:
+    """Each node to the next, the last to the first, as in a ring; one after the other."""
+    if len(probes) == 1:
+        return
+    for source, target in zip(probes, [*probes[1:], *probes[:1]], strict=True):
+        link = Link(source=source.name, target=target.name)
+        heard = _got(target.actor.listen.remote(target.address), LIMIT_S)
+        if isinstance(heard, Exception):
+            yield replace(link, failure=f"cannot listen there: {_told(heard)}")
+            continue
+        port, key = heard
+        met = _got(source.actor.call.remote(target.address, port, key, measure=measure))
+        if isinstance(met, Exception):
+            yield replace(link, failure=_told(met))
+        else:
+            yield replace(link, round_trip_s=met[0], bytes_per_s=met[1])
+
+
+def _versions_alone() -> Callable[[], dict[str, str | None]]:
+    """A task that travels by value: it runs where there is no raycloud, or another one."""
+
+    def versions() -> dict[str, str | None]:
+        import platform
+        from importlib import metadata
+
+        found: dict[str, str | None] = {"python": platform.python_version()}
+        for library in ("raycloud", "ray", "torch"):
+            try:
+                found[library] = metadata.version(library)
+            except metadata.PackageNotFoundError:
+                found[library] = None
+        return found
+
+    return versions
+
+
+def _got(reference: Any, limit_s: float = PATIENCE_S) -> Any:
+    """What a call brought, or the exception."""
+    import ray
+
+    try:
+        return ray.get(reference, timeout=limit_s)
+    except Exception as error:  # noqa: BLE001 - whatever it was, it is the finding
+        return error
+
+
+def _told(error: Exception) -> str:
+    """Why, in one line: of what happened in a task, its own exception."""
+    import ray
+
+    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+    if isinstance(error, ray.exceptions.GetTimeoutError):
+        return f"no answer within {PATIENCE_S:g} s"
+    text = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {text[-1].strip() if text else ''}"
+
+
+def _head_first(node: dict[str, Any]) -> tuple[bool, str, str]:
+    return (
+        "node:__internal_head__" not in node["Resources"],
+        str(node["NodeManagerAddress"]),
+        str(node["NodeID"]),
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[Callable[[], str]]:
+    """What Ray's C++ writes to stderr meanwhile, which says why it failed, instead of a screenful.
+
+    Yields:
+        Gives what was written; also afterwards.
+    """
+    sys.stderr.flush()
+    written = ""
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lambda: written
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            written = file.read().decode(errors="replace")

@@ -1,0 +1,214 @@
+"""A run directory on this machine: how its run stands, who drives it, and what it says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from raycloud.bounded import LARGEST_BYTES, open_regular
+from raycloud.errors import JobError, MachineError, RaycloudError, RunDirectoryError
+from raycloud.events import DataPrepared, Event
+from raycloud.report.card import to_line
+from raycloud.report.figures import printable_line
+from raycloud.report.follow import total_steps
+from raycloud.report.log import from_line, read_events
+from raycloud.report.progress import note
+from raycloud.report.standing import Card, Identity, card_of
+from raycloud.report.tally import Tally
+from raycloud.spec.rundir import RUNS, RunDirectory
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+
+_LOCKS = Path("/proc/locks")
+_PID, _INODE = 4, 5  # fields of a line there
+_LOOK_S = 0.3  # between looks at a log that grows
+
+
+def runs_below(root: Path = RUNS) -> list[Path]:
+    """The run directories in a folder, the one written last first."""
+    found = [path.parent for path in root.glob("*/events.jsonl")]
+    return sorted(found, key=lambda path: (path / "events.jsonl").stat().st_mtime, reverse=True)
+
+
+def is_run(directory: Path) -> bool:
+    """Whether there is a run."""
+    return RunDirectory(directory).job_yaml.is_file()
+
+
+def standing_of(directory: Path, clock: Clock) -> Card:
+    """How the run kept in a directory stands.
+
+    Raises:
+        RunDirectoryError: There is no run, or its log cannot be read.
+        SpecError: Its job cannot be read.
+    """
+    tally = Tally()
+    for t, event in read_events(RunDirectory(directory).events_jsonl):
+        tally.add(t, event)
+    return _card(directory, tally, clock, alive=driver_of(directory) is not None)
+
+
+def standing_or_why(directory: Path, clock: Clock) -> Card:
+    """The same; of a run that cannot be read, why: one of many does not hide the others."""
+    try:
+        return standing_of(directory, clock)
+    except RaycloudError as error:
+        whose = Identity.of(directory)
+        return Card(
+            run=whose.run,
+            job="",
+            status="unreadable",
+            t=clock.unix_s(),
+            error=error.message,
+            directory=whose.directory,
+        )
+
+
+def driver_of(directory: Path) -> int | None:
+    """The process on this machine that writes the run's log; None: there is none.
+
+    Found by the lock that it holds on the log, for which nothing is locked here: a driver that
+    starts at this moment would take that for another one.
+
+    Raises:
+        RunDirectoryError: There is no run.
+    """
+    log = RunDirectory(directory).events_jsonl
+    try:
+        inode = log.stat().st_ino
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{directory} holds no run: {log.name} cannot be read", hint="name a run directory"
+        ) from error
+    try:
+        locks = _LOCKS.read_text(encoding="ascii").splitlines()
+    except OSError:  # not a Linux: nobody can be told from here
+        return None
+    for line in locks:
+        fields = line.split()
+        if len(fields) > _INODE and fields[1] == "FLOCK" and fields[_INODE].endswith(f":{inode}"):
+            pid = int(fields[_PID])
+            if pid > 0 and _has_open(pid, log):
+                return pid
+    return None
+
+
+def stop_driver(directory: Path) -> int:
+    """Ask the run in a directory to write a checkpoint and end; the process that was asked.
+
+    Raises:
+        JobError: Nobody drives it on this machine.
+        MachineError: Its driver cannot be reached.
+    """
+    pid = driver_of(directory)
+    if pid is None:
+        raise JobError(
+            f"nobody on this machine drives the run in {directory}",
+            hint="it has ended, or is driven elsewhere: `raycloud status` shows it, and "
+            "`raycloud stop ID --address` reaches it on a cluster",
+        )
+    try:
+        process = os.pidfd_open(pid)
+        try:
+            if driver_of(directory) != pid:  # it ended, and its number may be another's by now
+                raise ProcessLookupError(f"process {pid} has ended")
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+        finally:
+            os.close(process)
+    except OSError as error:
+        raise MachineError(
+            f"cannot reach the driver of {directory}, process {pid}: {error}",
+            hint="ask as the user who started it",
+        ) from error
+    return pid
+
+
+def log_lines(directory: Path, clock: Clock, *, follow: bool) -> Iterator[str]:
+    """A run's notes and cards, as the log of a submitted job has them.
+
+    Args:
+        directory: Where the run is kept.
+        clock: For the cards.
+        follow: Go on until the run has ended.
+
+    Raises:
+        RunDirectoryError: There is no run, or its log cannot be read.
+    """
+    path, tally, ended = RunDirectory(directory).events_jsonl, Tally(), threading.Event()
+    notes = _Notes()
+    try:
+        file = open_regular(path)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot read {path}: {error.strerror}", hint="name a run directory"
+        ) from error
+    with file:
+        while True:
+            alive = driver_of(directory) is not None  # before reading: its last words are read
+            for t, event in _new(file, path):
+                tally.add(t, event)
+                text = notes.of(event)
+                if text:
+                    yield text
+            yield to_line(_card(directory, tally, clock, alive=alive))
+            if not follow or not alive:
+                return
+            ended.wait(_LOOK_S)
+
+
+class _Notes:
+    """What stays on the screen of each event."""
+
+    def __init__(self) -> None:
+        self._prepared: set[tuple[str, int]] = set()
+
+    def of(self, event: Event) -> str | None:
+        if isinstance(event, DataPrepared):  # every member tells it
+            told = (event.split, event.version)
+            if told in self._prepared:
+                return None
+            self._prepared.add(told)
+        text = note(event)
+        return None if text is None else printable_line(text)
+
+
+def _new(file: IO[bytes], path: Path) -> Iterator[tuple[float, Event]]:
+    """The entries written since the last call; a line that is not whole yet is left for later."""
+    while True:
+        at = file.tell()
+        line = file.readline(LARGEST_BYTES + 1)
+        if not line.endswith(b"\n") and len(line) <= LARGEST_BYTES:
+            file.seek(at)
+            return
+        try:
+            yield from_line(line.decode("utf-8", errors="replace"))
+        except ValueError as error:
+            raise RunDirectoryError(
+                f"{path} cannot be read: {error}",
+                hint="read this run with the raycloud that wrote it, or a newer one",
+            ) from error
+
+
+def _card(directory: Path, tally: Tally, clock: Clock, *, alive: bool) -> Card:
+    """The card now; of a run that has ended or was killed, that of its last moment."""
+    run = RunDirectory(directory)
+    steps = total_steps(run.job(), tally.epoch_samples) if is_run(directory) else None
+    now_t, session = clock.unix_s(), tally.session
+    if not alive and session is not None:
+        now_t = session.ended_t or session.started_t
+    card = card_of(tally, now_t=now_t, steps=steps, identity=Identity.of(directory))
+    return card if alive else card.after_end()
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    """Whether a process has a file open, as far as this user may know."""
+    try:
+        links = Path(f"/proc/{pid}/fd").iterdir()
+        return any(link.exists() and link.samefile(path) for link in links)
+    except OSError:
+        return False

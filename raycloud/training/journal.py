@@ -1,0 +1,114 @@
+"""What a member's `logging` says, from INFO up: taken in as lines, for the run directory.
+
+Lines leave the member with its events, so that nothing is written on the node it runs on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raycloud.redact import redact_text
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+
+FORMAT = 1
+
+MOST_LETTERS = 8192  # of a message; the rest is cut off
+MOST_WAITING = 2000  # lines that wait to be fetched
+RATE_PER_S = 100.0
+BURST = 1000.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lines:
+    """Lines of a member's log, each a JSON object without its newline."""
+
+    member: int
+    lines: tuple[str, ...]
+
+
+class Journal(logging.Handler):
+    """Takes in what is logged in this process, at most 100 lines a second after a burst of 1000.
+
+    What is beyond that is counted, and the count is a line of its own.
+
+    Args:
+        member: Whose it is.
+        clock: For the seconds in the lines, and for the rate.
+        step: The step being computed; None before the first.
+    """
+
+    def __init__(self, member: int, clock: Clock, step: Callable[[], int | None]) -> None:
+        """Nothing is taken in before `listen`."""
+        super().__init__(logging.INFO)
+        self._member, self._clock, self._step = member, clock, step
+        self._lines: deque[str] = deque()
+        self._left_out = 0
+        self._room = BURST
+        self._refilled_s = clock.monotonic_s()
+        self._guard = threading.Lock()
+
+    def listen(self, logger: logging.Logger | None = None) -> None:
+        """Take in what `logger` gets from now on, from INFO up; None: the process's root."""
+        logger = logging.getLogger() if logger is None else logger
+        if logger.getEffectiveLevel() > logging.INFO:
+            logger.setLevel(logging.INFO)
+        logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take in a record; a message that cannot be made is told as such."""
+        with self._guard:
+            if not self._has_room():
+                self._left_out += 1
+                return
+        try:
+            message = record.getMessage()
+            if record.exc_info and record.exc_info[1] is not None:
+                message += "\n" + "".join(traceback.format_exception(record.exc_info[1])).rstrip()
+        except Exception as error:  # noqa: BLE001 - whatever the arguments' own code raises
+            message = f"{record.msg!r} cannot be written: {type(error).__name__}"
+        line = self._line(record.levelname, record.name, message)
+        with self._guard:
+            self._lines.append(line)
+
+    def fetch(self) -> list[Lines]:
+        """What came since the last call."""
+        with self._guard:
+            if self._left_out:
+                text = f"{self._left_out} lines were left out: too many at once"
+                self._lines.append(self._line("WARNING", "raycloud", text))
+                self._left_out = 0
+            found = tuple(self._lines)
+            self._lines.clear()
+        return [Lines(member=self._member, lines=found)] if found else []
+
+    def _has_room(self) -> bool:
+        now_s = self._clock.monotonic_s()
+        gained = (now_s - self._refilled_s) * RATE_PER_S
+        self._refilled_s, self._room = now_s, min(BURST, self._room + gained)
+        if self._room < 1.0 or len(self._lines) >= MOST_WAITING:
+            return False
+        self._room -= 1.0
+        return True
+
+    def _line(self, level: str, logger: str, message: str) -> str:
+        message = redact_text(message)  # before it is cut: half a secret has no shape
+        if len(message) > MOST_LETTERS:
+            message = f"{message[:MOST_LETTERS]}... ({len(message) - MOST_LETTERS} letters cut off)"
+        record = {
+            "format": FORMAT,
+            "t": round(self._clock.unix_s(), 6),
+            "level": level,
+            "logger": redact_text(logger),
+            "message": message,
+            "step": self._step(),
+        }
+        return json.dumps(record, separators=(",", ":"))

@@ -1,0 +1,147 @@
+"""What lies in a run directory that someone else wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from raycloud.errors import RunDirectoryError
+from raycloud.on_ray.sources import read_known
+from raycloud.order import Position, read_ledger
+from raycloud.planning.plan import from_json
+from raycloud.report.summary import of_run, read_summary
+from raycloud.spec import RunDirectory, choose
+from tests.hostile.jobs import Payload
+from tests.hostile_forks import Case
+
+_DEEP = "[" * 200_000
+_STARTED = '{"format":1,"t":1.0,"event":"Noticed","what":"a","member":null,"detail":{}}\n'
+_LEDGER = '{"format":2,"kind":"ledger","samples":10}\n'
+
+
+def _case(name: str, content: str | bytes | Callable[[Path], Any], says: str, act: Any) -> Case:
+    def make(folder: Path) -> None:
+        if callable(content):
+            content(folder / name)
+        else:
+            text = content.encode() if isinstance(content, str) else content
+            (folder / name).write_bytes(text)
+
+    return Case(make=make, open=act, error=RunDirectoryError, says=says)
+
+
+def _events(content: Any, says: str) -> Case:
+    return _case("events.jsonl", content, says, of_run)
+
+
+def _event(says: str, **fields: Any) -> Case:
+    return _events(_STARTED + json.dumps({"format": 1, "t": 2.0, **fields}) + "\n", says)
+
+
+def _summary(content: Any, says: str = "summary.json") -> Case:
+    return _case("summary.json", content, says, lambda f: read_summary(f / "summary.json"))
+
+
+def _plan(content: Any, says: str = "plan") -> Case:
+    def act(folder: Path) -> None:
+        from_json((folder / "plan.json").read_text(encoding="utf-8", errors="replace"))
+
+    return _case("plan.json", content, says, act)
+
+
+def _plan_of_run(content: Any) -> Case:
+    def make(folder: Path) -> None:
+        (folder / "events.jsonl").write_text(_STARTED)
+        if callable(content):
+            content(folder / "plan.json")
+        else:
+            (folder / "plan.json").write_bytes(content)
+
+    return Case(make=make, open=of_run, error=RunDirectoryError, says="plan.json")
+
+
+def _ledger(content: Any, says: str = "ledger") -> Case:
+    def act(folder: Path) -> None:
+        with (folder / "ledger").open(encoding="utf-8", errors="replace") as file:
+            found = read_ledger(file)
+        raise RunDirectoryError(str(found.audit(Position(epoch=1, offset=0))))
+
+    return _case("ledger", content, says, act)
+
+
+def _record(record: Any, says: str = "ledger") -> Case:
+    return _ledger(_LEDGER + json.dumps(record) + "\n", says)
+
+
+def _known(content: Any) -> Case:
+    return _case("data.json", content, "data.json", lambda f: read_known(f / "data.json"))
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+
+def _resume(folder: Path) -> None:
+    choose(folder / "a\0b", "name", resume=True)
+
+
+_COMMIT = {"first_step": 0, "last_step": 1, "epoch": 0, "start": 0, "stop": 8, "generation": 1}
+
+CASES = {
+    "events: deep": _events(_DEEP + "\n", "line 1"),
+    "events: a pickle": _events(pickle.dumps(Payload(), 0) + b"\n", "line 1"),
+    "events: 1 TB without a line end": _events(_sparse, "line 1"),
+    "events: a line of 300 MB": _events(lambda p: p.write_bytes(b" " * 300 * 10**6), "line 1"),
+    "events: a pipe": _events(os.mkfifo, "events.jsonl"),
+    "events: a kind that is a class": _event("unknown event", event="os.system"),
+    "events: a kind of tomorrow": _event("unknown event", event="Teleported"),
+    "events: a format of tomorrow": _events('{"format":99,"t":0}\n', "format"),
+    "events: no object": _events("[1]\n", "line 1"),
+    "events: fields of other kinds": _event(
+        "line 2", event="RunFinished", status="finished", steps="../../etc/passwd", error=None
+    ),
+    "events: a time that is no number": _events(_STARTED.replace("1.0", '"x"'), "line 1"),
+    "events: a time beyond all": _events(_STARTED.replace("1.0", "1e999"), "line 1"),
+    "summary: deep": _summary(_DEEP),
+    "summary: a pickle": _summary(pickle.dumps(Payload())),
+    "summary: 1 TB": _summary(_sparse),
+    "summary: a list": _summary("[]"),
+    "summary: another format": _summary('{"format": "../../x"}'),
+    "summary: empty": _summary('{"format": 1}'),
+    "summary: a pipe": _summary(os.mkfifo),
+    "plan: deep": _plan(_DEEP),
+    "plan: a pickle": _plan(pickle.dumps(Payload(), 0)),
+    "plan: names that do not belong": _plan('{"format":1,"members":[{"__class__":"os"}]}'),
+    "plan of a run: deep": _plan_of_run(_DEEP.encode()),
+    "plan of a run: 1 TB": _plan_of_run(_sparse),
+    "ledger: deep": _ledger(_LEDGER + _DEEP + "\n" + _LEDGER),
+    "ledger: a pickle": _ledger(pickle.dumps(Payload(), 0) + b"\n\n."),
+    "ledger: no header": _ledger(json.dumps({"commit": _COMMIT}) + "\n"),
+    "ledger: a format of tomorrow": _ledger(_LEDGER.replace("2", "99"), "format"),
+    "ledger: samples below zero": _ledger(_LEDGER.replace("10", "-10")),
+    "ledger: samples beyond all": _ledger(_LEDGER.replace("10", "9" * 5000)),
+    "ledger: a range outside the epoch": _record({"commit": {**_COMMIT, "stop": 2**62}}),
+    "ledger: epochs below zero": _record({"commit": {**_COMMIT, "epochs": -(2**62)}}),
+    "ledger: a trillion epochs": _record({"commit": {**_COMMIT, "epochs": 10**12}}, "missing"),
+    "ledger: restored from nonsense": _record({"restore": {"next_step": "x", "epochs": 7}}),
+    "ledger: restored from lists": _record(
+        {"restore": {"format": 1, "next_step": 1, "samples": 10, "stretches": [[[[[]]]]]}}
+    ),
+    "data: deep": _known(_DEEP),
+    "data: a pickle": _known(pickle.dumps(Payload())),
+    "data: 1 TB": _known(_sparse),
+    "data: names that do not belong": _known('{"format":1,"inputs":[{"path":"a","run":"b"}]}'),
+    "data: no list": _known('{"format":1,"inputs":{"a":1}}'),
+    "a directory's name with a zero byte": _case("a", "", "", _resume),
+    "a job that is 1 TB": Case(
+        make=lambda folder: _sparse(folder / "job.yaml"),
+        open=lambda folder: RunDirectory(folder).job(),
+        error=Exception,
+        says="larger",
+    ),
+}

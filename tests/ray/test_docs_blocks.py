@@ -1,0 +1,196 @@
+"""Every command and code block of the README and the quick start is executed, in order, as written.
+
+A block whose first line names a file is that file; commands run in one folder per page. What is
+executed by another test, because it needs a cluster or an installation of its own, is listed below
+with that test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raycloud.on_ray.tasks import resolve
+from raycloud.spec import load_job
+from tests.live import RAYCLOUD, ROOT, command, exact_steps
+from tests.pages import DOCS, README, Block, blocks, table
+
+QUICK = DOCS / "quickstart.md"
+PATIENCE_S = 240.0
+SHORT = ("--set", "steps=2", "--set", "evaluate.max_samples=8")
+
+# Commands that are not executed here, and the test that does it.
+ELSEWHERE = {
+    "pip install": "tests/ray/test_docs_blocks.py",
+    "raycloud submit": "tests/ray/test_submit.py",
+    "raycloud status": "tests/ray/test_standing.py",
+    "raycloud logs": "tests/ray/test_standing.py",
+    "raycloud stop": "tests/ray/test_standing.py",
+    "raycloud doctor": "tests/ray/test_doctor.py",
+    "raycloud watch": "tests/unit/test_report_watch.py",
+    "ray up": "tests/unit/test_cluster_yaml.py",
+}
+EXECUTED = ("raycloud ", "python ", "make ", "cd ", *ELSEWHERE)
+TREE = "raycloud/\n"  # the drawing of the house: tests/unit/test_house.py holds it
+
+pytestmark = [pytest.mark.timeout(900)]
+
+
+def is_commands(block: Block) -> bool:
+    return block.language in {"", "sh", "bash", "console"} and not block.text.startswith(TREE)
+
+
+def elsewhere(line: str) -> str | None:
+    return next((test for start, test in ELSEWHERE.items() if line.startswith(start)), None)
+
+
+@pytest.mark.parametrize("page", [README, QUICK], ids=lambda page: page.name)
+def test_every_block_is_of_a_kind_that_is_executed(page: Path) -> None:
+    for block in blocks(page):
+        if is_commands(block):
+            assert block.commands
+            strange = [line for line in block.commands if not line.startswith(EXECUTED)]
+            assert not strange, f"{page.name}: nothing here executes {strange}"
+        elif not block.text.startswith(TREE):
+            assert block.language in {"python", "yaml"}, f"{page.name}: {block.language} block"
+            assert block.language == "python" or block.file, f"{page.name}: a file without a name"
+
+
+def test_what_is_executed_elsewhere_is() -> None:
+    lines = [line for page in (README, QUICK) for b in blocks(page) for line in b.commands]
+    for test in {elsewhere(line) for line in lines} - {None}:
+        assert (ROOT / str(test)).is_file(), test
+
+
+@pytest.fixture
+def environment(cluster: str) -> dict[str, str]:
+    """A reader's, with a Ray that runs already, so that not each command has to start one."""
+    return {
+        "RAY_ADDRESS": cluster,
+        "RAY_AUTH_MODE": "token",
+        "PATH": f"{RAYCLOUD.parent}:{os.environ['PATH']}",
+    }
+
+
+CPUS = 4
+
+
+@pytest.mark.parametrize("page", [README, QUICK], ids=lambda page: page.name)
+def test_the_blocks_do_what_they_say(
+    page: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """In order, in one folder; each command ends with 0."""
+    executed, folder = 0, tmp_path / "work"
+    folder.mkdir()
+    for block in blocks(page):
+        if block.file:
+            (folder / block.file).write_text(block.text)
+        elif block.language == "python":
+            exec(compile(block.text, page.name, "exec"), {"__name__": "a_block"})
+        elif is_commands(block):
+            for line in block.commands:
+                if elsewhere(line) is None and not line.startswith("make "):
+                    _run(line, folder, tmp_path / f"out-{executed}", environment)
+                    executed += 1
+    assert executed >= 4
+    _check(page, folder, tmp_path)
+    if page == QUICK:
+        _read_as_the_questions_say(folder)
+
+
+def _read_as_the_questions_say(folder: Path) -> None:
+    """The model, out of the quick start's first run."""
+    (block,) = [b for b in blocks(DOCS / "faq.md") if "load_tensors" in b.text]
+    names: dict[str, Any] = {}
+    with contextlib.chdir(folder):
+        exec(compile(block.text, "faq.md", "exec"), names)
+    kept = load_job(folder / "first/job.yaml")
+    resolve(kept)(**kept.settings).model().load_state_dict(names["state"], strict=True)
+
+
+def _run(line: str, folder: Path, out: Path, environment: dict[str, str]) -> None:
+    with command(out, "bash", "-ec", f"cd {folder}; {line}", **environment) as one:
+        assert one.code(PATIENCE_S) == 0, f"{line}\n{one.out}\n{one.err}"
+
+
+def _check(page: Path, folder: Path, tmp_path: Path) -> None:
+    """What the pages say of what is there afterwards."""
+    runs = sorted(folder.glob("runs/*"))
+    assert len(runs) >= 2
+    told = {row[0].strip("`/") for row in table(DOCS / "operations.md", "What a run leaves")}
+    for run in runs:
+        assert exact_steps(run) > 0
+        assert {path.name for path in run.iterdir()} <= told
+    if page == QUICK:
+        assert exact_steps(folder / "runs/wide") == 200
+        outputs = [path.read_text() for path in sorted(tmp_path.glob("out-*/out"))]
+        assert any(re.search(r"^finished 0\.\d", out, re.MULTILINE) for out in outputs)
+
+
+# --- make ---
+
+
+@pytest.fixture
+def made(ray_tmpdir: Path) -> tuple[str, ...]:
+    """`make`, with the environment that runs these tests taken for ready."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    return (
+        "make",
+        "-C",
+        str(ROOT),
+        f"VENV={sys.prefix}",
+        "-o",
+        f"{sys.prefix}/.ready",
+        "-o",
+        "setup",
+    )
+
+
+def test_make_train(made: tuple[str, ...], tmp_path: Path) -> None:
+    """Two steps of it, in a place of its own."""
+    short = " ".join([*SHORT, "--run-dir", str(tmp_path / "run")])
+    with command(tmp_path / "out", *made, "train", f"ARGS={short}") as one:
+        assert one.code(PATIENCE_S) == 0, one.err
+    assert exact_steps(tmp_path / "run") == 2
+
+
+def test_make_test_is_every_check_and_every_test(made: tuple[str, ...], tmp_path: Path) -> None:
+    """Said, not done: these tests are what it would run."""
+    with command(tmp_path, *made, "-n", "test") as one:
+        assert one.code() == 0, one.err
+    for part in ("ruff check", "mypy", "lint-imports", "generate.py --check", "sphinx", "pytest"):
+        assert part in one.out
+
+
+def test_every_job_of_the_readme_can_be_loaded() -> None:
+    for name in re.findall(r"\((jobs/\w+\.yaml)\)", README.read_text()):
+        job = load_job(ROOT / name)
+        assert resolve(job)(**job.settings)
+
+
+def test_what_pip_installs_is_whole(tmp_path: Path) -> None:
+    """A wheel is built without a network: it has the command, the types and the templates."""
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "raycloud", source / "raycloud")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation")
+    with command(tmp_path / "out", *pip, "-w", tmp_path / "wheel", source) as one:
+        assert one.code(PATIENCE_S) == 0, one.err
+    (wheel,) = (tmp_path / "wheel").glob("raycloud-*.whl")
+    with zipfile.ZipFile(wheel) as held:
+        names = set(held.namelist())
+        (entry,) = [name for name in names if name.endswith("entry_points.txt")]
+        assert "raycloud = raycloud.cli:main" in held.read(entry).decode()
+    tracked = (path for path in (ROOT / "raycloud").rglob("*") if path.is_file())
+    wanted = {str(path.relative_to(ROOT)) for path in tracked if "__pycache__" not in path.parts}
+    assert not wanted - names

@@ -1,0 +1,92 @@
+"""The ports of the pages, trained: as good as the programs that they come from."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import raycloud
+from raycloud import Run
+from tests.live import command, exact_steps, parameters
+from tests.pages import DOCS, program
+
+CPUS = 4
+PORTS = DOCS / "ports"
+EPOCHS = {"text": 1}  # of the others: as their job says
+
+PATIENCE_S = 300.0  # Ray Train starts four processes besides its workers, one after the other
+
+pytestmark = [pytest.mark.usefixtures("cluster", "alone"), pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """Every port names its file `task.py`: none may be taken for another."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))
+        yield
+        for module in {"task", "raycloud_task_task"} & set(sys.modules):
+            del sys.modules[module]
+
+
+def trained(name: str, folder: Path) -> Run:
+    epochs = [f"epochs={EPOCHS[name]}"] if name in EPOCHS else []
+    job = raycloud.load_job(PORTS / name / "job.yaml", overrides=epochs)
+    run = raycloud.train(job, run_dir=folder / "run")
+    assert run.status == "finished"
+    assert exact_steps(run.directory) == run.summary["steps"]
+    return run
+
+
+def test_plain_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = SimpleNamespace(**program(PORTS / "pytorch/train.py", "before"))
+    run = trained("pytorch", tmp_path)
+    model = before.ResNet()
+    model.load_state_dict(state(run), strict=True)
+    loader = torch.utils.data.DataLoader(before.Digits(train=False), 64)
+    ours = before.evaluate(model, loader, torch.device("cpu"))
+    arguments = {"device": "cpu", "batch_size": 32, "epochs": 6, "seed": 0}
+    before.main(SimpleNamespace(**arguments, output=tmp_path / "model.pth"))
+    theirs = float(re.findall(r"accuracy ([\d.]+)", capsys.readouterr().out)[-1])
+    assert theirs > 0.85
+    assert ours > theirs - 0.06
+
+
+def test_hugging_face_style(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = SimpleNamespace(**program(PORTS / "text/train.py", "before"))
+    run = trained("text", tmp_path)
+    model = before.TextForSequenceClassification(before.TextConfig())
+    model.load_state_dict(state(run), strict=True)
+    _, held_out = before.load_dataset()
+    loader = torch.utils.data.DataLoader(held_out, 64, collate_fn=before.DataCollatorWithPadding())
+    ours = before.compute_accuracy(model, loader)
+    before.main(SimpleNamespace(batch_size=32, learning_rate=2e-3, num_train_epochs=1, seed=0))
+    theirs = float(re.findall(r"accuracy ([\d.]+)", capsys.readouterr().out)[-1])
+    assert theirs > 0.7
+    assert ours > theirs - 0.06
+
+
+def test_lightning(tmp_path: Path) -> None:
+    assert trained("lightning", tmp_path).metrics["accuracy"] > 0.8
+
+
+def test_ray_train(tmp_path: Path, cluster: str) -> None:
+    ours = trained("ray_train", tmp_path).metrics["accuracy"]
+    variables = {"RAY_ADDRESS": cluster, "RAY_AUTH_MODE": "token", "HOME": str(tmp_path)}
+    folder, script = tmp_path / "before", PORTS / "ray_train/train.py"
+    with command(folder, sys.executable, script, **variables) as one:
+        assert one.code(PATIENCE_S) == 0, one.err
+    (theirs,) = re.findall(r"^accuracy ([\d.]+)", one.out, re.MULTILINE)
+    assert float(theirs) > 0.8
+    assert ours > float(theirs) - 0.06
+
+
+def state(run: Run) -> dict[str, torch.Tensor]:
+    """The model of a run's newest checkpoint: parameters and buffers."""
+    return parameters(run.directory)

@@ -1,0 +1,246 @@
+"""`status`, `logs` and `stop`, of a run here and of runs on a head that asks for a token."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raycloud.events import CheckpointPublished, MemberReady, RunFinished, StopRequested
+from raycloud.on_ray.jobs_api import JobsApi
+from raycloud.report.card import Card, parse_line
+from raycloud.report.summary import read_summary
+from raycloud.spec import dump_job
+from tests.live import (
+    RAYCLOUD,
+    Command,
+    asked,
+    command,
+    ended,
+    events,
+    exact_steps,
+    of_kind,
+    processes_below,
+    ran,
+    wait_for,
+)
+
+MANY = 100_000  # steps: more than any run here gets to
+RAY = Path(sys.executable).with_name("ray")
+PRICE = 3600.0  # an hour: one a second
+START_S = 200.0  # a head and a run, on a machine that does much else
+END_S = 90.0
+PATIENCE = {
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": f"{START_S:g}",
+    "RAY_agent_register_timeout_ms": f"{START_S * 1000:.0f}",
+    "RAY_worker_register_timeout_seconds": f"{START_S:.0f}",
+}
+TOKEN = {"RAY_AUTH_MODE": "token"}
+
+pytestmark = pytest.mark.timeout(560)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A head that someone has started."""
+
+    joined: str
+    jobs: str
+
+
+@pytest.fixture(scope="module")
+def head(ray_tmpdir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    """A head with a dashboard, a token, and a price on its node."""
+    port = _free_port()
+    words = (
+        RAY, "start", "--head", "--block", "--num-cpus=4", "--port=0", f"--dashboard-port={port}",
+        "--dashboard-agent-listen-port=0", "--disable-usage-stats", "--node-ip-address=127.0.0.1",
+        f"--labels=raycloud.io/price-per-hour={PRICE:g}",
+    )  # fmt: skip
+    for last in (False, False, True):  # Ray gives up after 30 s, which a busy machine may take
+        with command(tmp_path_factory.mktemp("head"), *words, **TOKEN, **PATIENCE) as one:
+            wait_for("the head", lambda: one.ended() or _address(one), seconds=START_S)
+            joined = _address(one)
+            if joined is None:
+                assert not last, one.err
+                continue
+            head = Head(joined=joined, jobs=f"http://127.0.0.1:{port}")
+            wait_for("the Jobs API", partial(_answers, head), seconds=START_S)
+            yield head
+            one.process.send_signal(signal.SIGTERM)
+            one.code()
+            break
+    assert ended(processes_below(ray_tmpdir), END_S) == {}
+
+
+def test_run_here_stands_speaks_and_stops(ray_tmpdir: Path, tmp_path: Path) -> None:
+    """On a Ray of its own; SIGTERM that comes twice is one request."""
+    _write_job(tmp_path)
+    run_dir = tmp_path / "runs/one"
+    with command(tmp_path, RAYCLOUD, "train", "job.yaml", "--run-dir", "runs/one") as driver:
+        wait_for("a checkpoint", lambda: _saved(driver, run_dir), seconds=START_S)
+        card = _status(tmp_path, "runs/one")
+        assert (card["status"], card["run"], card["workers"]) == ("running", "one", 2)
+        assert card["step"] >= 20
+        assert card["checkpoint_step"] >= 20
+        assert card["cost"] is None
+        with command(tmp_path / "logs", RAYCLOUD, "logs", run_dir, "--follow") as follower:
+            wait_for("its lines", lambda: "checkpoint of step 20" in follower.out)
+            code, one = ran(tmp_path / "stop", RAYCLOUD, "stop", run_dir)
+            assert code == 0, one.err
+            assert f"process {driver.process.pid}" in one.out
+            driver.process.send_signal(signal.SIGTERM)
+            assert driver.code() == 130, driver.err
+            assert follower.code() == 0, follower.err
+    assert "stopping after a checkpoint: SIGTERM" in follower.out
+    assert re.search(r"^step \d+/100000 · loss ", follower.out, re.MULTILINE)
+    log = events(run_dir)
+    assert [e.reason for e in of_kind(StopRequested, log)] == ["SIGTERM"]
+    step = of_kind(RunFinished, log)[0].steps
+    assert of_kind(CheckpointPublished, log)[-1].step == step == exact_steps(run_dir)
+    assert _status(tmp_path, "one")["status"] == "stopped"
+    code, one = ran(tmp_path, RAYCLOUD, "stop", "runs/one")
+    assert code == 2
+    assert "nobody on this machine drives" in one.err
+    assert ended(processes_below(ray_tmpdir), END_S) == {}
+
+
+def test_run_that_joined_a_cluster_is_found_there(head: Head, tmp_path: Path) -> None:
+    _write_job(tmp_path)
+    run_dir = tmp_path / "joined"
+    where = ("--address", head.jobs)
+    with command(
+        tmp_path, RAYCLOUD, "train", "job.yaml", "--run-dir", run_dir,
+        "--address", head.joined, **TOKEN,
+    ) as driver:  # fmt: skip
+        wait_for("a checkpoint", lambda: _saved(driver, run_dir), seconds=START_S)
+        wait_for("a card", lambda: (_status(tmp_path, "joined", *where)["step"]) >= 20)
+        card = _status(tmp_path, "joined", *where)
+        assert (card["status"], card["directory"]) == ("running", str(run_dir))
+        assert card["cost"] > 0
+        code, listed = ran(tmp_path / "all", RAYCLOUD, "status", *where)
+        assert code == 0, listed.err
+        assert re.search(rf"{card['id']} \(joined\) +running +\d+/100000", listed.out)
+
+        entry = {"t": 0, "level": "INFO", "logger": "task", "message": "hello", "step": 3}
+        (run_dir / "logs").mkdir(exist_ok=True)
+        (run_dir / "logs/member-7.jsonl").write_text(json.dumps(entry) + "\n")
+        told = ("logs", "joined", "--member", "7", *where)
+        code, one = ran(tmp_path / "member", RAYCLOUD, *told)
+        assert (code, one.out) == (0, "00:00:00 INFO task: hello (step 3)\n"), one.err
+
+        follow = ("logs", card["id"], "--follow", *where)
+        with command(tmp_path / "logs", RAYCLOUD, *follow) as follower:
+            wait_for("its lines", lambda: "checkpoint of step 20" in follower.out)
+            code, one = ran(tmp_path / "stop", RAYCLOUD, "stop", "joined", *where)
+            assert (code, one.out) == (0, f"asked {card['id']} to write a checkpoint and end\n")
+            assert driver.code() == 130, driver.err
+            assert follower.code() == 0, follower.err
+    assert re.search(r"^step \d+/100000 · loss .* · cost ", follower.out, re.MULTILINE)
+    assert _status(tmp_path, "joined", *where)["status"] == "stopped"
+
+    log = events(run_dir)
+    assert {ready.price_per_hour for ready in of_kind(MemberReady, log)} == {PRICE}
+    summary = read_summary(run_dir / "summary.json")
+    assert (summary.nodes, summary.priced_nodes) == (1, 1)
+    assert summary.cost is not None
+    assert 0 < summary.cost < summary.wall_s  # one a second, less what came before the members
+
+
+def test_submitted_run_stands_and_stops(head: Head, tmp_path: Path) -> None:
+    """Ray sends SIGTERM to a job and to all its children: one request."""
+    _write_job(tmp_path)
+    run_dir = tmp_path / "sent"
+    jobs = JobsApi.at(head.jobs)
+    job_id = jobs._jobs.submit_job(
+        entrypoint=f"{RAYCLOUD} train {tmp_path}/job.yaml --run-dir {run_dir} --cards",
+        metadata={"raycloud.job": "run"},
+        runtime_env={"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "120"}},
+    )
+    wait_for("a checkpoint", lambda: _published(run_dir), seconds=START_S)
+    wait_for("a card", lambda: _card(jobs, job_id).step >= 20)
+    card = _card(jobs, job_id)
+    assert (card.status, card.directory) == ("running", str(run_dir))
+    assert jobs.find(job_id).submitted
+    lines = jobs.log(jobs.find(job_id))
+    assert any(parse_line(line) for line in lines)
+    assert any(line.startswith("checkpoint of step 20 ") for line in lines)
+    entry = {"t": 0, "level": "INFO", "logger": "task", "message": "hello"}
+    (run_dir / "logs").mkdir(exist_ok=True)
+    (run_dir / "logs/member-7.jsonl").write_text(json.dumps(entry) + "\n")
+    words = ["logs", str(run_dir), "--member", "7"]
+    assert jobs.asked(jobs.find(job_id), words) == ["00:00:00 INFO task: hello"]
+    jobs.stop(jobs.find(job_id))
+    wait_for("its end", lambda: not jobs.find(job_id).alive)
+    log = events(run_dir)
+    assert [e.status for e in of_kind(RunFinished, log)] == ["stopped"]
+    assert of_kind(CheckpointPublished, log)[-1].step == exact_steps(run_dir)
+    assert _card(jobs, job_id).status == "stopped"
+    code, one = ran(tmp_path, RAYCLOUD, "stop", job_id, "--address", head.jobs)
+    assert code == 2
+    assert "has ended already" in one.err
+
+
+def test_without_the_token_nothing_is_shown(head: Head, tmp_path: Path) -> None:
+    code, one = ran(tmp_path, RAYCLOUD, "status", "--address", head.jobs, RAY_AUTH_TOKEN="0" * 64)
+    assert (code, one.out) == (2, "")
+    assert "token" in one.err
+
+
+def _write_job(folder: Path) -> None:
+    job = asked("Steady", [5, 3], steps=MANY, checkpoint={"every_steps": 20})
+    (folder / "job.yaml").write_text(dump_job(job))
+
+
+def _status(folder: Path, *words: str) -> dict[str, Any]:
+    """The one run that `status` shows."""
+    code, one = ran(folder, RAYCLOUD, "status", *words, "--json")
+    assert code == 0, one.err
+    (run,) = json.loads((folder / "out").read_text())["runs"]
+    return dict(run)
+
+
+def _card(jobs: JobsApi, job_id: str) -> Card:
+    from raycloud.clock import SystemClock
+
+    return jobs.find(job_id).standing(SystemClock())
+
+
+def _saved(driver: Command, run_dir: Path) -> bool:
+    assert not driver.ended(), driver.err
+    return _published(run_dir)
+
+
+def _published(run_dir: Path) -> bool:
+    return bool(of_kind(CheckpointPublished, events(run_dir)))
+
+
+def _address(head: Command) -> str | None:
+    """What it tells others to join it by."""
+    found = re.search(r"--address='([\d.]+:\d+)'", head.out)
+    return found[1] if found else None
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _answers(head: Head) -> bool:
+    from raycloud.errors import MachineError
+
+    try:
+        JobsApi.at(head.jobs).runs()
+    except MachineError:
+        return False
+    return True

@@ -1,0 +1,149 @@
+"""The loop that starts a driver again: after which ends, how often, how soon, and who is told."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raycloud.cli.supervising import End, Restart, decide, supervise
+from raycloud.clock import SystemClock
+from tests.live import RAYCLOUD, command, ended, wait_for
+
+LOOP = """
+import sys
+from pathlib import Path
+from raycloud.cli.supervising import supervise
+from raycloud.clock import SystemClock
+child = [sys.executable, "-c", Path(sys.argv[2]).read_text()]
+say = lambda text: print(text, file=sys.stderr, flush=True)
+times = int(sys.argv[1])
+sys.exit(supervise(lambda _: child, restarts=times, clock=SystemClock(), say=say))
+"""
+ASKED = """
+import os, signal, sys
+from pathlib import Path
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+Path("pid").write_text(str(os.getpid()))
+print(signal.sigwait({signal.SIGTERM}).name, flush=True)
+sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 4, 130])
+def test_ends_that_another_start_would_not_mend(code: int) -> None:
+    assert decide(code, asked=False, left=9, failures=1) == End(code=code)
+    assert decide(code, asked=True, left=9, failures=1) == End(code=code)
+
+
+@pytest.mark.parametrize("code", [3, -signal.SIGKILL, -signal.SIGSEGV])
+def test_ends_that_another_start_may_mend(code: int) -> None:
+    pauses = [decide(code, asked=False, left=9, failures=n) for n in (1, 2, 3, 7, 99)]
+    assert pauses == [Restart(pause_s=s) for s in (1.0, 2.0, 4.0, 60.0, 60.0)]
+    assert decide(code, asked=False, left=0, failures=1) == End(code=3)
+
+
+def test_a_driver_that_was_asked_to_end_is_not_started_again() -> None:
+    assert decide(-signal.SIGKILL, asked=True, left=9, failures=1) == End(code=130)
+    assert decide(3, asked=True, left=9, failures=1) == End(code=3)
+
+
+def counted(folder: Path, *ends: str) -> Callable[[int], list[str]]:
+    """Commands that end in these ways, in order, and leave a mark each."""
+    return lambda start: ["sh", "-c", f"echo {start} >> '{folder}/starts'; {ends[start]}"]
+
+
+def test_it_starts_again_until_it_ends_well(tmp_path: Path) -> None:
+    said: list[str] = []
+    code = supervise(
+        counted(tmp_path, "kill -KILL $$", "exit 0", "exit 0"),
+        restarts=2,
+        clock=SystemClock(),
+        say=said.append,
+    )
+    assert code == 0
+    assert (tmp_path / "starts").read_text().split() == ["0", "1"]
+    assert said == [
+        "the driver was killed by SIGKILL; restart 1 of 2 in 1 s, from the last checkpoint"
+    ]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_it_gives_up(tmp_path: Path) -> None:
+    said: list[str] = []
+    code = supervise(
+        counted(tmp_path, "exit 3", "kill -SEGV $$"),
+        restarts=1,
+        clock=SystemClock(),
+        say=said.append,
+    )
+    assert code == 3
+    assert said == [
+        "the driver ended with exit code 3; restart 1 of 1 in 1 s, from the last checkpoint",
+        "the driver was killed by SIGSEGV; all 1 restarts are used up",
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_it_passes_on_what_it_is_told(tmp_path: Path, number: signal.Signals) -> None:
+    """Only the loop is told; the driver is asked, ends in its own time, and is not restarted."""
+    (tmp_path / "child.py").write_text(ASKED)
+    with command(tmp_path, sys.executable, "-c", LOOP, "5", "child.py") as loop:
+        pid = wait_for("the driver", (tmp_path / "pid").is_file)
+        loop.process.send_signal(number)
+        assert loop.code() == 130, loop.err
+    assert pid
+    assert loop.out == "SIGTERM\n"
+    assert loop.err == ""
+
+
+def test_a_pause_ends_when_it_is_told(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text("raise SystemExit(3)")
+    with command(tmp_path, sys.executable, "-c", LOOP, "9", "child.py") as loop:
+        wait_for("a long pause", lambda: "in 4 s" in loop.err)
+        loop.process.send_signal(signal.SIGTERM)
+        assert loop.code(3.0) == 130
+    assert "in 8 s" not in loop.err
+
+
+def test_the_driver_does_not_outlive_the_loop(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(ASKED)
+    with command(tmp_path, sys.executable, "-c", LOOP, "5", "child.py") as loop:
+        wait_for("the driver", (tmp_path / "pid").is_file)
+        pid = int(wait_for("its number", (tmp_path / "pid").read_text))
+        loop.process.kill()
+        loop.code()
+        assert ended({pid: "the driver"}, 10.0) == {}
+
+
+def test_only_the_main_thread_supervises(tmp_path: Path) -> None:
+    """Signals are its business; elsewhere Python itself refuses."""
+    seen: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            supervise(lambda _: ["true"], restarts=0, clock=SystemClock(), say=seen.append)
+        except ValueError as error:
+            seen.append(error)
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(seen[0])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_job_that_cannot_be_is_refused_once(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("format: 1\ntask: gone.py:Net\nsteps: 3\n")
+    with command(tmp_path, RAYCLOUD, "train", "job.yaml", "--restarts", "5") as one:
+        assert one.code() == 2
+    assert "no file gone.py" in one.err
+    assert "restart" not in one.err
+    with command(tmp_path, RAYCLOUD, "train", "job.yaml", "--restarts", "5", "--try") as one:
+        assert one.code() == 2
+    assert "a job is tried once" in one.err

@@ -1,0 +1,39 @@
+"""A Ray that does not start is the machine's fault, so that a driver may be started again."""
+
+from __future__ import annotations
+
+import os
+from unittest.mock import patch
+
+import pytest
+
+from raycloud.errors import MachineError
+from raycloud.on_ray.cluster import attached
+from tests.lockstep import job
+
+
+def test_a_ray_that_takes_too_long_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray raises a bare Exception there."""
+    import ray
+
+    def late(**_: object) -> None:
+        raise Exception("The current node timed out during startup.")  # noqa: TRY002 - as Ray
+
+    monkeypatch.setattr(ray, "init", late)
+    with (
+        patch.dict(os.environ),
+        pytest.raises(MachineError, match="not be started: The current node timed out"),
+        attached(job(), None),
+    ):
+        pass
+
+
+def test_other_faults_are_not_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def wrong(**_: object) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(ray, "init", wrong)
+    with patch.dict(os.environ), pytest.raises(KeyError), attached(job(), None):
+        pass

@@ -1,0 +1,214 @@
+"""Trackers: told in a thread of their own, tried again, given up; and the real ones."""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raycloud.errors import JobError
+from raycloud.events import Noticed
+from raycloud.report.tracking import Trackers, require, trackers
+from raycloud.report.tracking.seam import About, Numbers, flat
+from raycloud.report.tracking.trackers import Teller
+from raycloud.spec import Job
+from tests.live import wait_for
+
+ABOUT = About(run="r", job="j", asked={}, version="1")
+
+
+class Told:
+    """A tracker that keeps what it is told, and fails as often as it is asked to."""
+
+    def __init__(self, fails: int = 0, gate: threading.Event | None = None) -> None:
+        self.fails, self.gate = fails, gate
+        self.calls: list[Any] = []
+
+    def begin(self, about: About) -> str:
+        self.calls.append(("begin", about.known))
+        return about.known or "new"
+
+    def add(self, numbers: Sequence[Numbers]) -> None:
+        if self.gate is not None:
+            assert self.gate.wait(30)
+        if self.fails:
+            self.fails -= 1
+            raise ConnectionError("no route to https://me:hunter2@host")
+        self.calls.append([one.step for one in numbers])
+
+    def end(self, status: str) -> None:
+        self.calls.append(("end", status))
+
+
+def number(step: int) -> Numbers:
+    return Numbers(t=float(step), step=step, values={"train/loss": 1.0 / step})
+
+
+def steps_of(told: Told) -> list[int]:
+    return [step for call in told.calls if isinstance(call, list) for step in call]
+
+
+def closed(teller: Teller, status: str = "finished", wait_s: float = 30.0) -> list[Noticed]:
+    teller.finish(status)
+    teller.join(wait_s)
+    return teller.notices()
+
+
+def test_numbers_are_told_in_order_and_the_end_last() -> None:
+    told = Told()
+    teller = Teller("t", told, ABOUT)
+    for step in range(1, 6):
+        teller.add(number(step))
+    assert closed(teller, "stopped") == []
+    assert told.calls[0] == ("begin", "")
+    assert told.calls[-1] == ("end", "stopped")
+    assert steps_of(told) == [1, 2, 3, 4, 5]
+    assert teller.called == "new"
+
+
+def test_a_tracker_that_is_told_nothing_is_never_begun() -> None:
+    told = Told()
+    assert closed(Teller("t", told, ABOUT)) == []
+    assert told.calls == []
+
+
+def test_what_failed_is_told_again() -> None:
+    told = Told(fails=2)
+    teller = Teller("t", told, ABOUT)
+    teller.add(number(1))
+    notices = closed(teller)
+    assert steps_of(told) == [1]
+    (notice,) = notices
+    assert notice.what == "tracking: t failed, and is tried again"
+    assert notice.detail["why"] == "ConnectionError: no route to https://[redacted]@host"
+
+
+def test_a_tracker_that_keeps_failing_is_given_up() -> None:
+    told = Told(fails=99)
+    teller = Teller("t", told, ABOUT)
+    teller.add(number(1))
+    whats = [notice.what for notice in closed(teller)]
+    assert whats == [
+        "tracking: t failed, and is tried again",
+        "tracking: t is told nothing more of this run",
+    ]
+    teller.add(number(2))
+    assert told.calls == [("begin", "")]
+
+
+def test_a_slow_tracker_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "MOST_WAITING", 5)
+    gate = threading.Event()
+    told = Told(gate=gate)
+    teller = Teller("t", told, ABOUT)
+    teller.add(number(1))
+    teller.finish("finished")
+    wait_for("the first call", lambda: not teller._waiting)
+    for step in range(2, 12):
+        teller.add(number(step))
+    teller.join(0.05)
+    gate.set()
+    teller.join(30)
+    whats = {notice.what for notice in teller.notices()}
+    assert "tracking: t did not take in all numbers before the run ended" in whats
+    assert "tracking: t was too slow for all numbers" in whats
+
+
+def job(**tracking: Any) -> Job:
+    return Job(task="/p/a.py:B", steps=3, name="line", tracking=tracking)
+
+
+def test_a_missing_package_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda _: None)
+    require(job())
+    for name, asked in (("mlflow", {"uri": "http://h"}), ("wandb", {"mode": "offline"})):
+        with pytest.raises(JobError, match=f"package {name}") as caught:
+            require(job(**{name: asked}))
+        assert f"pip install 'raycloud[{name}]'" in caught.value.hint
+
+
+def test_fields_are_flat_texts() -> None:
+    assert flat(job().model_dump(mode="json"))["tracking.wandb.mode"] == "off"
+    assert flat({"a": {"b": [1, 2]}, "c": "x" * 900}) == {"a.b": "[1, 2]", "c": "x" * 500}
+
+
+def run_with(asked: Job, folder: Path, steps: range, status: str) -> list[Noticed]:
+    folder.mkdir(exist_ok=True)
+    told = Trackers(asked, folder, version="1")
+    for step in steps:
+        told.add(1_700_000_000.0 + step, step, {"train/loss": 1.0 / step})
+    return told.close(status, wait_s=120.0)
+
+
+def wandb_records(data: bytes) -> Iterator[bytes]:
+    """The records of a `.wandb` file: after a head of 7 bytes, LevelDB's log format.
+
+    A block of 32 KiB holds pieces: checksum, length, kind (whole, first, middle, last), bytes.
+    """
+    assert data[:4] == b":W&B"
+    at, whole = 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # the rest of a block is empty
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield whole
+            whole = b""
+
+
+@pytest.mark.timeout(180)
+def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="raycloud[wandb] is not installed")
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    asked = job(wandb={"mode": "offline", "project": "lines"})
+    folder = tmp_path / "run-7"
+    assert run_with(asked, folder, range(1, 4), "stopped") == []
+    assert run_with(asked, folder, range(3, 6), "finished") == []
+    known = json.loads((folder / "tracking.json").read_text())["runs"]["wandb"]
+    found: list[tuple[float, float]] = []
+    files = sorted(
+        (folder / "wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime
+    )
+    assert len(files) == 2
+    for file in files:
+        for data in wandb_records(file.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            if record.HasField("run"):
+                assert (record.run.run_id, record.run.project) == (known, "lines")
+                assert record.run.display_name == "run-7"
+                config = {i.key or i.nested_key[0]: i.value_json for i in record.run.config.update}
+                assert json.loads(config["steps"]) == "3"
+            if record.HasField("history"):
+                items = {i.key or i.nested_key[0]: i.value_json for i in record.history.item}
+                found.append((json.loads(items["step"]), json.loads(items["train/loss"])))
+    assert found == [(s, pytest.approx(1 / s)) for s in (1, 2, 3, 3, 4, 5)]
+
+
+@pytest.mark.timeout(180)
+def test_mlflow_in_a_database_file(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="raycloud[mlflow] is not installed")
+    pytest.importorskip("sqlalchemy", reason="raycloud[mlflow] is not installed")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    asked = job(mlflow={"uri": uri, "experiment": "lines"})
+    folder = tmp_path / "run-7"
+    assert run_with(asked, folder, range(1, 4), "stopped") == []
+    assert run_with(asked, folder, range(3, 6), "finished") == []
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("lines")
+    (run,) = client.search_runs([experiment.experiment_id])
+    known = json.loads((folder / "tracking.json").read_text())["runs"]["mlflow"]
+    assert (run.info.run_id, run.info.status, run.info.run_name) == (known, "FINISHED", "run-7")
+    assert run.data.params["steps"] == "3"
+    history = client.get_metric_history(known, "train/loss")
+    assert {(m.step, m.value) for m in history} == {(s, 1 / s) for s in range(1, 6)}
