@@ -80,8 +80,10 @@ audit: setup  ## known vulnerabilities of the pinned versions, asked for once a 
 	@.ci/audit
 
 sbom: setup  ## what a release is made of, as CycloneDX, in build/sbom.json
-	@mkdir -p build
-	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library \
+	@$(PYTHON) -m venv --clear build/sbom
+	build/sbom/bin/python -m pip install --disable-pip-version-check --quiet --no-deps \
+	  --require-hashes -r .ci/sbom.txt
+	build/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library \
 	  --output-reproducible --of JSON -o build/sbom.json $(BIN)/python
 
 clean:  ## remove what the tools left, keep .venv and runs/

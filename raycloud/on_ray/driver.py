@@ -331,9 +331,7 @@ class Driver:
         ):
             self._log(notice)
         self._log(RunFinished(status=status, steps=self._control.committed_step, error=why))
-        predicted = None
-        if self._plan is not None:
-            predicted = asdict(self._plan.predicted)
+        predicted = asdict(self._plan.predicted) if self._plan is not None else None
         return self._recorder.publish_summary(predicted=predicted).to_record()
 
     def _ended(self, finish: Finish) -> Run:
