@@ -196,6 +196,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy, which mlflow gets
 def test_mlflow_in_a_database_file(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow", reason="raycloud[mlflow] is not installed")
     pytest.importorskip("sqlalchemy", reason="raycloud[mlflow] is not installed")
