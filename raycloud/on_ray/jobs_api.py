@@ -148,11 +148,13 @@ class JobsApi:
     def log(self, run: ClusterRun, *, lines: int = -1) -> list[str]:
         """The last lines of a run's log, all of them with -1; none where it has no log yet."""
         with speaking(self.address):
-            response = self._ask_log("file", run, lines)
-        if response is None:
-            return []
-        text: str = response.content.decode("utf-8", errors="replace")
-        return text.removesuffix("\n").split("\n")
+            if run.submitted:
+                text = str(self._jobs.get_job_logs(run.id))
+            else:
+                response = self._ask_log("file", run, lines)
+                text = response.content.decode(errors="replace") if response is not None else ""
+        found = text.removesuffix("\n").split("\n") if text else []
+        return found if lines < 0 else found[-lines:]
 
     def follow(self, run: ClusterRun) -> Iterator[str]:
         """The lines of a run's log from its beginning, as they come, until its job has ended."""
@@ -216,6 +218,9 @@ class JobsApi:
         job_id, answer = self._sent(run, words)
         with speaking(self.address):
             text = str(self._jobs.get_job_logs(job_id))
+        # Ray writes the command itself into the log, before what it prints or just after.
+        own = f"Running entrypoint for job {job_id}:"
+        text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith(own))
         said = text.partition(_ANSWER + "\n")[2]
         if answer.driver_exit_code != 0:
             why = said.strip() or answer.message or "it ended without a word"
@@ -233,14 +238,11 @@ class JobsApi:
         return job_id, outcome(self._jobs, job_id)
 
     def _ask_log(self, media: str, run: ClusterRun, lines: int) -> Any:
-        """The answer of the dashboard; None where there is no such log."""
-        query: dict[str, str | int] = {"lines": lines, "timeout": _TIMEOUT_S}
-        if run.submitted:
-            query["submission_id"] = run.id
-        elif run.said.log and run.node_ip:
-            query |= {"node_ip": run.node_ip, "filename": run.said.log}
-        else:
+        """The dashboard's answer about a driver's log; None where there is none."""
+        if not run.said.log or not run.node_ip:
             return None
+        query: dict[str, str | int] = {"lines": lines, "timeout": _TIMEOUT_S}
+        query |= {"node_ip": run.node_ip, "filename": run.said.log}
         if media == "stream":
             query["interval"] = str(_FOLLOW_S)
         # Ray's client has no public way to a file of a node: this is how its own `get_log` asks.

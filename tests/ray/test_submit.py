@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from raycloud.events import RunFinished, RunStarted
+from raycloud.events import RunFinished, RunStarted, StepsCommitted
 from raycloud.packing.job import entrypoint, pack_job
 from raycloud.report.card import parse_line
 from raycloud.spec import dump_job, load_job
@@ -159,7 +159,7 @@ def test_ctrl_c_detaches_and_the_way_back_is_the_one_it_names(head: Head, tmp_pa
     write_project(tmp_path / "project", steps=MANY)
     with submitted(head, tmp_path / "project") as one:
         run_dir = head.run_dir(submission_of(one))
-        wait_for("a start", lambda: one.ended() or of_kind(RunStarted, events(run_dir)))
+        wait_for("a start", lambda: one.ended() or of_kind(StepsCommitted, events(run_dir)))
         one.interrupt()
         assert one.code() == 130, one.err
     ways = dict(re.findall(r"^  (raycloud (\w+) .*)$", one.err, re.MULTILINE))
