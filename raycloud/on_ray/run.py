@@ -193,8 +193,9 @@ def _registered(
     with (
         attached(job, address, registration.to_metadata()),
         logged(job, registration, SystemClock(), observer) as told,
+        Gauges(job, Identity.of(directory.path), SystemClock(), told) as gauges,
     ):
-        yield Gauges(job, Identity.of(directory.path), SystemClock(), told).see
+        yield gauges.see
 
 
 @contextlib.contextmanager

@@ -89,12 +89,16 @@ def test_what_is_exported_is_there_to_scrape(tmp_path: Path, running: str, port:
     run_dir = tmp_path / "line-1"
     expected = {measure.name for measure in MEASURES} - SOMETIMES
     with command(
-        tmp_path, RAYCLOUD, "train", "job.yaml", "--run-dir", run_dir, "--address", running, **TOKEN
-    ) as one:
-        found = wait_for(
-            "all numbers",
-            lambda: now if expected <= (now := scraped(port)).keys() or one.ended() else None,
-        )
+        tmp_path, RAYCLOUD, "train", "job.yaml", "--run-dir", run_dir, "--address", running,
+        RAY_metrics_report_interval_ms="500", **TOKEN,
+    ) as one:  # fmt: skip
+        found: dict[str, list[str]] = {}  # a scrape shows what was reported since the last one
+
+        def all_there() -> bool:
+            found.update(scraped(port))
+            return expected <= found.keys() or one.ended()
+
+        wait_for("all numbers", all_there)
         gate.touch()
         assert one.code() == 0, one.err
     assert expected <= found.keys()
