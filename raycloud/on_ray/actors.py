@@ -10,6 +10,7 @@ import ray
 from raycloud.clock import SystemClock
 from raycloud.errors import RaycloudError
 from raycloud.on_ray.collators import Collator
+from raycloud.on_ray.confidential import keep_confidential
 from raycloud.on_ray.provider import RayProvider
 from raycloud.planning.inventory import price_per_hour
 from raycloud.redact import know
@@ -69,6 +70,7 @@ class CollatorActor:
 
     def __init__(self, config: MemberConfig) -> None:
         """Find out where this is."""
+        keep_confidential(config.job)
         provider = RayProvider(config, ray.get_runtime_context().get_node_id())
         self._collator = Collator(config, provider)
 

@@ -15,6 +15,7 @@ from raycloud.clock import SystemClock
 from raycloud.data.cache import BlockCache
 from raycloud.data.prepare import labels_of, make_block
 from raycloud.errors import RaycloudError
+from raycloud.on_ray.confidential import keep_confidential
 from raycloud.spec import Environment
 from raycloud.training.contract import construct
 
@@ -201,6 +202,7 @@ class HolderActor:
 
     def __init__(self, job: Job, task: type[Task], who: str) -> None:
         """Find out where this is."""
+        keep_confidential(job)
         node = ray.get_runtime_context().get_node_id()
         place = place_of(job, node, who)
         self._holder = Holder(place, lambda: construct(task, job), SystemClock())

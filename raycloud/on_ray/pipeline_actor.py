@@ -14,6 +14,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycloud.clock import SystemClock
+from raycloud.on_ray.confidential import keep_confidential
 from raycloud.on_ray.holder import Holder, answer, place_of
 from raycloud.on_ray.pipeline import Pipeline, PipelineConfig
 from raycloud.training.contract import construct
@@ -28,6 +29,7 @@ class PipelineActor:
 
     def __init__(self, config: PipelineConfig) -> None:
         """Find out where this is."""
+        keep_confidential(config.job)
         context = ray.get_runtime_context()
         place = place_of(config.job, context.get_node_id(), f"run {config.job.name}")
         clock = SystemClock()

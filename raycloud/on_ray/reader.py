@@ -16,6 +16,7 @@ import ray
 from raycloud.clock import SystemClock
 from raycloud.data.prepare import Share, compacted, make_block, make_partition, plan_table
 from raycloud.errors import MachineError, RaycloudError
+from raycloud.on_ray.confidential import keep_confidential
 from raycloud.on_ray.holder import cache_of
 from raycloud.on_ray.holders import Reach
 from raycloud.training.contract import construct
@@ -82,6 +83,7 @@ class Reader:
 
     def __init__(self, brief: Brief) -> None:
         """Make the task."""
+        keep_confidential(brief.job)
         self._brief = brief
         self._task = construct(brief.task, brief.job)
         self._cache = cache_of(brief.job)

@@ -41,7 +41,24 @@ def by_value(kind: type[Task]) -> None:
     """Let Ray carry the task's source along, with the modules beside it that it imported.
 
     So a node needs raycloud and the task's libraries installed, not the user's own files.
+
+    Raises:
+        TaskError: Something that the task uses cannot be carried.
     """
+    _register(kind)
+    import ray
+
+    try:
+        ray.cloudpickle.dumps(kind)
+    except Exception as error:
+        raise TaskError(
+            f"the task {kind.__qualname__} cannot be sent to workers: {error}",
+            hint="it takes along what it uses of its own file and of those beside it: make locks, "
+            "connections and the like inside of methods, or import them there",
+        ) from error
+
+
+def _register(kind: type[Task]) -> None:
     import ray
 
     module = sys.modules.get(kind.__module__)
