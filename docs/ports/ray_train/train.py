@@ -38,6 +38,8 @@ def train_loop_per_worker(config):
         with torch.no_grad():
             right = (model(x_test).argmax(1) == y_test).float().mean()
         ray.train.report({"loss": loss.item(), "accuracy": right.item()})
+        if ray.train.get_context().get_world_rank() == 0:
+            print(f"epoch {epoch}: accuracy {right:.4f}", flush=True)
 
 
 if __name__ == "__main__":
@@ -46,4 +48,4 @@ if __name__ == "__main__":
         train_loop_config={"width": 128, "lr": 1e-3, "epochs": 6},
         scaling_config=ScalingConfig(num_workers=2),
     )
-    print(f"accuracy {trainer.fit().metrics['accuracy']:.4f}")
+    trainer.fit()
