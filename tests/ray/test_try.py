@@ -27,6 +27,16 @@ from tests.live_tasks import Steady
 
 CPUS = 2
 
+HELD_OUT = """
+from raycloud import Splits
+from tests.live_tasks import Steady
+
+
+class Held(Steady):
+    def data(self, path):
+        train = super().data(path).train
+        return Splits(train=train, held_out=train)
+"""
 LONG = """
 import torch
 from tests.live_tasks import Steady
@@ -66,9 +76,10 @@ def task(tmp_path: Path, text: str) -> str:
     return f"{tmp_path / 'task.py'}:{text.partition('class ')[2].partition('(')[0]}"
 
 
-def test_every_room_is_seen_and_nothing_is_left(here: Path, cluster: str) -> None:
+def test_every_room_is_seen_and_nothing_is_left(here: Path, tmp_path: Path, cluster: str) -> None:
     seen: list[Event] = []
     job = asked("Steady", [5, 3], steps=50, checkpoint={"every_steps": 9})
+    job = job.model_copy(update={"task": task(tmp_path, HELD_OUT)})
     tried = try_out(job, observer=seen.append)
     assert (tried.status, tried.steps, tried.workers, tried.samples) == ("finished", 2, 2, 32)
     assert tried.measures["loss"] > 0
