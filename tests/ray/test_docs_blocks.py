@@ -30,10 +30,10 @@ SHORT = ("--set", "steps=2", "--set", "evaluate.max_samples=8")
 # Commands that are not executed here, and the test that does it.
 ELSEWHERE = {
     "pip install": "tests/ray/test_docs_blocks.py",
-    "raycloud submit": "tests/ray/test_submit.py",
-    "raycloud status": "tests/ray/test_standing.py",
-    "raycloud logs": "tests/ray/test_standing.py",
-    "raycloud stop": "tests/ray/test_standing.py",
+    "raycloud submit": "tests/ray/head/test_submit.py",
+    "raycloud status": "tests/ray/head/test_standing.py",
+    "raycloud logs": "tests/ray/head/test_standing.py",
+    "raycloud stop": "tests/ray/head/test_standing.py",
     "raycloud doctor": "tests/ray/test_doctor.py",
     "raycloud watch": "tests/unit/test_report_watch.py",
     "ray up": "tests/unit/test_cluster_yaml.py",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import socket
 import struct
+import sys
 import threading
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +22,7 @@ from raycloud.report.tracking import Trackers, require, trackers
 from raycloud.report.tracking.seam import About, Numbers, flat
 from raycloud.report.tracking.trackers import Teller
 from raycloud.spec import Job
-from tests.live import wait_for
+from tests.live import command, wait_for
 
 ABOUT = About(run="r", job="j", asked={}, version="1")
 
@@ -195,17 +200,50 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == [(s, pytest.approx(1 / s)) for s in (1, 2, 3, 3, 4, 5)]
 
 
+@pytest.fixture
+def mlflow_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Where MLflow keeps runs: a database file, or a server that keeps them in one."""
+    pytest.importorskip("mlflow", reason="raycloud[mlflow] is not installed")
+    pytest.importorskip("sqlalchemy", reason="raycloud[mlflow] is not installed")
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    if request.param == "file":
+        yield store
+        return
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    scripts = Path(sys.executable).parent
+    with command(
+        tmp_path / "server", scripts / "mlflow", "server", "--backend-store-uri", store,
+        "--default-artifact-root", tmp_path / "artifacts", "--host", "127.0.0.1",
+        "--port", str(port), "--workers", "1",
+        PATH=f"{scripts}:{os.environ['PATH']}",
+        MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false",  # of evaluations, which need more packages
+    ) as server:  # fmt: skip
+        wait_for("MLflow's server", lambda: server.ended() or healthy(port))
+        assert not server.ended(), server.err
+        yield f"http://127.0.0.1:{port}"
+        server.process.terminate()  # it ends its own workers
+        server.code()
+
+
+def healthy(port: int) -> bool:
+    """Whether a server answers there."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
+            return bool(answer.status == 200)
+    except OSError:  # not yet
+        return False
+
+
 @pytest.mark.timeout(180)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy, which mlflow gets
-def test_mlflow_in_a_database_file(tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="raycloud[mlflow] is not installed")
-    pytest.importorskip("sqlalchemy", reason="raycloud[mlflow] is not installed")
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    asked = job(mlflow={"uri": uri, "experiment": "lines"})
+@pytest.mark.parametrize("mlflow_store", ["file", "server"], indirect=True)
+def test_mlflow(mlflow_store: str, tmp_path: Path) -> None:
+    asked = job(mlflow={"uri": mlflow_store, "experiment": "lines"})
     folder = tmp_path / "run-7"
     assert run_with(asked, folder, range(1, 4), "stopped") == []
     assert run_with(asked, folder, range(3, 6), "finished") == []
-    client = mlflow.MlflowClient(tracking_uri=uri)
+    client = importlib.import_module("mlflow").MlflowClient(tracking_uri=mlflow_store)
     experiment = client.get_experiment_by_name("lines")
     (run,) = client.search_runs([experiment.experiment_id])
     known = json.loads((folder / "tracking.json").read_text())["runs"]["mlflow"]

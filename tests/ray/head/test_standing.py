@@ -5,11 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +15,7 @@ from raycloud.on_ray.jobs_api import JobsApi
 from raycloud.report.card import Card, parse_line
 from raycloud.report.summary import read_summary
 from raycloud.spec import dump_job
+from tests.heads import END_S, PRICE, START_S, TOKEN, Head
 from tests.live import (
     RAYCLOUD,
     Command,
@@ -35,51 +31,7 @@ from tests.live import (
 )
 
 MANY = 100_000  # steps: more than any run here gets to
-RAY = Path(sys.executable).with_name("ray")
-PRICE = 3600.0  # an hour: one a second
-START_S = 200.0  # a head and a run, on a machine that does much else
-END_S = 90.0
-PATIENCE = {
-    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": f"{START_S:g}",
-    "RAY_agent_register_timeout_ms": f"{START_S * 1000:.0f}",
-    "RAY_worker_register_timeout_seconds": f"{START_S:.0f}",
-}
-TOKEN = {"RAY_AUTH_MODE": "token"}
-
 pytestmark = pytest.mark.timeout(560)
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """A head that someone has started."""
-
-    joined: str
-    jobs: str
-
-
-@pytest.fixture(scope="module")
-def head(ray_tmpdir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
-    """A head with a dashboard, a token, and a price on its node."""
-    port = _free_port()
-    words = (
-        RAY, "start", "--head", "--block", "--num-cpus=4", "--port=0", f"--dashboard-port={port}",
-        "--dashboard-agent-listen-port=0", "--disable-usage-stats", "--node-ip-address=127.0.0.1",
-        f"--labels=raycloud.io/price-per-hour={PRICE:g}",
-    )  # fmt: skip
-    for last in (False, False, True):  # Ray gives up after 30 s, which a busy machine may take
-        with command(tmp_path_factory.mktemp("head"), *words, **TOKEN, **PATIENCE) as one:
-            wait_for("the head", lambda: one.ended() or _address(one), seconds=START_S)
-            joined = _address(one)
-            if joined is None:
-                assert not last, one.err
-                continue
-            head = Head(joined=joined, jobs=f"http://127.0.0.1:{port}")
-            wait_for("the Jobs API", partial(_answers, head), seconds=START_S)
-            yield head
-            one.process.send_signal(signal.SIGTERM)
-            one.code()
-            break
-    assert ended(processes_below(ray_tmpdir), END_S) == {}
 
 
 def test_run_here_stands_speaks_and_stops(ray_tmpdir: Path, tmp_path: Path) -> None:
@@ -222,25 +174,3 @@ def _saved(driver: Command, run_dir: Path) -> bool:
 
 def _published(run_dir: Path) -> bool:
     return bool(of_kind(CheckpointPublished, events(run_dir)))
-
-
-def _address(head: Command) -> str | None:
-    """What it tells others to join it by."""
-    found = re.search(r"--address='([\d.]+:\d+)'", head.out)
-    return found[1] if found else None
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-def _answers(head: Head) -> bool:
-    from raycloud.errors import MachineError
-
-    try:
-        JobsApi.at(head.jobs).runs()
-    except MachineError:
-        return False
-    return True

@@ -1,0 +1,128 @@
+"""`submit` to a head that asks for a token, the whole way."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raycloud.events import RunFinished, RunStarted, StepsCommitted
+from raycloud.spec import dump_job
+from tests.heads import PATH, START_S, Head
+from tests.live import (
+    RAYCLOUD,
+    TASKS,
+    Command,
+    asked,
+    check_result,
+    command,
+    events,
+    of_kind,
+    processes_below,
+    published,
+    ran,
+    wait_for,
+)
+from tests.live_tasks import Steady
+
+STEPS, MANY = 400, 100_000
+
+pytestmark = pytest.mark.timeout(560)
+
+
+def test_without_a_token_it_is_refused(head: Head, tmp_path: Path) -> None:
+    write_project(tmp_path / "project", steps=3)
+    for token, why in (("", "asks for a token, and got none"), ("0e" * 32, "refuses this token")):
+        code, one = ran(
+            tmp_path / "project", RAYCLOUD, "submit", "jobs/a job.yaml", "--address", head.jobs,
+            RAY_AUTH_TOKEN=token, HOME=str(tmp_path),
+        )  # fmt: skip
+        assert code == 2, one.err
+        assert why in one.err
+        assert one.out == ""
+    assert not (head.home / "raycloud").exists()
+
+
+def test_submit_through_a_killed_driver(head: Head, tmp_path: Path) -> None:
+    job = write_project(tmp_path / "project", steps=STEPS)
+    with submitted(head, tmp_path / "project", "--set", "checkpoint.every_steps=20") as one:
+        run_dir = head.run_dir(submission_of(one))
+        wait_for("a checkpoint", lambda: one.ended() or published(run_dir), seconds=START_S)
+        assert not one.ended(), one.err
+        os.kill(driver_below(head.folder), signal.SIGKILL)
+        assert one.code(START_S) == 0, one.err
+    assert "restart 1 of 3 in 1 s" in one.err
+    assert f"step {STEPS}/{STEPS}" in one.err
+    assert "raycloud-card" not in one.err
+    assert len(of_kind(RunStarted, events(run_dir))) == 2
+    check_result(run_dir, job, Steady(), STEPS)
+
+
+def test_ctrl_c_detaches_and_the_way_back_is_the_one_it_names(head: Head, tmp_path: Path) -> None:
+    write_project(tmp_path / "project", steps=MANY)
+    with submitted(head, tmp_path / "project") as one:
+        run_dir = head.run_dir(submission_of(one))
+        wait_for("a start", lambda: one.ended() or of_kind(StepsCommitted, events(run_dir)))
+        one.interrupt()
+        assert one.code() == 130, one.err
+    ways = dict(re.findall(r"^  (raycloud (\w+) .*)$", one.err, re.MULTILINE))
+    assert set(ways.values()) == {"logs", "status", "stop"}
+    (stop,) = (way for way, name in ways.items() if name == "stop")
+    assert not of_kind(RunFinished, events(run_dir)), "it did not go on"
+    code, stopped = ran(tmp_path / "stop", *shlex.split(stop), PATH=PATH)
+    assert code == 0, stopped.err
+    finished = wait_for("its end", lambda: of_kind(RunFinished, events(run_dir)), seconds=START_S)
+    assert finished[0].status == "stopped"
+    assert published(run_dir)[-1] == finished[0].steps
+
+
+def test_it_ends_with_the_drivers_code(head: Head, tmp_path: Path) -> None:
+    """The task breaks after the run has begun; another start would not mend it."""
+    settings = {"fault": "loss", "after": 9}
+    write_project(tmp_path / "project", task="Faulty", steps=MANY, settings=settings)
+    with submitted(head, tmp_path / "project") as one:
+        run_dir = head.run_dir(submission_of(one))
+        assert one.code(START_S) == 2, one.err
+    assert "Task.loss raised RuntimeError: the shapes do not match" in one.err
+    assert "restart" not in one.err
+    assert len(of_kind(RunStarted, events(run_dir))) == 1
+
+
+def write_project(folder: Path, *, task: str = "Steady", **changes: Any) -> Any:
+    """A project with a job in `jobs/` and its task beside it; returns the job."""
+    (folder / "jobs").mkdir(parents=True)
+    shutil.copy(TASKS, folder / "jobs/tasks.py")
+    (folder / ".env").write_text("PASSWORD=never\n")
+    job = asked(task, [5, 3], **changes)
+    text = dump_job(job).replace(str(TASKS), "tasks.py")
+    (folder / "jobs/a job.yaml").write_text(text)
+    return job
+
+
+def submitted(head: Head, folder: Path, *more: str) -> Any:
+    """`submit`, followed."""
+    return command(
+        folder, RAYCLOUD, "submit", "jobs/a job.yaml", "--address", head.jobs, *more,
+        HOME=str(folder.parent),
+    )  # fmt: skip
+
+
+def submission_of(one: Command) -> str:
+    """The id that it printed."""
+    wait_for("an id", lambda: one.ended() or one.out.endswith("\n"), seconds=START_S)
+    assert one.out, one.err
+    return one.out.strip()
+
+
+def driver_below(folder: Path) -> int:
+    """The driver that the supervising loop has started; there is one."""
+    (pid,) = (
+        pid for pid, line in processes_below(folder).items() if "sys.argv[0] = 'raycloud'" in line
+    )
+    return pid
