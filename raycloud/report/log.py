@@ -31,13 +31,18 @@ _KINDS: dict[str, type | tuple[type, ...]] = {  # by the word in a field's annot
 _BLOCK_BYTES = 1 << 16
 
 
+def to_microseconds(t: float) -> float:
+    """A moment, in unix seconds, as the log keeps it."""
+    return round(t, 6)
+
+
 def to_line(t: float, event: Event) -> str:
     """The line of an event, redacted, without its newline.
 
     Raises:
         InternalError: The event holds something that is not a plain value.
     """
-    record = {"format": FORMAT, "t": round(t, 6), **_spelled(redact(to_record(event)))}
+    record = {"format": FORMAT, "t": to_microseconds(t), **_spelled(redact(to_record(event)))}
     try:
         return json.dumps(record, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     except TypeError as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from raycloud.errors import MachineError, RunDirectoryError
 from raycloud.events import Evaluated, Event, RunStarted, StepsCommitted
-from raycloud.report.log import cut_torn_line, read_events, to_line
+from raycloud.report.log import cut_torn_line, read_events, to_line, to_microseconds
 from raycloud.report.scalars import ScalarFile
 from raycloud.report.summary import Summary, summarize, write_summary
 from raycloud.report.tally import Tally
@@ -79,7 +79,8 @@ class Recorder:
             MachineError: It cannot be written.
         """
         at_s = self._started_s if isinstance(event, RunStarted) else self._clock.monotonic_s()
-        t = self._opened_t + (at_s - self._opened_s)
+        # As the log keeps it, so that all that is made from the log is what is made now.
+        t = to_microseconds(self._opened_t + (at_s - self._opened_s))
         line = to_line(t, event)
         with _Disk("write", self._run.events_jsonl):
             self._events.write(line + "\n")

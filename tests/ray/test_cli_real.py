@@ -98,13 +98,7 @@ def test_report_shows_the_summary_again(gpt: Command, tmp_path: Path) -> None:
     assert one.out.splitlines()[:4] == gpt.out.splitlines()[:4]
     code, one = ran(tmp_path / "json", RAYCLOUD, "report", gpt.folder / "run", "--json")
     assert code == 0, one.err
-    again, first = json.loads(one.out), json.loads((gpt.folder / "run/summary.json").read_text())
-    times = {name for name in first if name.endswith("_s")} | {"measured"}  # rounded in the log
-    assert again.keys() == first.keys()
-    assert {n: v for n, v in again.items() if n not in times} == {
-        n: v for n, v in first.items() if n not in times
-    }
-    assert again["wall_s"] == pytest.approx(first["wall_s"], abs=1e-4)
+    assert json.loads(one.out) == json.loads((gpt.folder / "run/summary.json").read_text())
 
 
 @pytest.fixture(scope="module")
