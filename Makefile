@@ -41,7 +41,7 @@ $(READY): pyproject.toml $(wildcard constraints*.txt)
 	  echo "hint: Debian and Ubuntu ship that apart, in the package python3-venv" >&2; exit 1; }
 	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@echo 'Building $(VENV) from constraints.txt; the first time this fetches PyTorch and Ray.'
-	$(LOCKED) -r constraints.txt
+	$(LOCKED) -r constraints.txt -r constraints-dev.txt
 	@$(LOCKED) -r constraints-cpu.txt 2>/dev/null || { \
 	  echo 'pip finds no torch without CUDA here; that of PyPI is larger.'; \
 	  $(LOCKED) -r constraints-cuda.txt; }

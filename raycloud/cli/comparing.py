@@ -10,13 +10,17 @@ from typing import Annotated
 import typer
 
 from raycloud.cli import shell
+from raycloud.cli.completing import complete_run
 from raycloud.cli.shell import EXIT_CODES, DebugOption, PlainOption, app, errors_told
 
 
 @app.command(epilog=EXIT_CODES)
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN RUN...", help="The directories of the runs.")
+        list[Path],
+        typer.Argument(
+            metavar="RUN RUN...", help="The directories of the runs.", autocompletion=complete_run
+        ),
     ],
     *,
     as_json: Annotated[bool, typer.Option("--json", help="The comparison as JSON.")] = False,

@@ -43,6 +43,21 @@ def without_try(ctx: typer.Context) -> str:
     return f"raycloud {ctx.info_name} {shlex.join(kept)}"
 
 
+def resumed(ctx: typer.Context, how: str) -> str:
+    """The command as it was typed, but going on with its run.
+
+    Args:
+        ctx: Of the command.
+        how: The word after `--resume`.
+    """
+    words, skipped = [], False
+    for word in typed(ctx):
+        if not skipped and word != _OPTION and not word.startswith(f"{_OPTION}="):
+            words.append(word)
+        skipped = word == _OPTION
+    return f"raycloud {ctx.info_name} {shlex.join([*words, _OPTION, how])}"
+
+
 def worded(args: list[str]) -> list[str]:
     """The arguments, with `must` behind a `--resume` that stands alone.
 

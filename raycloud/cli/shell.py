@@ -76,8 +76,13 @@ def load(path: Path, overrides: list[str] | None) -> Job:
 
 
 @contextmanager
-def errors_told(*, debug: bool) -> Iterator[None]:
-    """Turns what is raised into a message and an exit code."""
+def errors_told(*, debug: bool, interrupted: str = "") -> Iterator[None]:
+    """Turns what is raised into a message and an exit code.
+
+    Args:
+        debug: Whether the traceback is shown.
+        interrupted: The hint after Ctrl-C.
+    """
     try:
         yield
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
@@ -85,7 +90,8 @@ def errors_told(*, debug: bool) -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:  # the outermost place: nothing is above
         from raycloud.report.told import told
 
-        text, code = told(error, debug=debug, plain=is_plain(sys.stderr, plain=False))
+        plain = is_plain(sys.stderr, plain=False)
+        text, code = told(error, debug=debug, plain=plain, interrupted=interrupted)
         typer.echo(text, err=True)
         raise typer.Exit(code) from error
 

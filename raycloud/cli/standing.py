@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from raycloud.cli.completing import complete_run
 from raycloud.cli.shell import (
     EXIT_CODES,
     DebugOption,
@@ -39,7 +40,11 @@ InsecureOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="The answer as JSON.")]
 Run = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="A run directory here; or a run's id or name on a cluster."),
+    typer.Argument(
+        metavar="RUN",
+        help="A run directory here; or a run's id or name on a cluster.",
+        autocompletion=complete_run,
+    ),
 ]
 
 
@@ -47,7 +52,11 @@ Run = Annotated[
 def status(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="A run directory, or an id or name; without it, all."),
+        typer.Argument(
+            metavar="RUN",
+            help="A run directory, or an id or name; without it, all.",
+            autocompletion=complete_run,
+        ),
     ] = None,
     *,
     address: JobsAddress = None,

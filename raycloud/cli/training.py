@@ -14,7 +14,7 @@ import typer
 
 from raycloud.cli import shell
 from raycloud.cli.completing import complete_job, complete_run
-from raycloud.cli.resuming import Resuming, ResumingCommand, without_try
+from raycloud.cli.resuming import Resuming, ResumingCommand, resumed, without_try
 from raycloud.cli.shell import (
     EXIT_CODES,
     AddressOption,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     Observer = Callable[[Event], None]
 
 _STOPPED = 130
+_GOES_ON = "`--resume` goes on from the last checkpoint"
 _STOPPING = b"\nstopping after a checkpoint; Ctrl-C again ends at once\n"
 _TERMINATED = b"stopping after a checkpoint\n"
 
@@ -105,7 +106,7 @@ def train(
     clock = SystemClock()
     started_s = context.obj if isinstance(context.obj, float) else clock.monotonic_s()
     stop = StopSwitch()
-    with errors_told(debug=debug), _interrupts(stop):
+    with errors_told(debug=debug, interrupted=_GOES_ON), _interrupts(stop), _exactly(context):
         asked = load(_job_path(job, run_dir, resume), overrides)
         if restarts:
             raise typer.Exit(
@@ -173,6 +174,20 @@ def _say_tried(tried: Tried, context: typer.Context) -> None:
     typer.echo(tried_text(tried, without_try(context)))
     if tried.status == "stopped":
         raise typer.Exit(_STOPPED)
+
+
+@contextmanager
+def _exactly(context: typer.Context) -> Iterator[None]:
+    """Name the command that goes on with a run as this one was typed."""
+    try:
+        yield
+    except RunDirectoryError as error:
+        from raycloud.spec.rundir import RunTakenError
+
+        if not isinstance(error, RunTakenError):
+            raise
+        hint = f"go on with `{resumed(context, error.resume)}`, or give another --run-dir"
+        raise RunDirectoryError(error.message, hint=hint) from error
 
 
 def _job_path(job: Path | None, run_dir: Path | None, resume: Resuming) -> Path:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raycloud.cli import shell
+from raycloud.cli.completing import complete_run
 from raycloud.cli.shell import EXIT_CODES, DebugOption, PlainOption, app, errors_told
 from raycloud.clock import SystemClock
 from raycloud.errors import RunDirectoryError, SpecError
@@ -35,7 +36,14 @@ _CARD_S = 1.0
 
 @app.command(epilog=EXIT_CODES)
 def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="The directory of a run.",
+            autocompletion=complete_run,
+        ),
+    ],
     *,
     as_json: Annotated[
         bool, typer.Option("--json", help="How the run stands as lines of JSON, until it ends.")

@@ -36,15 +36,18 @@ _NOT_THEIRS = (
 _FAULT = "this is a fault in raycloud: please report it, with the traceback that --debug shows"
 
 
-def told(error: BaseException, *, debug: bool, plain: bool) -> tuple[str, int]:
+def told(
+    error: BaseException, *, debug: bool, plain: bool, interrupted: str = ""
+) -> tuple[str, int]:
     """The error in one sentence, its remedy below, and the exit code that says whose fault it is.
 
     Args:
         error: What was raised, and is being handled.
         debug: Whether the traceback stands above.
         plain: Without colour.
+        interrupted: The hint after Ctrl-C.
     """
-    message, hint, code = _parts(error)
+    message, hint, code = _parts(error, interrupted)
     lines = [printable(traceback.format_exc())] if debug else []
     cause = message if debug else brief(message)
     lines.append(f"{_word('error', 'red', plain=plain)}: {printable(cause)}")
@@ -89,7 +92,7 @@ def _place(frames: str) -> str | None:
     return f"{last['file']}:{last['line']} in {last['name']}{code}"
 
 
-def _parts(error: BaseException) -> tuple[str, str, int]:
+def _parts(error: BaseException, interrupted: str) -> tuple[str, str, int]:
     match error:
         case JobError():
             return error.message, error.hint, JOB
@@ -100,7 +103,7 @@ def _parts(error: BaseException) -> tuple[str, str, int]:
         case RaycloudError():
             return error.message, error.hint, OURS
         case KeyboardInterrupt():
-            return "stopped at once", "`--resume` goes on from the last checkpoint", STOPPED
+            return "stopped at once", interrupted, STOPPED
         case _:
             return f"unexpected {type(error).__name__}: {error}", _FAULT, OURS
 

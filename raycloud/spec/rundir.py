@@ -16,6 +16,7 @@ from raycloud.spec.task_reference import TaskReference
 
 if TYPE_CHECKING:
     from raycloud.spec.job import Job
+    from raycloud.spec.resuming import Resume
 
 RUNS = Path("runs")  # where runs without a place of their own go, below the current directory
 ASIDE = "unsaved-"  # begins the names of folders with what starts without a checkpoint have left
@@ -100,6 +101,19 @@ class RunDirectory:
             SpecError: `job.yaml` is damaged.
         """
         return load_job(self.job_yaml, check_files=False)
+
+
+class RunTakenError(RunDirectoryError):
+    """A run is in the run directory already.
+
+    Attributes:
+        resume: The way to go on with it: `must`, or `allow` where nothing of it was saved.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", resume: Resume = "must") -> None:
+        """Keep the parts."""
+        super().__init__(message, hint=hint)
+        self.resume = resume
 
 
 def choose(
@@ -214,12 +228,13 @@ def _made(path: Path) -> Path:
             return path
         if RunDirectory(path).job_yaml.is_file():
             if RunDirectory(path).never_saved():
-                raise RunDirectoryError(
+                raise RunTakenError(
                     f"{path} holds a run that ended before its first checkpoint",
                     hint=f"set it aside and begin again with {_command(path, 'allow')}, or give "
                     "another --run-dir",
+                    resume="allow",
                 ) from None
-            raise RunDirectoryError(
+            raise RunTakenError(
                 f"{path} holds a run already",
                 hint=f"go on with {_command(path)}, or give another --run-dir",
             ) from None
