@@ -1,5 +1,7 @@
 """Reading files that may be damaged or hostile: regular ones, of a bounded size, with flat JSON.
 
+Also paths that people write: one that begins with `~` need not lead to a home.
+
 What is read may have been written by someone else, or by a disk that failed: whatever it says, it
 costs little to find out. All that is wrong with a file's content is one kind of error.
 """
@@ -45,6 +47,18 @@ def read_whole(path: Path, largest_bytes: int = LARGEST_BYTES) -> bytes:
         if size <= largest_bytes:
             return file.read(size)
     raise ValueError(f"it is larger than {largest_bytes} bytes")
+
+
+def expanded(path: Path) -> Path:
+    """The path with its `~` or `~user` as a directory; as it is where nobody knows that home.
+
+    >>> str(expanded(Path("~nobody-is-called-so/a")))
+    '~nobody-is-called-so/a'
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError:  # no such user; or no HOME, and no line in the list of users
+        return path
 
 
 def text_lines(file: IO[bytes], largest_bytes: int = LARGEST_BYTES) -> Iterator[str]:

@@ -19,9 +19,12 @@ GONE = "[redacted]"
 
 Record = TypeVar("Record")
 
+# Anything may stand in a log, so no pattern here takes more time than a text's length is worth: a
+# word is looked into once and then taken whole, and a scheme is known by its last letter.
 _SECRET_WORD = (
-    r"(?:[a-z0-9_-]*(?:password|passwd|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key"
-    r"|credentials?)[a-z0-9_-]*|(?:[a-z0-9]+[_-])*token|sig|signature|x-amz-signature)"
+    r"(?:(?=[a-z0-9_-]*(?:password|passwd|passphrase|secret|api[_-]?key|access[_-]?key"
+    r"|private[_-]?key|credential))[a-z0-9_-]++"
+    r"|(?:[a-z0-9]+[_-])*token|sig|signature|x-amz-signature)"
 )
 # Of a vocabulary, not of a door: `pad_token: <pad>` is no secret.
 _VOCABULARY = r"(?!(?:bos|eos|pad|unk|mask|sep|cls|start|end|stop|special|image)[_-]token)"
@@ -30,7 +33,8 @@ _SECRET_VARIABLE = re.compile(rf"{_SECRET_WORD}|PGPASSWORD|[a-z0-9_]+_(?:pwd|pat
 
 # scheme://user:password@, also where the password holds a slash that should have been encoded
 _USER = re.compile(
-    r"(?P<head>\b[a-z][a-z0-9+.-]*://)(?P<user>[^\s/?#\"']*|[^\s/@?#:]*:(?!\d+/)[^\s@?#\"']*)@",
+    r"[a-z0-9+.-]://"
+    r"(?P<user>[^\s/?#\"']*|[^\s/@?#:]*:(?!\d+/)(?:(?!://)[^\s@?#\"'])*)@",
     re.IGNORECASE,
 )
 _QUERY = re.compile(r"[?&;](?P<name>[\w.-]+)=(?P<value>[^\s&;#\"']*)")
@@ -41,7 +45,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     # scheme://user:password@host, and scheme://token@host; not scheme://user:${NAME}@host
     (
         re.compile(
-            rf"(?P<keep>\b[a-z][a-z0-9+.-]*://)(?!(?:[^\s/@?#\"':]*:)?{_NAMED}@)[^\s/@?#\"']+@",
+            rf"(?P<keep>[a-z0-9+.-]://)(?!(?:[^\s/@?#\"':]*:)?{_NAMED}@)[^\s/@?#\"']+@",
             re.IGNORECASE,
         ),
         rf"\g<keep>{GONE}@",
@@ -72,7 +76,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
         re.compile(
             r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
             r"|hf_[A-Za-z0-9]{20,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}|AIza[\w-]{30,}"
-            r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+            r"|eyJ[\w-]{8,1024}+\.[\w-]{8,}+\.[\w-]*)"
         ),
         GONE,
     ),
@@ -158,15 +162,10 @@ def redact_text(text: str) -> str:
 def redact(value: Any) -> Any:
     """The same JSON-ready value, every text in it filtered, keys of mappings included.
 
-    A text under a name such as `password` or `api_key` is replaced whole; numbers never are.
+    A text under a name such as `password` or `api_key` is replaced whole, as is every text in a
+    mapping or list there; numbers never are.
     """
-    if isinstance(value, str):
-        return redact_text(value)
-    if isinstance(value, Mapping):
-        return {redact(name): _redact_field(name, inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [redact(inner) for inner in value]
-    return value
+    return _filtered(value, secret=False)
 
 
 def redacted(record: Record) -> Record:
@@ -182,10 +181,17 @@ def redacted(record: Record) -> Record:
     return replace(record, **changed) if changed else record  # type: ignore[type-var]
 
 
-def _redact_field(name: Any, value: Any) -> Any:
-    if isinstance(name, str) and isinstance(value, str) and is_secret_name(name):
-        return GONE
-    return redact(value)
+def _filtered(value: Any, *, secret: bool) -> Any:
+    if isinstance(value, str):
+        return GONE if secret else redact_text(value)
+    if isinstance(value, Mapping):
+        return {
+            redact(name): _filtered(inner, secret=secret or is_secret_name(str(name)))
+            for name, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_filtered(inner, secret=secret) for inner in value]
+    return value
 
 
 def _is_secret(value: str) -> bool:

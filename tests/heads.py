@@ -21,6 +21,7 @@ RAY = Path(sys.executable).with_name("ray")
 PATH = f"{RAY.parent}:{os.environ['PATH']}"  # where a head finds `raycloud`
 TOKEN = {"RAY_AUTH_MODE": "token"}
 PRICE = 3600.0  # an hour: one a second
+SECRET = "canaryHead3e71"  # in its environment, as SERVICE_KEY
 START_S = 200.0  # a head and a run, on a machine that does much else
 END_S = 90.0  # see ray/conftest.py
 TRIES = 3
@@ -72,6 +73,7 @@ def started(folder: Path, at: Path) -> Iterator[Head]:
         "--node-ip-address=127.0.0.1", f"--labels=raycloud.io/price-per-hour={PRICE:g}",
     )  # fmt: skip
     variables = TOKEN | PATIENCE | {"HOME": str(home), "PATH": PATH, "RAY_TMPDIR": str(folder)}
+    variables["SERVICE_KEY"] = SECRET
     with ExitStack() as stack:
         for number in range(TRIES):  # Ray gives up after 30 s, which a busy machine may take
             one = stack.enter_context(command(at / str(number), *words, **variables))

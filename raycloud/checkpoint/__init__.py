@@ -18,6 +18,7 @@ from raycloud.checkpoint.manifest import Manifest
 from raycloud.checkpoint.naming import DamagedError
 from raycloud.checkpoint.part import PartRecord, TensorRecord, split_names
 from raycloud.checkpoint.published import Found, latest, load, publish, retain, steps, verify
+from raycloud.checkpoint.shared import marked, see
 from raycloud.checkpoint.store import Store, open_store
 from raycloud.checkpoint.values import decode, encode
 
@@ -32,9 +33,11 @@ __all__ = [
     "encode",
     "latest",
     "load",
+    "marked",
     "open_store",
     "publish",
     "retain",
+    "see",
     "split_names",
     "steps",
     "verify",

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from raycloud.bounded import expanded, open_regular
+
 _RUNS = "runs"
 _RUN_FILES = ("events.jsonl", "job.yaml")
+_MOST_BYTES = 2**16  # that are looked at of a file
 
 
 def complete_job(incomplete: str) -> list[str]:
@@ -16,7 +19,7 @@ def complete_job(incomplete: str) -> list[str]:
     """
     found = []
     for path, text in _entries(incomplete):
-        if path.is_dir():
+        if _is_folder(path):
             found.append(f"{text}/")
         elif path.suffix in {".yaml", ".yml"} and _is_job(path):
             found.append(text)
@@ -26,7 +29,7 @@ def complete_job(incomplete: str) -> list[str]:
 def complete_run(incomplete: str) -> list[str]:
     """Directories of runs: those below `runs/`, newest first, or what is being typed."""
     if incomplete and not _RUNS.startswith(incomplete):
-        runs = [(path, text) for path, text in _entries(incomplete) if path.is_dir()]
+        runs = [(path, text) for path, text in _entries(incomplete) if _is_folder(path)]
         return [text if _is_run(path) else f"{text}/" for path, text in runs]
     try:
         here = [path for path in Path(_RUNS).iterdir() if _is_run(path)]
@@ -46,7 +49,7 @@ def _entries(incomplete: str) -> Iterator[tuple[Path, str]]:
     """What there is whose path begins with what is typed, as a path and as it would be typed."""
     head, slash, name = incomplete.rpartition("/")
     try:
-        paths = sorted(Path(head + slash or ".").expanduser().iterdir())
+        paths = sorted(expanded(Path(head + slash or ".")).iterdir())
     except OSError:
         return
     for path in paths:
@@ -56,14 +59,24 @@ def _entries(incomplete: str) -> Iterator[tuple[Path, str]]:
 
 def _is_job(path: Path) -> bool:
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return any(line.startswith("task:") for line in file.read(2**16).splitlines())
+        with open_regular(path) as file:
+            return any(line.startswith(b"task:") for line in file.read(_MOST_BYTES).splitlines())
     except OSError:
         return False
 
 
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # behind a folder that may not be looked into
+        return False
+
+
 def _is_run(path: Path) -> bool:
-    return any((path / name).is_file() for name in _RUN_FILES)
+    try:
+        return any((path / name).is_file() for name in _RUN_FILES)
+    except OSError:
+        return False
 
 
 def _age(path: Path) -> float:

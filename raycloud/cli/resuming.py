@@ -38,13 +38,12 @@ def typed(ctx: typer.Context) -> list[str]:
 
 
 def without_try(ctx: typer.Context) -> str:
-    """The command as it was typed, but for `--try`."""
-    kept = [arg for arg in ctx.meta[_ARGUMENTS] if arg != "--try"]
-    return f"raycloud {ctx.info_name} {shlex.join(kept)}"
+    """The command as it was typed, but for `--try` and secrets."""
+    return _command(ctx, [arg for arg in ctx.meta[_ARGUMENTS] if arg != "--try"])
 
 
 def resumed(ctx: typer.Context, how: str) -> str:
-    """The command as it was typed, but going on with its run.
+    """The command as it was typed, but going on with its run, and without secrets.
 
     Args:
         ctx: Of the command.
@@ -55,7 +54,13 @@ def resumed(ctx: typer.Context, how: str) -> str:
         if not skipped and word != _OPTION and not word.startswith(f"{_OPTION}="):
             words.append(word)
         skipped = word == _OPTION
-    return f"raycloud {ctx.info_name} {shlex.join([*words, _OPTION, how])}"
+    return _command(ctx, [*words, _OPTION, how])
+
+
+def _command(ctx: typer.Context, words: list[str]) -> str:
+    from raycloud.spec.secrets import kept_word  # loads pydantic
+
+    return f"raycloud {ctx.info_name} {shlex.join(map(kept_word, words))}"
 
 
 def worded(args: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from raycloud.bounded import expanded
 from raycloud.cli.completing import complete_run
 from raycloud.cli.shell import (
     EXIT_CODES,
@@ -64,19 +66,20 @@ def status(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show how runs stand: step, loss, rate, members, recoveries, checkpoint, cost so far."""
-    with errors_told(debug=debug):
-        import json
+    """Show how runs stand: step, loss, rate, members, recoveries, checkpoint, cost so far.
 
+    Of a cluster's runs that have ended, the newest 20 are asked for their last numbers.
+    """
+    with errors_told(debug=debug):
         from raycloud.report import listed
 
-        found, place = _found(run, address, insecure=insecure)
+        found, place, notes = _found(run, address, insecure=insecure)
         if as_json:
             typer.echo(json.dumps(listed.record_of(found, place), indent=2, allow_nan=False))
             return
         now_t = SystemClock().unix_s()
         if run is None:
-            typer.echo(listed.listed_text(found, place, now_t))
+            typer.echo("\n".join([listed.listed_text(found, place, now_t), *notes]))
         else:
             typer.echo(listed.standing_text(found[0], now_t))
 
@@ -92,7 +95,8 @@ def logs(
     address: JobsAddress = None,
     insecure: InsecureOption = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Lines as they are kept: cards and entries as JSON.")
+        bool,
+        typer.Option("--json", help="A JSON object a line: a card, a note, or a member's entry."),
     ] = False,
     plain: PlainOption = False,
     debug: DebugOption = False,
@@ -105,7 +109,11 @@ def logs(
             )
         lines = _lines(run, address, insecure=insecure, member=member, follow=follow, raw=as_json)
         try:
-            _show(lines, as_json=as_json, plain=plain)
+            if as_json:
+                for line in lines:
+                    typer.echo(_entry(line) if member is not None else _said(line))
+                return
+            _show(lines, plain=plain)
         except KeyboardInterrupt:
             raise typer.Exit(_DETACHED) from None
 
@@ -134,18 +142,21 @@ def stop(
 
 def _local(run: str, address: str | None) -> Path | None:
     """The run directory that is meant, if one here is."""
+    from raycloud.errors import RunDirectoryError
     from raycloud.report.local import is_run
     from raycloud.spec.rundir import RUNS
 
+    if not run.strip():  # as of a variable that is not set: it is the current directory for Path
+        raise RunDirectoryError(
+            f"{run!r} names no run", hint="`raycloud status` lists the runs there are"
+        )
     if address is not None:
         return None
-    for directory in (Path(run).expanduser(), RUNS / run):
+    for directory in (expanded(Path(run)), RUNS / run):
         if is_run(directory):
             return directory
     if _jobs_address(address) is not None:
         return None
-    from raycloud.errors import RunDirectoryError
-
     raise RunDirectoryError(
         f"{run} is no run directory, nor is there one in {RUNS}/",
         hint="name one that holds job.yaml; or give the --address of a cluster's Jobs API",
@@ -164,8 +175,10 @@ def _jobs(address: str | None, *, insecure: bool) -> JobsApi:
     return JobsApi.at(address, insecure=insecure)
 
 
-def _found(run: str | None, address: str | None, *, insecure: bool) -> tuple[list[Listed], str]:
-    """What is asked for, and where it is."""
+def _found(
+    run: str | None, address: str | None, *, insecure: bool
+) -> tuple[list[Listed], str, list[str]]:
+    """What is asked for, where it is, and what is to be said below a list of it."""
     from raycloud.report.listed import Listed
     from raycloud.report.local import runs_below, standing_of, standing_or_why
     from raycloud.spec.rundir import RUNS
@@ -176,10 +189,23 @@ def _found(run: str | None, address: str | None, *, insecure: bool) -> tuple[lis
         directories = runs_below() if here is None else [here]
         stands = standing_of if here is not None else standing_or_why
         cards = [(str(path), stands(path, clock)) for path in directories]
-        return [Listed(id=name, card=card) for name, card in cards], f"{RUNS}/ on this machine"
+        return [Listed(id=name, card=card) for name, card in cards], f"{RUNS}/ on this machine", []
     jobs = _jobs(address, insecure=insecure)
-    found = [jobs.find(run)] if run is not None else [jobs.with_card(one) for one in jobs.runs()]
-    return [_listed(one, clock) for one in found], jobs.address
+    found = [jobs.find(run)] if run is not None else jobs.with_cards(jobs.runs())
+    return [_listed(one, clock) for one in found], jobs.address, _notes(found)
+
+
+def _notes(runs: list[ClusterRun]) -> list[str]:
+    """Why runs in a list stand there with nothing but what Ray says of them."""
+    from raycloud.on_ray.jobs_api import ENDED_CARDS
+    from raycloud.redact import redact_text
+    from raycloud.report.figures import printable_line
+
+    notes = [printable_line(redact_text(f"{one.id}: {one.unread}")) for one in runs if one.unread]
+    older = sum(not one.alive for one in runs) - ENDED_CARDS
+    if older > 0:
+        notes.append(f"{older} older runs were not asked: `raycloud status RUN` shows one")
+    return ["", *notes] if notes else []
 
 
 def _listed(run: ClusterRun, clock: SystemClock) -> Listed:
@@ -214,12 +240,28 @@ def _lines(
     return jobs.follow(found) if follow else jobs.log(found)
 
 
-def _show(lines: Iterable[str], *, as_json: bool, plain: bool) -> None:
+def _said(line: str) -> str:
+    """A line of a run's log as a JSON object: how the run stood, or a note for people."""
+    from raycloud.redact import redact_text
+    from raycloud.report.card import parse_line
+
+    line = line.rstrip("\r\n")
+    card = parse_line(line)
+    said = {"kind": "note", "text": redact_text(line)}
+    return json.dumps(said if card is None else {"kind": "card", **card.to_record()})
+
+
+def _entry(line: str) -> str:
+    """A line of a member's log as a JSON object: as it is kept, if it is one."""
+    try:
+        is_entry = isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        is_entry = False
+    return line if is_entry else _said(line)
+
+
+def _show(lines: Iterable[str], *, plain: bool) -> None:
     """Lines on stdout; on a terminal with the progress below them."""
-    if as_json:
-        for line in lines:
-            typer.echo(line)
-        return
     from raycloud.report.card import followed
 
     # The display is drawn behind stderr, so both have to be a terminal for it.

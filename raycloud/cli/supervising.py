@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raycloud.cli.resuming import typed
+from raycloud.cli.resuming import Resuming, typed
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -134,22 +134,24 @@ def supervised(
     Args:
         context: Of the command.
         name: The job's.
-        run_dir: Where the run is kept; None: a new place.
+        run_dir: Where the run is kept; None: a new place, unless it shall go on with a run, which
+            the driver then refuses.
         restarts: How many times it may be started again.
         clock: Where seconds come from.
     """
-    if run_dir is None:
+    resume = Resuming(context.params["resume"])
+    if run_dir is None and resume is Resuming.NEVER:
         from raycloud.spec import choose
 
         run_dir = choose(None, name, resume=False).path
-    words = typed(context)
     command = [sys.executable, "-P", "-c", _MAIN, str(context.info_name)]
-    place = ["--run-dir", str(run_dir)]
+    place = [] if run_dir is None else ["--run-dir", str(run_dir)]
+    words = _without(typed(context), _OURS)
 
     def commands(start: int) -> list[str]:
         # Where a failed driver has left no checkpoint, `allow` sets its files aside and begins.
-        again = ["--resume=allow"] if start else _option(words, "--resume")
-        return [*command, *place, *again, *_without(words, _OURS)]
+        how = Resuming.ALLOW if start else resume
+        return [*command, *place, f"--resume={how}", *words]
 
     def say(text: str) -> None:
         typer.echo(text, err=True)
@@ -205,8 +207,6 @@ def _run(command: Sequence[str], signals: _Signals) -> int:
     process = subprocess.Popen(command, preexec_fn=tied)  # noqa: PLW1509
     descriptor = os.pidfd_open(process.pid)
     try:
-        if signals.came:  # while it was started
-            process.send_signal(signal.SIGTERM)
         while process.poll() is None:
             if signals.wait(descriptor):
                 process.send_signal(signal.SIGTERM)
@@ -240,15 +240,3 @@ def _without(words: Sequence[str], options: Sequence[str]) -> list[str]:
         elif word.partition("=")[0] not in options:
             kept.append(word)
     return kept
-
-
-def _option(words: Sequence[str], option: str) -> list[str]:
-    """The words that give an option, none where it is not given."""
-    for at, word in enumerate(words):
-        if word == "--":
-            break
-        if word == option:
-            return list(words[at : at + 2])
-        if word.startswith(f"{option}="):
-            return [word]
-    return []

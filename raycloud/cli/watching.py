@@ -9,7 +9,7 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +24,7 @@ from raycloud.errors import RunDirectoryError, SpecError
 if TYPE_CHECKING:
     from raycloud.events import Event
     from raycloud.report.tail import Tail
-    from raycloud.report.watched import Watched
+    from raycloud.report.watched import Lines, Watched
 
     Wait = Callable[[float], bool]
     Show = Callable[[list[tuple[float, Event]]], None]
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _REDRAW_S = 0.25
 _LINE_S = 5.0
 _CARD_S = 1.0
+_STOPPED = 130
 
 
 @app.command(epilog=EXIT_CODES)
@@ -56,7 +57,7 @@ def watch(
     The page stays until q or Ctrl-C, which do not touch the run. In a pipe, or with --plain, it is
     lines, and they end with the run.
     """
-    with errors_told(debug=debug), suppress(KeyboardInterrupt), _ended_by_signals():
+    with errors_told(debug=debug), _ended_by_signals():
         watched, tail = _opened(run)
         if as_json:
             _tell_cards(watched, tail)
@@ -86,7 +87,7 @@ def _tell_lines(watched: Watched, tail: Tail) -> None:
     from raycloud.report.watched import Lines
 
     lines = Lines(watched, line=card_text, every_s=_LINE_S, notes=True)
-    _follow_to_the_end(watched, tail, lines.see)
+    _follow_to_the_end(watched, tail, lines)
 
 
 def _tell_cards(watched: Watched, tail: Tail) -> None:
@@ -100,23 +101,32 @@ def _tell_cards(watched: Watched, tail: Tail) -> None:
         every_s=_CARD_S,
         notes=False,
     )
-    _follow_to_the_end(watched, tail, lines.see)
+    _follow_to_the_end(watched, tail, lines)
 
 
-def _follow_to_the_end(
-    watched: Watched, tail: Tail, see: Callable[[float, Event], list[str]]
-) -> None:
-    """Print what `see` says of each event, until the log ends with the end of its run."""
+def _follow_to_the_end(watched: Watched, tail: Tail, lines: Lines) -> None:
+    """Print the lines of each event, until the log ends with its run, or its driver is gone."""
+    from raycloud.report.local import is_driven
+
+    clock, gone = SystemClock(), False
     while True:
         entries = tail.read()
         _learn_job(watched, entries)
         for t, event in entries:
-            for line in see(t, event):
+            for line in lines.see(t, event):
                 typer.echo(line)
-        if not entries:
-            if watched.ended:
-                return
-            sys.stdout.flush()
+        if entries:
+            gone = False
+            continue
+        if watched.ended:
+            return
+        if gone:
+            for line in lines.gone():
+                typer.echo(line)
+            return
+        gone = tail.path.exists() and not is_driven(watched.directory, clock)
+        sys.stdout.flush()
+        if not gone:  # else its last words are read first
             select.select([], [], [], _REDRAW_S)  # until the log may have grown
 
 
@@ -172,7 +182,7 @@ def _keys() -> Iterator[Wait]:
     Yields:
         A function that waits for a key, so many seconds at most, and says whether it asked to end.
     """
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():  # None: it was closed
         yield lambda seconds: bool(select.select([], [], [], seconds)[0])
         return
     descriptor = sys.stdin.fileno()
@@ -193,14 +203,20 @@ def _keys() -> Iterator[Wait]:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """A signal that ends this process lets it put the terminal back first."""
+    """A signal that ends this process lets it put the terminal back first, as Ctrl-C does.
 
-    def end(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
+    Raises:
+        typer.Exit: With 130, after one.
+    """
+
+    def end(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
+    except KeyboardInterrupt:
+        raise typer.Exit(_STOPPED) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from raycloud.bounded import expanded
 from raycloud.data import eviction, sets
 from raycloud.data.block import DamagedBlock, open_block, publish, write_all, write_block
 from raycloud.data.eviction import Held, Listing, Removal
@@ -52,7 +53,7 @@ class BlockCache:
 
     def __init__(self, root: Path, disk_bytes: int | None = None) -> None:
         """`root` is made when something is written; `disk_bytes` is what `evict` goes down to."""
-        self.root = root.expanduser().absolute()
+        self.root = expanded(root).absolute()
         self.disk_bytes = disk_bytes
 
     @classmethod

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 from pyarrow import fs
 
+from raycloud.bounded import expanded
 from raycloud.data.hush import hushed, plain, scheme_of
 from raycloud.data.trees import ArrowTree, FsspecTree, LocalTree, Tree
 from raycloud.errors import DataError
@@ -106,7 +107,7 @@ def _roots(source: Source) -> Iterator[Root]:
             yield _root(tree, _inner(given), tree.scheme, given)
         elif scheme_of(given) in {"", "file", "local"} and "::" not in given:
             path = given.partition("://")[2] if scheme_of(given) else given
-            absolute = str(Path(path).expanduser().absolute())
+            absolute = str(expanded(Path(path)).absolute())
             yield _root(LocalTree(), absolute, "", given)
         elif (native := _ARROW_SCHEMES.get(scheme_of(given))) is not None:
             yield _arrow_root(native, given)

@@ -14,6 +14,7 @@ from pathlib import Path
 from platform import python_version
 from typing import TYPE_CHECKING
 
+from raycloud.bounded import expanded
 from raycloud.doctor import proc
 from raycloud.doctor.facts import Disk, Facts, Gpus, Machine, Store
 from raycloud.doctor.settings import Settings, TokenFile
@@ -131,7 +132,7 @@ def requirements() -> dict[str, str]:
 
 def token_file(path: Path) -> TokenFile | None:
     """The file as it lies there; None without one. What stands in it is not read."""
-    path = path.expanduser()
+    path = expanded(path)
     try:
         found, folder = path.stat(), path.parent.stat()
     except OSError:
@@ -147,7 +148,7 @@ def token_file(path: Path) -> TokenFile | None:
 
 def disk(path: Path) -> Disk:
     """A folder; where it is not there yet, the nearest one above it."""
-    there = path.expanduser().absolute()
+    there = expanded(path).absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
     try:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raycloud.bounded import expanded
 from raycloud.errors import MachineError
 from raycloud.planning.inventory import Inventory, Node
 
@@ -84,8 +85,8 @@ def attached(
             if address
             else "look into the newest session below Ray's temporary directory for its logs",
         ) from error
-    _keep_private(Path.home() / ".ray" / "auth_token")
     try:
+        _keep_private(expanded(Path("~/.ray/auth_token")))
         yield address is None
     finally:
         ray.shutdown()

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, assert_never
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, assert_never
 
 from raycloud import __version__
-from raycloud.checkpoint import (
-    Manifest,
-    Store,
-    open_store,
-    publish,
-    retain,
-)
+from raycloud.checkpoint import Manifest, Store, marked, open_store, publish, retain
 from raycloud.commands import (
     Command,
     Finish,
@@ -59,9 +54,6 @@ from raycloud.planning.plan import Plan, make
 from raycloud.report.recorder import Recorder
 from raycloud.training.member import BROKEN_EXCHANGE, Meeting, MemberConfig
 
-if TYPE_CHECKING:
-    from raycloud.spec import Job
-
 _TURN_S = 0.2
 _SILENCE_S = 600.0  # a step, or measuring the held-out samples, may take minutes
 
@@ -85,14 +77,19 @@ def drive(session: Session) -> Run:
     nodes = inventory()
     require(nodes, session.job.resources.worker, session.job.elastic.min_workers)
     outlets = Outlets(session)
-    with Recorder(
-        session.directory, session.clock, started_s=session.began_s, listener=outlets.add
-    ) as recorder:
+    several = len(nodes.nodes) > 1
+    with (
+        Recorder(
+            session.directory, session.clock, started_s=session.began_s, listener=outlets.add
+        ) as recorder,
+        marked(store) if several else nullcontext("") as mark,
+    ):
         session.directory.write_job(session.written)
+        session = replace(session, mark=mark)
         driver = Driver(session, recorder, store, origin.manifest, nodes, outlets)
         for step, why in origin.skipped:
             driver.note(f"the checkpoint of step {step} is damaged and was passed over", why=why)
-        if (most := _most_workers(session.job)) < session.job.elastic.max_workers:
+        if (most := session.job.most_workers) < session.job.elastic.max_workers:
             driver.note(f"a step has {most} micro-batches, so no more than {most} workers are used")
         return driver.run()
 
@@ -119,7 +116,7 @@ class Driver:
         tally = recorder.tally
         settings = ControlSettings(
             min_workers=job.elastic.min_workers,
-            max_workers=_most_workers(job),
+            max_workers=job.most_workers,
             silence_s=_SILENCE_S,
             capacity=capacity(self._nodes, job.resources.worker),
             global_batch=job.global_batch,
@@ -258,6 +255,7 @@ class Driver:
                     job=session.job,
                     task=session.task,
                     checkpoints=session.checkpoints,
+                    mark=session.mark,
                     resume_step=self._manifest.step if self._manifest else None,
                     only_steps=session.only_steps,
                     **self._sources.told(),
@@ -341,10 +339,3 @@ class Driver:
         if finish.status == "failed":
             raise failure_of(self._known.failure, finish, self._session.directory.path)
         return Run(status=finish.status, directory=self._session.directory.path, summary=summary)
-
-
-def _most_workers(job: Job) -> int:
-    """No more workers than a step has micro-batches; a list of shares says for itself."""
-    if isinstance(job.elastic.shares, tuple):
-        return job.elastic.max_workers
-    return min(job.elastic.max_workers, job.micro_batches)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from raycloud.errors import SpecError
@@ -15,6 +16,7 @@ from raycloud.spec import Environment
 from raycloud.spec.ray_token import ray_token
 
 LOCAL = "http://127.0.0.1:8265"
+_CERTIFICATES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # as requests reads them
 
 TOKEN_HINT = (
     "set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH to a file that only you may read, or keep it in "
@@ -31,11 +33,14 @@ class Endpoint:
         url: `http://host:port` or `https://...`, without a path.
         loopback: Whether that is this machine.
         token: What is shown there; None shows nothing.
+        certificates: A file or folder of those that an https server is checked with; None: those
+            that come with `requests`.
     """
 
     url: str
     loopback: bool
     token: str | None = field(repr=False)
+    certificates: Path | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -56,7 +61,7 @@ def endpoint(
 
     Raises:
         SpecError: The address is none, or leads elsewhere than this machine without a token, or in
-            clear.
+            clear; or the certificates for it are not where a variable says.
     """
     environment = environment or Environment.from_process()
     url, host = _parsed(address or environment.jobs_address or LOCAL)
@@ -76,7 +81,29 @@ def endpoint(
             "is not this machine, and there is no token to show to it",
             hint=f"start the cluster with RAY_AUTH_MODE=token, and {TOKEN_HINT}",
         )
-    return Endpoint(url=url, loopback=loopback, token=token)
+    certificates = _certificates(environment) if url.startswith("https:") else None
+    return Endpoint(url=url, loopback=loopback, token=token, certificates=certificates)
+
+
+def _certificates(environment: Environment) -> Path | None:
+    """Where those lie that servers are checked with, if a variable says it.
+
+    Raises:
+        SpecError: There is nothing.
+    """
+    for name in _CERTIFICATES:
+        said = environment.variables.get(name, "").strip()
+        if not said:
+            continue
+        if not Path(said).exists():
+            raise SpecError(
+                name,
+                said,
+                "is neither a file nor a folder of certificates",
+                hint=f"name one that is there, or unset {name}",
+            )
+        return Path(said)
+    return None
 
 
 def _parsed(address: str) -> tuple[str, str]:

@@ -24,6 +24,7 @@ class Session:
     Attributes:
         only_steps: Ends after this many steps, whatever the job's length; None: at its end.
         asked: The job with `${NAME}` where `job` has a secret; None: it has none.
+        mark: What shows members on other nodes that they see the place of its checkpoints.
     """
 
     job: Job
@@ -36,6 +37,7 @@ class Session:
     stop: StopSwitch | None
     only_steps: int | None = None
     asked: Job | None = None
+    mark: str = ""
 
     @property
     def written(self) -> Job:

@@ -1,8 +1,8 @@
 """What travels: the files of a working directory, checked and put into one archive.
 
 Nothing here knows of Ray. `pack` is the way in: it looks through the directory (`survey`), leaves
-out what must not travel (`names`, `contents`, `ignoring`) and writes the rest, the same bytes for
-the same files (`archive`).
+out what must not travel (`names`, `contents`; `ignoring`, by what `repository` reads) and writes
+the rest, the same bytes for the same files (`archive`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Secrets, known by their shape in a file's bytes.
 
-The redaction of what is written down (`report.redact`) would rather hide too much. Here a file that
-the job needs would be missing, so that only shapes stand here that nothing else has.
+The redaction of what is written down (`raycloud.redact`) would rather hide too much. Here a file
+that the job needs would be missing, so that only shapes stand here that nothing else has.
 """
 
 from __future__ import annotations

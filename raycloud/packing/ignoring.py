@@ -21,9 +21,9 @@ class Rule:
     """One line of an ignore file.
 
     Attributes:
-        source: The file it stands in, as a path from the root.
-        folder: The directory it holds below, as a path from the root with `/` at its end; empty
-            for the root.
+        source: The file it stands in, as a path from the working directory.
+        folder: The directory it holds below, as a path from the top with `/` at its end; empty
+            for the top. The top is that of the repository, else the working directory.
         pattern: What it says of each name on the path from `folder`; None is `**`.
         only_folders: It ended in `/`.
         keeps: It began with `!`: what matches travels after all.
@@ -80,8 +80,8 @@ def ignored_by(path: str, rules: Sequence[Rule], *, is_folder: bool) -> Rule | N
     """The rule that leaves out a path; None if it travels. The last rule that matches decides.
 
     Args:
-        path: From the root, with `/` between its parts. Nothing above it is left out.
-        rules: Those of the root first, then those of the directories on the way.
+        path: From the top, with `/` between its parts. Nothing above it is left out.
+        rules: Those of the top first, then those of the directories on the way.
         is_folder: Whether it is a directory.
     """
     for rule in reversed(rules):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import os.path
 import re
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raycloud.errors import SpecError
 from raycloud.packing.archive import Package, pack
+from raycloud.spec.load import overriding_secrets, written_secrets
+from raycloud.spec.mistakes import Mistake, refusal
+from raycloud.spec.secrets import literal
 from raycloud.spec.task_reference import TaskReference
 
 if TYPE_CHECKING:
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
 RUNS = "raycloud/runs"  # below the home directory of the node that runs the driver
 
 _LONGEST_NAME = 40
+_PATTERN = re.compile(r"[*?\[]")
 
 
 def working_dir_of(job_file: Path, asked: Path | None) -> Path:
@@ -36,13 +42,15 @@ def pack_job(job: Job, job_file: Path, root: Path) -> Package:
     """Pack a working directory for a job, and see that the job can be found in it.
 
     Args:
-        job: As it was loaded, with relative paths as they were written.
+        job: As it was loaded, with relative paths as they were written, and `${NAME}` for secrets.
         job_file: Its file.
         root: The working directory.
 
     Raises:
-        SpecError: The directory cannot be packed, or what the job needs of it does not travel.
+        SpecError: The job or its file holds a secret; the directory cannot be packed, or what the
+            job needs of it does not travel.
     """
+    _check_secrets([*literal(job.model_dump()), *written_secrets(job_file)])
     cache = job.data.cache.path
     task = TaskReference.parse(str(job.task)).file
     _check_checkpoints(job)
@@ -60,9 +68,13 @@ def entrypoint(
 ) -> str:
     """The shell command that runs a job in its unpacked package.
 
+    Raises:
+        SpecError: One of the overrides holds a secret.
+
     >>> entrypoint(Path("/p/a b.yaml"), Path("/p"), "x-1", overrides=["steps=5"], restarts=2)
     "raycloud train 'a b.yaml' --run-dir ~/raycloud/runs/x-1 --restarts 2 --cards --set steps=5"
     """
+    _check_secrets(overriding_secrets(overrides))
     inner = (job_file.parent.resolve() / job_file.name).relative_to(root.resolve()).as_posix()
     named = inner if not inner.startswith("-") else f"./{inner}"
     words = [
@@ -88,6 +100,29 @@ def submission_id(name: str, unix_s: float, salt: str) -> str:
     return f"{plain}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(unix_s))}-{salt}"
 
 
+def _check_secrets(found: Iterable[tuple[str, str]]) -> None:
+    """Refuse a job that holds a secret itself.
+
+    Raises:
+        SpecError: For these fields, given with what may be shown of them.
+    """
+    if fields := dict(found):
+        raise refusal(
+            [
+                Mistake(
+                    field=field,
+                    value=shown,
+                    problem="holds a secret, which anyone could read on the cluster: in the job "
+                    "file that travels, or in the command that runs there",
+                    hint="write ${NAME} in its place, and set NAME in the environment that the "
+                    "cluster's head is started in; if it is part of a longer text, let the task "
+                    "read it from there",
+                )
+                for field, shown in fields.items()
+            ]
+        )
+
+
 def _check_checkpoints(job: Job) -> None:
     path = job.checkpoint.path
     if path is not None and _is_relative(path):
@@ -104,8 +139,9 @@ def _check_data(job: Job, package: Package) -> None:
     path = job.data.path
     if path is None or not _is_relative(str(path)):
         return
-    inner = Path(path).as_posix().removeprefix("./").rstrip("/")
-    if any(f.path == inner or f.path.startswith(f"{inner}/") for f in package.survey.files):
+    inner = _before_pattern(path)
+    folder = f"{inner}/" if inner else ""
+    if any(f"{file.path}/".startswith(folder) for file in package.survey.files):
         return
     reason = package.survey.why_left(inner) or package.survey.why_left(f"{inner}/")
     raise SpecError(
@@ -114,6 +150,18 @@ def _check_data(job: Job, package: Package) -> None:
         f"is a place on this machine that does not travel: {reason or 'not in the working dir'}",
         hint="put the data where the cluster reads it, and write that path or URL",
     )
+
+
+def _before_pattern(path: str) -> str:
+    """The folder or file that a relative path begins with, before what is a pattern.
+
+    >>> _before_pattern("./rows/a.csv"), _before_pattern("rows/*/a.csv"), _before_pattern("*.csv")
+    ('rows/a.csv', 'rows', '')
+    >>> _before_pattern(".")
+    ''
+    """
+    parts = Path(os.path.normpath(path)).parts  # of `.`, none
+    return "/".join(itertools.takewhile(lambda part: not _PATTERN.search(part), parts))
 
 
 def _is_relative(location: str) -> bool:

@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from raycloud.bounded import expanded
 from raycloud.errors import SpecError
-from raycloud.packing.ignoring import (
-    IGNORE_FILES,
-    LARGEST_BYTES,
-    Rule,
-    combined,
-    ignored_by,
-    rules_of,
-)
+from raycloud.packing.ignoring import Rule, combined, ignored_by
 from raycloud.packing.names import EXPECTED, file_stays, folder_stays
+from raycloud.packing.repository import rules_above, rules_in, top_of
 
 _FIELD = "--working-dir"
 _MOST_FILES = 50_000
@@ -96,9 +91,11 @@ def survey(root: Path, *, also: tuple[Path, ...] = ()) -> Survey:
         SpecError: It is no directory that can be read, or holds far too many files.
     """
     root = _checked(root)
-    walk = _Walk(root, frozenset(os.path.realpath(place) for place in also))
     try:
-        found = list(walk.below("", (), depth=0))
+        top = top_of(root)
+        walk = _Walk(root, top, frozenset(os.path.realpath(place) for place in also))
+        files = list(walk.below("", rules_above(root, top), depth=0))
+        found = [*files, *walk.linked(files)]
     except OSError as error:
         raise SpecError(
             _FIELD, str(root), f"cannot be read: {error}", hint="name another directory"
@@ -114,7 +111,7 @@ def _checked(root: Path) -> Path:
     if not root.is_dir():
         raise SpecError(_FIELD, str(root), "is no directory", hint="name the project's directory")
     root = root.resolve()
-    if root in {Path(root.anchor), Path.home().resolve()}:
+    if root in {Path(root.anchor), expanded(Path("~")).resolve()}:
         raise SpecError(
             _FIELD,
             str(root),
@@ -125,18 +122,21 @@ def _checked(root: Path) -> Path:
 
 
 class _Walk:
-    """One walk; `left` fills as it goes."""
+    """One walk; `left` fills as it goes, but for links, of which `linked` tells afterwards."""
 
-    def __init__(self, root: Path, also: frozenset[str]) -> None:
-        self._root, self._also = root, also
+    def __init__(self, root: Path, top: Path, also: frozenset[str]) -> None:
+        self._root, self._top, self._also = root, top, also
+        self._from_top = "" if root == top else f"{root.relative_to(top).as_posix()}/"
         self.left: list[Left] = []
         self._seen = 0
+        self._links: list[str] = []
 
     def below(self, folder: str, rules: tuple[Rule, ...], *, depth: int) -> Iterator[Travelling]:
         """What travels of a directory, named from the root with `/` at its end."""
         with os.scandir(self._root / folder) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
-        rules = combined((rules, *self._said(folder, {entry.name for entry in found})))
+        names = {entry.name for entry in found}
+        rules = combined((rules, *rules_in(self._root / folder, self._root, self._top, names)))
         for entry in found:
             self._seen += 1
             if self._seen > _MOST_FILES:
@@ -154,13 +154,18 @@ class _Walk:
             elif (one := self._file(path, entry, rules)) is not None:
                 yield one
 
-    def _said(self, folder: str, names: set[str]) -> Iterator[tuple[Rule, ...]]:
-        for name in IGNORE_FILES:
-            file = self._root / folder / name
-            if name in names and file.is_file() and not file.is_symlink():
-                with file.open("rb") as opened:
-                    text = opened.read(LARGEST_BYTES).decode("utf-8", errors="replace")
-                yield rules_of(text, source=folder + name, folder=folder)
+    def linked(self, found: list[Travelling]) -> Iterator[Travelling]:
+        """What travels of the links: those that lead to one of the files that were found.
+
+        A link carries the bytes of its target, so that it must not bring in what would stay.
+        """
+        files = {file.file: file for file in found}
+        for path in self._links:
+            target = Path(os.path.realpath(self._root / path))
+            if target in files:
+                yield replace(files[target], path=path)
+            else:
+                self.left.append(Left(path=_shown(path), reason=self._why_no_link(target)))
 
     def _folder(self, path: str, name: str, rules: tuple[Rule, ...], depth: int) -> str | None:
         """Why a directory stays; None if one has to look into it."""
@@ -179,14 +184,14 @@ class _Walk:
     def _file(
         self, path: str, entry: os.DirEntry[str], rules: tuple[Rule, ...]
     ) -> Travelling | None:
-        """A file that travels; None if it stays."""
+        """A file that travels; None if it stays, or is a link."""
         file = self._root / path
         reason = file_stays(entry.name) if _is_text(entry.name) else _ODD_NAME
         if reason is None:
             reason = self._said_or_cached(path, rules, is_folder=False)
         if reason is None and entry.is_symlink():
-            file = Path(os.path.realpath(file))
-            reason = self._link(file, rules)
+            self._links.append(path)
+            return None
         if reason is None:
             status = file.lstat()
             if stat.S_ISREG(status.st_mode):
@@ -203,30 +208,16 @@ class _Walk:
     def _said_or_cached(self, path: str, rules: tuple[Rule, ...], *, is_folder: bool) -> str | None:
         if os.path.realpath(self._root / path) in self._also:
             return _DATA
-        rule = ignored_by(path, rules, is_folder=is_folder)
+        rule = ignored_by(self._from_top + path, rules, is_folder=is_folder)
         return f"{_SAID}{rule.source}" if rule else None
 
-    def _link(self, target: Path, rules: tuple[Rule, ...]) -> str | None:
-        """Why a link stays, by where it leads in the end; None if that is a file that may travel.
-
-        A link carries the bytes of its target, so that it must not bring in what would stay there.
-        """
+    def _why_no_link(self, target: Path) -> str:
+        """Why a link stays, by where it leads in the end: no file that travels."""
         if not target.is_relative_to(self._root):
             return "a link that leads outside"
         if not target.exists():
             return "a link that leads nowhere"
-        if target.is_dir():
-            return "a link to a directory"
-        inner = PurePosixPath(target.relative_to(self._root))
-        for parent in inner.parents:
-            place = self._root / parent
-            if parent.name and (
-                folder_stays(parent.name, place) or ignored_by(str(parent), rules, is_folder=True)
-            ):
-                return "a link to what stays"
-        if file_stays(inner.name) or ignored_by(str(inner), rules, is_folder=False):
-            return "a link to what stays"
-        return None
+        return "a link to a directory" if target.is_dir() else "a link to what stays"
 
 
 def _is_text(name: str) -> bool:

@@ -1,7 +1,7 @@
 """How a run stands, as a line in its log; and such a log turned back into the progress display.
 
 A submitted job's log is text that anything may be printed to. A line `raycloud-card {json}` in it
-is a `Card`; all other lines are for people, and pass through.
+is a `Card`; all other lines are for people, and pass through without secrets.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from raycloud.redact import redact_text
 from raycloud.report.figures import printable
 from raycloud.report.follow import Follower
 from raycloud.report.progress import card_renderable, card_text
@@ -91,7 +92,7 @@ def carded(
 
 
 class CardDisplay:
-    """Takes a log's lines: cards become the progress display, other lines pass through.
+    """Takes a log's lines: cards become the progress display, other lines pass without secrets.
 
     Args:
         say: Shows a line that stays.
@@ -107,7 +108,7 @@ class CardDisplay:
         """Take in a line, with or without its newline; a card with nothing new is not drawn."""
         card = parse_line(line)
         if card is None:
-            self._say(printable(line.rstrip("\r\n")))
+            self._say(printable(redact_text(line.rstrip("\r\n"))))
             return
         told, self.last = self.last, card
         if told is None or card_text(told) != card_text(card):

@@ -24,9 +24,11 @@ from raycloud.spec.rundir import RUNS, RunDirectory
 if TYPE_CHECKING:
     from raycloud.clock import Clock
 
-_LOCKS = Path("/proc/locks")
+_PROC = Path("/proc")
+_LOCKS = _PROC / "locks"
 _PID, _INODE = 4, 5  # fields of a line there
 _LOOK_S = 0.3  # between looks at a log that grows
+_FRESH_S = 60.0  # a log that was written since then may have a driver elsewhere
 
 
 def runs_below(root: Path = RUNS) -> list[Path]:
@@ -41,16 +43,19 @@ def is_run(directory: Path) -> bool:
 
 
 def standing_of(directory: Path, clock: Clock) -> Card:
-    """How the run kept in a directory stands.
+    """How the run kept in a directory stands; one that nobody drives any more was killed.
+
+    Whether anybody does is what `is_driven` can tell from here.
 
     Raises:
         RunDirectoryError: There is no run, or its log cannot be read.
         SpecError: Its job cannot be read.
     """
-    tally = Tally()
+    held, tally = driver_of(directory) is not None, Tally()  # in this order: see its last words
     for t, event in read_events(RunDirectory(directory).events_jsonl):
         tally.add(t, event)
-    return _card(directory, tally, clock, alive=driver_of(directory) is not None)
+    alive = _is_alive(directory, tally, clock, held=held)
+    return _card(directory, tally, clock, alive=alive)
 
 
 def standing_or_why(directory: Path, clock: Clock) -> Card:
@@ -69,32 +74,44 @@ def standing_or_why(directory: Path, clock: Clock) -> Card:
         )
 
 
-def driver_of(directory: Path) -> int | None:
-    """The process on this machine that writes the run's log; None: there is none.
+def is_driven(directory: Path, clock: Clock) -> bool:
+    """Whether someone drives a run that has not ended, as far as can be told from here.
 
-    Found by the lock that it holds on the log, for which nothing is locked here: a driver that
-    starts at this moment would take that for another one.
+    On another machine or in another container that shares the directory, a driver holds a lock
+    that is not seen here. So where none is seen, a log that was written within the last minute
+    speaks for a driver, too: one that was killed here is missed once that minute is over.
 
     Raises:
         RunDirectoryError: There is no run.
     """
-    log = RunDirectory(directory).events_jsonl
-    try:
-        inode = log.stat().st_ino
-    except OSError as error:
-        raise RunDirectoryError(
-            f"{directory} holds no run: {log.name} cannot be read", hint="name a run directory"
-        ) from error
+    return driver_of(directory) is not None or _is_fresh(directory, clock)
+
+
+def driver_of(directory: Path) -> int | None:
+    """The process on this machine that writes the run's log; None: there is none.
+
+    Found by the lock that it holds on the log, for which nothing is locked here: a driver that
+    starts at this moment would take that for another one. A holder that this user may not look
+    into, as it is another user's, counts.
+
+    Raises:
+        RunDirectoryError: There is no run.
+    """
+    log = _log_of(directory)
     try:
         locks = _LOCKS.read_text(encoding="ascii").splitlines()
     except OSError:  # not a Linux: nobody can be told from here
         return None
     for line in locks:
         fields = line.split()
-        if len(fields) > _INODE and fields[1] == "FLOCK" and fields[_INODE].endswith(f":{inode}"):
-            pid = int(fields[_PID])
-            if pid > 0 and _has_open(pid, log):
-                return pid
+        if len(fields) <= _INODE or fields[1] != "FLOCK":
+            continue
+        pid, (*device, inode) = int(fields[_PID]), fields[_INODE].split(":")
+        if pid <= 0 or int(inode) != log.st_ino:
+            continue
+        has_open = _has_open(pid, log)
+        if has_open or (has_open is None and _may_be_on(device, log)):
+            return pid
     return None
 
 
@@ -117,6 +134,8 @@ def stop_driver(directory: Path) -> int:
         try:
             if driver_of(directory) != pid:  # it ended, and its number may be another's by now
                 raise ProcessLookupError(f"process {pid} has ended")
+            if _has_open(pid, _log_of(directory)) is None:
+                raise PermissionError("it may not be looked into")
             signal.pidfd_send_signal(process, signal.SIGTERM)
         finally:
             os.close(process)
@@ -149,12 +168,13 @@ def log_lines(directory: Path, clock: Clock, *, follow: bool) -> Iterator[str]:
         ) from error
     with file:
         while True:
-            alive = driver_of(directory) is not None  # before reading: its last words are read
+            held = driver_of(directory) is not None  # before reading: its last words are read
             for t, event in _new(file, path):
                 tally.add(t, event)
                 text = notes.of(event)
                 if text:
                     yield text
+            alive = _is_alive(directory, tally, clock, held=held)
             yield to_line(_card(directory, tally, clock, alive=alive))
             if not follow or not alive:
                 return
@@ -205,10 +225,57 @@ def _card(directory: Path, tally: Tally, clock: Clock, *, alive: bool) -> Card:
     return card if alive else card.after_end()
 
 
-def _has_open(pid: int, path: Path) -> bool:
-    """Whether a process has a file open, as far as this user may know."""
+def _is_alive(directory: Path, tally: Tally, clock: Clock, *, held: bool) -> bool:
+    """Whether a run goes on: its log is held; or has no last word, and was written just now."""
+    return held or (tally.status == "unfinished" and _is_fresh(directory, clock))
+
+
+def _is_fresh(directory: Path, clock: Clock) -> bool:
+    return abs(clock.unix_s() - _log_of(directory).st_mtime) < _FRESH_S
+
+
+def _log_of(directory: Path) -> os.stat_result:
+    log = RunDirectory(directory).events_jsonl
     try:
-        links = Path(f"/proc/{pid}/fd").iterdir()
-        return any(link.exists() and link.samefile(path) for link in links)
+        return log.stat()
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{directory} holds no run: {log.name} cannot be read", hint="name a run directory"
+        ) from error
+
+
+def _has_open(pid: int, file: os.stat_result) -> bool | None:
+    """Whether a process has a file open; None: this user may not know."""
+    hidden = False
+    try:
+        for link in (_PROC / str(pid) / "fd").iterdir():
+            try:
+                if os.path.samestat(link.stat(), file):
+                    return True
+            except PermissionError:
+                hidden = True
+            except OSError:  # closed meanwhile
+                continue
+    except PermissionError:
+        hidden = True
+    except OSError:  # it has ended; or /proc shows nobody the processes of others
+        hidden = _is_anothers(pid)
+    return None if hidden else False
+
+
+def _is_anothers(pid: int) -> bool:
+    """Whether a process is there that this user may not even send a signal to."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
     except OSError:
-        return False
+        pass
+    return False
+
+
+def _may_be_on(device: list[str], file: os.stat_result) -> bool:
+    """Whether the device of a lock may be that of a file."""
+    major, minor = (int(part, 16) for part in device)
+    # Where the kernel makes the number up (btrfs, networks), the two may differ.
+    return os.major(file.st_dev) == 0 or os.makedev(major, minor) == file.st_dev

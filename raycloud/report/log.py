@@ -29,6 +29,8 @@ _KINDS: dict[str, type | tuple[type, ...]] = {  # by the word in a field's annot
     "Mapping": Mapping,
 }
 _BLOCK_BYTES = 1 << 16
+_FARTHEST_T = 6e10  # unix seconds from 1970, either way: a date of the years 68 to 3871
+_LARGEST = 2**63  # of whole numbers: beyond it, arithmetic with floats may overflow
 
 
 def to_microseconds(t: float) -> float:
@@ -64,7 +66,7 @@ def from_line(line: str) -> tuple[float, Event]:
         raise ValueError(f"its format is {record.get('format')!r}, this raycloud reads {FORMAT}")
     try:
         return _time(record["t"]), _restored(_checked(from_record(record)))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"a field is missing or of the wrong kind: {error}") from error
 
 
@@ -101,8 +103,8 @@ def read_events(path: Path) -> Iterator[tuple[float, Event]]:
 
 def _time(value: Any) -> float:
     t = float(value)
-    if not math.isfinite(t):
-        raise ValueError("its time is no finite number")
+    if not abs(t) <= _FARTHEST_T:  # also what is no number
+        raise ValueError("its time is no date")
     return t
 
 
@@ -118,6 +120,8 @@ def _checked(event: Event) -> Event:
             continue
         if not isinstance(value, known) or (isinstance(value, bool) and kind != "bool"):
             raise TypeError(f"{field.name} = {value!r:.80} is no {kind}")
+        if isinstance(value, int) and abs(value) >= _LARGEST:
+            raise ValueError(f"{field.name} is {_LARGEST} or more")
     return event
 
 

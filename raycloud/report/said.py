@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from raycloud.bounded import open_regular, text_lines
+from raycloud.bounded import json_value, open_regular, text_lines
 from raycloud.errors import RunDirectoryError
 from raycloud.report.figures import printable_line
 
@@ -31,8 +30,13 @@ def member_lines(directory: Path, member: int, *, raw: bool) -> Iterator[str]:
             f"member {member} of {directory} has logged nothing", hint=known
         ) from error
     with file:
-        for line in text_lines(file):
-            yield line.rstrip("\n") if raw else entry_text(line)
+        try:
+            for line in text_lines(file):
+                yield line.rstrip("\n") if raw else entry_text(line)
+        except ValueError as error:
+            raise RunDirectoryError(
+                f"{path} cannot be read: {error}", hint="it is damaged: move it away"
+            ) from error
 
 
 def entry_text(line: str) -> str:
@@ -42,10 +46,10 @@ def entry_text(line: str) -> str:
     '00:00:00 INFO my.task: hello (step 3)'
     """
     try:
-        entry: Any = json.loads(line)
+        entry: Any = json_value(line, constants=True)
         at = datetime.fromtimestamp(float(entry["t"]), tz=UTC).strftime("%H:%M:%S")
         text = f"{at} {entry['level']} {entry['logger']}: {entry['message']}"
-    except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, OSError):
         return printable_line(line)
     step = entry.get("step")
     return printable_line(text if step is None else f"{text} (step {step})")

@@ -6,6 +6,7 @@ place in the user's code; `--debug` shows all of it.
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 from pathlib import Path
@@ -34,6 +35,8 @@ _NOT_THEIRS = (
 )
 
 _FAULT = "this is a fault in raycloud: please report it, with the traceback that --debug shows"
+_WHO_ASKED = "--debug shows what asked for it"
+_LOOK = f"look at its permissions and at the free space there; {_WHO_ASKED}"
 
 
 def told(
@@ -104,8 +107,19 @@ def _parts(error: BaseException, interrupted: str) -> tuple[str, str, int]:
             return error.message, error.hint, OURS
         case KeyboardInterrupt():
             return "stopped at once", interrupted, STOPPED
+        case OSError():
+            return _system_said(error), _LOOK if error.filename else _WHO_ASKED, MACHINE
         case _:
             return f"unexpected {type(error).__name__}: {error}", _FAULT, OURS
+
+
+def _system_said(error: OSError) -> str:
+    """What the operating system refused, and of which file, where it says so."""
+    what = error.strerror or str(error) or type(error).__name__
+    name = error.filename
+    if name is None:
+        return f"the system refused: {what}"
+    return f"the system refused {os.fsdecode(name) if isinstance(name, bytes) else name}: {what}"
 
 
 def _word(word: str, colour: str, *, plain: bool) -> str:

@@ -190,6 +190,12 @@ class Lines:
             lines += self._standing(t)
         return lines
 
+    def gone(self) -> list[str]:
+        """The lines to show once the driver is gone without a last word."""
+        card = self._watched.card(self._watched.last_t or 0.0).after_end()
+        text = f"{card.status} after step {card.step}: its driver is gone without a last word"
+        return [*([text] if self._notes else []), self._line(card)]
+
     def _standing(self, t: float) -> list[str]:
         card = self._watched.card(t)
         if (card.step, card.status) == self._told or not (card.step or self._watched.ended):

@@ -1,7 +1,7 @@
 """A job as people look at it: all of it, all of it explained, or what is not at its default.
 
-Every text is a job file again, and reads back as the same job, unless it held a secret: URLs lose
-their user and password here, and settings named like a password or token lose their value.
+Every text is a job file again, and reads back as the same job, but for a secret that it holds
+itself: that is left out, as in a run directory.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raycloud.redact import redact
 from raycloud.spec.job import Job
+from raycloud.spec.load import kept_values
 from raycloud.spec.schema import Node, accepts, fields_of, plain_word, schema_of, takes
 from raycloud.spec.yaml_text import write
 
@@ -20,8 +20,7 @@ _WIDTH = 100
 
 def values_of(job: Job) -> dict[str, Any]:
     """The resolved job as plain nested values, without secrets."""
-    values: dict[str, Any] = redact(job.resolved().model_dump())  # tuples become lists
-    return values
+    return kept_values(job)
 
 
 def plain(job: Job) -> str:

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from raycloud.bounded import expanded
 from raycloud.spec.mistakes import Where, refusal
 from raycloud.spec.rules import broken
 from raycloud.spec.sections import (
@@ -213,6 +214,13 @@ class Job(Section):
         return self.global_batch // self.micro_batch
 
     @property
+    def most_workers(self) -> int:
+        """No more workers than a step has micro-batches; a list of shares says for itself."""
+        if isinstance(self.elastic.shares, tuple):
+            return self.elastic.max_workers
+        return min(self.elastic.max_workers, self.micro_batches)
+
+    @property
     def sync_point(self) -> SyncPoint:
         """How updates travel, every auto decided."""
         asked = self.sync.model_dump(exclude={"bucket_bytes"})
@@ -239,7 +247,7 @@ class Job(Section):
 def _absolute(location: Any) -> Any:
     if location is None or "://" in location or "::" in location:
         return location
-    return os.path.normpath(Path(location).expanduser().absolute())
+    return os.path.normpath(expanded(Path(location)).absolute())
 
 
 def _value(values: object, section: type[BaseModel], field: str) -> Any:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from raycloud.bounded import expanded
 from raycloud.errors import SpecError
 from raycloud.spec.job import Job
 from raycloud.spec.mistakes import Mistake, Where, combined, refusal
-from raycloud.spec.secrets import kept
+from raycloud.spec.secrets import kept, literal
 from raycloud.spec.task_reference import TaskReference
 from raycloud.spec.yaml_text import Parsed, YamlRefusedError, parse, write
 
@@ -77,10 +78,35 @@ def dump_job(job: Job) -> str:
 
     It reads back as `kept(job.resolved())`.
     """
+    return write(kept_values(job))
+
+
+def kept_values(job: Job) -> dict[str, Any]:
+    """`kept(job.resolved())` as plain nested values, as a job file and JSON hold them."""
     values = kept(job.resolved()).model_dump()
     shares = values["elastic"]["shares"]
     values["elastic"]["shares"] = list(shares) if isinstance(shares, tuple) else shares
-    return write(values)
+    return values
+
+
+def written_secrets(path: Path) -> Iterator[tuple[str, str]]:
+    """The fields of a job file that hold a secret themselves, each with what is kept of it.
+
+    Raises:
+        SpecError: The file cannot be read.
+    """
+    value = _parsed(path).value
+    yield from literal(value if isinstance(value, dict) else {})
+
+
+def overriding_secrets(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """As `written_secrets`, of the texts after `--set`, each on its own: another may hide it.
+
+    Raises:
+        SpecError: One is no override.
+    """
+    for override in overrides:
+        yield from literal(_overridden({}, [override])[0])
 
 
 def _job(
@@ -92,7 +118,7 @@ def _job(
     reference = TaskReference.parse(job.task)
     if reference.file is None:
         return job
-    file = reference.file.expanduser()
+    file = expanded(reference.file)
     file = (Path.cwd() if directory is None else directory.absolute()) / file
     if check_files and not _is_file(file):
         raise refusal([_no_task_file(job.task, file)], where)

@@ -4,13 +4,13 @@ A location may carry credentials: user and password before the host, or a token 
 a job writes them as `${NAME}`, their values come from the environment of the process that starts
 the run, and what is kept of the job holds the name. Where it holds a secret itself, what is kept
 has `[redacted]` in its place, and a resumed run has to be told it again. Settings with a secret's
-name are treated alike.
+name are treated alike, with all that lies below them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -41,8 +41,51 @@ def kept(job: Job) -> Job:
     return _changed(job, lambda _, text: _kept_url(text), _kept_setting)
 
 
+def literal(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The fields that hold a secret themselves, each with what would be kept of it.
+
+    Args:
+        values: Those of a job, or some of them, as in a job file; those of no job have none.
+
+    >>> list(literal({"settings": {"api_key": "abc", "hf_token": "${HF}"}, "data": {"path": "a"}}))
+    [('settings.api_key', '[redacted]')]
+    """
+    found: list[tuple[str, str]] = []
+
+    def setting(field: str, text: str, *, secret: bool) -> str:
+        shown = _kept_setting(field, text, secret=secret)
+        if shown != text:
+            found.append((field, shown))
+        return text
+
+    for path in _LOCATIONS:
+        value: Any = values
+        for name in path:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if isinstance(value, str) and (shown := _kept_url(value)) != value:
+            found.append((".".join(path), shown))
+    _walked(values.get("settings"), "settings", setting)
+    yield from found
+
+
+def kept_word(word: str) -> str:
+    """A word of a command as it may be shown: of a field and its value, what would be kept of it.
+
+    >>> kept_word("settings.api_key=a b"), kept_word("--set=settings.api_key=${KEY}")
+    ('settings.api_key=[redacted]', '--set=settings.api_key=${KEY}')
+    """
+    option = "--set=" if word.startswith("--set=") else ""
+    field, equals, value = word.removeprefix(option).partition("=")
+    if not equals:
+        return redact_text(word)
+    secret = any(is_secret_name(name) for name in field.split("."))
+    return f"{option}{field}={_kept_setting(field, value, secret=secret)}"
+
+
 def filled(job: Job, variables: Mapping[str, str]) -> Job:
-    """The job with every `${NAME}` of a secret replaced by the variable's value.
+    """The job as it runs: every `${NAME}` of a secret replaced by the variable's value.
+
+    `checkpoint.path` is from the root, as in what is kept: all who write there mean one place.
 
     Args:
         job: What is asked.
@@ -62,7 +105,10 @@ def filled(job: Job, variables: Mapping[str, str]) -> Job:
             raise _not_kept(field, text)
         return url(field, text) if "://" in text else text
 
-    return _changed(job, url, setting)
+    job = _changed(job, url, setting)
+    place = job.resolved().checkpoint.path
+    checkpoint = job.checkpoint.model_copy(update={"path": place})
+    return job.model_copy(update={"checkpoint": checkpoint})
 
 
 def secrets_of(job: Job) -> set[str]:
@@ -128,7 +174,9 @@ def _walked(value: Any, at: str, setting: Callable[..., str], *, secret: bool = 
         return setting(at, value, secret=secret)
     if isinstance(value, Mapping):
         return {
-            name: _walked(inner, f"{at}.{name}", setting, secret=is_secret_name(str(name)))
+            name: _walked(
+                inner, f"{at}.{name}", setting, secret=secret or is_secret_name(str(name))
+            )
             for name, inner in value.items()
         }
     if isinstance(value, list | tuple):
@@ -145,7 +193,7 @@ def _kept_setting(_: str, text: str, *, secret: bool) -> str:
         return text
     if secret and text:
         return GONE
-    return redact_text(text)
+    return redact_text(_kept_url(text))
 
 
 def _at_secrets(text: str, put: Callable[[str, str], str]) -> str:

@@ -10,7 +10,7 @@ from raycloud.spec.sections import Location, Section
 
 
 class MlflowSection(Section):
-    """Numbers for an MLflow server or store. Needs `pip install 'raycloud[mlflow]'`."""
+    """Numbers for an MLflow server or store. Needs raycloud's extra `mlflow`."""
 
     uri: Location | None = Field(
         default=None,
@@ -26,7 +26,7 @@ class MlflowSection(Section):
 
 
 class WandbSection(Section):
-    """Numbers for Weights & Biases. Needs `pip install 'raycloud[wandb]'`."""
+    """Numbers for Weights & Biases. Needs raycloud's extra `wandb`."""
 
     mode: Literal["off", "offline", "online"] = Field(
         default="off",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 MOST_LETTERS = 8192  # of a message; the rest is cut off
+_MOST_LOOKED_INTO = 4 * MOST_LETTERS
 MOST_WAITING = 2000  # lines that wait to be fetched
 RATE_PER_S = 100.0
 BURST = 1000.0
@@ -100,15 +101,23 @@ class Journal(logging.Handler):
         return True
 
     def _line(self, level: str, logger: str, message: str) -> str:
-        message = redact_text(message)  # before it is cut: half a secret has no shape
-        if len(message) > MOST_LETTERS:
-            message = f"{message[:MOST_LETTERS]}... ({len(message) - MOST_LETTERS} letters cut off)"
         record = {
             "format": FORMAT,
             "t": round(self._clock.unix_s(), 6),
             "level": level,
             "logger": redact_text(logger),
-            "message": message,
+            "message": _cut(message),
             "step": self._step(),
         }
         return json.dumps(record, separators=(",", ":"))
+
+
+def _cut(message: str) -> str:
+    """A message without secrets, of the most letters that are kept."""
+    text = redact_text(message[:_MOST_LOOKED_INTO])  # before it is cut: half a secret has no shape
+    beyond = len(message) - _MOST_LOOKED_INTO
+    # Where it had to be cut before, what is left may end in half a secret.
+    most = MOST_LETTERS if beyond <= 0 else min(MOST_LETTERS, max(0, len(text) - MOST_LETTERS))
+    if len(text) <= most:
+        return text
+    return f"{text[:most]}... ({len(text) - most + max(0, beyond)} letters cut off)"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raycloud.checkpoint import encode, load, open_store
+from raycloud.checkpoint import encode, load, open_store, see
 from raycloud.checkpoint.payload import load_tensors
 from raycloud.data.provide import TRAIN
 from raycloud.errors import InternalError
@@ -64,7 +64,8 @@ _PREPARING_S = 20.0  # between two signs of life
 class MemberConfig:
     """What a member is told at its start.
 
-    `address` is this node's address that peers can reach. `checkpoints` is where they are kept;
+    `address` is this node's address that peers can reach. `checkpoints` is where they are kept, and
+    `mark` what shows that all members see that place (empty: they share a node);
     `resume_step` names the one to start from, None for the beginning. `pipeline` is the name that
     the run's members find their data's pipeline by, and `home` the node that it is on, the
     driver's; `known` are the inputs that the run has read before, in their order. `collators` are
@@ -79,6 +80,7 @@ class MemberConfig:
     job: Job
     task: type[Task]
     checkpoints: str
+    mark: str = ""
     resume_step: int | None = None
     only_steps: int | None = None
     pipeline: str = ""
@@ -120,6 +122,8 @@ class Life:
         self._task = construct(config.task, job)
         supplying = Supplying(self._task, job, provider)
         store = open_store(config.checkpoints)
+        if config.mark:
+            see(store, config.mark, config.address or config.node)
         manifest = load(store, config.resume_step) if config.resume_step is not None else None
         self._step = manifest.step if manifest is not None else 0
         self._position = position_of(manifest) if manifest is not None else Position()

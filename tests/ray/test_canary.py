@@ -155,10 +155,22 @@ def test_nothing_that_a_failed_run_leaves_holds_a_secret(
 
 def test_nothing_that_reads_the_run_says_a_secret(failed: Command, named: Field) -> None:
     run = named.folder.parent / "run"
-    for arguments in (["report", run], ["report", run, "--json"]):
-        code, one = named.raycloud("-".join(map(str, arguments[::2])).strip("/"), *arguments)
+    say_why = (["report", run], ["report", run, "--json"], ["status", run], ["logs", run])
+    say_more = (
+        ["status", run, "--json"],
+        ["logs", run, "--json"],
+        ["logs", run, "--member", "0"],
+        ["watch", run, "--plain"],
+        ["watch", run, "--json"],
+        ["compare", run, run],
+        ["config", "show", run, "--comments"],
+        ["config", "show", named.folder / "job.yaml", "--diff"],
+    )
+    for number, words in enumerate((*say_why, *say_more)):
+        code, one = named.raycloud(f"reads-{number}", *words)
         assert code == 0, one.err
-        assert "login failed" in one.out
+        assert one.out
+        assert "login failed" in one.out or words in say_more, words
     assert leaks(named.folder.parent) == []
 
 

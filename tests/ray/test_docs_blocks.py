@@ -20,6 +20,7 @@ import pytest
 
 from raycloud.on_ray.tasks import resolve
 from raycloud.spec import load_job
+from tests.installing import built
 from tests.live import RAYCLOUD, ROOT, command, exact_steps
 from tests.pages import DOCS, README, Block, blocks, table
 
@@ -29,14 +30,13 @@ SHORT = ("--set", "steps=2", "--set", "evaluate.max_samples=8")
 
 # Commands that are not executed here, and the test that does it.
 ELSEWHERE = {
-    "pip install": "tests/ray/test_docs_blocks.py",
+    "pip install": "tests/ray/test_installed.py",
     "raycloud submit": "tests/ray/head/test_submit.py",
     "raycloud status": "tests/ray/head/test_standing.py",
     "raycloud logs": "tests/ray/head/test_standing.py",
     "raycloud stop": "tests/ray/head/test_standing.py",
     "raycloud doctor": "tests/ray/test_doctor.py",
     "raycloud watch": "tests/unit/test_report_watch.py",
-    "ray up": "tests/unit/test_cluster_yaml.py",
 }
 EXECUTED = ("raycloud ", "python ", "make ", "cd ", *ELSEWHERE)
 TREE = "raycloud/\n"  # the drawing of the house: tests/unit/test_house.py holds it
@@ -68,6 +68,9 @@ def test_what_is_executed_elsewhere_is() -> None:
     lines = [line for page in (README, QUICK) for b in blocks(page) for line in b.commands]
     for test in {elsewhere(line) for line in lines} - {None}:
         assert (ROOT / str(test)).is_file(), test
+    for start, test in ELSEWHERE.items():
+        word = re.escape(start.rpartition(" ")[2])
+        assert re.search(rf"\b{word}\b", (ROOT / test).read_text()), f"{test} runs no {start}"
 
 
 @pytest.fixture
@@ -167,7 +170,10 @@ def test_make_test_is_every_check_and_every_test(made: tuple[str, ...], tmp_path
     """Said, not done: these tests are what it would run."""
     with command(tmp_path, *made, "-n", "test") as one:
         assert one.code() == 0, one.err
-    for part in ("ruff check", "mypy", "lint-imports", "generate.py --check", "sphinx", "pytest"):
+    for part in (
+        *("ruff check", "mypy", "lint-imports", "generate.py --check", "sphinx", ".ci/audit"),
+        "pytest",
+    ):
         assert part in one.out
 
 
@@ -179,14 +185,7 @@ def test_every_job_of_the_readme_can_be_loaded() -> None:
 
 def test_what_pip_installs_is_whole(tmp_path: Path) -> None:
     """A wheel is built without a network: it has the command, the types and the templates."""
-    source = tmp_path / "source"
-    shutil.copytree(ROOT / "raycloud", source / "raycloud")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation")
-    with command(tmp_path / "out", *pip, "-w", tmp_path / "wheel", source) as one:
-        assert one.code(PATIENCE_S) == 0, one.err
-    (wheel,) = (tmp_path / "wheel").glob("raycloud-*.whl")
+    wheel = built(tmp_path)
     with zipfile.ZipFile(wheel) as held:
         names = set(held.namelist())
         (entry,) = [name for name in names if name.endswith("entry_points.txt")]

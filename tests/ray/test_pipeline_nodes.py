@@ -14,10 +14,13 @@ from ray.exceptions import GetTimeoutError, ObjectLostError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import raycloud
+from raycloud.checkpoint import latest, open_store
 from raycloud.data.cache import BlockCache
 from raycloud.data.provide import TRAIN
-from raycloud.events import DataPrepared, Noticed
-from tests.live import exact_steps, of_kind, wait_for
+from raycloud.errors import JobError
+from raycloud.events import DataPrepared, MemberReady, Noticed, StepsCommitted
+from tests.live import asked as small
+from tests.live import events, exact_steps, of_kind, wait_for
 from tests.live_data import Points, asked, here, ids_of, killed, provided, provider, written
 
 IDS = list(range(240))
@@ -190,3 +193,25 @@ def _vanished(reference: Any) -> bool:
     except (ObjectLostError, GetTimeoutError):
         return True
     return False
+
+
+def test_checkpoints_that_nodes_keep_apart_are_refused_before_the_first_step(
+    two: Two, tmp_path: Path
+) -> None:
+    """A path that is there on each node, and on each another place."""
+    path = "/proc/self/cwd/kept"
+    job = small("Steady", 2, steps=4, checkpoint={"path": path})
+    says = r"checkpoint.path = '/proc/self/cwd/kept': is another place on node \d+\."
+    with pytest.raises(JobError, match=says):
+        raycloud.train(job, run_dir=tmp_path / "run")
+    assert of_kind(StepsCommitted, events(tmp_path / "run")) == []
+    assert [list((home / "kept").glob("*")) for home in two.homes] == [[], []]
+
+
+def test_checkpoints_that_nodes_share_are_taken(two: Two, tmp_path: Path) -> None:
+    job = small("Steady", 2, steps=4, checkpoint={"path": str(tmp_path / "kept")})
+    run = raycloud.train(job, run_dir=tmp_path / "run")
+    assert {one.node for one in of_kind(MemberReady, run.events)} == set(two.nodes)
+    assert exact_steps(tmp_path / "run") == 4
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step-00000004"]
+    assert latest(open_store(tmp_path / "kept")).manifest is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,8 +20,8 @@ from raycloud.events import (
     StepsCommitted,
 )
 from raycloud.on_ray.trying import try_out
-from raycloud.spec import Job, load_job
-from tests.live import RAYCLOUD, asked, check_result, events, exact_steps, of_kind, ran
+from raycloud.spec import Job
+from tests.live import RAYCLOUD, asked, check_result, of_kind, ran
 from tests.live_tasks import Steady
 
 CPUS = 2
@@ -163,31 +162,6 @@ def test_allow_goes_on_or_begins(here: Path, cluster: str) -> None:
     again = raycloud.train(longer, run_dir=run_dir, resume="allow")
     assert [s.resumed_from_step for s in of_kind(RunStarted, again.events)] == [None, 6]
     check_result(again, longer, Steady(), 9)
-
-
-@pytest.mark.parametrize("template", ["classifier", "text"])
-def test_from_nothing_to_a_first_step_in_three_commands(tmp_path: Path, template: str) -> None:
-    """As a stranger types them, in a fresh directory, on a Ray of the command's own."""
-    commands: list[list[Any]] = [
-        ["pip", "install", "raycloud"],  # done already, where these tests run
-        [RAYCLOUD, "init", "mine", "--from", template],
-        [RAYCLOUD, "train", "mine/job.yaml"],
-    ]
-    assert len(commands) <= 3
-    cache = {"RAYCLOUD_CACHE": str(tmp_path / "cache")}
-    for number, words in enumerate(commands[1:]):
-        code, one = ran(tmp_path / str(number), *words, **cache)
-        assert code == 0, one.err
-        if number == 0:
-            (tmp_path / "1").mkdir()
-            (tmp_path / "0/mine").rename(tmp_path / "1/mine")
-    run_dir = tmp_path / "1/runs/mine-1"
-    steps = load_job(tmp_path / "1/mine/job.yaml").steps
-    assert exact_steps(run_dir) == steps
-    first = of_kind(StepsCommitted, events(run_dir))[0]
-    assert one.out.startswith(f"mine finished: {steps} steps")
-    losses = [commit.loss for commit in of_kind(StepsCommitted, events(run_dir))]
-    assert losses[-1] < 0.8 * first.loss
 
 
 def test_the_command(tmp_path: Path, cluster: str) -> None:

@@ -77,6 +77,36 @@ def test_no_runs_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert offered("train", "--run-dir", "ru") == []
 
 
+def test_what_cannot_be_looked_into_is_not_offered(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(project / "pipe.yaml")
+    assert offered("train", "pi") == []
+    assert offered("status", "~nobody-is-called-so/") == []
+    assert offered("train", "~nobody-is-called-so/x") == []
+    stat = Path.stat
+
+    def refused(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if "locked" in path.parts:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    for place in ("locked", "runs/locked"):
+        (project / place).mkdir()
+    monkeypatch.setattr(Path, "stat", refused)
+    assert offered("train", "--run-dir", "ru") == ["runs/gpt-2", "runs/gpt-10", "runs/gpt-1"]
+    assert offered("train", "l") == []
+    assert offered("report", "l") == []
+
+
+def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", unknown)
+    assert offered("train", "~/") == []
+
+
 def test_fields() -> None:
     assert offered("train", "--set", "elastic.m") == [
         "elastic.min_workers=1",

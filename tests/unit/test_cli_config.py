@@ -123,6 +123,17 @@ def test_no_secret_is_shown(tmp_path: Path, how: tuple[str, ...]) -> None:
         assert text.count("[redacted]") == 3
 
 
+@HOW
+def test_names_of_secrets_and_users_stay(tmp_path: Path, how: tuple[str, ...]) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "task: raycloud.metrics:Mean\nsteps: 1\nsettings: {hf_token: '${HF_TOKEN}'}\n"
+        "data: {path: 'sftp://me@host/a'}\ncheckpoint: {path: 'https://me:${PW}@host/a'}\n"
+    )
+    again = tmp_path / "again.yaml"
+    again.write_text(shown(tmp_path / "a.yaml", *how))
+    assert load_job(again) == load_job(tmp_path / "a.yaml").resolved()
+
+
 @pytest.mark.parametrize("other", ["--diff", "--json"])
 def test_comments_stand_alone(odd: Path, other: str) -> None:
     assert call(odd, "--comments", other).exit_code == 2

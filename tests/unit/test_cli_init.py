@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -155,24 +154,3 @@ def test_help_names_every_template() -> None:
 )
 def test_names(directory: str, name: str) -> None:
     assert name_for(Path("/w") / directory, TEMPLATES["text"]) == name
-
-
-def test_the_templates_travel_with_the_package(tmp_path: Path) -> None:
-    """A wheel that is built from a copy of the sources holds them."""
-    root = Path(__file__).parents[2]
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(root / name, tmp_path)
-    shutil.copytree(
-        root / "raycloud", tmp_path / "raycloud", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    code = "import setuptools.build_meta as b; print(b.build_wheel('.'))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    wheel = tmp_path / done.stdout.splitlines()[-1]
-    shutil.unpack_archive(wheel, tmp_path / "unpacked", "zip")
-    ours = (root / "raycloud/project/files").rglob("*.in")
-    theirs = (tmp_path / "unpacked/raycloud/project/files").rglob("*.in")
-    assert len(found := {path.name for path in ours}) == 4
-    assert {path.name for path in theirs} == found

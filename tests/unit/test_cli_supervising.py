@@ -138,6 +138,17 @@ def test_only_the_main_thread_supervises(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+@pytest.mark.parametrize("resume", ["must", "allow"])
+def test_going_on_without_a_place_is_refused_and_leaves_none(tmp_path: Path, resume: str) -> None:
+    (tmp_path / "job.yaml").write_text("format: 1\ntask: raycloud.metrics:Mean\nsteps: 3\n")
+    words = ("train", "job.yaml", "--restarts", "2", "--resume", "never", "--resume", resume)
+    with command(tmp_path, RAYCLOUD, *words) as one:
+        assert one.code() == 2
+    assert "does not say which run" in one.err
+    assert "restart" not in one.err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_job_that_cannot_be_is_refused_once(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("format: 1\ntask: gone.py:Net\nsteps: 3\n")
     with command(tmp_path, RAYCLOUD, "train", "job.yaml", "--restarts", "5") as one:

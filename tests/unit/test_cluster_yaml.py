@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from ray.scripts.scripts import cli as ray_command
 
 from raycloud.planning.inventory import Node
 from raycloud.spec import load_job
+from tests.live import ran
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs/examples"
@@ -242,3 +245,38 @@ def test_the_guide_shows_the_files_themselves() -> None:
     assert {f"examples/{path.name}" for path in EXAMPLES.iterdir()} <= shown
     assert "../cluster.yaml" in shown
     assert all((GUIDE.parent / name).is_file() for name in shown)
+
+
+def installs() -> Iterator[list[str]]:
+    """Each `pip install` of the cluster file, the image and the guides, as its words."""
+    texts = ["\n".join(cluster()["setup_commands"])]
+    texts += [
+        path.read_text().replace("\\\n", " ")
+        for path in (
+            EXAMPLES / "Dockerfile",
+            ROOT / "docs/security.md",
+            ROOT / "docs/quickstart.md",
+        )
+    ]
+    for text in texts:
+        for line in re.findall(r"^(?:RUN )?pip install (.*)$", text, re.MULTILINE):
+            yield shlex.split(line, comments=True)
+
+
+def test_what_nodes_install_can_be_installed(tmp_path: Path) -> None:
+    """pip takes no folder beside digests, so that these are two commands; here all is there."""
+    found = list(installs())
+    assert len(found) >= 6
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-index")
+    for number, words in enumerate(found):
+        assert "-c" not in words
+        files = [Path(w).name for before, w in itertools.pairwise(words) if before == "-r"]
+        assert all((ROOT / name).is_file() for name in files)
+        if files:  # torch with CUDA is not: pip would look for it
+            assert files == ["constraints.txt", "constraints-cuda.txt"]
+            asked = ("--no-deps", "--require-hashes")
+            assert set(asked) <= set(words)
+            pins = ("-r", ROOT / "constraints.txt")
+            code, one = ran(tmp_path / str(number), *pip, "--dry-run", *asked, *pins)
+            assert code == 0, one.err
+            assert "Would install" not in one.out

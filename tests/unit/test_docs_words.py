@@ -19,7 +19,7 @@ from raycloud.events import Event
 from raycloud.on_ray import cluster, driver, failure, fleet
 from raycloud.report.told import told
 from raycloud.spec.job import Job
-from raycloud.spec.rundir import RunDirectory
+from raycloud.spec.rundir import _KEPT, RunDirectory
 from raycloud.spec.schema import fields_of, schema_of, walk
 from raycloud.task import Source, Task
 from tests.pages import DOCS, README, Block, blocks, pages, table, words
@@ -191,3 +191,10 @@ def test_the_frozen_batch_norm_of_the_concepts_stays_frozen() -> None:
 
 def test_readme_leads_to_the_pages() -> None:
     assert "(docs/index.md)" in README.read_text()
+
+
+@pytest.mark.parametrize("page", ["operations.md", "job-reference.md"])
+def test_what_a_resumed_run_must_keep_is_listed(page: str) -> None:
+    text = (DOCS / page).read_text()
+    said = text[text.index("Resuming") :].partition("`checkpoint.path`")[0]
+    assert set(codes(said)) >= {name.removeprefix("data.") for name in _KEPT}

@@ -59,6 +59,14 @@ def test_a_token_without_content(home: Path) -> None:
     assert "token-empty" in found({"HOME": str(home)})
 
 
+def test_a_home_that_nobody_knows() -> None:
+    odd = "~nobody-is-called-so/here"
+    assert gather.token_file(Path(odd)) is None
+    assert gather.disk(Path(odd)).total_bytes > 0
+    variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": odd, "RAY_TMPDIR": odd}
+    assert "token-missing" in found(variables)
+
+
 def test_no_token_where_one_is_asked_for(tmp_path: Path) -> None:
     variables = {"HOME": str(tmp_path), "RAY_AUTH_MODE": "token"}
     assert "token-missing" in found(variables)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -26,6 +27,25 @@ def test_a_ray_that_takes_too_long_to_start(monkeypatch: pytest.MonkeyPatch) -> 
         attached(job(), None),
     ):
         pass
+
+
+def test_a_home_that_nobody_knows_does_not_leave_ray_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ray
+
+    ended: list[bool] = []
+
+    def unknown(_: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "shutdown", lambda: ended.append(True))
+    monkeypatch.setattr(Path, "expanduser", unknown)
+    with patch.dict(os.environ), attached(job(), None) as own:
+        assert own
+        assert not ended
+    assert ended == [True]
 
 
 def test_other_faults_are_not_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:

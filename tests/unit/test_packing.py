@@ -206,6 +206,25 @@ def test_only_files_and_links_within_travel(short: Path) -> None:
     }
 
 
+def test_a_link_brings_in_nothing_that_stays_where_it_lies(tmp_path: Path) -> None:
+    """Also what rules deeper down leave out; and nothing stays for the rules above a link."""
+    write(tmp_path, "data/.gitignore", "*.bin\n")
+    write(tmp_path, "data/a.bin")
+    write(tmp_path, "data/a.csv")
+    write(tmp_path, "data/deep/.raycloudignore", "!kept.bin\n")
+    write(tmp_path, "data/deep/kept.bin")
+    write(tmp_path, "runs/one/log.txt")
+    (tmp_path / "links").mkdir()
+    for name in ("data/a.bin", "data/a.csv", "data/deep/kept.bin", "runs/one/log.txt"):
+        (tmp_path / "links" / Path(name).name).symlink_to(Path("..") / name)
+    (tmp_path / "links/again.csv").symlink_to("a.csv")
+    package = pack(tmp_path)
+    assert [name for name in names(package) if name.startswith("links/")] == [
+        "links/a.csv", "links/again.csv", "links/kept.bin",
+    ]  # fmt: skip
+    assert why(package)["links/a.bin"] == why(package)["links/log.txt"] == "a link to what stays"
+
+
 def test_too_much_names_the_largest(tmp_path: Path) -> None:
     write(tmp_path, "a.py")
     write(tmp_path, "data/big.bin", "x" * 3 * 2**20)

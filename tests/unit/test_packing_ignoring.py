@@ -66,6 +66,49 @@ def test_the_nearest_file_and_ours_decide(tmp_path: Path) -> None:
     }
 
 
+def test_rules_from_the_top_of_the_repository_hold(tmp_path: Path) -> None:
+    """As git has it: the nearest decides, and what is its own says least."""
+    project = tmp_path / "top/group/project"
+    (tmp_path / "top/.git/info").mkdir(parents=True)
+    (tmp_path / ".gitignore").write_text("*\n")  # of no repository
+    (tmp_path / "top/.git/info/exclude").write_text("mine.txt\nback.txt\n")
+    project.mkdir(parents=True)
+    (tmp_path / "top/.gitignore").write_text("*.bin\n!back.txt\n/group/project/tied.txt\n")
+    (tmp_path / "top/group/.gitignore").write_text("!kept.bin\n/project/near.txt\n/other.txt\n")
+    (tmp_path / "top/group/.raycloudignore").write_text("ours.txt\n")
+    (project / ".gitignore").write_text("!near.txt\n")
+    stay = ["a.bin", "d/a.bin", "tied.txt", "mine.txt", "ours.txt"]
+    travel = ["kept.bin", "d/kept.bin", "near.txt", "back.txt", "other.txt", "d/tied.txt"]
+    assert travels(project, *stay, *travel) == travel
+    assert {one.path: one.reason for one in survey(project).left} == {
+        "a.bin": "by ../../.gitignore",
+        "d/a.bin": "by ../../.gitignore",
+        "mine.txt": "by ../../.git/info/exclude",
+        "ours.txt": "by ../.raycloudignore",
+        "tied.txt": "by ../../.gitignore",
+    }
+
+
+@pytest.mark.parametrize("place", [".", "sub"])
+def test_what_is_a_repository_s_own_may_lie_elsewhere(tmp_path: Path, place: str) -> None:
+    """`.git` of one of several working trees is a file."""
+    tree = tmp_path / "tree"
+    own = tmp_path / "main/.git"
+    (own / "worktrees/tree").mkdir(parents=True)
+    (own / "info").mkdir()
+    (own / "info/exclude").write_text("mine.txt\n")
+    (own / "worktrees/tree/commondir").write_text("../..\n")
+    (tree / place).mkdir(parents=True)
+    (tree / ".git").write_text(f"gitdir: {own}/worktrees/tree\n")
+    assert travels(tree / place, "mine.txt", "a.txt") == ["a.txt"]
+
+
+@pytest.mark.parametrize("said", ["", "gitdir: gone\n", "gitdir: \0\n", "\xff" * 9000])
+def test_an_odd_git_file_says_nothing(tmp_path: Path, said: str) -> None:
+    (tmp_path / ".git").write_text(said)
+    assert travels(tmp_path, "a.txt") == ["a.txt"]
+
+
 def test_an_ignore_file_that_is_a_link_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "rules").write_text("*.py\n")
     (tmp_path / ".gitignore").symlink_to("rules")

@@ -12,7 +12,7 @@ import pytest
 from raycloud.errors import SpecError
 from raycloud.packing import Package
 from raycloud.packing.job import entrypoint, pack_job, submission_id, working_dir_of
-from raycloud.spec import load_job
+from raycloud.spec import SpecErrors, load_job
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +49,66 @@ def test_data_beside_the_job_travels_or_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text("rows/\n")
     with pytest.raises(SpecError, match=r"by \.gitignore"):
         packed(tmp_path, data="{path: rows}")
+
+
+@pytest.mark.parametrize(
+    "path", [".", "./", "*.py", "rows/*.csv", "**/*.csv", "rows/../rows/a.csv", "rows/[ab].csv"]
+)
+def test_patterns_and_the_directory_itself_travel(tmp_path: Path, path: str) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/a.csv").write_text("x\n1\n")
+    packed(tmp_path, data=f'{{path: "{path}"}}')
+
+
+def test_a_pattern_of_what_stays_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="not in the working dir"):
+        packed(tmp_path, data='{path: "../rows/*.csv"}')
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/a.csv").write_text("x\n1\n")
+    (tmp_path / ".gitignore").write_text("rows/\n")
+    with pytest.raises(SpecError, match=r"by \.gitignore"):
+        packed(tmp_path, data='{path: "rows/*.csv"}')
+
+
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("settings.api_key=hunter2", "settings.api_key"),
+        ("settings.credentials.user=hunter2", "settings.credentials.user"),
+        ("settings.api_keys=[hunter2]", "settings.api_keys.0"),
+        ("data.path=https://me:hunter2@host/x", "data.path"),
+        ("checkpoint.path=https://host/x?token=hunter2", "checkpoint.path"),
+        ("tracking.mlflow.uri=https://hunter2@host", "tracking.mlflow.uri"),
+    ],
+)
+def test_a_secret_after_set_is_not_sent(tmp_path: Path, override: str, field: str) -> None:
+    packed(tmp_path)
+    file = tmp_path / "job.yaml"
+    with pytest.raises(SpecError, match="could read on the cluster") as raised:
+        pack_job(load_job(file, [override]), file, tmp_path)
+    assert raised.value.field == field
+    assert "[redacted]" in raised.value.message
+    assert "hunter2" not in str(raised.value)
+    assert "${NAME}" in raised.value.hint
+    named = override.replace("[hunter2]", "['${NAME}']").replace("hunter2", "${NAME}")
+    pack_job(load_job(file, [named]), file, tmp_path)
+    later = [override, f"{field.removesuffix('.0')}=null"]  # the command would have both
+    with pytest.raises(SpecError, match="could read on the cluster"):
+        entrypoint(file, tmp_path, "x-1", overrides=later, restarts=0)
+
+
+def test_a_secret_in_the_file_is_not_sent(tmp_path: Path) -> None:
+    fields = {"settings": "{api_key: hunter2, hf_token: hunter3}", "data": "{path: 's3://a:b@c'}"}
+    with pytest.raises(SpecErrors) as raised:
+        packed(tmp_path, **fields)
+    assert [one.field for one in raised.value.all] == [
+        "data.path", "settings.api_key", "settings.hf_token",
+    ]  # fmt: skip
+    file = tmp_path / "job.yaml"
+    hidden = ["settings.api_key=${A}", "settings.hf_token=${B}", "data.path=s3://c"]
+    with pytest.raises(SpecErrors, match="could read on the cluster"):
+        pack_job(load_job(file, hidden), file, tmp_path)
+    packed(tmp_path, settings="{api_key: '${A}', note: say}", data="{path: 's3://a:${B}@c'}")
 
 
 def test_checkpoints_in_the_package_are_refused(tmp_path: Path) -> None:

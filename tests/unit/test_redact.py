@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from raycloud import redact
 from raycloud.events import MemberFailed, MemberLost
-from raycloud.redact import know, redact_text, redacted, secrets_among, secrets_in
+from raycloud.redact import (
+    is_secret_name,
+    know,
+    redact_text,
+    redacted,
+    secrets_among,
+    secrets_in,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +75,52 @@ def test_an_event_keeps_its_kind_and_its_numbers() -> None:
 def test_the_name_of_a_secret_is_none() -> None:
     for text in ("https://me:${PW}@h/a?token=${T}", "api_key='${KEY}'", "s3://${TOKEN}@h"):
         assert redact_text(text) == text
+
+
+def test_all_below_a_secret_s_name_is_taken_out() -> None:
+    said = {
+        "credentials": {"user": "me", "pass": ["hunter2", {"pin": "x"}], "tries": 3},
+        "api_keys": ["abcd1234", "${KEY}"],
+        "deep": [{"hf_token": {"value": "abcd"}, "name": "plain"}],
+    }
+    assert redact.redact(said) == {
+        "credentials": {"user": "[redacted]", "pass": ["[redacted]", {"pin": "[redacted]"}],
+                        "tries": 3},
+        "api_keys": ["[redacted]", "[redacted]"],
+        "deep": [{"hf_token": {"value": "[redacted]"}, "name": "plain"}],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("my-own.scheme+x://me:hunter2@h", "my-own.scheme+x://[redacted]@h"),
+        ("x" * 50 + "://me:hunter2@h", "x" * 50 + "://[redacted]@h"),
+        ("MY_PASSWORD_2=hunter2 --db-password='hunter2'",
+         "MY_PASSWORD_2=[redacted] --db-password='[redacted]'"),
+        ("the eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", "the [redacted]"),
+        ("passwords are words, and http://host:80/a@b is a place",) * 2,
+    ],
+)  # fmt: skip
+def test_what_has_the_shape_of_a_secret(text: str, shown: str) -> None:
+    assert redact_text(text) == shown
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["a.", "a-", "a_", "a://a:", "x://", "password", "secret_", "eyJaaaaaaaa-", "eyJaaaaaaaa.",
+     "-eyJ", "token='a", "-----BEGIN ", "bearer ", "?a", "sk-"],
+)  # fmt: skip
+def test_no_text_takes_long(part: str) -> None:
+    """Each of these is a megabyte, held against a harmless one; what goes back takes hours."""
+
+    def took_s(text: str) -> float:
+        began_s = time.process_time()
+        redact_text(text)
+        list(secrets_in(text))
+        is_secret_name(text)
+        return time.process_time() - began_s
+
+    letters = 2**20
+    harmless_s = took_s(("the quick brown fox, " * letters)[:letters])
+    assert took_s((part * letters)[:letters]) < 50 * harmless_s

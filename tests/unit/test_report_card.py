@@ -243,6 +243,17 @@ def test_display_draws_cards_and_passes_other_lines_on() -> None:
     assert display.ended
 
 
+def test_a_line_is_shown_without_its_secrets() -> None:
+    said = list[str]()
+    display = CardDisplay(say=said.append, draw=lambda _: None)
+    display.see("raycloud train a.yaml --set settings.api_key=hunter2 --set settings.n=3\n")
+    display.see("reads https://me:hunter2@host/a")
+    assert said == [
+        "raycloud train a.yaml --set settings.api_key=[redacted] --set settings.n=3",
+        "reads https://[redacted]@host/a",
+    ]
+
+
 def test_a_log_becomes_the_plain_progress_lines() -> None:
     said: list[str] = []
     last = followed(["note", to_line(whole())], plain=True, say=said.append)

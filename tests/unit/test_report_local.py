@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -14,12 +15,14 @@ from pathlib import Path
 import pytest
 
 from raycloud.clock import VirtualClock
-from raycloud.errors import JobError, RunDirectoryError
+from raycloud.errors import JobError, MachineError, RunDirectoryError
 from raycloud.events import Noticed, RunFinished, RunStarted
+from raycloud.report import local
 from raycloud.report.card import parse_line
 from raycloud.report.listed import Listed, listed_text, record_of, standing_text
 from raycloud.report.local import (
     driver_of,
+    is_driven,
     is_run,
     log_lines,
     runs_below,
@@ -34,13 +37,16 @@ from raycloud.spec import RunDirectory
 from tests.lockstep import job
 
 HOLDS = """
-import fcntl, signal, sys
+import ctypes, fcntl, signal, sys
 log = open(sys.argv[1], "a")
 fcntl.flock(log, fcntl.LOCK_EX)
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+if sys.argv[2:] == ["unseen"]:
+    ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE: only root may look into it
 print("held", flush=True)
 signal.sigwait({signal.SIGTERM})
 """
+CAP_SYS_PTRACE = 19
 CARD = Card(run="one", job="gpt", status="running", t=1000.0, step=6, steps=30, workers=2)
 
 
@@ -55,11 +61,11 @@ def started(directory: Path, *more: object) -> Path:
 
 
 @contextmanager
-def driven(directory: Path) -> Iterator[subprocess.Popen[str]]:
+def driven(directory: Path, *how: str) -> Iterator[subprocess.Popen[str]]:
     """A process that holds the run's log as a driver does, and ends at SIGTERM."""
     log = directory / "events.jsonl"
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDS, log], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDS, log, *how], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
@@ -80,6 +86,79 @@ def test_the_driver_is_who_holds_the_log(tmp_path: Path) -> None:
     assert driver_of(one) is None
     with pytest.raises(JobError, match="nobody on this machine drives"):
         stop_driver(one)
+
+
+@contextmanager
+def not_seeing_all() -> Iterator[None]:
+    """Do without root's right to look into every process, for a while."""
+    libc, header = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint32 * 2)(0x20080522, 0)
+    before = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; and their upper halves
+    assert libc.capget(header, before) == 0
+    less = (ctypes.c_uint32 * 6)(*before)
+    less[0] &= ~(1 << CAP_SYS_PTRACE)
+    assert libc.capset(header, less) == 0
+    try:
+        yield
+    finally:
+        assert libc.capset(header, before) == 0
+
+
+def test_a_driver_that_may_not_be_looked_into_is_one(tmp_path: Path) -> None:
+    one, other = started(tmp_path / "one"), started(tmp_path / "other")
+    with driven(one, "unseen") as process, not_seeing_all():
+        assert driver_of(one) == process.pid
+        assert driver_of(other) is None
+        assert standing_of(one, VirtualClock(1000.0)).status == "starting"
+        with pytest.raises(MachineError, match="may not be looked into") as refused:
+            stop_driver(one)
+        assert refused.value.hint == "ask as the user who started it"
+        assert process.poll() is None
+
+
+def test_a_driver_that_is_not_shown_at_all_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where /proc is mounted with hidepid: the lock is there, but not its process."""
+
+    def kill(pid: int, _: int) -> None:
+        raise PermissionError if pid == 7 else ProcessLookupError
+
+    one, locks = started(tmp_path / "one"), tmp_path / "locks"
+    monkeypatch.setattr(local, "_PROC", tmp_path)
+    monkeypatch.setattr(local, "_LOCKS", locks)
+    monkeypatch.setattr(os, "kill", kill)
+    found = (one / "events.jsonl").stat()
+    major, minor = os.major(found.st_dev), os.minor(found.st_dev)
+    lock = "7: FLOCK  ADVISORY  WRITE {} {:02x}:{:02x}:{} 0 EOF\n8: -> FLOCK\n"
+    elsewhere = None if major else 7  # a made-up number tells nothing
+    for pid, device, driver in ((7, major, 7), (7, major + 1, elsewhere), (8, major, None)):
+        locks.write_text(lock.format(pid, device, minor, found.st_ino))
+        assert driver_of(one) == driver
+
+
+def test_a_log_that_grows_without_a_lock_here_speaks_for_a_driver_elsewhere(tmp_path: Path) -> None:
+    one = started(tmp_path / "one")
+    written_t = (one / "events.jsonl").stat().st_mtime
+    for clock in (VirtualClock(written_t + 50.0), VirtualClock(written_t - 50.0)):
+        assert is_driven(one, clock)
+        assert standing_of(one, clock).status == "starting"
+    later = VirtualClock(written_t + 70.0)
+    assert not is_driven(one, later)
+    assert standing_of(one, later).status == "killed"
+
+
+def test_following_goes_on_while_the_log_is_fresh_and_ends_with_the_run(tmp_path: Path) -> None:
+    one = started(tmp_path / "one")
+    clock = VirtualClock((one / "events.jsonl").stat().st_mtime)
+    lines = log_lines(one, clock, follow=True)
+    cards = [parse_line(next(lines)) for _ in range(2)]
+    assert [card.status for card in cards if card] == ["starting", "starting"]
+    with (one / "events.jsonl").open("a") as log:
+        log.write(to_line(clock.unix_s(), RunFinished(status="finished", steps=0)) + "\n")
+    (last,) = lines
+    card = parse_line(last)
+    assert card is not None
+    assert card.status == "finished"
 
 
 def test_a_reader_of_the_log_is_no_driver(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raycloud.errors import InternalError, JobError, TaskError
-from raycloud.report.told import MOST_LINES, told
+from raycloud.report.told import MACHINE, MOST_LINES, told
 from raycloud.training import member
 
 SCREEN = 24
@@ -61,6 +61,28 @@ def test_a_fault_of_ours_keeps_its_last_line() -> None:
     )
     text = said(InternalError(f"member 1: {trace}"))
     assert text.startswith("error: member 1: OSError: no\n  at /a/b.py:2 in f: g()\n\nhint: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "hint"),
+    [
+        (
+            PermissionError(13, "Permission denied", "/data/x"),
+            "/data/x: Permission denied",
+            "there",
+        ),
+        (OSError(28, "No space left on device", b"/tmp/a"), "/tmp/a: No space left", "free space"),
+        (OSError(28, "No space left on device"), "refused: No space left on device", "--debug"),
+        (TimeoutError("timed out"), "refused: timed out", "--debug"),
+        (ConnectionResetError(), "refused: ConnectionResetError", "--debug"),
+    ],
+)
+def test_what_the_system_refuses_is_the_machines(error: OSError, says: str, hint: str) -> None:
+    text, code = told(error, debug=False, plain=True)
+    assert code == MACHINE
+    assert says in text
+    assert hint in text
+    assert "fault in raycloud" not in text
 
 
 def test_debug_shows_all_of_it() -> None:

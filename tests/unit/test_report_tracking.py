@@ -134,7 +134,23 @@ def test_a_missing_package_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
     for name, asked in (("mlflow", {"uri": "http://h"}), ("wandb", {"mode": "offline"})):
         with pytest.raises(JobError, match=f"package {name}") as caught:
             require(job(**{name: asked}))
-        assert f"pip install 'raycloud[{name}]'" in caught.value.hint
+        assert f"pip install '.[{name}]'" in caught.value.hint
+
+
+def test_a_folder_called_like_a_package_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W&B itself makes a folder `wandb` where a run starts."""
+    for name in ("wandb", "mlflow"):
+        (tmp_path / name).mkdir()
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for asked in ({"mlflow": {"uri": "http://h"}}, {"wandb": {"mode": "offline"}}):
+        with pytest.raises(JobError, match="is not installed"):
+            require(job(**asked))
+    (tmp_path / "wandb" / "__init__.py").touch()
+    importlib.invalidate_caches()
+    require(job(wandb={"mode": "offline"}))
 
 
 def test_fields_are_flat_texts() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,11 @@ from raycloud.report.standing import Card
 from raycloud.report.tail import Tail
 from raycloud.report.watched import Lines, Watched
 from raycloud.spec import RunDirectory
+from tests.live import RAYCLOUD, command, wait_for
 from tests.logs import STARTED_T, entries, run_directory, text
 from tests.terminals import terminal
 
-RAYCLOUD = Path(sys.executable).with_name("raycloud")
+GONE = "killed after step 10: its driver is gone without a last word\nstep 10/10 · loss"
 
 
 def watched_of(told: list[tuple[float, Event]], directory: Path | None = None) -> Watched:
@@ -212,6 +212,35 @@ def test_as_json_it_is_cards(run: Path) -> None:
     assert (cards[-1].status, cards[-1].steps, cards[-1].run) == ("finished", 10, "gpt-1")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_in_a_pipe_a_signal_ends_it_without_a_word(tmp_path: Path, number: signal.Signals) -> None:
+    run = run_directory(tmp_path / "gpt-1", "steps: 10\n", entries(status=""))  # written just now
+    with command(tmp_path / "out", RAYCLOUD, "watch", run, "--plain") as one:
+        wait_for("its lines", lambda: "step 10/10" in one.out)
+        one.process.send_signal(number)
+        assert one.code() == 130
+    assert one.err == ""
+
+
+@pytest.mark.parametrize(("option", "last"), [("--plain", GONE), ("--json", '"status": "killed"')])
+def test_in_a_pipe_it_ends_with_a_driver_that_was_killed(
+    tmp_path: Path, option: str, last: str
+) -> None:
+    run = run_directory(tmp_path / "gpt-1", "steps: 10\n", entries(status=""))
+    os.utime(run / "events.jsonl", (STARTED_T, STARTED_T))  # long ago
+    code, out, _ = call("watch", run, option)
+    assert code == 0
+    assert last in "\n".join(out.splitlines()[-2:])
+
+
+def test_without_standard_input_it_is_a_page(run: Path) -> None:
+    shell = f"exec {RAYCLOUD} watch {run} <&-"
+    with terminal("bash", "-c", shell) as one:
+        one.wait_for(lambda: "gpt  finished" in one.screen())
+        one.press("\x03")
+        assert one.code() == 130
+
+
 def test_what_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     for path in (tmp_path, tmp_path / "missing", tmp_path / "notes.txt"):
@@ -237,7 +266,7 @@ def test_a_page_that_follows_and_ends_with_q(tmp_path: Path) -> None:
     run = run_directory(tmp_path / "gpt-1", "steps: 10\n", told[:10])
     with terminal(RAYCLOUD, "watch", run, width=90, height=20) as one:
         before = one.settings()
-        one.wait_for(lambda: "step 2/10" in one.screen())
+        one.wait_for(lambda: "step 2/10" in one.screen() and "q ends" in one.screen())
         assert one.screen().count("\n") == 19
         assert one.settings() != before  # keys are not shown
         grow(run, told[10:16])
@@ -262,9 +291,9 @@ def watched_last(run: Path) -> Card:
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [("keys", 0), (signal.SIGTERM, 128 + signal.SIGTERM)], ids=["Ctrl-C", "kill"]
+    "end", ["keys", signal.SIGTERM, signal.SIGHUP], ids=["Ctrl-C", "kill", "hung up"]
 )
-def test_a_page_puts_the_terminal_back(run: Path, end: str | signal.Signals, code: int) -> None:
+def test_a_page_puts_the_terminal_back(run: Path, end: str | signal.Signals) -> None:
     with terminal(RAYCLOUD, "watch", run) as one:
         before = one.settings()
         one.wait_for(lambda: "gpt  finished" in one.screen())
@@ -272,7 +301,7 @@ def test_a_page_puts_the_terminal_back(run: Path, end: str | signal.Signals, cod
             os.kill(one.process.pid, end)
         else:
             one.press("\x03")
-        assert one.code() == code
+        assert one.code() == 130
         assert one.settings() == before
         assert one.written.rindex("\x1b[?1049l") > one.written.rindex("\x1b[?1049h")
         assert "Traceback" not in one.plain()

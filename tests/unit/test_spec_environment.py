@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from raycloud.spec import Environment
 
 
 def test_from_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RAY_ADDRESS", "NO_COLOR", "TERM", "RAYCLOUD_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
+    for name in list(os.environ):
+        if name in {"NO_COLOR", "TERM"} or name.startswith(("RAY", "XDG")):
+            monkeypatch.delenv(name)
     assert Environment.from_process() == Environment()
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.setenv("NO_COLOR", "1")

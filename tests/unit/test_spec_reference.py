@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from raycloud.errors import SpecError
 from raycloud.spec import Job, SpecErrors, job_from_mapping
+from raycloud.spec.load import LARGEST_FILE_BYTES
 from raycloud.spec.reference import example, json_schema, render_reference, render_schema
 from raycloud.spec.remedy import remedy
 from raycloud.spec.rules import RULES
@@ -109,3 +110,8 @@ def test_every_value_is_taken_or_refused_with_a_remedy(field: str, value: object
 @pytest.mark.parametrize("field", LEAVES)
 def test_a_remedy_is_never_empty(field: str) -> None:
     assert remedy(field, object(), FIELDS[field])
+
+
+def test_the_largest_job_file_is_told() -> None:
+    text = " ".join(render_reference().split())
+    assert f"files above {LARGEST_FILE_BYTES // 2**10} KiB are refused" in text

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from raycloud.checkpoint import open_store
 from raycloud.errors import SpecError
 from raycloud.spec import Job, SpecErrors, check_resume, dump_job, job_from_mapping
-from raycloud.spec.secrets import filled, kept, place_of, secrets_of
+from raycloud.spec.secrets import filled, kept, kept_word, literal, place_of, secrets_of
 from raycloud.spec.yaml_text import parse
 
 
@@ -50,7 +52,10 @@ def test_what_is_kept_of_settings() -> None:
         "hf_token": "${HF}",
         "pad_token": "<pad>",
         "inner": [{"password": "hunter2", "n": 7}],
+        "credentials": {"user": "me", "pass": "hunter2", "more": [{"pin": "${PIN}"}]},
+        "api_keys": ["abcd1234"],
         "database": "pg://me:hunter2@h/d",
+        "slashed": "pg://me:hun/ter2@h/d",
         "other": "pg://me:${PW}@h/d",
         "prompt": "say ${name}: a token is a word",
     }
@@ -59,7 +64,10 @@ def test_what_is_kept_of_settings() -> None:
         "hf_token": "${HF}",
         "pad_token": "<pad>",
         "inner": [{"password": "[redacted]", "n": 7}],
+        "credentials": {"user": "[redacted]", "pass": "[redacted]", "more": [{"pin": "${PIN}"}]},
+        "api_keys": ["[redacted]"],
         "database": "pg://[redacted]@h/d",
+        "slashed": "pg://[redacted]@h/d",
         "other": "pg://me:${PW}@h/d",
         "prompt": "say ${name}: a token is a word",
     }
@@ -70,15 +78,67 @@ def test_every_location_is_filled_from_the_environment() -> None:
         data={"path": "https://me:${PW}@h/a?sig=${SIG}"},
         checkpoint={"path": "ftp://me:${PW}@h/c"},
         tracking={"mlflow": {"uri": "http://${PW}@h:1"}},
-        settings={"api_key": "${KEY}", "prompt": "${PW}"},
+        settings={"api_key": "${KEY}", "prompt": "${PW}", "credentials": {"pass": ["${PW}"]}},
     )
     variables = {"PW": "a b/c", "SIG": "s=1", "KEY": "k/1"}
     told = filled(asked, variables)
     assert told.data.path == "https://me:a%20b%2Fc@h/a?sig=s%3D1"
     assert told.checkpoint.path == "ftp://me:a%20b%2Fc@h/c"
     assert told.tracking.mlflow.uri == "http://a%20b%2Fc@h:1"
-    assert told.settings == {"api_key": "k/1", "prompt": "${PW}"}
+    assert told.settings == {
+        "api_key": "k/1",
+        "prompt": "${PW}",
+        "credentials": {"pass": ["a b/c"]},
+    }
     assert secrets_of(told) == {"a b/c", "a%20b%2Fc", "s=1", "s%3D1", "k/1"}
+
+
+def test_fields_that_hold_a_secret_themselves() -> None:
+    fields: dict[str, Any] = {
+        "settings": {"credentials": {"user": "me", "pin": "${PIN}"}, "note": "password=hunter2"},
+        "data": {"path": "https://me:hunter2@h/a"},
+        "checkpoint": {"path": "https://me:${PW}@h/c"},
+        "tracking": {"mlflow": {"uri": "http://h?token=hunter2"}},
+    }
+    found = {
+        "settings.credentials.user": "[redacted]",
+        "settings.note": "password=[redacted]",
+        "data.path": "https://me:[redacted]@h/a",
+        "tracking.mlflow.uri": "http://h?token=[redacted]",
+    }
+    assert dict(literal(fields)) == dict(literal(job(**fields).model_dump())) == found
+    assert dict(literal(kept(job(**fields)).model_dump())) == {}
+    for odd in ({}, {"settings": 3, "data": "auto", "tracking": {"mlflow": None}}, {"data": None}):
+        assert dict(literal(odd)) == {}
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("settings.api_key=a b", "settings.api_key=[redacted]"),
+        ("settings.credentials.pass=hunter2", "settings.credentials.pass=[redacted]"),
+        ("--set=settings.api_key=hunter2", "--set=settings.api_key=[redacted]"),
+        ("settings.api_key=${KEY}", "settings.api_key=${KEY}"),
+        ("data.path=https://me:hun/ter2@h/a", "data.path=https://[redacted]@h/a"),
+        ("--address=https://me:hunter2@h", "--address=https://[redacted]@h"),
+        ("https://me:hunter2@h/job.yaml", "https://[redacted]@h/job.yaml"),
+        ("--run-dir=/a/b c",) * 2,
+        ("settings.pad_token=<pad>",) * 2,
+    ],
+)
+def test_what_is_shown_of_a_command(word: str, shown: str) -> None:
+    assert kept_word(word) == shown
+
+
+@pytest.mark.parametrize("path", ["~/kept", "kept", "/elsewhere/kept", "memory://kept"])
+def test_a_run_and_what_is_kept_of_it_name_one_place(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    asked = job(checkpoint={"path": path})
+    place = parse(dump_job(asked)).value["checkpoint"]["path"]
+    assert open_store(str(filled(asked, {}).checkpoint.path)).place == place
 
 
 @pytest.mark.parametrize("value", [None, ""])

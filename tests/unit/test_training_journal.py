@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from raycloud.clock import VirtualClock
+from raycloud.redact import redact_text
 from raycloud.report.journals import Journals
 from raycloud.training import journal
 from raycloud.training.journal import Journal, Lines
@@ -85,6 +86,29 @@ def test_a_long_message_is_cut(listening: Journal) -> None:
     logging.getLogger("here").info("x" * (journal.MOST_LETTERS + 5))
     (record,) = records(listening.fetch())
     assert record["message"].endswith("x... (5 letters cut off)")
+
+
+def test_what_is_far_too_long_is_cut_before_it_is_looked_into(
+    listening: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that cut goes through a secret, the half that is left has no shape: it stays out."""
+    looked_into: list[int] = []
+
+    def counted(text: str) -> str:
+        looked_into.append(len(text))
+        return redact_text(text)
+
+    monkeypatch.setattr(journal, "redact_text", counted)
+    most = 4 * journal.MOST_LETTERS
+    for head in ("", "token="):
+        message = f"{head}{'x' * (most - len(head) - 10)} hf_{'aB3d' * 10} {'y' * 10**6}"
+        logging.getLogger("here").info(message)
+    whole, hidden = (record["message"] for record in records(listening.fetch()))
+    assert max(looked_into) == most
+    beyond = len(message) - journal.MOST_LETTERS
+    assert whole == "x" * journal.MOST_LETTERS + f"... ({beyond} letters cut off)"
+    assert "hf_" not in hidden
+    assert hidden.endswith(" letters cut off)")
 
 
 def test_files_go_on_and_are_put_aside_when_they_have_grown(tmp_path: Path) -> None:

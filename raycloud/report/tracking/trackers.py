@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raycloud.bounded import json_value, read_whole
 from raycloud.errors import JobError
 from raycloud.events import Noticed
 from raycloud.redact import redact_text
@@ -47,10 +48,13 @@ def require(job: Job) -> None:
         JobError: One is missing.
     """
     for name in asked_for(job):
-        if importlib.util.find_spec(name) is None:
+        spec = importlib.util.find_spec(name)
+        # Without an origin it is a mere folder of that name, such as W&B makes where a run starts.
+        if spec is None or spec.origin is None:
             raise JobError(
                 f"tracking.{name} asks for the package {name}, which is not installed",
-                hint=f"pip install 'raycloud[{name}]', or leave tracking.{name} out",
+                hint=f"install raycloud with its extra {name}, in a checkout `pip install "
+                f"'.[{name}]'`; or leave tracking.{name} out",
             )
 
 
@@ -213,7 +217,7 @@ def _made(name: str, job: Job, folder: Path) -> Tracker:
 def _read(file: Path) -> dict[str, str]:
     """Empty where nothing is kept, or nothing that can be used: the run then begins anew there."""
     try:
-        record: Any = json.loads(file.read_text(encoding="utf-8"))
+        record: Any = json_value(read_whole(file))
         runs = record["runs"] if record["format"] == FORMAT else {}
         return {str(name): str(called) for name, called in runs.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

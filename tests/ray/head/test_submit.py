@@ -14,7 +14,7 @@ import pytest
 
 from raycloud.events import RunFinished, RunStarted, StepsCommitted
 from raycloud.spec import dump_job
-from tests.heads import PATH, START_S, Head
+from tests.heads import PATH, SECRET, START_S, Head
 from tests.live import (
     RAYCLOUD,
     TASKS,
@@ -80,6 +80,45 @@ def test_ctrl_c_detaches_and_the_way_back_is_the_one_it_names(head: Head, tmp_pa
     finished = wait_for("its end", lambda: of_kind(RunFinished, events(run_dir)), seconds=START_S)
     assert finished[0].status == "stopped"
     assert published(run_dir)[-1] == finished[0].steps
+
+
+SECRETIVE = """
+
+class Secretive(Steady):
+    def __init__(self, *, api_key):
+        super().__init__()
+        logging.getLogger("task").warning("%d letters: %s", len(api_key), api_key)
+"""
+
+
+def test_a_secret_is_sent_by_name(head: Head, tmp_path: Path) -> None:
+    """Its value is in the head's environment alone, and in nothing that a run leaves or says."""
+    project = tmp_path / "project"
+    write_project(project, steps=3)
+    with (project / "jobs/tasks.py").open("a") as file:
+        file.write(f"\n\nimport logging\n{SECRETIVE}")
+    job = project / "jobs/a job.yaml"
+    text = job.read_text().replace("tasks.py:Steady", "tasks.py:Secretive")
+    job.write_text(text.replace("settings: {}", 'settings: {api_key: "${SERVICE_KEY}"}'))
+    assert "SERVICE_KEY" in job.read_text()
+    with submitted(head, project) as one:
+        run_dir = head.run_dir(submission_of(one))
+        assert one.code(START_S) == 0, one.err
+    assert f"{len(SECRET)} letters: [redacted]" in (run_dir / "logs/member-0.jsonl").read_text()
+    for place in (head.home, head.folder, tmp_path):
+        files = [file for file in place.rglob("*") if file.is_file()]
+        assert files
+        assert [file for file in files if SECRET.encode() in file.read_bytes()] == []
+
+    for words in (
+        ["--set", f"settings.api_key={SECRET}"],
+        ["--set", f"data.path=s3://a:{SECRET}@b"],
+    ):
+        with submitted(head, project, *words) as one:
+            assert one.code() == 2, one.err
+        assert words[1].partition("=")[0] in one.err
+        assert "${NAME}" in one.err
+        assert SECRET not in one.err
 
 
 def test_it_ends_with_the_drivers_code(head: Head, tmp_path: Path) -> None:
