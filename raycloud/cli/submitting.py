@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from raycloud.packing import Package
     from raycloud.spec.job import Job
 
+_FORMAT = 1  # of what --json says
 _RESTARTS = 3
 _STOPPED = 130
 _MOST_TOLD = 10
@@ -73,6 +75,9 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would travel, and send nothing.")
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --dry-run: what would travel, as JSON.")
+    ] = False,
     plain: PlainOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -81,13 +86,15 @@ def submit(
     Prints the submission's id on stdout. Ctrl-C detaches and leaves the job running.
     """
     with errors_told(debug=debug):
+        if as_json and not dry_run:
+            raise typer.BadParameter("goes with --dry-run", param_hint="--json")
         from raycloud.packing import job as packing
 
         root = packing.working_dir_of(job, working_dir)
         asked = load(job, overrides)
         package = packing.pack_job(asked, job, root)
         if dry_run:
-            _say_contents(package)
+            _say_contents(package, as_json=as_json)
             return
         _say_left(package)
         from raycloud.on_ray import submission
@@ -142,16 +149,21 @@ def _send(
 
 def _followed(jobs: JobsClient, name: str, back: str, *, plain: bool) -> int:
     """Show a job's log until it ends; returns the exit code."""
+    from raycloud.errors import RaycloudError
     from raycloud.on_ray import submission
     from raycloud.report.card import followed
 
     try:
         lines = submission.log_lines(jobs, name)
         followed(lines, plain=plain, say=lambda text: typer.echo(text, err=True))
-        return submission.exit_code(submission.outcome(jobs, name))
+        ending = submission.outcome(jobs, name)
     except KeyboardInterrupt:
         typer.echo(f"\ndetached; {name} goes on\n{back}", err=True)
         return _STOPPED
+    except RaycloudError:
+        typer.echo(f"\nlost sight of {name}, which may go on\n{back}\n", err=True)
+        raise
+    return submission.exit_code(ending)
 
 
 def _ways_back(name: str, address: str, *, insecure: bool) -> str:
@@ -173,7 +185,10 @@ def _say_left(package: Package) -> None:
         typer.echo(f"stays here: {more} more; --dry-run shows all", err=True)
 
 
-def _say_contents(package: Package) -> None:
+def _say_contents(package: Package, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(_record_of(package), indent=2))
+        return
     for file in package.survey.files:
         typer.echo(f"{_size(file.size_bytes):>10}  {file.path}")
     for left in package.survey.left:
@@ -181,6 +196,19 @@ def _say_contents(package: Package) -> None:
     typer.echo(
         f"{_size(package.size_bytes):>10}  in all, packed; {len(package.survey.files)} files"
     )
+
+
+def _record_of(package: Package) -> dict[str, Any]:
+    """What would travel and what would not, as JSON-ready values; all sizes in bytes."""
+    files = package.survey.files
+    return {
+        "format": _FORMAT,
+        "working_dir": str(package.survey.root),
+        "files": [{"path": file.path, "bytes": file.size_bytes} for file in files],
+        "left": [{"path": left.path, "reason": left.reason} for left in package.survey.left],
+        "total_bytes": sum(file.size_bytes for file in files),
+        "packed_bytes": package.size_bytes,
+    }
 
 
 def _size(size_bytes: int) -> str:

@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from raycloud.clock import Clock, SystemClock
 from raycloud.doctor import proc
@@ -18,6 +18,7 @@ from raycloud.doctor.clocks import ahead
 from raycloud.doctor.facts import ClusterFacts, Health, Link, Machine, Node
 from raycloud.doctor.gather import node_here
 from raycloud.doctor.wire import LIMIT_S, Ear, call, greet
+from raycloud.errors import MachineError
 from raycloud.on_ray.graphics import gpus_here
 
 if TYPE_CHECKING:
@@ -50,18 +51,22 @@ def checkup(address: str, *, links: bool, clock: Clock, tls: bool = False) -> Cl
         links: Whether the rates of links are measured: a second for each node.
         clock: This machine's.
         tls: Whether this machine speaks to Ray encrypted.
+
+    Raises:
+        MachineError: No temporary file can be made here.
     """
     noise: Callable[[], str] = str
-    try:
-        _reach(address, tls=tls)
-        with _quiet() as noise:
-            import ray
+    with _scratch() as file:
+        try:
+            _reach(address, tls=tls)
+            with _quiet(file) as noise:
+                import ray
 
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # noqa: BLE001 - whatever it was, it is the finding
-        text = f"{type(error).__name__}: {error}"
-        refused = any(mark in text + noise() for mark in _REFUSALS)
-        return ClusterFacts(address=address, failure=text.splitlines()[0], refused=refused)
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is the finding
+            text = f"{type(error).__name__}: {error}"
+            refused = any(mark in text + noise() for mark in _REFUSALS)
+            return ClusterFacts(address=address, failure=text.splitlines()[0], refused=refused)
     try:
         return _asked(address, ray.nodes(), links=links, clock=clock)
     finally:
@@ -85,8 +90,12 @@ def _asked(
     living = sorted((node for node in listed if node["Alive"]), key=_head_first)
     addresses = Counter(node["NodeManagerAddress"] for node in living)
     probes = [_Probe(node, alone=addresses[node["NodeManagerAddress"]] == 1) for node in living]
-    said = [probe.said() for probe in probes]
-    nodes = tuple(probe.node(answer, clock) for probe, answer in zip(probes, said, strict=True))
+    told = all_got([asked for probe in probes for asked in probe.asked])
+    said = told[::2]
+    nodes = tuple(
+        probe.node(answer, versions, clock)
+        for probe, answer, versions in zip(probes, said, told[1::2], strict=True)
+    )
     heads = [answer for answer in said if isinstance(answer, Said) and answer.health]
     known = [one.settings for one in said if isinstance(one, Said) and one.settings]
     settings = heads[0].settings if heads else known[0] if known else None
@@ -103,7 +112,11 @@ def _asked(
 
 
 class _Probe:
-    """A node that is being asked; nothing waits before `said`."""
+    """A node that is being asked; nothing waits.
+
+    Attributes:
+        asked: What it will say of itself, and of its versions.
+    """
 
     def __init__(self, listed: dict[str, Any], *, alone: bool) -> None:
         """Send the questions; a node that is not alone at its address is told by its id, too."""
@@ -113,7 +126,7 @@ class _Probe:
         self.address = str(listed["NodeManagerAddress"])
         self.name = f"node {self.address}" + ("" if alone else f" ({listed['NodeID'][:8]})")
         there = NodeAffinitySchedulingStrategy(listed["NodeID"], soft=False)
-        self._versions = (
+        versions = (
             ray.remote(_versions_alone())
             .options(num_cpus=0, scheduling_strategy=there, max_retries=0)
             .remote()
@@ -121,24 +134,17 @@ class _Probe:
         # A node without raycloud cannot even load it: the versions above tell why.
         self.actor = _actor(there)
         gpus = float(listed["Resources"].get("GPU", 0.0))
-        self._said = self.actor.said.remote(self.name, gpus)
+        self.asked = (self.actor.said.remote(self.name, gpus), versions)
 
-    def said(self) -> Said | Exception:
-        """What the node says of itself, or why it does not."""
-        said: Said | Exception = _got(self._said)
-        return said
-
-    def node(self, said: Said | Exception, clock: Clock) -> Node:
+    def node(self, said: Said | Exception, versions: Any, clock: Clock) -> Node:
         """The node as a fact, its clock asked now."""
-        versions = _got(self._versions)
         known = dict(versions) if isinstance(versions, dict) else {}
         if isinstance(said, Exception):
             return Node(name=self.name, machine=None, versions=known, silence=_told(said))
-        import ray
-
         try:
+            # It has just answered, so it gets less time than for its first word.
             ahead_s, unsure_s = ahead(
-                clock, lambda: float(ray.get(self.actor.now_s.remote(), timeout=PATIENCE_S))
+                clock, lambda: float(_get(self.actor.now_s.remote(), LIMIT_S))
             )
         except Exception as error:  # noqa: BLE001 - as above
             return Node(name=self.name, machine=None, versions=known, silence=_told(error))
@@ -230,14 +236,45 @@ def _versions_alone() -> Callable[[], dict[str, str | None]]:
     return versions
 
 
+class SilentError(Exception):
+    """A node has not answered in time."""
+
+    def __init__(self, limit_s: float) -> None:
+        """Say how long it had."""
+        super().__init__(f"no answer within {limit_s:g} s")
+
+
+def all_got(references: Sequence[Any], limit_s: float = PATIENCE_S) -> list[Any]:
+    """What each of several calls brought, or the exception; all of them have the same time."""
+    import ray
+
+    if not references:
+        return []
+    ready, _ = ray.wait(list(references), num_returns=len(references), timeout=limit_s)
+    there = set(ready)
+    return [_got(one) if one in there else SilentError(limit_s) for one in references]
+
+
 def _got(reference: Any, limit_s: float = PATIENCE_S) -> Any:
     """What a call brought, or the exception."""
+    try:
+        return _get(reference, limit_s)
+    except Exception as error:  # noqa: BLE001 - whatever it was, it is the finding
+        return error
+
+
+def _get(reference: Any, limit_s: float) -> Any:
+    """What a call brought.
+
+    Raises:
+        SilentError: Nothing, so far.
+    """
     import ray
 
     try:
         return ray.get(reference, timeout=limit_s)
-    except Exception as error:  # noqa: BLE001 - whatever it was, it is the finding
-        return error
+    except ray.exceptions.GetTimeoutError:
+        raise SilentError(limit_s) from None
 
 
 def _told(error: Exception) -> str:
@@ -245,8 +282,8 @@ def _told(error: Exception) -> str:
     import ray
 
     cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
-    if isinstance(error, ray.exceptions.GetTimeoutError):
-        return f"no answer within {PATIENCE_S:g} s"
+    if isinstance(cause, SilentError):
+        return str(cause)
     text = str(cause).strip().splitlines()
     return f"{type(cause).__name__}: {text[-1].strip() if text else ''}"
 
@@ -259,22 +296,39 @@ def _head_first(node: dict[str, Any]) -> tuple[bool, str, str]:
     )
 
 
+def _scratch() -> IO[bytes]:
+    """A file without a name, for a while.
+
+    Raises:
+        MachineError: None can be made: this machine's fault, and not the cluster's.
+    """
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as error:
+        raise MachineError(
+            f"no temporary file can be made on this machine: {error}",
+            hint="make room there, or let TMPDIR name another folder",
+        ) from error
+
+
 @contextlib.contextmanager
-def _quiet() -> Iterator[Callable[[], str]]:
+def _quiet(file: IO[bytes]) -> Iterator[Callable[[], str]]:
     """What Ray's C++ writes to stderr meanwhile, which says why it failed, instead of a screenful.
+
+    Args:
+        file: Where it goes.
 
     Yields:
         Gives what was written; also afterwards.
     """
     sys.stderr.flush()
     written = ""
-    with tempfile.TemporaryFile() as file:
-        kept = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield lambda: written
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            file.seek(0)
-            written = file.read().decode(errors="replace")
+    kept = os.dup(2)
+    os.dup2(file.fileno(), 2)
+    try:
+        yield lambda: written
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        file.seek(0)
+        written = file.read().decode(errors="replace")

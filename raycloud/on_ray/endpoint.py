@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from raycloud.errors import SpecError
+from raycloud.errors import JobError, SpecError
 from raycloud.spec import Environment
 from raycloud.spec.ray_token import ray_token
 
@@ -46,6 +46,17 @@ class Endpoint:
     def headers(self) -> dict[str, str]:
         """What each request carries."""
         return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+
+    def refused(self) -> JobError:
+        """What to raise where the cluster does not take what it was shown."""
+        if self.token is None:
+            return JobError(
+                f"the cluster at {self.url} asks for a token, and got none", hint=TOKEN_HINT
+            )
+        return JobError(
+            f"the cluster at {self.url} refuses this token",
+            hint=f"it is another cluster's: {TOKEN_HINT}",
+        )
 
 
 def endpoint(

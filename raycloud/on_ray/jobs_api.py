@@ -9,21 +9,31 @@ import contextlib
 import itertools
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from raycloud.clock import Clock, SystemClock
 from raycloud.errors import JobError, MachineError, RunDirectoryError
 from raycloud.on_ray.registry import ASKED, Registration
-from raycloud.on_ray.submission import client, log_lines, outcome, speaking
+from raycloud.on_ray.submission import (
+    PATIENCE,
+    Patience,
+    Watch,
+    client,
+    log_lines,
+    outcome,
+    speaking,
+)
 from raycloud.report.card import Card, parse_line
 
 if TYPE_CHECKING:
     from ray.dashboard.modules.job.pydantic_models import JobDetails
     from ray.job_submission import JobSubmissionClient
 
-    from raycloud.clock import Clock
-
+ENDED_CARDS = 20  # of runs that have ended, the newest so many are asked for their last card
+_AT_ONCE = 8  # logs that are read at the same time
 _TAIL_LINES = 400  # within them the newest card is looked for
 _FOLLOW_S = 0.5  # between looks at a log that grows
 _TIMEOUT_S = 10
@@ -53,7 +63,10 @@ class ClusterRun:
         node_ip: The driver's node; empty before it has started.
         runtime_env: Ray's environment of its job.
         started_t: Unix seconds.
+        node_id: Ray's name for the node that keeps the log of a submitted run; empty before it has
+            started.
         card: How it stood when it last said so; None: it has not.
+        unread: Why its log cannot be read; empty where it was, or was not asked for.
     """
 
     id: str
@@ -65,7 +78,9 @@ class ClusterRun:
     node_ip: str
     runtime_env: dict[str, Any]
     started_t: float | None
+    node_id: str = ""
     card: Card | None = None
+    unread: str = ""
 
     @property
     def name(self) -> str:
@@ -79,11 +94,16 @@ class ClusterRun:
 
     def standing(self, clock: Clock) -> Card:
         """How it stands: its last card, corrected by whether its job is still alive."""
-        state = _STATES.get(self.state, self.state.lower())
         if self.card is None:
-            now_t = clock.unix_s()
-            job = self.said.job
-            return Card(run=self.name, job=job, status=state, t=now_t, directory=self.directory)
+            state = _STATES.get(self.state, self.state.lower())
+            return Card(
+                run=self.name,
+                job=self.said.job,
+                status="unreadable" if self.alive and self.unread else state,
+                t=clock.unix_s(),
+                error=self.unread or None,
+                directory=self.directory,
+            )
         return self.card if self.alive else self.card.after_end()
 
 
@@ -127,9 +147,13 @@ class JobsApi:
         Raises:
             RunDirectoryError: There is none.
         """
+        if not name.strip():
+            raise RunDirectoryError(
+                f"{name!r} names no run", hint="`raycloud status` lists the runs there are"
+            )
         runs = self.runs()
         for run in runs:
-            if name in {run.id, run.name, run.directory}:
+            if name in {run.id, run.name, run.directory} - {""}:
                 return self.with_card(run)
         known = ", ".join(run.id for run in runs[:5]) or "it knows no runs"
         raise RunDirectoryError(
@@ -138,17 +162,34 @@ class JobsApi:
         )
 
     def with_card(self, run: ClusterRun) -> ClusterRun:
-        """The same run with the newest card in its log."""
-        for line in reversed(self.log(run, lines=_TAIL_LINES)):
-            card = parse_line(line)
-            if card is not None:
-                return replace(run, card=card)
-        return run
+        """The same run with the newest card in the end of its log, or why that cannot be read."""
+        try:
+            lines = self.log(run, lines=_TAIL_LINES)
+        except MachineError as error:
+            return replace(run, unread=f"its log cannot be read: {error.message}")
+        cards = (parse_line(line) for line in reversed(lines))
+        card = next((card for card in cards if card is not None), None)
+        return run if card is None else replace(run, card=card)
+
+    def with_cards(self, runs: Sequence[ClusterRun]) -> list[ClusterRun]:
+        """The same runs in their order, as `with_card`: those that live first, several at a time.
+
+        Of those that have ended, the first `ENDED_CARDS` are asked; the others come as they are.
+        """
+        alive = [run for run in runs if run.alive]
+        ended = [run for run in runs if not run.alive][:ENDED_CARDS]
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            found = {run.id: run for run in threads.map(self.with_card, [*alive, *ended])}
+        return [found.get(run.id, run) for run in runs]
 
     def log(self, run: ClusterRun, *, lines: int = -1) -> list[str]:
-        """The last lines of a run's log, all of them with -1; none where it has no log yet."""
+        """The last lines of a run's log, all of them with -1; none where it has no log yet.
+
+        Raises:
+            MachineError: The cluster cannot read it.
+        """
         with speaking(self.address):
-            if run.submitted:
+            if run.submitted and lines < 0:
                 text = str(self._jobs.get_job_logs(run.id))
             else:
                 response = self._ask_log("file", run, lines)
@@ -156,35 +197,40 @@ class JobsApi:
         found = text.removesuffix("\n").split("\n") if text else []
         return found if lines < 0 else found[-lines:]
 
-    def follow(self, run: ClusterRun) -> Iterator[str]:
-        """The lines of a run's log from its beginning, as they come, until its job has ended."""
+    def follow(self, run: ClusterRun, *, patience: Patience = PATIENCE) -> Iterator[str]:
+        """The lines of a run's log from its beginning, as they come, until its job has ended.
+
+        Raises:
+            MachineError: As `log_lines`, or its log cannot be read.
+        """
         if run.submitted:
-            yield from log_lines(self._jobs, run.id)
+            yield from log_lines(self._jobs, run.id, patience=patience)
             return
-        told, alive = 0, True
-        while alive:  # a stream in which nothing comes for a while breaks off, and is opened again
-            with speaking(self.address):
-                status = self._jobs.get_job_info(run.id).status
-            alive = not status.is_terminal()
-            for line in self._stream(run, skip=told):
-                told += 1
-                yield line
-                card = parse_line(line)
-                if card is not None and card.has_ended:
+        if not run.said.log or not run.node_ip:
+            raise MachineError(
+                f"{run.id} does not say where its log is", hint="it has just begun: ask again"
+            )
+        watch, told = Watch(self.address, patience, SystemClock()), 0
+        while True:
+            before = told
+            with watch.look():
+                alive = not self._jobs.get_job_info(run.id).status.is_terminal()
+                for line in self._stream(run, skip=told):
+                    told += 1
+                    yield line
+                    card = parse_line(line)
+                    if card is not None and card.has_ended:
+                        return
+                if not alive:
                     return
+                watch.went_well()
+            watch.rest(soon=told > before)
 
     def _stream(self, run: ClusterRun, *, skip: int) -> Iterator[str]:
-        """The lines of a driver's log, less the first ones, until nothing comes for a while."""
+        """The lines of a driver's log, less the first ones, until it breaks or is long silent."""
         import requests
 
-        with speaking(self.address):
-            response = self._ask_log("stream", run, -1)
-        if response is None:
-            raise MachineError(
-                f"the log of {run.id} cannot be read on {run.node_ip or 'its node'}",
-                hint="it has just begun, or its node is gone",
-            )
-        with response:
+        with self._ask_log("stream", run, -1) as response:
             lines = response.iter_lines(chunk_size=None)
             with contextlib.suppress(requests.RequestException):
                 for line in itertools.islice(lines, skip, None):
@@ -238,18 +284,29 @@ class JobsApi:
         return job_id, outcome(self._jobs, job_id)
 
     def _ask_log(self, media: str, run: ClusterRun, lines: int) -> Any:
-        """The dashboard's answer about a driver's log; None where there is none."""
-        if not run.said.log or not run.node_ip:
-            return None
+        """The dashboard's answer about a run's log; None where it has none yet.
+
+        Raises:
+            AnswerError: It cannot be read: its node is gone, or the file is not there.
+        """
+        from raycloud.on_ray.jobs_client import AnswerError
+
         query: dict[str, str | int] = {"lines": lines, "timeout": _TIMEOUT_S}
-        query |= {"node_ip": run.node_ip, "filename": run.said.log}
+        if run.submitted and run.node_id:
+            query |= {"node_id": run.node_id, "submission_id": run.id}
+        elif not run.submitted and run.said.log and run.node_ip:
+            query |= {"node_ip": run.node_ip, "filename": run.said.log}
+        else:
+            return None
         if media == "stream":
             query["interval"] = str(_FOLLOW_S)
         # Ray's client has no public way to a file of a node: this is how its own `get_log` asks.
         response = self._jobs._do_request(  # noqa: SLF001
             "GET", f"/api/v0/logs/{media}", params=query, stream=media == "stream"
         )
-        return response if response.ok else None
+        if not response.ok:
+            raise AnswerError(response.status_code, response.text)
+        return response
 
 
 def _run_of(details: JobDetails) -> ClusterRun | None:
@@ -273,6 +330,7 @@ def _run_of(details: JobDetails) -> ClusterRun | None:
         node_ip=str(driver.node_ip_address) if driver else "",
         runtime_env=dict(details.runtime_env or {}),
         started_t=details.start_time / 1000 if details.start_time else None,
+        node_id=str(details.driver_node_id or ""),
     )
 
 

@@ -1,20 +1,27 @@
 """Ray's own client of the Jobs API, held to the one address that was checked.
 
 Ray's would let `RAY_ADDRESS` take the place of the address that was given, follow a redirect, and
-ask a proxy or `~/.netrc` on the way: each could carry the token elsewhere.
+ask a proxy or `~/.netrc` on the way: each could carry the token elsewhere. Of the environment, only
+the certificates that a server is checked with are taken (`Endpoint.certificates`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import ssl
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlsplit
 
+import aiohttp
 import ray
 import requests
-from ray._private.authentication.http_token_authentication import format_authentication_http_error
 from ray.dashboard.modules.dashboard_sdk import SubmissionClient
-from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
+
+from raycloud.errors import MachineError
 
 if TYPE_CHECKING:
     from requests import PreparedRequest, Response
@@ -23,8 +30,27 @@ if TYPE_CHECKING:
 
 _ASK_S = 30.0
 _SEND_S = 600.0  # a package over a thin link
+# A followed log in which nothing came for so long is opened again: its other side may be gone, as
+# after a sleep of this machine.
+QUIET_S = 60.0
+_PROBE_S, _PROBES = 20, 3  # of a websocket's TCP connection, for the same reason
 
 _REFUSED = (401, 403)
+_NOT_FOUND = 404
+_VERSION = "/api/version"
+
+
+class AnswerError(RuntimeError):
+    """An answer other than the one that was asked for.
+
+    Attributes:
+        status: Its HTTP status.
+    """
+
+    def __init__(self, status: int, text: str) -> None:
+        """Say it as Ray does."""
+        super().__init__(f"Request failed with status code {status}: {text}")
+        self.status = status
 
 
 class JobsClient(JobSubmissionClient):
@@ -35,22 +61,75 @@ class JobsClient(JobSubmissionClient):
 
         Raises:
             ConnectionError: Nobody answers.
-            AuthenticationError: The token is refused, or one is wanted.
+            JobError: The token is refused, or one is wanted.
+            MachineError: What answers is no Jobs API.
         """
         self._client_ray_version = ray.__version__
         self._where = where
         self._session = requests.Session()
-        # A proxy cannot reach this machine, and nothing but the endpoint's own token is shown.
-        self._session.trust_env = not where.loopback
+        self._session.trust_env = False  # no proxy, and nothing but the endpoint's own token
+        encrypted = where.url.startswith("https:")
+        certificates = where.certificates or Path(requests.utils.DEFAULT_CA_BUNDLE_PATH)
+        self._session.verify = str(certificates) if encrypted else True
         # Not JobSubmissionClient's: it takes the address from the environment.
         SubmissionClient.__init__(self, address=where.url, headers=where.headers)
-        # Ray leaves None, which aiohttp no longer wants; it means the same.
-        self._ssl_context = ssl.create_default_context()
-        self._check_connection_and_version()
+        self._trusted = _trusting(certificates) if encrypted else True
+        self._see_that_it_is_one()
 
     def get_address(self) -> str:
         """Where it speaks to."""
         return self._where.url
+
+    async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
+        """A submitted job's log from its beginning, as it comes, until the job has ended.
+
+        As Ray's, but to no other address; silence is no error, a lost connection is.
+
+        Raises:
+            ConnectionError: The connection breaks.
+            aiohttp.ClientError: There is none, or the answer is no log.
+        """
+        traces = aiohttp.TraceConfig()
+        traces.on_request_redirect.append(_not_elsewhere)
+        url = f"{self._where.url}/api/jobs/{job_id}/logs/tail"
+        headers = self._where.headers
+        async with aiohttp.ClientSession(headers=headers, trace_configs=[traces]) as session:
+            log = await session.ws_connect(url, ssl=self._trusted)
+            connection = log.get_extra_info("socket")
+            _probed(connection)
+            try:
+                async for message in log:
+                    if message.type is aiohttp.WSMsgType.TEXT:
+                        yield message.data
+                    elif message.type is aiohttp.WSMsgType.ERROR:
+                        raise ConnectionError(f"the log of {job_id} broke off: {log.exception()}")
+                if log.close_code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE:
+                    raise ConnectionError(f"the log of {job_id} broke off")
+            finally:  # without a farewell: Ray's side would not answer a websocket's
+                with contextlib.suppress(OSError):
+                    if connection is not None:
+                        connection.shutdown(socket.SHUT_RDWR)
+
+    def _see_that_it_is_one(self) -> None:
+        """Ask for the version: a server of another kind has none, or says it otherwise."""
+        try:
+            self._check_connection_and_version()
+        except (requests.JSONDecodeError, KeyError, TypeError) as error:
+            raise self._another(f"{_VERSION} there names no version of Ray") from error
+        except AnswerError as error:
+            if error.status == _NOT_FOUND:
+                raise self._another(f"it knows no {_VERSION}") from error
+            raise
+        except ValueError as error:
+            if isinstance(error, OSError):  # a certificate that is refused is both
+                raise
+            raise self._another(f"{_VERSION} there says {error}") from error
+
+    def _another(self, why: str) -> MachineError:
+        return MachineError(
+            f"something else than a Jobs API answers at {self._where.url}: {why}",
+            hint="name the head's dashboard, port 8265 unless it was started with another",
+        )
 
     def _do_request(
         self,
@@ -69,16 +148,57 @@ class JobsClient(JobSubmissionClient):
             json=json_data,
             auth=self._shown,
             allow_redirects=False,
-            # A log that is followed may be silent for as long as it likes.
-            timeout=(_ASK_S, None if kwargs.get("stream") else waits_s),
+            timeout=(_ASK_S, QUIET_S if kwargs.get("stream") else waits_s),
             **kwargs,
         )
         if response.status_code in _REFUSED:  # else the text of a log that is followed is not read
-            problem = format_authentication_http_error(response.status_code, response.text)
-            raise AuthenticationError(problem or response.text)
+            raise self._where.refused()
+        if response.is_redirect:
+            raise requests.TooManyRedirects(_elsewhere(response.headers["Location"]))
+        if endpoint == _VERSION and response.status_code == _NOT_FOUND:
+            self._raise_error(response)
         return response
+
+    def _raise_error(self, r: Response) -> NoReturn:
+        raise AnswerError(r.status_code, r.text)
 
     def _shown(self, request: PreparedRequest) -> PreparedRequest:
         """Requests reads `~/.netrc` unless something like this is given."""
         request.headers.update(self._where.headers)
         return request
+
+
+def _trusting(certificates: Path) -> ssl.SSLContext:
+    """A context that trusts a file or a folder of certificates, as requests does."""
+    if certificates.is_dir():
+        return ssl.create_default_context(capath=str(certificates))
+    return ssl.create_default_context(cafile=str(certificates))
+
+
+async def _not_elsewhere(
+    _session: aiohttp.ClientSession, _context: Any, met: aiohttp.TraceRequestRedirectParams
+) -> None:
+    """Aiohttp has no way to say of a websocket that it follows no redirect."""
+    met.response.close()
+    raise aiohttp.ClientError(_elsewhere(met.response.headers.get("Location", "")))
+
+
+def _elsewhere(location: str) -> str:
+    """What is said of a redirect: only its host, for the rest may be somebody's session."""
+    parts = urlsplit(location)
+    host = parts.netloc.rpartition("@")[2]
+    return f"it leads to {f'{parts.scheme}://{host}' if host else 'another page'}, not followed"
+
+
+def _probed(connection: Any) -> None:
+    """Let the kernel find out within a minute or so when the other side is gone.
+
+    Ray's side answers no pings of the websocket, so silence tells nothing.
+    """
+    if connection is None:
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):  # Linux
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import ssl
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raycloud.clock import Clock, SystemClock
 from raycloud.errors import JobError, MachineError, RaycloudError
 from raycloud.on_ray.endpoint import TOKEN_HINT, TUNNEL_HINT, endpoint
 
@@ -19,8 +22,8 @@ if TYPE_CHECKING:
 
     from raycloud.on_ray.jobs_client import JobsClient
 
-_AGAIN_S, _SOON_S = 1.0, 0.1
-_TRIES = 30
+_SERVER_ERROR = 500
+_FAREWELLS = 3  # turns of a loop, in which an encrypted connection that was closed is let go
 _MACHINE, _STOPPED = 3, 130
 _NOT_FOUND = 127  # what a shell says of a command that is not there
 
@@ -31,7 +34,7 @@ def client(address: str | None, *, insecure: bool = False) -> JobsClient:
     Raises:
         SpecError: As `endpoint`.
         JobError: It refuses the token, or wants one.
-        MachineError: Nobody answers, or no Jobs API.
+        MachineError: Nobody answers, or something else than a Jobs API.
     """
     where = endpoint(address, insecure=insecure)
     with speaking(where.url):
@@ -47,6 +50,7 @@ def speaking(url: str) -> Iterator[None]:
     Args:
         url: Who is spoken to.
     """
+    import aiohttp
     import requests
     from ray.exceptions import AuthenticationError
 
@@ -54,17 +58,14 @@ def speaking(url: str) -> Iterator[None]:
         yield
     except RaycloudError:
         raise
-    except AuthenticationError as error:
-        wanted = "required" in str(error).partition("\n")[0]
+    except AuthenticationError:  # by Ray's client itself, before it asks
         raise JobError(
-            f"the cluster at {url} asks for a token, and got none"
-            if wanted
-            else f"the cluster at {url} refuses this token",
-            hint=TOKEN_HINT if wanted else "it is another cluster's: " + TOKEN_HINT,
+            f"RAY_AUTH_MODE is token, and there is no token to show to the cluster at {url}",
+            hint=TOKEN_HINT,
         ) from None
-    except (ConnectionError, requests.RequestException, OSError) as error:
+    except (aiohttp.ClientError, requests.RequestException, OSError) as error:
         raise MachineError(
-            f"no Jobs API answers at {url}",
+            f"no Jobs API answers at {url}: {_why(error)}",
             hint="the head's dashboard answers there (port 8265), where ray[default] is installed; "
             f"from outside, {TUNNEL_HINT}",
         ) from error
@@ -116,37 +117,109 @@ def submit(jobs: JobSubmissionClient, submission: Submission) -> str:
         )
 
 
-def log_lines(jobs: JobSubmissionClient, job_id: str) -> Iterator[str]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patience:
+    """How a job is looked after while its cluster comes and goes.
+
+    Attributes:
+        gone_s: How long the cluster may be gone: seconds from the first failure after which nothing
+            more has come.
+        again_s: Before the next look.
+        soon_s: The same, while the log goes on.
+    """
+
+    gone_s: float = 30.0
+    again_s: float = 1.0
+    soon_s: float = 0.1
+
+
+PATIENCE = Patience()
+
+
+class Watch:
+    """One look at a cluster after the other, of which some may fail.
+
+    Args:
+        url: Who is looked at.
+        patience: How long that goes on.
+        clock: What it is measured by.
+    """
+
+    def __init__(self, url: str, patience: Patience, clock: Clock) -> None:
+        """Nothing has failed."""
+        self._url, self._patience, self._clock = url, patience, clock
+        self._gone_t: float | None = None
+        self._heard_t = -math.inf
+
+    @contextlib.contextmanager
+    def look(self) -> Iterator[None]:
+        """Around a look: what another one may mend is passed over, until patience ends.
+
+        Raises:
+            JobError: As `speaking`.
+            MachineError: As `speaking`, where the cluster says that it cannot be, or is gone.
+        """
+        began_t = self._clock.monotonic_s()
+        try:
+            with speaking(self._url):
+                yield
+        except MachineError as error:
+            now_t, gone_s = self._clock.monotonic_s(), self._patience.gone_s
+            if self._heard_t >= began_t and now_t - self._heard_t >= gone_s:
+                self._gone_t = None  # it was there, and had nothing to say
+            self._gone_t = now_t if self._gone_t is None else self._gone_t
+            if _is_final(error) or now_t - self._gone_t >= gone_s:
+                raise
+
+    def heard(self) -> None:
+        """It answers in this look, though with nothing new."""
+        self._heard_t = self._clock.monotonic_s()
+
+    def went_well(self) -> None:
+        """Something new has come: the next failure is a first one."""
+        self._gone_t = None
+        self.heard()
+
+    def rest(self, *, soon: bool = False) -> None:
+        """Wait for the next look."""
+        threading.Event().wait(self._patience.soon_s if soon else self._patience.again_s)
+
+
+def log_lines(
+    jobs: JobSubmissionClient,
+    job_id: str,
+    *,
+    patience: Patience = PATIENCE,
+    clock: Clock | None = None,
+) -> Iterator[str]:
     """The lines of a job's log, from its beginning, as they come, until the job has ended.
 
     A connection that breaks is made again, and no line comes twice.
 
     Raises:
         JobError: The token is refused.
-        MachineError: The job is not there, or the cluster is gone for half a minute.
+        MachineError: The job is not there, or the cluster is gone for `patience.gone_s`.
     """
-    import aiohttp
-
-    told, failures, rest = 0, 0, ""
+    watch = Watch(jobs.get_address(), patience, clock or SystemClock())
+    told, rest = 0, ""
     while True:
-        with speaking(jobs.get_address()):
-            ended = jobs.get_job_status(job_id).is_terminal()
         met, before = 0, told
-        try:
+        with watch.look():
+            ended = jobs.get_job_status(job_id).is_terminal()
+            watch.heard()
             for chunk in _chunks(jobs.tail_job_logs(job_id)):
                 new, met = chunk[max(0, told - met) :], met + len(chunk)
+                told = max(told, met)
                 if new:
-                    told, failures = met, 0
+                    watch.went_well()
+                else:
+                    watch.heard()
                 *lines, rest = (rest + new).split("\n")
                 yield from lines
-        except (OSError, RuntimeError, aiohttp.ClientError) as error:
-            failures += 1
-            if failures > _TRIES:
-                raise MachineError(f"the log of {job_id} broke off: {error}") from error
-        else:
             if ended:
                 break
-        threading.Event().wait(_SOON_S if told > before else _AGAIN_S)
+            watch.went_well()
+        watch.rest(soon=told > before)
     if rest:
         yield rest
 
@@ -164,21 +237,32 @@ def _chunks(tail: AsyncIterator[str]) -> Iterator[str]:
         with contextlib.suppress(Exception):
             loop.run_until_complete(tail.aclose())  # type: ignore[attr-defined]
         loop.run_until_complete(loop.shutdown_asyncgens())
+        for _ in range(_FAREWELLS):
+            loop.run_until_complete(asyncio.sleep(0))
         loop.close()
 
 
-def outcome(jobs: JobSubmissionClient, job_id: str) -> JobDetails:
+def outcome(
+    jobs: JobSubmissionClient,
+    job_id: str,
+    *,
+    patience: Patience = PATIENCE,
+    clock: Clock | None = None,
+) -> JobDetails:
     """How a job ended, once it has.
 
     Raises:
-        MachineError: The cluster does not answer.
+        JobError: The token is refused.
+        MachineError: As `log_lines`.
     """
+    watch = Watch(jobs.get_address(), patience, clock or SystemClock())
     while True:
-        with speaking(jobs.get_address()):
+        with watch.look():
             details = jobs.get_job_info(job_id)
-        if details.status.is_terminal():
-            return details
-        threading.Event().wait(_AGAIN_S)
+            if details.status.is_terminal():
+                return details
+            watch.went_well()
+        watch.rest()
 
 
 def exit_code(details: JobDetails) -> int:
@@ -203,3 +287,26 @@ def exit_code(details: JobDetails) -> int:
         case _:
             said = (details.message or "the cluster does not say why").strip()
             raise MachineError(f"the job failed before its driver ended: {said}")
+
+
+def _is_final(error: MachineError) -> bool:
+    """Whether asking again is in vain: it is refused there, or the certificate is refused here."""
+    status = getattr(error.__cause__, "status", _SERVER_ERROR)  # of an `AnswerError`
+    broken = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+    root = _root(error)
+    refused = isinstance(root, ssl.SSLError) and not isinstance(root, broken)
+    return refused or status < _SERVER_ERROR
+
+
+def _why(error: BaseException) -> str:
+    """What an error came from, in a line."""
+    root = _root(error)
+    lines = str(root).strip().splitlines()
+    return lines[-1].strip() if lines else type(root).__name__
+
+
+def _root(error: BaseException) -> BaseException:
+    """What an error came from: libraries wrap it several times."""
+    while inner := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
+        error = inner
+    return error

@@ -116,3 +116,17 @@ def test_no_record_shows_the_token() -> None:
     environment = Environment.from_mapping({"RAY_AUTH_TOKEN": TOKEN})
     assert TOKEN not in repr(environment)
     assert TOKEN not in repr(endpoint("127.0.0.1:1", environment=environment))
+
+
+def test_the_certificates_that_a_server_is_checked_with(home: Path) -> None:
+    (home / "own.pem").write_text("")
+    named = {"RAY_AUTH_TOKEN": TOKEN, "CURL_CA_BUNDLE": str(home)}
+    assert decided("https://head.example", **named).certificates == home
+    named["REQUESTS_CA_BUNDLE"] = str(home / "own.pem")
+    assert decided("https://head.example", **named).certificates == home / "own.pem"
+    assert decided("https://head.example", RAY_AUTH_TOKEN=TOKEN).certificates is None
+    named["REQUESTS_CA_BUNDLE"] = str(home / "gone.pem")
+    with pytest.raises(SpecError, match="neither a file nor a folder") as raised:
+        decided("https://head.example", **named)
+    assert raised.value.field == "REQUESTS_CA_BUNDLE"
+    assert decided("http://127.0.0.1:8265", **named).certificates is None

@@ -2,125 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import ssl
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-import ray
 from aiohttp import web
 
+from raycloud.clock import VirtualClock
 from raycloud.errors import JobError, MachineError
+from raycloud.on_ray.endpoint import Endpoint
+from raycloud.on_ray.jobs_client import JobsClient
 from raycloud.on_ray.submission import (
+    Patience,
     Submission,
+    Watch,
     client,
     exit_code,
     log_lines,
     outcome,
     submit,
 )
+from tests.jobs_server import LOG, Api, certificate_at, serving
 
 TOKEN = "0f" * 32
-LOG = [f"line {n}\n" for n in range(50)]
-
-
-@dataclass
-class Api:
-    """What answers in the place of a head: Ray's paths, and what was asked of them."""
-
-    token: str | None = None
-    breaks: int = 0
-    status: str = "SUCCEEDED"
-    code: int | None = 0
-    url: str = ""
-    packages: dict[str, bytes] = field(default_factory=dict)
-    submitted: list[dict[str, Any]] = field(default_factory=list)
-    shown: list[str | None] = field(default_factory=list)
-    followed: int = 0
-
-    @web.middleware
-    async def guard(self, request: web.Request, handler: Any) -> Any:
-        self.shown.append(request.headers.get("Authorization"))
-        if self.token is not None:
-            if "Authorization" not in request.headers:
-                return web.Response(status=401, text="Unauthorized: Missing token")
-            if request.headers["Authorization"] != f"Bearer {self.token}":
-                return web.Response(status=403, text="Forbidden: Invalid token")
-        return await handler(request)
-
-    async def version(self, _: web.Request) -> web.Response:
-        known = {"version": "4", "ray_version": ray.__version__, "ray_commit": "x"}
-        return web.json_response(known)
-
-    async def has(self, request: web.Request) -> web.Response:
-        return web.Response(status=200 if request.match_info["name"] in self.packages else 404)
-
-    async def put(self, request: web.Request) -> web.Response:
-        self.packages[request.match_info["name"]] = await request.read()
-        return web.Response()
-
-    async def start(self, request: web.Request) -> web.Response:
-        self.submitted.append(await request.json())
-        told = self.submitted[-1]["submission_id"]
-        return web.json_response({"job_id": told, "submission_id": told})
-
-    async def job(self, request: web.Request) -> web.Response:
-        if request.match_info["id"] == "gone":
-            return web.Response(status=404, text="Job gone does not exist")
-        ended = self.followed > self.breaks
-        answer = {"type": "SUBMISSION", "entrypoint": "x", "submission_id": "x-1"}
-        ending = {"status": self.status, "driver_exit_code": self.code, "message": "it says why"}
-        return web.json_response(answer | (ending if ended else {"status": "RUNNING"}))
-
-    async def tail(self, request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse()
-        await socket.prepare(request)
-        self.followed += 1
-        broken = self.followed <= self.breaks
-        text = "".join(LOG)
-        for at in range(0, len(text) // 2 if broken else len(text), 7):
-            await socket.send_str(text[at : at + 7])
-        if broken and request.transport is not None:
-            request.transport.abort()
-        return socket
-
-
-@contextlib.contextmanager
-def serving(api: Api) -> Iterator[Api]:
-    """Serve from a thread of its own."""
-    loop, ready, done = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-
-    async def serve() -> None:
-        app = web.Application(middlewares=[api.guard], client_max_size=2**26)
-        app.router.add_get("/api/version", api.version)
-        app.router.add_get("/api/packages/{protocol}/{name}", api.has)
-        app.router.add_put("/api/packages/{protocol}/{name}", api.put)
-        app.router.add_post("/api/jobs/", api.start)
-        app.router.add_get("/api/jobs/{id}", api.job)
-        app.router.add_get("/api/jobs/{id}/logs/tail", api.tail)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        api.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        ready.set()
-        await done.wait()
-        await runner.cleanup()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
-    thread.start()
-    try:
-        assert ready.wait(20)
-        yield api
-    finally:
-        loop.call_soon_threadsafe(done.set)
-        thread.join()
-        loop.close()
+BRISK = Patience(gone_s=60.0, again_s=0.01, soon_s=0.0)
+HASTY = Patience(gone_s=0.0, again_s=0.0, soon_s=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -178,34 +88,185 @@ def test_a_token_that_is_wanted_or_wrong(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_nobody_answers() -> None:
     with serving(Api()) as api:
         pass
-    with pytest.raises(MachineError, match="no Jobs API answers") as raised:
+    with pytest.raises(MachineError, match=r"no Jobs API answers at .*: .*refused") as raised:
         client(api.url)
     assert "8265" in raised.value.hint
 
 
+class Leading(Api):
+    """Sends those who come for the version, or for a log, to somebody else."""
+
+    def __init__(self, elsewhere: str, *, log: bool = False) -> None:
+        super().__init__()
+        self._elsewhere, self._log = elsewhere, log
+
+    async def version(self, request: web.Request) -> web.StreamResponse:
+        if self._log:
+            return await super().version(request)
+        raise web.HTTPFound(f"{self._elsewhere}/login?session=hunter2")
+
+    async def tail(self, request: web.Request) -> web.StreamResponse:
+        raise web.HTTPTemporaryRedirect(self._elsewhere + request.path)
+
+
 def test_an_answer_that_leads_elsewhere_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    with serving(Api()) as elsewhere:
+        with serving(Leading(elsewhere.url)) as api:
+            with pytest.raises(MachineError, match=f"it leads to {elsewhere.url}, not") as raised:
+                client(api.url)
+            assert "hunter2" not in str(raised.value)
+        with serving(Leading(elsewhere.url, log=True)) as api:
+            jobs = client(api.url)
+            with pytest.raises(MachineError, match=f"it leads to {elsewhere.url}, not"):
+                list(log_lines(jobs, "x-1", patience=HASTY))
+            assert f"Bearer {TOKEN}" in api.shown
+    assert elsewhere.shown == []
 
-    class Leading(Api):
-        async def version(self, _: web.Request) -> web.Response:
-            raise web.HTTPFound(elsewhere.url + "/api/version")
 
+@pytest.mark.parametrize("loopback", [True, False])
+def test_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch, *, loopback: bool) -> None:
+    """A proxy would be given the token, and the package, in clear."""
+    with serving(Api()) as api, serving(Api()) as proxy:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        jobs = JobsClient(Endpoint(url=api.url, loopback=loopback, token=TOKEN))
+        assert [line + "\n" for line in log_lines(jobs, "x-1", patience=BRISK)] == LOG
+        assert proxy.asked == []
+        assert set(api.shown) == {f"Bearer {TOKEN}"}
+
+
+def test_a_server_is_checked_with_the_certificates_that_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    own = certificate_at(tmp_path / "own.pem")
+    with serving(Api(), certificate=own) as api:
+        with pytest.raises(MachineError, match="certificate verify failed"):
+            client(api.url)
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(own))
+        jobs = client(api.url)
+        assert [line + "\n" for line in log_lines(jobs, "x-1", patience=BRISK)] == LOG
+
+
+def test_a_certificate_that_is_refused_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the log as of all else: another look would not mend it."""
+    own, other = (certificate_at(tmp_path / f"{name}.pem") for name in ("own", "other"))
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(own))
+    with serving(Api(), certificate=own) as api:
+        jobs, misled = client(api.url), client(api.url)
+        misled._session.verify = str(other)
+        looks = len(api.asked)
+        with pytest.raises(MachineError, match="certificate verify failed"):
+            list(log_lines(misled, "x-1"))
+        jobs._trusted = ssl.create_default_context(cafile=str(other))
+        with pytest.raises(MachineError, match="certificate verify failed"):
+            list(log_lines(jobs, "x-1"))
+        assert len(api.asked) == looks + 1  # for the status; neither came to a log
+
+
+class Json(Api):
+    """Some other service, whose version is this."""
+
+    def __init__(self, said: Any) -> None:
+        super().__init__()
+        self._said = said
+
+    async def version(self, _: web.Request) -> web.StreamResponse:
+        if self._said is None:
+            raise web.HTTPNotFound
+        if isinstance(self._said, str) and self._said.startswith("<"):
+            return web.Response(text=self._said, content_type="text/html")
+        return web.json_response(self._said)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"version": "1.2"}, {"ray_version": "main"}, {"ray_version": None}, {"ray_version": 3},
+        ["x"], "text", 7, None, "<html>Welcome</html>",
+    ],
+)  # fmt: skip
+def test_another_service_is_told_from_a_jobs_api(said: Any) -> None:
     with (
-        serving(Api()) as elsewhere,
-        serving(Leading()) as api,
-        pytest.raises(MachineError),
+        serving(Json(said)) as api,
+        pytest.raises(MachineError, match="something else than a Jobs API answers") as raised,
     ):
         client(api.url)
-    assert elsewhere.shown == []
+    assert "8265" in raised.value.hint
 
 
 @pytest.mark.parametrize("breaks", [0, 2])
 def test_a_log_comes_once_however_often_it_breaks(breaks: int) -> None:
     with serving(Api(breaks=breaks)) as api:
         jobs = client(api.url)
-        assert [line + "\n" for line in log_lines(jobs, "x-1")] == LOG
+        assert [line + "\n" for line in log_lines(jobs, "x-1", patience=BRISK)] == LOG
         assert api.followed >= breaks + 1
         assert exit_code(outcome(jobs, "x-1")) == 0
+
+
+class Returning(JobsClient):
+    """Brings the server back before its third look at a server that has gone."""
+
+    def __init__(self, api: Api, servers: ExitStack) -> None:
+        super().__init__(Endpoint(url=api.url, loopback=True, token=None))
+        self._api, self._servers = api, servers
+        self.looks: int | None = None
+
+    def get_job_info(self, job_id: str) -> Any:
+        if self.looks is not None:
+            self.looks += 1
+            if self.looks == 3:
+                self._servers.enter_context(
+                    serving(self._api, port=urlsplit(self._api.url).port or 0)
+                )
+        return super().get_job_info(job_id)
+
+
+def test_a_cluster_that_goes_away_and_comes_back() -> None:
+    api = Api(breaks=1)
+    with ExitStack() as servers:
+        with serving(api):
+            jobs = Returning(api, servers)
+            lines = log_lines(jobs, "x-1", patience=BRISK)
+            found = [next(lines)]
+        jobs.looks = 0
+        found += lines
+        assert [line + "\n" for line in found] == LOG
+        assert jobs.looks >= 3
+    jobs.looks = 0
+    with servers:
+        assert exit_code(outcome(jobs, "x-1", patience=BRISK)) == 0
+    assert jobs.looks == 3
+
+
+def test_a_cluster_that_stays_away() -> None:
+    with serving(Api(breaks=1)) as api:
+        jobs = client(api.url)
+        lines = log_lines(jobs, "x-1", patience=HASTY)
+        next(lines)
+    for gone in (lambda: list(lines), lambda: outcome(jobs, "x-1", patience=HASTY)):
+        with pytest.raises(MachineError, match="no Jobs API answers"):
+            gone()
+
+
+def test_a_log_that_was_silent_for_long_has_all_patience_again() -> None:
+    clock = VirtualClock()
+    watch = Watch("http://x", Patience(gone_s=30.0), clock)
+    for _ in range(3):  # each time it answers, has nothing to say for an hour, and breaks off
+        with watch.look():
+            watch.heard()
+            clock.advance(3600.0)
+            raise ConnectionError("reset")
+        with watch.look():
+            clock.advance(29.0)
+            raise ConnectionError("refused")
+    clock.advance(1.0)
+    with pytest.raises(MachineError, match="refused"), watch.look():
+        raise ConnectionError("refused")
 
 
 def test_a_log_of_a_job_that_is_not_there() -> None:
