@@ -21,7 +21,7 @@ SITE = $(shell mktemp -d)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check lint types layers docs audit sbom format clean
+.PHONY: help setup train test check lint types layers docs audit sbom release format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -85,6 +85,12 @@ sbom: setup  ## what a release is made of, as CycloneDX, in build/sbom.json
 	  --require-hashes -r .ci/sbom.txt
 	build/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library \
 	  --output-reproducible --of JSON -o build/sbom.json $(BIN)/python
+
+release: sbom  ## the wheel, and what it is made of, in dist
+	rm -rf dist build/lib build/bdist.*
+	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --no-build-isolation \
+	  --wheel-dir dist .
+	cp build/sbom.json dist/raycloud.cdx.json
 
 clean:  ## remove what the tools left, keep .venv and runs/
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

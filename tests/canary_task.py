@@ -62,4 +62,4 @@ class Canary(Task):
         return ((model(batch) - batch) ** 2).mean()
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.01)
+        return torch.optim.SGD(model.parameters(), lr=1e-4)

@@ -24,19 +24,20 @@ CHECKPOINT = "canaryCheckpoint41d3"
 TRACKING = "canaryTracking6e08"
 SETTING = "canarySetting2c9d"
 DATABASE = "canaryDatabase8f57"
+STEPS = 300
 SECRETS = (ENVIRONMENT, DATA, "canaryData%2F77c2", TOKEN, CHECKPOINT, TRACKING, SETTING, DATABASE)
 
 JOB = """\
 format: 1
 name: canary
 task: {task}:Canary
-settings: {{api_key: "{key}", database: "{database}", fails_after: 12}}
-steps: 10
+settings: {{api_key: "{key}", database: "{database}", fails_after: 240}}
+steps: {steps}
 global_batch: 8
 micro_batch: 4
 elastic: {{max_workers: 1}}
 data: {{path: "{data}", cache: {{path: {folder}/cache}}}}
-checkpoint: {{path: "{checkpoint}", every_steps: 2}}
+checkpoint: {{path: "{checkpoint}", every_steps: 50}}
 tracking:
   mlflow: {{uri: "{uri}"}}
   wandb: {{mode: {wandb}}}
@@ -80,6 +81,7 @@ def named(server: str, tmp_path_factory: pytest.TempPathFactory) -> Field:
     folder = tmp_path_factory.mktemp("named") / "job"
     folder.mkdir()
     text = JOB.format(
+        steps=STEPS,
         task=ROOT / "tests/canary_task.py",
         key="${CANARY_KEY}",
         database="pg://me:${CANARY_DATABASE}@host/db",
@@ -183,7 +185,7 @@ def test_a_run_goes_on_once_the_environment_has_its_secrets(failed: Command, nam
     assert "the environment variable CANARY_CHECKPOINT is not set" in one.err
     code, one = named.raycloud("with", *on)
     assert code == 0, one.err
-    assert exact_steps(run) == 10
+    assert exact_steps(run) == STEPS
     assert published(run)[: len(before)] == before
     assert leaks(named.folder.parent) == []
 
@@ -203,7 +205,7 @@ def test_secrets_in_the_job_file_are_left_out_and_asked_for_again(named: Field) 
     assert "name the job file" in alone.err
     code, again = bare.raycloud("again", "train", job, *on)
     assert code == 0, again.err
-    assert exact_steps(run) == 10
+    assert exact_steps(run) == STEPS
     job.unlink()
     assert leaks(place) == []
 

@@ -59,6 +59,7 @@ def counted(folder: Path, *ends: str) -> Callable[[int], list[str]]:
 
 def test_it_starts_again_until_it_ends_well(tmp_path: Path) -> None:
     said: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
     code = supervise(
         counted(tmp_path, "kill -KILL $$", "exit 0", "exit 0"),
         restarts=2,
@@ -70,7 +71,7 @@ def test_it_starts_again_until_it_ends_well(tmp_path: Path) -> None:
     assert said == [
         "the driver was killed by SIGKILL; restart 1 of 2 in 1 s, from the last checkpoint"
     ]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_it_gives_up(tmp_path: Path) -> None:
