@@ -13,7 +13,7 @@ from tests.live import asked, check_result, of_kind
 from tests.live_tasks import Steady
 
 CPUS = 2
-STEPS = 500
+STEPS = 1000  # long enough for a second look at the speeds, also where steps are quick
 
 
 @pytest.mark.usefixtures("cluster")
