@@ -37,6 +37,8 @@ KINDS = (
     ("dashboard/agent", "agent"),
     ("dashboard/dashboard", "dashboard"),
     ("monitor.py", "monitor"),
+    ("ray::DashboardAgent", "agent"),
+    ("ray::RuntimeEnvAgent", "agent"),
     ("ray::", "worker"),
     ("default_worker", "worker"),
     ("raycloud train", "driver"),
@@ -66,8 +68,8 @@ def test_what_listens_is_what_the_page_says(ray_tmpdir: Path, tmp_path: Path) ->
         one.interrupt()
         assert one.code() == 130, one.err
     assert ended(processes_below(ray_tmpdir), END_S) == {}
-    assert late <= expected
-    # On loopback Ray's idle workers listen, which may be gone by now; all others are really there.
+    assert early | late <= expected
+    # On loopback Ray's agent of the node listens, in some runs only; all others are really there.
     missing = {(who, place) for who, place in expected - early - late if place != "loopback"}
     assert missing == set()
 
