@@ -52,11 +52,11 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Bytes in, logits of the next byte out."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, depth: int = DEPTH) -> None:
         """Make the layers; weights are normal with deviation 0.02."""
         super().__init__()
         self.bytes, self.places = nn.Embedding(256, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(DEPTH)))
+        self.blocks = nn.Sequential(*(Block() for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -70,17 +70,21 @@ class Transformer(nn.Module):
         return logits
 
 
-def build_model() -> Transformer:
-    """The model, with the same initial weights in every process of every contestant."""
+def build_model(*, small: bool = False) -> Transformer:
+    """The model, with the same initial weights in every process of every contestant.
+
+    Args:
+        small: With one block in place of four: for trying out whether all works.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)
-        return Transformer()
+        return Transformer(depth=1 if small else DEPTH)
 
 
-def build_optimizer(model: nn.Module) -> torch.optim.AdamW:
+def build_optimizer(model: nn.Module, *, learning_rate: float = LEARNING_RATE) -> torch.optim.AdamW:
     """AdamW in its fused form, the fastest on a CPU too."""
     return torch.optim.AdamW(
-        model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
+        model.parameters(), lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
     )
 
 
@@ -93,6 +97,39 @@ def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
 def load_text() -> npt.NDArray[np.uint8]:
     """The bytes to train on."""
     return standard_library().train
+
+
+def load_held_out(samples: int = 64) -> Tensor:
+    """The first held-out samples, shape (samples, LENGTH + 1), int64."""
+    text = standard_library().held_out
+    starts = np.arange(samples)[:, None] * LENGTH
+    return torch.from_numpy(text[starts + np.arange(LENGTH + 1)]).long()
+
+
+class Stream:
+    """The canonical sequence of samples, epoch after epoch.
+
+    Args:
+        text: The bytes to train on.
+        seed: Of the order.
+    """
+
+    def __init__(self, text: npt.NDArray[np.uint8], *, seed: int = SEED) -> None:
+        """Nothing is read yet."""
+        self._text = text
+        self._order = Order(samples=(len(text) - 1) // LENGTH, seed=seed)
+        self._window = np.arange(LENGTH + 1)
+
+    def batch(self, start: int, count: int) -> Tensor:
+        """Samples [start, start + count) of the sequence, shape (count, LENGTH + 1), int64."""
+        ids = []
+        while count:
+            epoch, offset = divmod(start, self._order.samples)
+            taken = min(count, self._order.samples - offset)
+            ids.append(self._order.ids(epoch, offset, offset + taken))
+            start, count = start + taken, count - taken
+        starts = np.concatenate(ids)[:, None] * LENGTH
+        return torch.from_numpy(self._text[starts + self._window]).long()
 
 
 class Batches:

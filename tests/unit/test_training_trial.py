@@ -86,6 +86,20 @@ def test_fixed_seconds_are_told_from_those_of_a_micro_batch() -> None:
     assert made.speed() == (pytest.approx(1.0), pytest.approx(0.25))
 
 
+def test_what_a_first_pass_and_a_busy_moment_cost_is_left_out() -> None:
+    clock, seconds = VirtualClock(), iter([9.0, 0.3, 0.05, 0.05, 0.05, 0.05, 5.0, 0.2, 0.1, 0.4])
+
+    class Uneven(NetTask):
+        def loss(self, model: Any, batch: Any) -> Any:
+            clock.advance(next(seconds, 0.1))
+            return super().loss(model, batch)
+
+    task = Uneven(dropout=0.0, branch=False)
+    made = trial(task, task.data(None).train, Order(samples=70, seed=1), clock=clock, fuse=8)
+    fixed_s, micro_batch_s = made.speed()
+    assert fixed_s + 4 * micro_batch_s == pytest.approx(0.1)
+
+
 def test_a_task_that_draws_from_a_global_generator_is_refused() -> None:
     class Draws(NetTask):
         def batch(self, samples: Any, rng: Any) -> Any:
