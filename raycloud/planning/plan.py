@@ -270,7 +270,7 @@ def _predict(
         step_s += exposed_seconds(
             exchange_s,
             last_micro_batch_s=speeds[last].micro_batch_s,
-            bucket_bytes=job.sync.bucket_bytes,
+            bucket_bytes=job.bucket_bytes(profile.gradient_bytes),
             gradient_bytes=profile.gradient_bytes,
         )
     return Prediction(

@@ -37,6 +37,7 @@ from raycloud.spec.sections import (
     wrong,
 )
 from raycloud.spec.settings import plain_settings
+from raycloud.spec.sizes import bucket_bytes
 from raycloud.spec.task_reference import EXAMPLE, TaskReference
 from raycloud.spec.tracking import TrackingSection
 from raycloud.spec.translation import mistakes_in
@@ -219,6 +220,11 @@ class Job(Section):
         if isinstance(self.elastic.shares, tuple):
             return self.elastic.max_workers
         return min(self.elastic.max_workers, self.micro_batches)
+
+    def bucket_bytes(self, gradient_bytes: int) -> int:
+        """Bytes of gradient that travel as one message, of a model with this much of it."""
+        asked = self.sync.bucket_bytes
+        return bucket_bytes(gradient_bytes) if asked == "auto" else asked
 
     @property
     def sync_point(self) -> SyncPoint:

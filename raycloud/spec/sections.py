@@ -224,11 +224,11 @@ class SyncSection(Section):
         default="auto",
         description="How updates are compressed. Only none is there yet, and is what auto takes.",
     )
-    bucket_bytes: int = Field(
-        default=4 * 2**20,
-        ge=1024,
+    bucket_bytes: Annotated[int, Field(ge=1024)] | Auto = Field(
+        default="auto",
         description="Bytes of gradient that travel as one message; smaller ones start earlier, "
-        "larger ones cost less per byte.",
+        "larger ones cost less per byte. auto: a sixteenth of the gradient, between 512 KiB and "
+        "4 MiB.",
     )
 
 

@@ -91,7 +91,8 @@ class Replica:
             raise TaskError(
                 "the model has no parameter that requires a gradient", hint="check Task.model"
             )
-        self.gradients = GradientExchange(trained, bucket_bytes=job.sync.bucket_bytes)
+        gradient_bytes = sum(p.numel() * p.element_size() for _, p in trained)
+        self.gradients = GradientExchange(trained, bucket_bytes=job.bucket_bytes(gradient_bytes))
         self.statistics = RunningStatistics(self.model)
         self.fuse = self._largest_pass()
         self._forward: nn.Module = (

@@ -69,7 +69,7 @@ def test_defaults() -> None:
             "topology": "auto",
             "staleness": "auto",
             "codec": "auto",
-            "bucket_bytes": 4 * 2**20,
+            "bucket_bytes": "auto",
         },
         "checkpoint": {"path": None, "every_steps": None, "keep": 2},
         "evaluate": {"every_steps": None, "max_samples": None, "batch": 32},
@@ -290,3 +290,8 @@ def test_import_is_light() -> None:
     code = "import sys, raycloud.spec; print({'ray', 'torch', 'numpy'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert result.stdout.strip() == b"set()"
+
+
+def test_messages_are_as_large_as_asked_or_fit_the_gradient() -> None:
+    assert job(sync={"bucket_bytes": 4096}).bucket_bytes(2**30) == 4096
+    assert [job().bucket_bytes(2**power) >> 10 for power in (20, 24, 30)] == [512, 1024, 4096]
