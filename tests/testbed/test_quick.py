@@ -1,0 +1,70 @@
+"""The benchmark as continuous integration runs it: every scenario in seconds, on real links."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.machine import ROOT
+from benchmarks.racing.results import load
+from benchmarks.racing.scenarios import SCENARIOS
+from benchmarks.testbed import missing
+
+LIMIT_S = 240  # a run takes 15 to 35 s, on a busy machine more
+
+pytestmark = [
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+    pytest.mark.timeout(LIMIT_S + 30),
+]
+
+
+def raced(path: Path, scenario: str, *more: str) -> dict[str, dict[str, Any]]:
+    """The rows of a quick run, by contestant."""
+    command = [sys.executable, "-m", "benchmarks.run", "--quick", "--scenario", scenario]
+    done = subprocess.run(
+        [*command, "--json", str(path), *more],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {row["contestant"]: row for row in load(path)}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_scenario(tmp_path: Path, name: str) -> None:
+    row = raced(tmp_path / "rows.json", name)["raycloud"]
+    assert row["failed"] is None
+    assert row["updates"] >= 2
+    assert row["samples_per_s"] > 0
+    assert row["first_step_s"] > 0
+    assert row["wire_bytes_total"] > 10_000, "gradients cross the links"
+    happened = [what for fault in row["faults"] for what in fault["what"].split(", ")]
+    assert len(row["pauses_s"]) == len(row["faults"])
+    quick = SCENARIOS[name].squeezed()
+    ends = sum(event.action == "drain" for event in quick.events)  # each brings its end along
+    assert len(happened) + len(row["not_done"]) == len(quick.events) + ends
+    assert bool(happened) == bool(quick.events)
+    assert row["settings_of_testbed"]["title"] == SCENARIOS[name].title
+    assert row["settings_of_testbed"]["window_s"] == row["window_s"] == 6
+
+
+def test_the_limit_is_measured_first_and_a_row_is_run_once(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    rows = raced(path, "S1", "--contestants", "torchrun,limit")
+    assert set(rows["limit"]["rates"]) == {"n1", "n2"}
+    assert rows["limit"]["samples_per_s"] == sum(rows["limit"]["rates"].values())
+    together = pytest.approx(rows["limit"]["samples_per_s"])
+    assert rows["torchrun"]["limit_samples_per_s"] == together
+    assert 0 < rows["torchrun"]["ratio_to_limit"] < 1.5
+    before = path.read_bytes()
+    raced(path, "S1", "--contestants", "torchrun,limit")
+    assert path.read_bytes() == before
