@@ -1,5 +1,6 @@
 # Everything a checkout needs, one word each; `make help` lists them. Nothing here needs root, and
-# nothing but Python 3.11+ and make must be there.
+# nothing but Python 3.11+ and make must be there; as root `make test` also installs what the tests on
+# real links need.
 
 PYTHON ?= python3
 VENV := .venv
@@ -53,6 +54,7 @@ train: setup  ## train a small GPT on real text with two local workers
 	$(BIN)/raycloud train jobs/gpt.yaml $(ARGS)
 
 test: check  ## every check and every test
+	@.ci/tools
 	$(BIN)/python -m pytest $(ARGS)
 
 check: lint types layers docs audit  ## style, types, layers, generated docs, advisories

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ RAY_TIMEOUT_S = 180  # an embedded cluster starts in 3 to 6 s on an idle machine
 # Tensors are small here: a second thread has nothing to do but wait, which takes 10 times as long
 # on a busy machine. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell ignores Ctrl-C in what it starts in the background, and all that is started from there
+# inherits that: commands under test would not hear theirs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline per example: this machine may be busy. No database: a checkout may be read-only, and a
 # failure prints what reproduces it.

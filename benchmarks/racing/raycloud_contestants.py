@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from benchmarks.racing.contestant import Attempt, environment
 
+from benchmarks.racing.contestant import Attempt, environment
 from benchmarks.workload import CLIP_NORM, SEED
 
 if TYPE_CHECKING:

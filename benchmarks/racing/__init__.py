@@ -1,0 +1,1 @@
+"""The benchmark on the testbed: contestants, scenarios, what is measured of them."""

@@ -1,0 +1,36 @@
+"""All contestants, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from benchmarks.racing.alone import Limit
+from benchmarks.racing.hivemind_contestants import Hivemind
+from benchmarks.racing.ray_contestants import RayTrain
+from benchmarks.racing.raycloud_contestants import Raycloud
+from benchmarks.racing.torch_contestants import Torchrun
+from benchmarks.racing.torchft_contestants import Torchft
+
+if TYPE_CHECKING:
+    from benchmarks.racing.contestant import Contestant
+
+CONTESTANTS: Mapping[str, Contestant] = {
+    one.name: one
+    for one in (
+        Limit(),
+        Raycloud("raycloud", shares="auto"),
+        Raycloud("raycloud-equal", shares="equal"),
+        RayTrain("ray-train", elastic=False),
+        RayTrain("ray-train-elastic", elastic=True),
+        Torchrun("torchrun", hook="none"),
+        Torchrun("torchrun-fp16", hook="fp16"),
+        Torchrun("torchrun-powersgd", hook="powersgd"),
+        Torchft("torchft", script="torchft_ddp"),
+        Torchft("torchft-diloco", script="torchft_diloco"),
+        Hivemind(),
+    )
+}
+# Their workers note their own samples of an update, to be summed over the nodes; those of the
+# others note what all participants gave to it.
+SUMMED = frozenset({"limit", "hivemind"})

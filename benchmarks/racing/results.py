@@ -1,0 +1,162 @@
+"""The rows of races in a JSON file: written as each is done, so that a broken run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+FORMAT = 1
+LIMIT = "limit"  # the contestant that is no contestant: every node alone
+OURS = "raycloud"  # and its variants are named "raycloud-..."
+
+Row = Mapping[str, Any]
+_KEY = ("scenario", "repeat", "contestant")
+
+
+class ResultsError(Exception):
+    """A results file is not one; the message names file, value and remedy."""
+
+
+class Results:
+    """The rows of one file, by scenario, repeat and contestant.
+
+    Args:
+        path: The file; it need not be there yet.
+
+    Raises:
+        ResultsError: It is there and holds something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read what is there."""
+        self.path = path
+        self._rows = {_key(row): row for row in load(path)} if path.exists() else {}
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """All rows; their order does not depend on that of adding."""
+        return tuple(self._rows[key] for key in sorted(self._rows))
+
+    def find(self, scenario: str, repeat: int, contestant: str) -> Row | None:
+        """One row; None where it has not been run."""
+        return self._rows.get((scenario, repeat, contestant))
+
+    def add(self, row: Row) -> None:
+        """Keep a row, in place of one with the same key; the file holds it once this returns."""
+        self._rows[_key(row)] = dict(row)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.path.with_name(f".{self.path.name}.draft")
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(render(self.rows))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(self.path)
+
+
+def render(rows: Sequence[Row]) -> str:
+    """The file's text."""
+    return json.dumps({"format": FORMAT, "rows": list(rows)}, indent=1, allow_nan=False) + "\n"
+
+
+def load(path: Path) -> tuple[Row, ...]:
+    """The rows of a file.
+
+    Raises:
+        ResultsError: It is no such file.
+    """
+    remedy = "name a file that benchmarks.run wrote, or another one to write to"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"{path}: cannot be read: {error}; {remedy}") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        given = found.get("format") if isinstance(found, dict) else type(found).__name__
+        raise ResultsError(f"{path}: format is {given}, expected {FORMAT}; {remedy}")
+    rows = found.get("rows")
+    if not isinstance(rows, list) or not all(
+        isinstance(row, dict) and set(_KEY) <= set(row) for row in rows
+    ):
+        raise ResultsError(f"{path}: rows must each hold {', '.join(_KEY)}; {remedy}")
+    return tuple(rows)
+
+
+def load_all(directory: Path) -> tuple[Row, ...]:
+    """The rows of a directory: of all scenarios' files, none of other files."""
+    return tuple(row for path in sorted(directory.glob("S*.json")) for row in load(path))
+
+
+def by_contestant(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows of one scenario by contestant: the limit, ours, then the peers, each by repeat."""
+    names = sorted({row["contestant"] for row in rows}, key=_rank)
+    return {
+        name: sorted((r for r in rows if r["contestant"] == name), key=lambda r: r["repeat"])
+        for name in names
+    }
+
+
+def values(rows: Sequence[Row], measure: str) -> dict[int, float]:
+    """A measure by repeat, where it was measured."""
+    return {r["repeat"]: r[measure] for r in rows if r.get(measure) is not None}
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
+    """Ratios of the repeats that both have.
+
+    >>> paired({0: 3.0, 1: 4.0}, {1: 2.0, 2: 1.0})
+    [2.0]
+    """
+    return [ours[r] / theirs[r] for r in sorted(ours.keys() & theirs.keys()) if theirs[r]]
+
+
+def best_peer(rows: Sequence[Row], among: frozenset[str] | None = None) -> dict[int, float]:
+    """The samples per second of the fastest peer, by repeat.
+
+    Args:
+        rows: Of one scenario.
+        among: Only these peers; None: all that are neither the limit nor ours.
+    """
+    fastest: dict[int, float] = {}
+    for name, theirs in peers(rows):
+        if among is not None and name not in among:
+            continue
+        for repeat, value in values(theirs, "samples_per_s").items():
+            fastest[repeat] = max(value, fastest.get(repeat, 0.0))
+    return fastest
+
+
+def peers(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """Name and rows of every contestant that is not ours."""
+    for name, theirs in by_contestant(rows).items():
+        if name != LIMIT and not is_ours(name):
+            yield name, theirs
+
+
+def is_ours(name: str) -> bool:
+    """Whether a contestant is raycloud, in whatever variant."""
+    return name == OURS or name.startswith(f"{OURS}-")
+
+
+def spread(found: Sequence[float], digits: int = 1) -> str:
+    """Median [least..most], or the only value.
+
+    >>> spread([3.0, 1.0, 2.0]), spread([1.5]), spread([])
+    ('2.0 [1.0..3.0]', '1.5', '-')
+    """
+    if not found:
+        return "-"
+    middle = f"{median(found):,.{digits}f}"
+    if len(found) == 1:
+        return middle
+    return f"{middle} [{min(found):,.{digits}f}..{max(found):,.{digits}f}]"
+
+
+def _key(row: Row) -> tuple[str, int, str]:
+    return row["scenario"], row["repeat"], row["contestant"]
+
+
+def _rank(name: str) -> tuple[int, str]:
+    return (0 if name == LIMIT else 1 if is_ours(name) else 2, name)

@@ -1,0 +1,297 @@
+"""Races contestants in a scenario on a testbed and keeps a row of each run.
+
+    python -m benchmarks.run --scenario S2 --contestants raycloud,ray-train --repeats 3
+
+Each repeat begins with the limit: every node computing alone. Contestants take turns within a
+repeat, and the first turn goes round from repeat to repeat. A row is written as soon as its run is
+done, and a run whose row is there is left out, so a run that was broken off goes on. Needs root and
+iproute2; `python -m benchmarks.testbed check` says what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.machine import ROOT, describe, load
+from benchmarks.peers.environments import NotInstalledError
+from benchmarks.racing import measures
+from benchmarks.racing.race import measure_limit, race
+from benchmarks.racing.registry import CONTESTANTS
+from benchmarks.racing.results import LIMIT, OURS, Results, ResultsError
+from benchmarks.racing.scenarios import SCENARIOS, Scenario, Settings
+from benchmarks.testbed import LateError, MissingError, ToolError, missing
+from benchmarks.testbed.cluster import ClusterError
+from benchmarks.throughput import turns
+from benchmarks.workload import LEARNING_RATE
+
+if TYPE_CHECKING:
+    from benchmarks.racing.contestant import Contestant
+
+RESULTS = ROOT / "benchmarks" / "results"
+REFERENCE = RESULTS / "reference.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the command line asks for.
+
+    Attributes:
+        scenarios: In this order.
+        contestants: Their names; the limit runs first where it is one of them.
+        repeats: Of each.
+        settings: For all contestants.
+        learning_rates: By contestant, where it differs.
+        json: The results' file; None: one per scenario in the default directory.
+        again: Run what has a row already.
+        quick: Does it work?
+        keep: Directory for what the runs leave; None: it is deleted.
+    """
+
+    scenarios: tuple[Scenario, ...]
+    contestants: tuple[str, ...]
+    repeats: int
+    settings: Settings
+    learning_rates: Mapping[str, float]
+    json: Path | None
+    again: bool
+    quick: bool
+    keep: Path | None
+
+
+def run_scenario(scenario: Scenario, asked: Asked, results: Results) -> list[str]:
+    """All repeats of a scenario; what could not be run for reasons that are no contestant's."""
+    broken = []
+    others = [name for name in asked.contestants if name != LIMIT]
+    order = list(turns(others, asked.repeats)) if others else []
+    if LIMIT in asked.contestants:
+        order += [(repeat, LIMIT) for repeat in range(asked.repeats)]
+    order.sort(key=lambda turn: (turn[0], turn[1] != LIMIT))  # stable: turns stay as they are
+    for repeat, name in order:
+        if results.find(scenario.name, repeat, name) is not None and not asked.again:
+            print(f"{scenario.name} repeat {repeat}  {name:<18} is there already", flush=True)
+            continue
+        print(f"{scenario.name} repeat {repeat}  {name:<18} ...", flush=True)
+        try:
+            row = _row(scenario, repeat, name, asked, results)
+        except (ClusterError, LateError, OSError, ToolError) as error:
+            broken.append(f"{scenario.name} repeat {repeat} {name}: {error}")
+            print(f"  no row: the testbed broke: {error}", flush=True)
+            continue
+        results.add(row)
+        print(f"  {_in_short(row)}", flush=True)
+    return broken
+
+
+def _row(
+    scenario: Scenario, repeat: int, name: str, asked: Asked, results: Results
+) -> dict[str, Any]:
+    """Run one contestant once."""
+    contestant = CONTESTANTS[name]
+    settings = asked.settings
+    if name in asked.learning_rates:
+        settings = replace(settings, learning_rate=asked.learning_rates[name])
+    began, load_before = datetime.now(tz=UTC), load()
+    try:
+        versions = contestant.prepare()
+    except NotInstalledError as error:
+        never = measures.Observation(t0_s=0.0, failed=f"not installed: {error}"[:300])
+        found, versions = measures.row(never, None), {}
+    else:
+        with _directory(asked.keep, f"{scenario.name}-{repeat}-{name}") as place:
+            if name == LIMIT:
+                found = _limit(contestant, scenario, settings, place)
+            else:
+                speeds = (results.find(scenario.name, repeat, LIMIT) or {}).get("rates")
+                found = _measured(contestant, scenario, settings, place, speeds or None)
+    machine = describe(os.sched_getaffinity(0))
+    commit, changed = machine.pop("commit"), machine.pop("changed_since_commit")
+    return {
+        "scenario": scenario.name,
+        "contestant": name,
+        "repeat": repeat,
+        **found,
+        "began": began.isoformat(timespec="seconds"),
+        "load_before": load_before,
+        "commit": commit,
+        "changed": changed,
+        "versions": dict(versions),
+        "machine": machine,
+        "settings": asdict(settings),
+        "settings_of_testbed": scenario.describe(),
+    }
+
+
+def _measured(
+    contestant: Contestant,
+    scenario: Scenario,
+    settings: Settings,
+    place: Path,
+    speeds: Mapping[str, float] | None,
+) -> dict[str, Any]:
+    seen = race(contestant, scenario, settings, place)
+    used = seen.used
+    return {
+        **measures.row(seen.observation, speeds),
+        "not_done": list(seen.not_done),
+        "steal": {"steal": used.steal, "outside": used.outside} if used else None,
+    }
+
+
+def _limit(
+    contestant: Contestant, scenario: Scenario, settings: Settings, place: Path
+) -> dict[str, Any]:
+    """The limit's row: the rate of each node, and of those of the start together."""
+    speeds = measure_limit(contestant, scenario, settings, place)
+    nothing = measures.Observation(t0_s=0.0, failed=speeds.failed)
+    found = measures.row(nothing, None) | {"rates": dict(speeds.by_node)}
+    if not speeds.failed:
+        together = sum(speeds.by_node[node.name] for node in scenario.spec.nodes)
+        found |= {"samples_per_s": together, "limit_samples_per_s": together}
+        found |= {"ratio_to_limit": 1.0, "window_s": settings.limit_window_s}
+    return found
+
+
+@contextlib.contextmanager
+def _directory(keep: Path | None, name: str) -> Iterator[Path]:
+    """An empty directory with a short path, for sockets have room for 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as place:
+        path = Path(place)
+        try:
+            yield path
+        finally:
+            if keep is not None:
+                _keep(path, keep / name)
+
+
+def _keep(path: Path, kept: Path) -> None:
+    """Copy what people look at: logs and journals."""
+    for file in (*path.glob("logs/**/*"), *path.glob("journals/*"), *path.glob("losses*")):
+        if file.is_file():
+            copy = kept / file.relative_to(path)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(file.read_bytes())
+
+
+def _in_short(row: Mapping[str, Any]) -> str:
+    """A row for people."""
+    if row["samples_per_s"] is None:
+        return f"failed: {row['failed']}"
+    parts = [f"{row['samples_per_s']:.1f} samples/s"]
+    if row["ratio_to_limit"] is not None:
+        parts.append(f"{row['ratio_to_limit']:.3f} of the limit")
+    if row["first_step_s"] is not None:
+        parts.append(f"first step {row['first_step_s']:.1f} s")
+    if row["time_to_target_s"] is not None:
+        parts.append(f"target {row['time_to_target_s']:.1f} s")
+    if row["pauses_s"]:
+        said = ["none" if pause is None else f"{pause:.1f}" for pause in row["pauses_s"]]
+        parts.append(f"pauses {', '.join(said)} s; lost {row['lost_steps']}")
+    return "; ".join(parts) + (f"; failed: {row['failed']}" if row["failed"] else "")
+
+
+def _settings(*, quick: bool) -> Settings:
+    """Learning rate and target as benchmarks.racing.reference found them, if it has been run."""
+    if quick:
+        return Settings.quick()
+    if not REFERENCE.exists():
+        print(f"no {REFERENCE}: no target; run benchmarks.racing.reference", file=sys.stderr)
+        return Settings(learning_rate=LEARNING_RATE)
+    found = json.loads(REFERENCE.read_text())
+    return Settings(learning_rate=found["learning_rate"], target_loss=found["target_loss"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Race; 1 where the testbed broke, 2 where there can be none."""
+    asked = _parse(arguments)
+    if why := missing():
+        print(f"no testbed here: {why}", file=sys.stderr)
+        return 2
+    broken: list[str] = []
+    with tempfile.TemporaryDirectory() as nowhere:
+        folder = Path(nowhere) if asked.quick else RESULTS
+        for scenario in asked.scenarios:
+            path = asked.json or folder / f"{scenario.name}.json"
+            try:
+                broken += run_scenario(scenario, asked, Results(path))
+            except (ResultsError, MissingError) as error:
+                print(error, file=sys.stderr)
+                return 2
+    for line in broken:
+        print(line, file=sys.stderr)
+    return 1 if broken else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> Asked:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    known = f"of {', '.join(SCENARIOS)}"
+    parser.add_argument("--scenario", type=_scenarios, help=f"one or several {known}")
+    parser.add_argument("--contestants", type=_contestants, help=f"of {', '.join(CONTESTANTS)}")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="file for the rows; quick: none is kept without")
+    parser.add_argument("--quick", action="store_true", help="does it work? tiny, and no target")
+    parser.add_argument("--again", action="store_true", help="run also what has a row already")
+    parser.add_argument("--keep", type=Path, help="directory for the runs' logs and journals")
+    parser.add_argument(
+        *("--learning-rate", "-l"),
+        type=_learning_rate,
+        action="append",
+        default=[],
+        metavar="CONTESTANT=RATE",
+    )
+    asked = parser.parse_args(arguments)
+    if asked.repeats < 1:
+        parser.error("--repeats must be positive")
+    if asked.scenario is None and not asked.quick:
+        parser.error(f"--scenario is missing: {known}; only --quick takes all by itself")
+    names = asked.contestants or ((OURS,) if asked.quick else tuple(CONTESTANTS))
+    if not asked.quick:
+        names = (LIMIT, *(name for name in names if name != LIMIT))
+    scenarios = asked.scenario or tuple(SCENARIOS.values())
+    return Asked(
+        scenarios=tuple(one.squeezed() for one in scenarios) if asked.quick else scenarios,
+        contestants=names,
+        repeats=asked.repeats,
+        settings=_settings(quick=asked.quick),
+        learning_rates=dict(asked.learning_rate),
+        json=asked.json,
+        again=asked.again,
+        quick=asked.quick,
+        keep=asked.keep,
+    )
+
+
+def _scenarios(text: str) -> tuple[Scenario, ...]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in SCENARIOS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r}; known: {', '.join(SCENARIOS)}")
+    return tuple(SCENARIOS[name] for name in names)
+
+
+def _contestants(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    if unknown := [name for name in names if name not in CONTESTANTS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r}; known: {', '.join(CONTESTANTS)}")
+    return names
+
+
+def _learning_rate(text: str) -> tuple[str, float]:
+    name, _, rate = text.partition("=")
+    try:
+        return _contestants(name)[0], float(rate)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}; give CONTESTANT=RATE") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
