@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-_BUCKETS = 16
-_LEAST_BUCKET_BYTES = 512 * 1024
+_BUCKETS = 8
+_LEAST_BUCKET_BYTES = 1024 * 1024
 _LARGEST_BUCKET_BYTES = 4 * 1024 * 1024
 
 
@@ -11,11 +11,11 @@ def bucket_bytes(gradient_bytes: int) -> int:
     """Bytes of gradient that travel as one message, where the job leaves it open.
 
     Messages leave while the last backward pass runs, all but the last one, which nothing hides: so
-    it is a sixteenth of the gradient. But each costs some hundred microseconds however small it is,
-    and more than a few MiB gain nothing.
+    it is an eighth of the gradient. But each costs processor time however small it is, and more
+    than a few MiB gain nothing.
 
-    >>> [bucket_bytes(mib * 2**20) // 2**10 for mib in (1, 16, 1000)]
-    [512, 1024, 4096]
+    >>> [bucket_bytes(mib * 2**20) // 2**20 for mib in (1, 16, 1000)]
+    [1, 2, 4]
     """
     return min(max(gradient_bytes // _BUCKETS, _LEAST_BUCKET_BYTES), _LARGEST_BUCKET_BYTES)
 

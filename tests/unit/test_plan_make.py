@@ -248,8 +248,8 @@ def test_the_exchange_hides_behind_the_last_backward() -> None:
 
     thin = 2.0**24  # the exchange takes 1 s; 2/3 of 0.25 s is hidden
     assert step_s(thin) == pytest.approx(1.25 + 1.0 - 0.25 * 2 / 3)
-    thick = 2.0**30  # all but the last of sixteen buckets is hidden
-    assert step_s(thick) == pytest.approx(1.25 + 2**-6 / 16)
+    thick = 2.0**30  # all but the last of eight buckets is hidden
+    assert step_s(thick) == pytest.approx(1.25 + 2**-6 / 8)
 
 
 def test_ring_bytes_are_the_formula_rounded_up() -> None:
