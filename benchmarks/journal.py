@@ -3,12 +3,13 @@
 A worker may be killed at any moment, so it appends: one line per update, right after the
 optimizer's step, in one write. Seconds are those of the machine's monotonic clock, which all of a
 testbed's namespaces share. Every few updates the parameters are kept as well, by whichever worker
-is first; their held-out loss is computed afterwards, outside every worker's quota.
+is first; their held-out loss is computed afterwards, outside every worker's quota. Where a training
+goes back and computes an update again, its parameters take the place of those that were lost.
 """
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 import os
 import time
@@ -69,27 +70,43 @@ class Journal:
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{self._node}-{os.getpid()}.jsonl"
         self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
-        self._write({"format": FORMAT, "node": self._node, "pid": os.getpid(), "t_s": _now_s()})
+        self._since_s = _now_s()  # what was kept before is of a course that this one has left
+        self._update = 0
+        self._write(
+            {"format": FORMAT, "node": self._node, "pid": os.getpid(), "t_s": self._since_s}
+        )
 
     def note(self, *, update: int, samples: int) -> None:
         """Update `update`, of `samples` samples of all participants together, is done."""
+        now_s = _now_s()
+        if update <= self._update:  # it went back
+            self._since_s = now_s
+        self._update = update
         self._write(
-            {"t_s": _now_s(), "update": update, "samples": samples, "cpu_s": time.process_time()}
+            {"t_s": now_s, "update": update, "samples": samples, "cpu_s": time.process_time()}
         )
 
     def snapshot(self, model: nn.Module, update: int, *, every: int = SNAPSHOT_EVERY) -> None:
-        """Keep the parameters after `update` if it is one of every `every` and nobody has yet."""
+        """Keep the parameters after `update` if it is one of every `every` and nobody has yet.
+
+        Who keeps them claims them before. A claim of before this process began, or went back, was
+        made on a course that was lost, whether it was followed by parameters or by a kill: the next
+        number is free.
+        """
         if self._snapshots is None or update % every:
             return
         self._snapshots.mkdir(parents=True, exist_ok=True)
-        path = self._snapshots / f"{update:06d}.safetensors"
-        draft = path.with_suffix(".draft")
-        with contextlib.suppress(FileExistsError):
-            if path.exists():
-                return
-            os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-            save_file({n: p.detach().contiguous() for n, p in model.named_parameters()}, draft)
-            draft.rename(path)
+        claims_s = _claims_s(self._snapshots, update)
+        if claims_s and claims_s[-1] >= self._since_s:
+            return
+        claim = _claim(self._snapshots, update, len(claims_s))
+        try:
+            claim.symlink_to(repr(_now_s()))  # it appears together with its text, as no file does
+        except FileExistsError:
+            return
+        draft = claim.with_suffix(".draft")
+        save_file({n: p.detach().contiguous() for n, p in model.named_parameters()}, draft)
+        draft.rename(claim.with_suffix(".safetensors"))
 
     def _write(self, record: dict[str, object]) -> None:
         os.write(self._file, json.dumps(record).encode() + b"\n")
@@ -125,8 +142,13 @@ def _records(content: bytes) -> Iterator[dict[str, Any]]:
 
 
 def snapshots(directory: Path) -> tuple[tuple[int, Path], ...]:
-    """(update, file) of all parameters that were kept, by update."""
-    return tuple((int(path.stem), path) for path in sorted(directory.glob("*.safetensors")))
+    """(update, file) of all parameters that were kept, by update; none that were lost later."""
+    newest: dict[int, int] = {}
+    for claim in directory.glob("*.claim"):
+        update, number = map(int, claim.stem.split("-"))
+        newest[update] = max(number, newest.get(update, 0))
+    paths = {u: _claim(directory, u, n).with_suffix(".safetensors") for u, n in newest.items()}
+    return tuple((update, path) for update, path in sorted(paths.items()) if path.exists())
 
 
 def load_snapshot(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
@@ -138,6 +160,21 @@ def load_snapshot(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
     found = load_file(path)
     if set(found) != set(names):
         raise ValueError(f"{path}: holds {sorted(found)}, expected {sorted(names)}")
+    return found
+
+
+def _claim(directory: Path, update: int, number: int) -> Path:
+    return directory / f"{update:06d}-{number}.claim"
+
+
+def _claims_s(directory: Path, update: int) -> list[float]:
+    """When the parameters of an update were claimed, by number."""
+    found: list[float] = []
+    for number in itertools.count():
+        try:
+            found.append(float(_claim(directory, update, number).readlink().name))
+        except FileNotFoundError:
+            break
     return found
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+# What is written there while it is measured is no change to what is measured.
+_CHANGES = ("status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
 
 
 def describe(cpus: set[int]) -> dict[str, Any]:
@@ -26,7 +28,7 @@ def describe(cpus: set[int]) -> dict[str, Any]:
         "ray": version("ray"),
         "raycloud": version("raycloud"),
         "commit": _git("rev-parse", "HEAD"),
-        "changed_since_commit": bool(_git("status", "--porcelain")),
+        "changed_since_commit": bool(_git(*_CHANGES)),
     }
 
 

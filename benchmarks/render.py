@@ -14,16 +14,18 @@ from statistics import median
 from typing import Any
 
 from benchmarks.machine import ROOT
-from benchmarks.racing import tables
+from benchmarks.racing import origins, tables
 from benchmarks.racing.chart import Bar, Group, draw
 from benchmarks.racing.results import (
     LIMIT,
     ResultsError,
     Row,
     by_contestant,
+    few,
     is_ours,
     load_all,
     values,
+    with_ratios,
 )
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -45,17 +47,25 @@ How to read the tables:
 
 - **samples/s**: of updates that were committed and not lost, over the window, after warm-up: the
   median of the repeats, with the least and the most. A step that an end of the window cuts counts
-  by the fraction of its time inside.
-- **of the limit**: over what all nodes compute at once without any exchange, measured in the same
-  repeat; where nodes come, go, freeze or slow down, over what those that were there compute.
+  by the fraction of its time inside. "(1 of 3)" says of how many repeats a value is, where it is
+  not of all.
+- **disturbed**: so many of the repeats in which processes outside of the testbed, the harness among
+  them, used more than 3% of the machine's CPU time.
+- **of the limit**: over what the nodes that are there at the start of the window compute at once
+  without any exchange, measured in the same repeat, whatever happens to them in the window.
 - **to raycloud's**: its samples/s over raycloud's of the same repeat.
 - **s to target**: from the start of the contestant to the target held-out loss.
-- **kB sent per sample**: by all machines, head included, as their interfaces count them; these see
-  large segments with one header each, so a real wire carries a few percent more.
-- **pause s**: per event, the longest gap between commits after it, less one normal step at the new
-  capacity: median and longest. A gap in which two events fell counts for both.
+- **wire bytes per sample**: bytes that all machines, head included, sent per sample, as their
+  interfaces count them; these see large segments with one header each, so a real wire carries a few
+  percent more.
+- **pause after**: per event, the longest gap between commits after it, less one normal step at the
+  new capacity. A gap in which two faults fell counts for both; one in which a fault fell does not
+  count again for the thaw, mend, return or end of a throttle that follows. "Without end": nothing
+  was committed from some second to the end of the window.
 - **updates lost**: committed, and taken back by a restart.
-- **goodput**: samples that were kept over the integral of the limit in the window.
+- **goodput**: samples that were kept, over what the nodes that were there could compute at each
+  second of the window: a node that is gone or frozen nothing, a slowed one in part. Without events
+  it is the ratio to the limit, and is left out.
 """
 
 
@@ -67,6 +77,7 @@ def page(rows: Sequence[Row], pictures: str) -> str:
         pictures: Where the charts are, seen from the page.
     """
     parts = [_HEAD]
+    rows = with_ratios(rows)
     if not rows:
         return "\n".join([*parts, "There are no results yet.\n"])
     parts += [f"![{title}]({pictures}/{name}.svg)\n" for name, title in _TITLES.items()]
@@ -74,13 +85,13 @@ def page(rows: Sequence[Row], pictures: str) -> str:
         parts += _section(scenario, mine)
     parts += ["## Where each row comes from", ""]
     parts.append("A + after a commit says that the checkout had changes besides it.\n")
-    parts += tables.origins(rows)
+    parts += origins.origins(rows)
     return "\n".join(parts) + "\n"
 
 
 def charts(rows: Sequence[Row]) -> dict[str, str]:
     """Name and text of each chart."""
-    scenarios = _by_scenario(rows)
+    scenarios = _by_scenario(with_ratios(rows))
     ratios = [_group(name, mine, _ratio_bar) for name, mine in scenarios.items()]
     times = [_group(name, mine, _time_bar) for name, mine in scenarios.items() if _has_target(mine)]
     return {
@@ -90,7 +101,7 @@ def charts(rows: Sequence[Row]) -> dict[str, str]:
 
 
 _TITLES = {
-    "ratio": "Samples per second, as a part of what the nodes compute without exchange",
+    "ratio": "Samples per second, over what the nodes of the start compute without exchange",
     "target": "Seconds from the start to the target held-out loss",
 }
 
@@ -104,6 +115,8 @@ def _section(scenario: str, rows: Sequence[Row]) -> list[str]:
     bed = rows[-1]["settings_of_testbed"]
     parts = [f"## {scenario}: {bed['title']}", "", *tables.setting(bed), *_training(rows), ""]
     parts += tables.measures(rows)
+    if differing := origins.differences(rows):
+        parts += ["", "Told together although they differ:", "", *differing]
     if failed := tables.failures(rows):
         parts += ["", "What did not work:", "", *failed]
     return [*parts, ""]
@@ -136,7 +149,7 @@ def _ratio_bar(name: str, rows: Sequence[Row]) -> Bar:
     found = list(values(rows, "ratio_to_limit").values())
     if not found:
         return Bar(name=name, value=None, words=_why_none(rows))
-    return _bar(name, found, f"{median(found):.3f}")
+    return _bar(name, found, f"{median(found):.3f}{few(len(found), len(rows))}")
 
 
 def _time_bar(name: str, rows: Sequence[Row]) -> Bar:
@@ -144,8 +157,7 @@ def _time_bar(name: str, rows: Sequence[Row]) -> Bar:
     if not found:
         failed = any(row.get("failed") for row in rows)
         return Bar(name=name, value=None, words=_why_none(rows) if failed else "not reached")
-    few = f" ({len(found)} of {len(rows)})" if len(found) < len(rows) else ""
-    return _bar(name, found, f"{median(found):.0f} s{few}")
+    return _bar(name, found, f"{median(found):.0f} s{few(len(found), len(rows))}")
 
 
 def _bar(name: str, found: Sequence[float], words: str) -> Bar:

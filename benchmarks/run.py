@@ -4,19 +4,19 @@
 
 Each repeat begins with the limit: every node computing alone. Contestants take turns within a
 repeat, and the first turn goes round from repeat to repeat. A row is written as soon as its run is
-done, and a run whose row is there is left out, so a run that was broken off goes on. Needs root and
-iproute2; `python -m benchmarks.testbed check` says what is missing.
+done, and a run whose row is there is left out, so a run that was broken off goes on; a row of other
+settings or of another machine is an error. Needs root and iproute2; `python -m benchmarks.testbed
+check` says what is missing.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.machine import ROOT, describe, load
 from benchmarks.peers.environments import NotInstalledError
 from benchmarks.racing import measures
-from benchmarks.racing.race import measure_limit, race
+from benchmarks.racing.race import NOT_ITS_OWN, measure_limit, place_for, race
 from benchmarks.racing.registry import CONTESTANTS
-from benchmarks.racing.results import LIMIT, OURS, Results, ResultsError
+from benchmarks.racing.results import LIMIT, OURS, Results, ResultsError, Row
+from benchmarks.racing.running import BROKEN
 from benchmarks.racing.scenarios import SCENARIOS, Scenario, Settings
-from benchmarks.testbed import LateError, MissingError, ToolError, missing
-from benchmarks.testbed.cluster import ClusterError
+from benchmarks.testbed import MissingError, missing
 from benchmarks.throughput import turns
 from benchmarks.workload import LEARNING_RATE
 
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 RESULTS = ROOT / "benchmarks" / "results"
 REFERENCE = RESULTS / "reference.json"
+_WORDS = frozenset({"title", "notes"})  # of a testbed's settings: they set nothing
+_SHOWN = 60  # characters of a value
+_SOFTWARE = ("commit", "changed_since_commit")  # of a machine's description
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,8 @@ class Asked:
         repeats: Of each.
         settings: For all contestants.
         learning_rates: By contestant, where it differs.
+        machine: As `benchmarks.machine.describe` gives it before the first run: what is edited
+            meanwhile is not what the processes of this command have read.
         json: The results' file; None: one per scenario in the default directory.
         again: Run what has a row already.
         quick: Does it work?
@@ -62,6 +67,7 @@ class Asked:
     repeats: int
     settings: Settings
     learning_rates: Mapping[str, float]
+    machine: Mapping[str, Any]
     json: Path | None
     again: bool
     quick: bool
@@ -71,25 +77,72 @@ class Asked:
 def run_scenario(scenario: Scenario, asked: Asked, results: Results) -> list[str]:
     """All repeats of a scenario; what could not be run for reasons that are no contestant's."""
     broken = []
-    others = [name for name in asked.contestants if name != LIMIT]
-    order = list(turns(others, asked.repeats)) if others else []
-    if LIMIT in asked.contestants:
-        order += [(repeat, LIMIT) for repeat in range(asked.repeats)]
-    order.sort(key=lambda turn: (turn[0], turn[1] != LIMIT))  # stable: turns stay as they are
-    for repeat, name in order:
-        if results.find(scenario.name, repeat, name) is not None and not asked.again:
-            print(f"{scenario.name} repeat {repeat}  {name:<18} is there already", flush=True)
+    for repeat, name in _order(asked):
+        there = None if asked.again else results.find(scenario.name, repeat, name)
+        if there is not None:
+            since = "" if there["commit"] == asked.machine["commit"] else ", of another commit"
+            line = f"{scenario.name} repeat {repeat}  {name:<18} is there already{since}"
+            print(line, flush=True)
             continue
         print(f"{scenario.name} repeat {repeat}  {name:<18} ...", flush=True)
         try:
             row = _row(scenario, repeat, name, asked, results)
-        except (ClusterError, LateError, OSError, ToolError) as error:
+        except BROKEN as error:
             broken.append(f"{scenario.name} repeat {repeat} {name}: {error}")
             print(f"  no row: the testbed broke: {error}", flush=True)
             continue
         results.add(row)
         print(f"  {_in_short(row)}", flush=True)
+        if any(why in (row["failed"] or "") for why in NOT_ITS_OWN):
+            broken.append(f"{scenario.name} repeat {repeat} {name}: {row['failed']}")
     return broken
+
+
+def check_rows(scenario: Scenario, asked: Asked, results: Results) -> None:
+    """Check that the rows that are there are what would be run; another commit is let pass.
+
+    Raises:
+        ResultsError: One is of other settings, or of another machine.
+    """
+    for repeat, name in _order(asked):
+        row = results.find(scenario.name, repeat, name)
+        if row is not None and (differs := differences(row, scenario, asked)):
+            raise ResultsError(
+                f"{results.path}: the row of {scenario.name} repeat {repeat} {name} is of another"
+                f" run: {'; '.join(differs)}; run all with --again, or name another file by --json"
+            )
+
+
+def differences(row: Row, scenario: Scenario, asked: Asked) -> list[str]:
+    """What a row has other than a run of now would have, besides the commit."""
+    now = {
+        "settings": asdict(_settings_of(row["contestant"], asked)),
+        "settings_of_testbed": scenario.describe(),
+        "machine": asked.machine,
+    }
+    found = []
+    for part, values in now.items():
+        ours = json.loads(json.dumps(values))
+        theirs = row[part]
+        for field in sorted((ours.keys() | theirs.keys()) - _WORDS - {*_SOFTWARE}):
+            if ours.get(field) != theirs.get(field):
+                shown = [json.dumps(one.get(field))[:_SHOWN] for one in (theirs, ours)]
+                found.append(f"{part}.{field} is {shown[0]}, now {shown[1]}")
+    return found
+
+
+def _order(asked: Asked) -> list[tuple[int, str]]:
+    """(repeat, contestant) of all runs of a scenario, one after the other."""
+    others = [name for name in asked.contestants if name != LIMIT]
+    order = list(turns(others, asked.repeats)) if others else []
+    if LIMIT in asked.contestants:
+        order += [(repeat, LIMIT) for repeat in range(asked.repeats)]
+    return sorted(order, key=lambda turn: (turn[0], turn[1] != LIMIT))  # else turns stay
+
+
+def _settings_of(name: str, asked: Asked) -> Settings:
+    rate = asked.learning_rates.get(name, asked.settings.learning_rate)
+    return replace(asked.settings, learning_rate=rate)
 
 
 def _row(
@@ -97,9 +150,7 @@ def _row(
 ) -> dict[str, Any]:
     """Run one contestant once."""
     contestant = CONTESTANTS[name]
-    settings = asked.settings
-    if name in asked.learning_rates:
-        settings = replace(settings, learning_rate=asked.learning_rates[name])
+    settings = _settings_of(name, asked)
     began, load_before = datetime.now(tz=UTC), load()
     try:
         versions = contestant.prepare()
@@ -107,14 +158,13 @@ def _row(
         never = measures.Observation(t0_s=0.0, failed=f"not installed: {error}"[:300])
         found, versions = measures.row(never, None), {}
     else:
-        with _directory(asked.keep, f"{scenario.name}-{repeat}-{name}") as place:
+        with place_for(asked.keep, f"{scenario.name}-{repeat}-{name}") as place:
             if name == LIMIT:
                 found = _limit(contestant, scenario, settings, place)
             else:
                 speeds = (results.find(scenario.name, repeat, LIMIT) or {}).get("rates")
                 found = _measured(contestant, scenario, settings, place, speeds or None)
-    machine = describe(os.sched_getaffinity(0))
-    commit, changed = machine.pop("commit"), machine.pop("changed_since_commit")
+    commit, changed = (asked.machine[field] for field in _SOFTWARE)
     return {
         "scenario": scenario.name,
         "contestant": name,
@@ -125,7 +175,7 @@ def _row(
         "commit": commit,
         "changed": changed,
         "versions": dict(versions),
-        "machine": machine,
+        "machine": {k: v for k, v in asked.machine.items() if k not in _SOFTWARE},
         "settings": asdict(settings),
         "settings_of_testbed": scenario.describe(),
     }
@@ -140,10 +190,12 @@ def _measured(
 ) -> dict[str, Any]:
     seen = race(contestant, scenario, settings, place)
     used = seen.used
+    unknown = {} if used else {"wire_bytes": None, "wire_bytes_total": None}
     return {
         **measures.row(seen.observation, speeds),
+        **unknown,
         "not_done": list(seen.not_done),
-        "steal": {"steal": used.steal, "outside": used.outside} if used else None,
+        "machine_use": {"steal": used.steal, "outside": used.outside} if used else None,
     }
 
 
@@ -159,27 +211,6 @@ def _limit(
         found |= {"samples_per_s": together, "limit_samples_per_s": together}
         found |= {"ratio_to_limit": 1.0, "window_s": settings.limit_window_s}
     return found
-
-
-@contextlib.contextmanager
-def _directory(keep: Path | None, name: str) -> Iterator[Path]:
-    """An empty directory with a short path, for sockets have room for 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as place:
-        path = Path(place)
-        try:
-            yield path
-        finally:
-            if keep is not None:
-                _keep(path, keep / name)
-
-
-def _keep(path: Path, kept: Path) -> None:
-    """Copy what people look at: logs and journals."""
-    for file in (*path.glob("logs/**/*"), *path.glob("journals/*"), *path.glob("losses*")):
-        if file.is_file():
-            copy = kept / file.relative_to(path)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(file.read_bytes())
 
 
 def _in_short(row: Mapping[str, Any]) -> str:
@@ -219,13 +250,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     broken: list[str] = []
     with tempfile.TemporaryDirectory() as nowhere:
         folder = Path(nowhere) if asked.quick else RESULTS
-        for scenario in asked.scenarios:
-            path = asked.json or folder / f"{scenario.name}.json"
-            try:
-                broken += run_scenario(scenario, asked, Results(path))
-            except (ResultsError, MissingError) as error:
-                print(error, file=sys.stderr)
-                return 2
+        paths = [asked.json or folder / f"{scenario.name}.json" for scenario in asked.scenarios]
+        try:
+            files = {path: Results(path) for path in paths}
+            for scenario, path in zip(asked.scenarios, paths, strict=True):
+                if not asked.again:
+                    check_rows(scenario, asked, files[path])
+            for scenario, path in zip(asked.scenarios, paths, strict=True):
+                broken += run_scenario(scenario, asked, files[path])
+        except (ResultsError, MissingError) as error:
+            print(error, file=sys.stderr)
+            return 2
     for line in broken:
         print(line, file=sys.stderr)
     return 1 if broken else 0
@@ -264,6 +299,7 @@ def _parse(arguments: Sequence[str] | None) -> Asked:
         repeats=asked.repeats,
         settings=_settings(quick=asked.quick),
         learning_rates=dict(asked.learning_rate),
+        machine=describe(os.sched_getaffinity(0)),
         json=asked.json,
         again=asked.again,
         quick=asked.quick,

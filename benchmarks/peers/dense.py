@@ -20,8 +20,15 @@ from benchmarks.peers.checkpoints import Progress
 from benchmarks.peers.course import EXCHANGE_LIMIT_S, Course, place
 from benchmarks.workload import CLIP_NORM, loss_of
 
+# As large as raycloud's own messages for this model: with DDP's default of 25 MB all but the first
+# megabyte of the gradient waits for the end of the backward pass.
+BUCKET_MB = 1
 # `static_graph`: the same parameters take part in every step.
-DDP_SETTINGS: dict[str, Any] = {"gradient_as_bucket_view": True, "static_graph": True}
+DDP_SETTINGS: dict[str, Any] = {
+    "gradient_as_bucket_view": True,
+    "static_graph": True,
+    "bucket_cap_mb": BUCKET_MB,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,8 +53,10 @@ def main() -> None:
 def wrap(model: nn.Module, *, hook: str, elastic: bool) -> nn.Module:
     """The data-parallel model with its hook."""
     group = impatient_group() if elastic else None
-    own = {"bucket_cap_mb": POWERSGD_BUCKET_MB} if hook == "powersgd" else {}
-    wrapped = DistributedDataParallel(model, process_group=group, **DDP_SETTINGS, **own)
+    settings = dict(DDP_SETTINGS)
+    if hook == "powersgd":
+        settings["bucket_cap_mb"] = POWERSGD_BUCKET_MB
+    wrapped = DistributedDataParallel(model, process_group=group, **settings)
     if hook == "fp16":
         wrapped.register_comm_hook(group, default_hooks.fp16_compress_hook)
     elif hook == "powersgd":

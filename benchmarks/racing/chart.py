@@ -64,12 +64,13 @@ def draw(title: str, groups: Sequence[Group], *, axis: str, least_end: float) ->
         f"<title>{escape(title)}</title>",
         f'<rect width="{_WIDTH}" height="{height}" rx="8" fill="{PAPER}"/>',
         _words(20, 24, title, size=14),
-        *_scale(marks, marks[-1], axis, height),
+        *_scale(marks, axis),
     ]
     y = float(_TOP)
     for group in groups:
         parts.append(_words(20, y + 15, group.heading))
         y += _HEADING
+        parts += _rules(marks, y, y + _ROW * len(group.bars))  # they pass through no heading
         for bar in group.bars:
             parts += _bar(bar, y, marks[-1])
             y += _ROW
@@ -93,15 +94,19 @@ def _marks(end: float) -> list[float]:
         size *= 10
 
 
-def _scale(marks: Sequence[float], end: float, axis: str, height: float) -> list[str]:
-    parts = [_words(20, 46, axis, quiet=True)]
-    for mark in marks:
-        x = _at(mark, end)
-        parts.append(
-            f'<line x1="{x:g}" y1="{_TOP - 8}" x2="{x:g}" y2="{height - 10:g}" stroke="{RULE}"/>'
-        )
-        parts.append(_words(x, 46, f"{mark:g}", anchor="middle", quiet=True))
-    return parts
+def _scale(marks: Sequence[float], axis: str) -> list[str]:
+    numbers = (
+        _words(_at(mark, marks[-1]), 46, f"{mark:g}", anchor="middle", quiet=True) for mark in marks
+    )
+    return [_words(20, 46, axis, quiet=True), *numbers]
+
+
+def _rules(marks: Sequence[float], top: float, bottom: float) -> list[str]:
+    places = (_at(mark, marks[-1]) for mark in marks)
+    return [
+        f'<line x1="{x:g}" y1="{top:g}" x2="{x:g}" y2="{bottom:g}" stroke="{RULE}"/>'
+        for x in places
+    ]
 
 
 def _bar(bar: Bar, y: float, end: float) -> list[str]:

@@ -7,62 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.racing.capacity import Change, mean_rate
+from benchmarks.racing.capacity import Change, first_rate, mean_rate
+from benchmarks.racing.commits import Commit, Work, samples_between, work
+from benchmarks.racing.pauses import Fault, pauses, relieves
 
 if TYPE_CHECKING:
     from benchmarks.journal import WorkerJournal
-
-
-@dataclass(frozen=True, kw_only=True)
-class Commit:
-    """One update: when the first of its workers had stepped, and the samples of all of them."""
-
-    t_s: float
-    update: int
-    samples: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What a run committed, by time.
-
-    Attributes:
-        noted: Every update at the moment it was committed, also those that were lost later.
-        kept: Those that were not.
-    """
-
-    noted: tuple[Commit, ...]
-    kept: tuple[Commit, ...]
-
-    @property
-    def lost_steps(self) -> int:
-        """Updates that a restart took back."""
-        return len(self.noted) - len(self.kept)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """Something that was done to the nodes.
-
-    Attributes:
-        t_s: When it was done.
-        what: In words, such as "kill-process n1".
-    """
-
-    t_s: float
-    what: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pause:
-    """How long a fault held the training up; None, and why, where it never went on."""
-
-    pause_s: float | None
-    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,115 +44,6 @@ class Observation:
     target_loss: float | None = None
     summed: bool = False
     failed: str = ""
-
-
-@dataclass
-class _Standing:
-    """An update, its samples so far, and which processes have noted it."""
-
-    t_s: float
-    update: int
-    samples: int
-    by: set[tuple[str, int, float]]
-
-    def commit(self) -> Commit:
-        return Commit(t_s=self.t_s, update=self.update, samples=self.samples)
-
-
-def work(journals: Sequence[WorkerJournal], *, summed: bool = False) -> Work:
-    """The updates that the workers committed.
-
-    An update's time is the earliest note of it. It is computed again when a process notes it that
-    had noted it already, or one that was started only after it was committed: the training went
-    back, so it and all that followed it are lost. A process that comes later and takes part from a
-    later update on computes nothing again, and a late note of a slow one changes nothing.
-
-    Args:
-        journals: Of all workers.
-        summed: Whether each notes its own samples of an update, to be summed, rather than those of
-            all of them.
-    """
-    notes = sorted(
-        ((note, (j.node, j.pid, j.started_s)) for j in journals for note in j.notes),
-        key=lambda pair: (pair[0].t_s, pair[0].update),
-    )
-    standing: dict[int, _Standing] = {}
-    noted: list[_Standing] = []
-    for note, process in notes:
-        now = standing.get(note.update)
-        if now is not None and process not in now.by and process[2] <= now.t_s:
-            now.by.add(process)
-            now.samples += note.samples if summed else 0
-            continue
-        if now is not None:
-            for update in [update for update in standing if update >= note.update]:
-                del standing[update]
-        new = _Standing(note.t_s, note.update, note.samples, {process})
-        standing[note.update] = new
-        noted.append(new)
-    kept = sorted(standing.values(), key=lambda one: one.t_s)
-    return Work(noted=tuple(o.commit() for o in noted), kept=tuple(o.commit() for o in kept))
-
-
-def samples_between(commits: Sequence[Commit], start_s: float, end_s: float) -> float:
-    """Samples of the commits in [start_s, end_s].
-
-    An update's samples are spread evenly over the time since the commit before it, so a step that
-    an end of the window cuts counts by the fraction of its time that lies inside. Nothing is known
-    of the time before the first commit: its samples count as a whole at its own second.
-
-    >>> steps = [Commit(t_s=t, update=t, samples=8) for t in (1, 3, 5)]
-    >>> samples_between(steps, 2.0, 4.0)  # half of the second, half of the third
-    8.0
-    """
-    total = 0.0
-    for i, commit in enumerate(commits):
-        since_s = commits[i - 1].t_s if i else commit.t_s
-        took_s = commit.t_s - since_s
-        if took_s <= 0:
-            total += commit.samples if start_s <= commit.t_s <= end_s else 0
-            continue
-        inside_s = min(commit.t_s, end_s) - max(since_s, start_s)
-        total += commit.samples * max(0.0, inside_s) / took_s
-    return total
-
-
-def pauses(noted: Sequence[Commit], faults_s: Sequence[float], end_s: float) -> tuple[Pause, ...]:
-    """One pause per fault.
-
-    It is the longest gap between two commits that ends after the fault and begins before the next
-    one (the last one's: before `end_s`), minus the median step at the new capacity: the steps that
-    lie between that gap and the next fault, or, where there is none, all steps after the gap, or
-    else all steps. Never below 0. Commits that were lost later count here: they are another
-    measure. A gap in which two faults fell is both faults' pause, and one during which no node was
-    there holds that time too.
-
-    Args:
-        noted: All commits, by time.
-        faults_s: When the faults happened, by time.
-        end_s: End of the window.
-    """
-    gaps = [(a.t_s, b.t_s) for a, b in pairwise(noted)]
-    found = []
-    for i, fault_s in enumerate(faults_s):
-        before_s = faults_s[i + 1] if i + 1 < len(faults_s) else end_s
-        hit = [gap for gap in gaps if gap[1] > fault_s and gap[0] < before_s]
-        if not hit:
-            why = "no update was committed after it" if noted else "nothing was committed"
-            found.append(Pause(pause_s=None, reason=why))
-            continue
-        longest = max(hit, key=lambda gap: gap[1] - gap[0])
-        step_s = _normal_step_s(gaps, longest, before_s)
-        found.append(Pause(pause_s=max(0.0, longest[1] - longest[0] - step_s)))
-    return tuple(found)
-
-
-def _normal_step_s(
-    gaps: Sequence[tuple[float, float]], longest: tuple[float, float], before_s: float
-) -> float:
-    after = [gap for gap in gaps if gap[0] >= longest[1]]
-    settled = [gap for gap in after if gap[1] <= before_s]
-    return median(b - a for a, b in (settled or after or gaps))
 
 
 def time_to_target_s(
@@ -237,11 +80,20 @@ def node_rates(
 def row(seen: Observation, speeds: Mapping[str, float] | None) -> dict[str, Any]:
     """The measures of a run; None where there was nothing to measure.
 
-    `samples_per_s` counts kept updates over the whole window, also where the contestant ended
-    early: what it did not do, it did not do. `limit_samples_per_s` is the mean over the window of
-    what the nodes that were there could compute, and `ratio_to_limit` is the ratio of the two.
-    `goodput` is the same work over the integral of the limit. `noted_samples_per_s` also counts
-    what was lost later.
+    - `samples_per_s`: samples of kept updates over the seconds of the whole window, also where the
+      contestant ended early: what it did not do, it did not do.
+    - `noted_samples_per_s`: the same with what was lost later.
+    - `limit_samples_per_s`: what the nodes that were there at the window's start compute without
+      exchange, whatever happens to them later.
+    - `ratio_to_limit`: `samples_per_s` over `limit_samples_per_s`. Above 1 where nodes come.
+    - `present_samples_per_s`: the mean over the window of what the nodes that were there at each
+      second could compute, a slowed one in part, a gone or frozen one not at all.
+    - `goodput`: kept samples of the window over the integral of what the nodes that were there
+      could compute in it, so `samples_per_s` over `present_samples_per_s`. It says what a
+      contestant made of what it had; without events it equals `ratio_to_limit`.
+    - `wire_bytes`: bytes that all machines, head included, sent in the window per sample kept in
+      it; `wire_bytes_total`: the bytes.
+    - `pauses_s`: seconds, one per entry of `faults`, which also hold the reliefs.
 
     Args:
         seen: The run.
@@ -264,6 +116,7 @@ _MEASURES = (
     "samples_per_s",
     "noted_samples_per_s",
     "limit_samples_per_s",
+    "present_samples_per_s",
     "ratio_to_limit",
     "goodput",
     "time_to_target_s",
@@ -281,15 +134,18 @@ def _in_window(
     start_s, end_s = window
     window_s = end_s - start_s
     samples = samples_between(done.kept, start_s, end_s)
-    limit = None if speeds is None else mean_rate(speeds, seen.changes, start_s, end_s)
-    held = pauses(done.noted, [fault.t_s for fault in seen.faults], end_s)
+    limit = None if speeds is None else first_rate(speeds, seen.changes, start_s)
+    present = None if speeds is None else mean_rate(speeds, seen.changes, start_s, end_s)
+    reliefs = [relieves(fault, seen.changes) for fault in seen.faults]
+    held = pauses(done.noted, [fault.t_s for fault in seen.faults], end_s, reliefs)
     return {
         "window_s": window_s,
         "samples_per_s": samples / window_s,
         "noted_samples_per_s": samples_between(done.noted, start_s, end_s) / window_s,
         "limit_samples_per_s": limit,
         "ratio_to_limit": samples / window_s / limit if limit else None,
-        "goodput": samples / (limit * window_s) if limit else None,
+        "present_samples_per_s": present,
+        "goodput": samples / (present * window_s) if present else None,
         "wire_bytes": seen.sent_bytes / samples if samples else None,
         "wire_bytes_total": seen.sent_bytes,
         "pauses_s": [one.pause_s for one in held],

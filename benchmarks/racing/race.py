@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,17 +15,19 @@ from benchmarks.racing.contestant import Attempt, Contestant, environment
 from benchmarks.racing.measures import Observation, node_rates
 from benchmarks.racing.registry import SUMMED
 from benchmarks.racing.results import is_ours
-from benchmarks.racing.running import EndedError, Race
-from benchmarks.racing.target import following, read_losses
+from benchmarks.racing.running import BROKEN, EndedError, Race
+from benchmarks.racing.target import EvaluationError, Evaluator, read_losses
 from benchmarks.testbed import Testbed
 
 if TYPE_CHECKING:
     from benchmarks.racing.meters import Used
     from benchmarks.racing.scenarios import Scenario, Settings
 
-_FINISH_S = 120.0  # for the snapshots that are left to evaluate
+_FINISH_S = 300.0  # for the snapshots that are left to evaluate: all, where a run ended early
 _LAST_STEPS_S = 30.0
 _REASON_CHARACTERS = 300
+_TESTBED, _EVALUATOR = "testbed: ", "evaluator: "
+NOT_ITS_OWN = (_TESTBED, _EVALUATOR)  # what is in a reason that is no contestant's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,32 @@ class Speeds:
     failed: str = ""
 
 
+@contextlib.contextmanager
+def place_for(keep: Path | None, name: str) -> Iterator[Path]:
+    """An empty directory with a short path, for sockets have room for 107 bytes.
+
+    Args:
+        keep: Where its logs and journals are copied at the end; None: nowhere.
+        name: Under which.
+    """
+    with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as place:
+        path = Path(place)
+        try:
+            yield path
+        finally:
+            if keep is not None:
+                _copy(path, keep / name)
+
+
+def _copy(path: Path, kept: Path) -> None:
+    """Copy what people look at: logs and journals."""
+    for file in (*path.glob("logs/**/*"), *path.glob("journals/*"), *path.glob("losses*")):
+        if file.is_file():
+            copy = kept / file.relative_to(path)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(file.read_bytes())
+
+
 def race(contestant: Contestant, scenario: Scenario, settings: Settings, directory: Path) -> Seen:
     """Run a contestant that is prepared.
 
@@ -66,38 +95,33 @@ def race(contestant: Contestant, scenario: Scenario, settings: Settings, directo
 
     Raises:
         MissingError: There can be no testbed here.
-        ClusterError: Ray does not come up on it.
-        ToolError: The testbed cannot be made or changed.
+        ClusterError: Ray does not come up on it. This and the other errors of a testbed (`BROKEN`)
+            are the observation's `failed` once the contestant has been started.
     """
     attempt = _attempt(contestant, scenario, settings, directory)
-    losses, failed = directory / "losses.jsonl", ""
-    evaluating = following(
-        attempt.snapshots,
-        losses,
-        small=settings.small,
-        environment=environment(attempt),
-        finish_s=_FINISH_S,
+    losses = directory / "losses.jsonl"
+    evaluator = Evaluator(
+        attempt.snapshots, losses, small=settings.small, environment=environment(attempt)
     )
-    # What is left to evaluate is done once the testbed is gone.
-    with contextlib.ExitStack() as after, Testbed(scenario.spec) as bed:
-        run = Race(
-            bed=bed,
-            contestant=contestant,
-            scenario=scenario,
-            attempt=attempt,
-            settings=settings,
-        )
+    runs: list[Race] = []
+    failed: list[str] = []
+    try:
         try:
-            run.start()
-            run.warm_up()
-            run.measure()
-            if settings.target_loss is not None:
-                after.enter_context(evaluating)
-                run.until_target(losses)
-        except EndedError as error:
-            failed = str(error)[:_REASON_CHARACTERS]
-        finally:
-            run.close()
+            with Testbed(scenario.spec) as bed:
+                run = _run_of(bed, contestant, scenario, settings, attempt)
+                runs.append(run)
+                failed += _train(run, evaluator)
+        except BROKEN as error:
+            if not runs or not runs[0].processes:
+                raise
+            failed.append(f"{_TESTBED}{error}")
+        if settings.target_loss is not None:  # the rest of them, now that the testbed is gone
+            evaluator.finish(_FINISH_S)
+    except EvaluationError as error:
+        failed.append(f"{_EVALUATOR}{error}")
+    finally:
+        evaluator.close()
+    (run,) = runs
     observation = Observation(
         t0_s=run.t0_s,
         window=run.window,
@@ -105,12 +129,28 @@ def race(contestant: Contestant, scenario: Scenario, settings: Settings, directo
         faults=tuple(run.faults),
         changes=tuple(run.changes),
         sent_bytes=run.used.sent_bytes if run.used else 0,
-        losses=read_losses(losses),
+        losses=read_losses(losses, attempt.snapshots),
         target_loss=settings.target_loss,
         summed=contestant.name in SUMMED,
-        failed=failed,
+        failed="; ".join(failed)[:_REASON_CHARACTERS],
     )
     return Seen(observation=observation, used=run.used, not_done=tuple(run.not_done))
+
+
+def _train(run: Race, evaluator: Evaluator) -> list[str]:
+    """From the start to the target, or why it ended before."""
+    try:
+        run.start()
+        run.warm_up()
+        run.measure()
+        if run.settings.target_loss is not None:
+            evaluator.start()  # not before: it takes time from the nodes
+            run.until_target(evaluator.losses)
+    except EndedError as error:
+        return [str(error)]
+    finally:
+        run.close()
+    return []
 
 
 def measure_limit(
@@ -126,32 +166,51 @@ def measure_limit(
 
     Raises:
         MissingError: There can be no testbed here.
-        ClusterError: Ray does not come up on it.
-        ToolError: The testbed cannot be made.
+        ClusterError: As by `race`.
     """
     alone = dataclasses.replace(scenario, spec=scenario.everyone, events=())
     attempt = _attempt(contestant, alone, settings, directory)
-    with Testbed(alone.spec) as bed:
-        run = Race(
-            bed=bed, contestant=contestant, scenario=alone, attempt=attempt, settings=settings
-        )
-        try:
-            run.start()
-            run.wait(
-                lambda: run.begun() == set(bed.nodes),
-                run.t0_s + settings.first_update_limit_s,
-                "not every node has computed an update",
-            )
-            start_s = run.pass_time(settings.limit_warm_up_s)
-            end_s = run.pass_time(settings.limit_window_s)
-            run.wait(  # for the steps that the end has cut
-                lambda: run.begun(end_s) == set(bed.nodes), end_s + _LAST_STEPS_S, "not every step"
-            )
-        except EndedError as error:
-            return Speeds(by_node={}, failed=str(error)[:_REASON_CHARACTERS])
-        finally:
-            run.close()
+    runs: list[Race] = []
+    try:
+        with Testbed(alone.spec) as bed:
+            run = _run_of(bed, contestant, alone, settings, attempt)
+            runs.append(run)
+            start_s, end_s = _compute(run)
+    except EndedError as error:
+        return Speeds(by_node={}, failed=str(error)[:_REASON_CHARACTERS])
+    except BROKEN as error:
+        if not runs or not runs[0].processes:
+            raise
+        return Speeds(by_node={}, failed=f"{_TESTBED}{error}"[:_REASON_CHARACTERS])
     return Speeds(by_node=node_rates(journal.read(attempt.journals), start_s, end_s))
+
+
+def _compute(run: Race) -> tuple[float, float]:
+    """First and last second of the limit's window."""
+    settings, everyone = run.settings, set(run.attempt.nodes)
+    try:
+        run.start()
+        run.wait(
+            lambda: run.begun() == everyone,
+            run.t0_s + settings.first_update_limit_s,
+            "not every node has computed an update",
+        )
+        start_s = run.pass_time(settings.limit_warm_up_s)
+        end_s = run.pass_time(settings.limit_window_s)
+        run.wait(  # for the steps that the end has cut
+            lambda: run.begun(end_s) == everyone, end_s + _LAST_STEPS_S, "not every step"
+        )
+    finally:
+        run.close()
+    return start_s, end_s
+
+
+def _run_of(
+    bed: Testbed, contestant: Contestant, scenario: Scenario, settings: Settings, attempt: Attempt
+) -> Race:
+    return Race(
+        bed=bed, contestant=contestant, scenario=scenario, attempt=attempt, settings=settings
+    )
 
 
 def _attempt(

@@ -12,6 +12,7 @@ from typing import Any
 FORMAT = 1
 LIMIT = "limit"  # the contestant that is no contestant: every node alone
 OURS = "raycloud"  # and its variants are named "raycloud-..."
+QUIET = 0.03  # part of the machine's CPU time that others may use in a run
 
 Row = Mapping[str, Any]
 _KEY = ("scenario", "repeat", "contestant")
@@ -89,6 +90,45 @@ def load_all(directory: Path) -> tuple[Row, ...]:
     return tuple(row for path in sorted(directory.glob("S*.json")) for row in load(path))
 
 
+def with_ratios(rows: Sequence[Row]) -> list[Row]:
+    """The rows; where one has a speed and no `ratio_to_limit`, with it.
+
+    It is then its samples per second over those of the limit's row of the same scenario and repeat,
+    unless that was measured on another machine or on other nodes.
+    """
+    limits = {(r["scenario"], r["repeat"]): r for r in rows if r["contestant"] == LIMIT}
+    return [_with_ratio(row, limits.get((row["scenario"], row["repeat"]))) for row in rows]
+
+
+def _with_ratio(row: Row, limit: Row | None) -> Row:
+    if limit is None or row.get("ratio_to_limit") is not None or row.get("samples_per_s") is None:
+        return row
+    if not limit.get("samples_per_s") or _ground(row) != _ground(limit):
+        return row
+    speed = limit["samples_per_s"]
+    ratio = row["samples_per_s"] / speed
+    return {**row, "limit_samples_per_s": speed, "ratio_to_limit": ratio}
+
+
+def _ground(row: Row) -> list[Any]:
+    """What a limit depends on: the processor, and the nodes."""
+    machine, bed = row.get("machine") or {}, row.get("settings_of_testbed") or {}
+    return [machine.get("cpu"), machine.get("cores"), bed.get("nodes"), bed.get("later")]
+
+
+def machine_use(row: Row) -> Mapping[str, float]:
+    """Parts of the machine's CPU time in the window: `steal`, its host's, and `outside`, others'.
+
+    It was called `steal` as a whole once. Empty where it was not measured.
+    """
+    return row.get("machine_use") or row.get("steal") or {}
+
+
+def disturbed(row: Row) -> bool:
+    """Whether more than `QUIET` of the machine was used by others than the testbed."""
+    return machine_use(row).get("outside", 0.0) > QUIET
+
+
 def by_contestant(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Rows of one scenario by contestant: the limit, ours, then the peers, each by repeat."""
     names = sorted({row["contestant"] for row in rows}, key=_rank)
@@ -152,6 +192,15 @@ def spread(found: Sequence[float], digits: int = 1) -> str:
     if len(found) == 1:
         return middle
     return f"{middle} [{min(found):,.{digits}f}..{max(found):,.{digits}f}]"
+
+
+def few(count: int, of: int) -> str:
+    """How many there are, where some are missing.
+
+    >>> few(1, 3), few(3, 3), few(0, 3)
+    (' (1 of 3)', '', '')
+    """
+    return f" ({count} of {of})" if 0 < count < of else ""
 
 
 def _key(row: Row) -> tuple[str, int, str]:

@@ -8,20 +8,27 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from pathlib import Path
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from benchmarks import journal
 from benchmarks.racing.capacity import Change
+from benchmarks.racing.commits import Commit, Work, work
 from benchmarks.racing.contestant import Attempt, Contestant, environment
-from benchmarks.racing.measures import Fault, Work, work
 from benchmarks.racing.meters import Meters, Used
+from benchmarks.racing.pauses import Fault
 from benchmarks.racing.results import LIMIT
 from benchmarks.racing.scenarios import Scenario, Settings, in_words
-from benchmarks.racing.target import read_losses
-from benchmarks.testbed import MachineError, Testbed
-from benchmarks.testbed.cluster import Cluster
+from benchmarks.testbed import (
+    LateError,
+    MachineError,
+    QuotaError,
+    SpecError,
+    Testbed,
+    ToolError,
+)
+from benchmarks.testbed.cluster import Cluster, ClusterError
+from benchmarks.testbed.events import ScheduleError
 from benchmarks.testbed.faults import Outcome, apply_all
 from benchmarks.testbed.schedule import Schedule
 
@@ -32,6 +39,19 @@ if TYPE_CHECKING:
 _POLL_S = 0.1
 _LAST_LINES = 3  # the very last is often only a hint
 _LOOK_S = 0.5  # between two looks at the journals, which takes time from the nodes
+_PATIENCE = 1.5  # times the longest gap between two updates so far
+ROUNDS = frozenset({"torchft-diloco", "hivemind"})  # whose updates are rounds of steps
+BROKEN = (  # what a testbed raises where it, and no contestant, is at fault
+    ClusterError,
+    LateError,
+    MachineError,
+    OSError,
+    QuotaError,
+    ScheduleError,
+    SpecError,
+    ToolError,
+    ValueError,
+)
 
 
 class EndedError(Exception):
@@ -75,21 +95,32 @@ class Race:
             self.cluster.close()
 
     def warm_up(self) -> None:
-        """Until enough updates are committed and enough time has passed.
+        """Until all nodes take part, and then enough updates are committed and enough time passed.
 
         Raises:
             EndedError: It does not come to that.
         """
         settings = self.settings
-        first_s = min(settings.first_update_limit_s, self.scenario.limit_s)
-        self.wait(lambda: bool(self.work().noted), self.t0_s + first_s, "no update")
+        over_s = self.t0_s + self.scenario.limit_s
+        until_s = min(over_s, self.t0_s + settings.first_update_limit_s)
+        self.wait(lambda: bool(self.work().noted), until_s, "no update")
+        until_s = min(over_s, self.work().noted[0].t_s + settings.first_update_limit_s)
+        everyone = set(self.attempt.nodes)
+        self.wait(lambda: self.begun() >= everyone, until_s, "not every node took part")
+        journals = journal.read(self.attempt.journals)
+        firsts_s = [
+            min(j.notes[0].t_s for j in journals if j.notes and j.node == node) for node in everyone
+        ]
+        all_s = max(firsts_s)
+        updates = settings.warm_up_updates
+        if self.contestant.name in ROUNDS:
+            updates = settings.warm_up_rounds
 
         def warm() -> bool:
-            noted = self.work().noted
-            since_s = time.monotonic() - noted[0].t_s
-            return len(noted) >= settings.warm_up_updates and since_s >= settings.warm_up_s
+            since = sum(commit.t_s >= all_s for commit in self.work().noted)
+            return since >= updates and time.monotonic() - all_s >= settings.warm_up_s
 
-        self.wait(warm, self.t0_s + self.scenario.limit_s, "not warmed up")
+        self.wait(warm, over_s, "not warmed up")
 
     def measure(self) -> None:
         """The window with its events; a contestant that ends in it did nothing in the rest of it.
@@ -116,6 +147,9 @@ class Race:
             for event in schedule.due(self.scenario.window_s):  # the limit goes on without it
                 self._change(event, start_s + event.at_s)
             raise
+        except BROKEN:  # no contestant can be blamed for the rest of it
+            self.window = start_s, time.monotonic()
+            raise
         finally:
             self.used = meters.read()
         self._last_step(end_s)
@@ -132,24 +166,24 @@ class Race:
             if done:
                 self.faults.append(Fault(t_s=began_s, what=", ".join(map(in_words, done))))
             for event in done:
-                coming = event.action == "add"
-                self._change(event, time.monotonic() if coming else began_s)
-                if coming:
+                self._change(event, began_s)
+                if event.action == "add":
                     self.processes += self.contestant.joined(self.bed, self.attempt, event.node)
 
-    def until_target(self, losses: Path) -> None:
+    def until_target(self, losses: Callable[[], Sequence[tuple[int, float]]]) -> None:
         """Go on until the target is reached or the time is over.
 
         Args:
-            losses: Where those of the snapshots are written.
+            losses: The (update, loss) of the snapshots evaluated so far.
 
         Raises:
             EndedError: The contestant ended before.
+            EvaluationError: The losses are not known.
         """
         target, end_s = self.settings.target_loss, self.t0_s + self.scenario.limit_s
         while target is not None and time.monotonic() < end_s:
             kept = {commit.update for commit in self.work().kept}
-            if any(loss <= target and update in kept for update, loss in read_losses(losses)):
+            if any(loss <= target and update in kept for update, loss in losses()):
                 return
             self.check_running(time.monotonic())
             time.sleep(_LOOK_S)
@@ -236,7 +270,8 @@ class Race:
 
     def _last_step(self, end_s: float) -> None:
         """Until an update is committed after the window, or it has long been time for one."""
-        until_s = end_s + self.settings.last_step_s
+        least_s, most_s = self.settings.last_step_s, self.settings.last_round_s
+        until_s = end_s + patience_s(self.work().noted, least_s=least_s, most_s=most_s)
         while time.monotonic() < until_s:
             noted = self.work().noted
             if noted and noted[-1].t_s > end_s:
@@ -253,3 +288,19 @@ class Race:
             if said:
                 return " / ".join(said[-_LAST_LINES:])
         return "it said nothing"
+
+
+def patience_s(noted: Sequence[Commit], *, least_s: float, most_s: float) -> float:
+    """How long to wait for the next update: half as long again as the longest gap so far.
+
+    >>> rounds = [Commit(t_s=t, update=n, samples=640) for n, t in enumerate((0.0, 30.0, 70.0))]
+    >>> patience_s(rounds, least_s=15.0, most_s=120.0)
+    60.0
+
+    Args:
+        noted: All commits, by time.
+        least_s: Seconds, where the gaps are short.
+        most_s: Seconds, where one is very long.
+    """
+    longest_s = max((b.t_s - a.t_s for a, b in pairwise(noted)), default=0.0)
+    return min(most_s, max(least_s, _PATIENCE * longest_s))

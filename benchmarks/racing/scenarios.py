@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.peers.course import EXCHANGE_LIMIT_S
 from benchmarks.testbed import traces
 from benchmarks.testbed.events import Event
 from benchmarks.testbed.spec import NodeSpec, Spec, TrunkSpec
@@ -26,6 +27,22 @@ NOTES = (
     "The head and the contestant's driver have a namespace of their own, without quota or limit.",
     "A node's quota covers all of its processes, its raylet too; a node of a contestant that is not"
     " on Ray has no raylet. The limit is measured with raylets.",
+)
+_GOING = (
+    "With fewer nodes or workers the peers make smaller updates, of 16 samples for each that is"
+    " left, while raycloud's stay at 64.",
+)
+_COMING = (
+    "A node that is added joins Ray before its quota is set; contestants that are not on Ray start"
+    " their processes under the quota. For both, the limit counts the node from the add on.",
+)
+_SITTING_OUT = (
+    f"The peers wait {EXCHANGE_LIMIT_S:g} s for each other within an exchange, where they have such"
+    " a limit, so by construction they sit out each of these faults, which last 20 s.",
+)
+_NOTICE = (
+    "With notice, Ray is told to drain the node; the processes of contestants that are not on Ray"
+    " get SIGTERM.",
 )
 
 
@@ -121,10 +138,14 @@ class Settings:
         small: Whether the model is the tiny one.
         per_worker: Samples of a step of one node, for who splits equally.
         global_batch: Samples of a step of raycloud's.
-        warm_up_updates: Updates before the window.
-        warm_up_s: Seconds before it, from the first update on.
-        first_update_limit_s: From the start to the first update.
-        last_step_s: For the step that the window's end cuts.
+        warm_up_updates: Updates before the window, from when every node has taken part in one. One
+            that compresses (PowerSGD) does so from the tenth on.
+        warm_up_rounds: In place of them, for who makes one update of a round of steps.
+        warm_up_s: Seconds before the window, counted likewise.
+        first_update_limit_s: From the start to the first update, and from there until every node
+            has taken part.
+        last_step_s: For the step that the window's end cuts, at least.
+        last_round_s: The same at most: it may be a round, or a step that a fault holds up.
         limit_warm_up_s: The limit's, from when every node has computed an update.
         limit_window_s: Over which the limit is measured.
     """
@@ -134,10 +155,12 @@ class Settings:
     small: bool = False
     per_worker: int = PER_WORKER
     global_batch: int = GLOBAL_BATCH
-    warm_up_updates: int = 5
+    warm_up_updates: int = 12
+    warm_up_rounds: int = 2
     warm_up_s: float = 10.0
     first_update_limit_s: float = 180.0
     last_step_s: float = 15.0
+    last_round_s: float = 120.0
     limit_warm_up_s: float = 15.0
     limit_window_s: float = 30.0
 
@@ -153,6 +176,7 @@ class Settings:
             warm_up_s=0.5,
             first_update_limit_s=90.0,
             last_step_s=3.0,
+            last_round_s=15.0,
             limit_warm_up_s=0.5,
             limit_window_s=2.0,
         )
@@ -256,6 +280,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             spec=_EQUAL,
             events=tuple(_kill_process(30.0 * i + 15.0, f"n{i + 1}") for i in range(4)),
             window_s=120.0,
+            notes=(*NOTES, *_GOING),
         ),
         Scenario(
             name="S6",
@@ -270,6 +295,7 @@ SCENARIOS: Mapping[str, Scenario] = {
                 Event(at_s=130.0, action="mend", node="n4"),
             ),
             window_s=160.0,
+            notes=(*NOTES, *_GOING, *_SITTING_OUT),
         ),
         Scenario(
             name="S7",
@@ -279,6 +305,8 @@ SCENARIOS: Mapping[str, Scenario] = {
             window_s=_HELD.hours * _S_PER_HOUR,
             notes=(
                 *NOTES,
+                *_GOING,
+                *_COMING,
                 f"The trace is {_HELD.file} of {_HELD.source}, {_HELD.hours:g} hours of it from"
                 f" hour {_HELD.start_hour:g} on, an hour a minute; nodes go without notice.",
             ),
@@ -295,6 +323,9 @@ SCENARIOS: Mapping[str, Scenario] = {
             window_s=120.0,
             notes=(
                 *NOTES,
+                *_GOING,
+                *_COMING,
+                *_NOTICE,
                 "raycloud's global batch is 64 throughout. Who splits equally computes 16 samples"
                 " per worker and step, so 32 at two nodes.",
             ),

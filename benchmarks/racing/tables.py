@@ -2,37 +2,57 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.racing.results import LIMIT, OURS, Row, by_contestant, paired, spread, values
+from benchmarks.racing.results import (
+    LIMIT,
+    OURS,
+    Row,
+    by_contestant,
+    disturbed,
+    few,
+    paired,
+    spread,
+    values,
+)
 
 _GIGA, _MEGA = 1e9, 1e6
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    """A table of Markdown."""
+    """A table of Markdown; a new line within a cell stays one."""
     return [
         f"| {' | '.join(header)} |",
         f"|{'|'.join('---' for _ in header)}|",
-        *(f"| {' | '.join(_cell(text) for text in line)} |" for line in lines),
+        *(f"| {' | '.join(_lines(text) for text in line)} |" for line in lines),
     ]
 
 
 def setting(bed: Mapping[str, Any]) -> list[str]:
     """What a scenario is, as a list, from what its rows say of the testbed."""
-    found = [f"- Nodes: {'; '.join(_node(node) for node in bed['nodes'])}."]
-    if later := bed.get("later"):
-        found.append(f"- Nodes that come: {'; '.join(_node(node) for node in later)}.")
-    found += [
-        f"- Between zones {' and '.join(trunk['zones'])}: {_rate(trunk['rate_bits_per_s'])} each"
-        f" way, {trunk['delay_s'] * 1e3:g} ms one way."
-        for trunk in bed["trunks"]
-    ]
-    events = [f"{event['at_s']:g} s {event['what']}" for event in bed["events"]]
-    found.append(f"- Window: {bed['window_s']:g} s; {'; '.join(events) if events else 'no event'}.")
+    said = bed_in_words(bed)
+    found = [f"- Nodes: {said['nodes']}."]
+    if bed.get("later"):
+        found.append(f"- Nodes that come: {said['nodes that come']}.")
+    found += [f"- Between zones {_trunk(trunk)}." for trunk in bed["trunks"]]
+    found.append(f"- Window: {said['window']}; {said['events']}.")
     return [*found, *(f"- {note}" for note in bed["notes"])]
+
+
+def bed_in_words(bed: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of a testbed by their names."""
+    events = [f"{event['at_s']:g} s {event['what']}" for event in bed["events"]]
+    return {
+        "nodes": "; ".join(map(_node, bed["nodes"])),
+        "nodes that come": "; ".join(map(_node, bed.get("later") or ())) or "none",
+        "trunks": "; ".join(map(_trunk, bed["trunks"])) or "none",
+        "window": f"{bed['window_s']:g} s",
+        "events": "; ".join(events) or "no event",
+        "time limit": f"{bed['limit_s']:g} s",
+    }
 
 
 def measures(rows: Sequence[Row]) -> list[str]:
@@ -41,7 +61,7 @@ def measures(rows: Sequence[Row]) -> list[str]:
     columns = [*_COLUMNS, *(_FAULT_COLUMNS if faults else {}).items()]
     ours = values(by_contestant(rows).get(OURS, []), "samples_per_s")
     lines = [
-        [name, str(len(theirs)), *(read(theirs, ours) for _, read in columns)]
+        [name, _repeats(theirs), *(read(theirs, ours) for _, read in columns)]
         for name, theirs in by_contestant(rows).items()
     ]
     return table(["contestant", "repeats", *(name for name, _ in columns)], lines)
@@ -54,7 +74,7 @@ def failures(rows: Sequence[Row]) -> list[str]:
         for row in theirs:
             where = f"{name}, repeat {row['repeat']}"
             if row.get("failed"):
-                found.append(f"- {where} failed: {_cell(row['failed'])}")
+                found.append(f"- {where} failed: {in_cell(row['failed'])}")
             found += [f"- {where}, not done: {what}." for what in row.get("not_done") or ()]
             found += [
                 f"- {where}, after {fault['at_s']:g} s {fault['what']}: "
@@ -65,32 +85,6 @@ def failures(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def origins(rows: Sequence[Row]) -> list[str]:
-    """Commit, versions and machine of every row, and the machines."""
-    machines: list[str] = []
-    lines = []
-    for row in rows:
-        machine = _machine(row["machine"])
-        if machine not in machines:
-            machines.append(machine)
-        steal = row.get("steal") or {}
-        lines.append(
-            [
-                *(row["scenario"], row["contestant"], str(row["repeat"])),
-                (row.get("commit") or "unknown")[:12] + ("+" if row.get("changed") else ""),
-                ", ".join(f"{k} {v}" for k, v in sorted((row.get("versions") or {}).items())),
-                f"M{machines.index(machine) + 1}",
-                f"{row['load_before']:.1f}",
-                _percent(steal.get("steal")),
-                _percent(steal.get("outside")),
-            ]
-        )
-    header = ["scenario", "contestant", "repeat", "commit", "versions", "machine"]
-    header += ["load before", "stolen", "used by others"]
-    named = [f"- M{i}: {machine}" for i, machine in enumerate(machines, 1)]
-    return [*named, "", *table(header, lines)]
-
-
 def time_to_target(theirs: Sequence[Row], ours: Mapping[int, float] | None = None) -> str:  # noqa: ARG001
     """Seconds, and in how many of the runs that had a target it was reached."""
     asked = [row for row in theirs if (row.get("settings") or {}).get("target_loss") is not None]
@@ -99,30 +93,46 @@ def time_to_target(theirs: Sequence[Row], ours: Mapping[int, float] | None = Non
         return "-"
     if not reached:
         return "not reached"
-    return spread(reached) + (
-        f" ({len(reached)} of {len(asked)})" if len(reached) < len(asked) else ""
-    )
+    return spread(reached) + few(len(reached), len(asked))
 
 
 def _measure(name: str, digits: int) -> Callable[[Sequence[Row], Mapping[int, float]], str]:
-    return lambda theirs, _: spread(list(values(theirs, name).values()), digits)
+    return lambda theirs, _: _pooled(list(values(theirs, name).values()), theirs, digits)
+
+
+def _pooled(found: Sequence[float], theirs: Sequence[Row], digits: int) -> str:
+    """Their spread, and of how many repeats it is where it is not of all."""
+    return spread(found, digits) + few(len(found), len(theirs))
+
+
+def _repeats(theirs: Sequence[Row]) -> str:
+    """How many, and how many of them others have disturbed."""
+    count = sum(map(disturbed, theirs))
+    if len(theirs) == count == 1:
+        return "1 (disturbed)"
+    return f"{len(theirs)}" + (f" ({count} disturbed)" if count else "")
 
 
 def _to_ours(theirs: Sequence[Row], ours: Mapping[int, float]) -> str:
-    return spread(paired(values(theirs, "samples_per_s"), ours), 2)
-
-
-def _wire(theirs: Sequence[Row], _: Mapping[int, float]) -> str:
-    return spread([v / 1e3 for v in values(theirs, "wire_bytes").values()], 1)
+    return _pooled(paired(values(theirs, "samples_per_s"), ours), theirs, 2)
 
 
 def _pauses(theirs: Sequence[Row], _: Mapping[int, float]) -> str:
-    """Median and longest of all faults of all repeats, and how many were never got over."""
-    all_of_them = [pause for row in theirs for pause in row.get("pauses_s") or ()]
-    known = [pause for pause in all_of_them if pause is not None]
-    never = len(all_of_them) - len(known)
-    text = f"{median(known):.1f}, at most {max(known):.1f}" if known else "-"
-    return text + (f"; {never} without end" if never else "")
+    """One line per event: its pause, and in how many of the repeats in which it happened."""
+    found: dict[tuple[str, int], list[tuple[float, float | None]]] = {}
+    for row in theirs:
+        before: Counter[str] = Counter()  # the same may happen several times
+        for fault, pause in zip(row.get("faults") or (), row.get("pauses_s") or (), strict=True):
+            what = fault["what"]
+            found.setdefault((what, before[what]), []).append((fault["at_s"], pause))
+            before[what] += 1
+    in_time = sorted(found.items(), key=lambda one: median(at_s for at_s, _ in one[1]))
+    return "\n".join(f"{what}: {_pause(pauses)}" for (what, _), pauses in in_time) or "-"
+
+
+def _pause(pauses: Sequence[tuple[float, float | None]]) -> str:
+    known = [pause_s for _, pause_s in pauses if pause_s is not None]
+    return f"{spread(known)} s{few(len(known), len(pauses))}" if known else "without end"
 
 
 _COLUMNS = (
@@ -130,11 +140,11 @@ _COLUMNS = (
     ("of the limit", _measure("ratio_to_limit", 3)),
     ("to raycloud's", _to_ours),
     ("s to target", time_to_target),
-    ("kB sent per sample", _wire),
+    ("wire bytes per sample", _measure("wire_bytes", 0)),
     ("s to first step", _measure("first_step_s", 1)),
 )
 _FAULT_COLUMNS = {
-    "pause s": _pauses,
+    "pause after": _pauses,
     "updates lost": _measure("lost_steps", 0),
     "goodput": _measure("goodput", 3),
 }
@@ -153,6 +163,11 @@ def _node(node: Mapping[str, Any]) -> str:
     return f"{node['name']} {cores}, {link}{delay}, zone {node['zone']}{spot}"
 
 
+def _trunk(trunk: Mapping[str, Any]) -> str:
+    rate, delay_s = _rate(trunk["rate_bits_per_s"]), trunk["delay_s"]
+    return f"{' and '.join(trunk['zones'])}: {rate} each way, {delay_s * 1e3:g} ms one way"
+
+
 def _rate(bits_per_s: float | None) -> str:
     """In the unit people say it in.
 
@@ -166,16 +181,10 @@ def _rate(bits_per_s: float | None) -> str:
     return f"{bits_per_s / _MEGA:g} Mbit/s"
 
 
-def _machine(machine: Mapping[str, Any]) -> str:
-    return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, "
-        f"{machine['system']}, Python {machine['python']}"
-    )
-
-
-def _percent(part: float | None) -> str:
-    return "-" if part is None else f"{part:.1%}"
-
-
-def _cell(text: str) -> str:
+def in_cell(text: str) -> str:
+    """Text that is one line of Markdown, whatever it holds."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _lines(text: str) -> str:
+    return "<br>".join(map(in_cell, text.split("\n")))

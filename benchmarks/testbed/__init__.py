@@ -2,8 +2,9 @@
 
 from benchmarks.testbed.bed import Testbed
 from benchmarks.testbed.ground import MissingError, missing, sweep
-from benchmarks.testbed.machine import Machine, MachineError, Process, Traffic
-from benchmarks.testbed.quota import QuotaError
+from benchmarks.testbed.groups import QuotaError
+from benchmarks.testbed.machine import Machine, MachineError, Traffic
+from benchmarks.testbed.process import Process
 from benchmarks.testbed.shell import LateError, ToolError
 from benchmarks.testbed.spec import NodeSpec, Spec, SpecError, TrunkSpec
 

@@ -13,8 +13,8 @@ from benchmarks.testbed.bed import Testbed
 from benchmarks.testbed.cluster import ClusterError
 from benchmarks.testbed.events import ScheduleError
 from benchmarks.testbed.ground import MissingError
+from benchmarks.testbed.groups import QuotaError
 from benchmarks.testbed.machine import MachineError
-from benchmarks.testbed.quota import QuotaError
 from benchmarks.testbed.shell import LateError, ToolError
 from benchmarks.testbed.spec import SpecError
 from benchmarks.testbed.traces import TraceError

@@ -6,19 +6,30 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
 
 from benchmarks.testbed import ground, quota
-from benchmarks.testbed.link import DEVICE, ROOT, End, Link, bring_up, lay, make_switch, plug
+from benchmarks.testbed.link import (
+    CONGESTION_CONTROL,
+    DEVICE,
+    ROOT,
+    End,
+    Link,
+    bring_up,
+    lay,
+    make_switch,
+    plug,
+)
 from benchmarks.testbed.machine import Machine
-from benchmarks.testbed.shell import ip
+from benchmarks.testbed.shell import entering, ip, run
 from benchmarks.testbed.spec import HEAD, MOST_NODES, NodeSpec, Spec, SpecError, check_free
 
 if TYPE_CHECKING:
-    from benchmarks.testbed.quota import Group
+    from benchmarks.testbed.groups import Group
 
 _NETWORK = "10.77.0"  # inside the namespaces only: nothing routes there
 _HEAD_HOST = 10
@@ -103,6 +114,16 @@ class Testbed:
         if machine is None or not machine.alive:
             raise KeyError(f"{name!r} is no living machine; there are {HEAD}, {[*self.nodes]}")
         return machine
+
+    @property
+    def congestion_control(self) -> str:
+        """What TCP on its machines goes by, as a living bed's head sees it: `cubic`, `bbr`.
+
+        Raises:
+            ToolError: The bed is not up.
+        """
+        namespace = ground.namespace_name(self.id, HEAD)
+        return run(entering(namespace, ["cat", CONGESTION_CONTROL])).strip()
 
     def limit(self) -> None:
         """Set the CPU quota of each living node to that of its spec."""
@@ -228,18 +249,36 @@ class Testbed:
             )
 
     def _close(self) -> None:
-        ground.remove(self.id)
-        for machine in self._machines.values():
-            machine.reap()
-        for link in self._links:
-            if link.relay is not None:
-                link.relay.end()
-        if self._reaper is not None:
-            pipe = self._reaper.stdin
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-            self._reaper.wait(_REAPER_S)
+        """Take every step of the way out; the first error is raised once all were taken."""
+        with contextlib.ExitStack() as stack:  # which takes the last one first
+            for link in self._links:
+                if link.relay is not None:
+                    stack.push(_step(link.relay.end))
+            for machine in self._machines.values():
+                stack.push(_step(machine.reap))
+            # If the removal fails, the reaper tries once more: before waiting for what it ends.
+            stack.push(_step(self._end_reaper))
+            stack.push(_step(partial(ground.remove, self.id)))
+
+    def _end_reaper(self) -> None:
+        if self._reaper is None:
+            return
+        pipe = self._reaper.stdin
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        self._reaper.wait(_REAPER_S)
+
+
+def _step(take: Callable[[], None]) -> Callable[[object, BaseException | None, object], bool]:
+    """A step of an exit stack, whose error does not replace that of a step before it."""
+
+    def leave(_kind: object, before: BaseException | None, _trace: object) -> bool:
+        with contextlib.suppress(*([] if before is None else [Exception])):
+            take()
+        return False
+
+    return leave
 
 
 def _no_delays() -> str:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from benchmarks.testbed.bed import Testbed
-    from benchmarks.testbed.machine import Machine, Process
+    from benchmarks.testbed.machine import Machine
+    from benchmarks.testbed.process import Process
 
 RAY = Path(sys.executable).with_name("ray")
 NODE_LABEL = "node"

@@ -230,6 +230,7 @@ def describe(bed: Testbed, cluster: Cluster | None) -> str:
         for trunk in bed.spec.all_trunks()
         for near, far in [trunk.zones]
     ]
+    lines += [f"  TCP goes by {bed.congestion_control}"]
     first = next(iter(bed.nodes), "head")
     start = "python -m benchmarks.testbed exec"
     lines += ["Run something on a machine:", f"  {start} {bed.id} {first} -- ip address"]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from benchmarks.testbed.spec import HEAD, NodeSpec, SpecError, check_rate
+from benchmarks.testbed.spec import HEAD, Direction, NodeSpec, SpecError, check_rate
 
 Action = Literal[
     "kill-process",
@@ -22,7 +22,6 @@ Action = Literal[
     "add",
     "drain",
 ]
-Direction = Literal["both", "in", "out"]
 Same = Literal["same"]
 
 # The fields of each action besides `at_s` and `node`, and whether it must be given.

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.testbed import quota
+from benchmarks.testbed.groups import QuotaError
 from benchmarks.testbed.shell import NAMESPACES, ToolError, ip, run
 
 STATES = Path("/run/raycloud-testbed")
@@ -74,7 +75,7 @@ def missing() -> str:
         return f"a testbed needs {' and '.join(lacking)}; run the container with --privileged"
     try:
         mounts = quota.find()
-    except (quota.QuotaError, OSError) as error:
+    except (QuotaError, OSError) as error:
         return f"a testbed limits CPU by cgroups: {error}"
     for folder in mounts.folders.values():
         if not os.access(folder, os.W_OK):

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from benchmarks.testbed.shell import ToolError, inside, ip
+from benchmarks.testbed.shell import SETTINGS, ToolError, inside, ip
 
 if TYPE_CHECKING:
-    from benchmarks.testbed.quota import Group
-
-Direction = Literal["both", "in", "out"]
+    from benchmarks.testbed.groups import Group
+    from benchmarks.testbed.spec import Direction
 
 ROOT = Path(__file__).parents[2]  # where `benchmarks` is imported from
 BRIDGE = "br0"
@@ -36,7 +35,8 @@ _LEAST_QUEUE_BYTES = 128 * 1024
 _RELAY_S = 30.0
 # What Linux does by itself; another default of the machine would be measured along. A namespace
 # only gets it where the host's net.ipv4.tcp_allowed_congestion_control names it.
-_SETTINGS = {"ipv4/tcp_congestion_control": "cubic"}
+_CONGESTION = {"ipv4/tcp_congestion_control": "cubic"}
+CONGESTION_CONTROL = f"{SETTINGS}/ipv4/tcp_congestion_control"  # what it got
 _SIDES: Mapping[Direction, frozenset[str]] = {
     "both": frozenset({"in", "out"}),
     "in": frozenset({"in"}),
@@ -257,7 +257,7 @@ def bring_up(link: Link, address: str) -> None:
     inside(
         link.near.namespace,
         settings={
-            **_SETTINGS,
+            **_CONGESTION,
             f"ipv6/conf/{device}/disable_ipv6": "1",
             f"ipv4/conf/{device}/arp_notify": "1",
         },

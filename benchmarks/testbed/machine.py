@@ -13,12 +13,13 @@ from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING
 
-from benchmarks.testbed.link import DEVICE, Direction, Link
+from benchmarks.testbed.link import DEVICE, Link
+from benchmarks.testbed.process import Process
 from benchmarks.testbed.shell import LateError, entering, ip, run, wait_for
-from benchmarks.testbed.spec import NodeSpec, check_rate
+from benchmarks.testbed.spec import Direction, NodeSpec, check_rate
 
 if TYPE_CHECKING:
-    from benchmarks.testbed.quota import Group
+    from benchmarks.testbed.groups import Group
 
 _REAP_S = 30.0
 _PATIENCE_S = 5.0
@@ -48,53 +49,6 @@ class Traffic:
     sent_bytes: int
     received_packets: int
     sent_packets: int
-
-
-class Process:
-    """A command started on a machine."""
-
-    def __init__(self, popen: subprocess.Popen[bytes], log: Path) -> None:
-        """Wrap a started process.
-
-        Args:
-            popen: The process.
-            log: Where its output goes.
-        """
-        self._popen = popen
-        self.log = log
-
-    @property
-    def pid(self) -> int:
-        """Its id, the same inside and outside."""
-        return self._popen.pid
-
-    def let_go(self) -> None:
-        """Let it become its command; called once by who started it."""
-        gate = self._popen.stdin
-        if gate is not None:
-            gate.write(b"go\n")
-            gate.close()
-
-    def poll(self) -> int | None:
-        """Its exit status, negative for a signal; None while it runs."""
-        return self._popen.poll()
-
-    def wait(self, limit_s: float) -> int:
-        """Wait for its end.
-
-        Args:
-            limit_s: Seconds to wait at most.
-
-        Returns:
-            Its exit status, negative for a signal.
-
-        Raises:
-            LateError: It still runs.
-        """
-        try:
-            return self._popen.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise LateError(f"process {self.pid}: still runs after {limit_s:g} s") from None
 
 
 class Machine:

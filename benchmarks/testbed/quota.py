@@ -1,32 +1,23 @@
-"""Groups of processes (cgroups, version 1 and 2): CPU quota, freezing, ending, CPU seconds."""
+"""The groups of this machine (cgroups, version 1 or 2): their CPU quota and CPU seconds."""
 
 from __future__ import annotations
 
-import abc
 import contextlib
-import os
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.testbed.groups import END_S, Group, QuotaError, check_cores
 from benchmarks.testbed.shell import LateError, wait_for
 
 PERIOD_S = 0.01  # with the usual 0.1 s a throttled process stalls long enough to be measured
-LEAST_CORES = 0.1  # the kernel grants no quota below 1 ms, here of each period
 _V1 = ("cpu", "cpuacct", "freezer")
-_FREEZE_S = 20.0
-_END_S = 30.0
 _MICROSECONDS = 1_000_000
 # A group weighs as much as one process beside it, however many it holds, so that all the nodes of a
 # bed together would get as much as one other busy process of this machine. What a quota grants must
 # also be got: once there are quotas, what stands above them weighs 100 times as much.
 _SHARES = 102_400
 _WEIGHT = 10_000
-
-
-class QuotaError(Exception):
-    """A CPU quota that cannot be; or groups that cannot be made here, with the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,147 +59,6 @@ def find(mounts: str | None = None) -> Mounts:
         if "cpu" in (folder / "cgroup.controllers").read_text().split():
             return Mounts(version=2, folders={"": folder})
     raise QuotaError("no cgroups with a `cpu` controller; run with the host's cgroups mounted")
-
-
-def check_cores(cores: float | None) -> None:
-    """Check a CPU quota.
-
-    Raises:
-        QuotaError: It is below what the kernel can grant.
-    """
-    if cores is not None and not cores >= LEAST_CORES:
-        raise QuotaError(f"cores: {cores} is not possible; use at least {LEAST_CORES}, or none")
-
-
-class Group(abc.ABC):
-    """One group; made by `make`, gone with `remove`. What its processes start is in it too."""
-
-    def __init__(self, name: str, folders: tuple[Path, ...]) -> None:
-        """Name it; nothing is made.
-
-        Args:
-            name: Path below each mount point.
-            folders: Its folder in each hierarchy.
-        """
-        self.name = name
-        self.folders = folders
-
-    @abc.abstractmethod
-    def make(self) -> None:
-        """Make it, and the groups above it, where it is not there yet.
-
-        Raises:
-            QuotaError: The kernel refuses.
-        """
-
-    @abc.abstractmethod
-    def limit(self, cores: float | None) -> None:
-        """Set the CPU quota of all its processes together.
-
-        Args:
-            cores: In cores; None lifts it.
-
-        Raises:
-            QuotaError: It cannot be.
-        """
-
-    @abc.abstractmethod
-    def cpu_s(self) -> float:
-        """CPU seconds of all its processes so far, ended ones too."""
-
-    @abc.abstractmethod
-    def _ask_frozen(self, *, frozen: bool) -> None: ...
-
-    @abc.abstractmethod
-    def _frozen(self) -> bool: ...
-
-    @property
-    def exists(self) -> bool:
-        """Whether it has been made, in any hierarchy."""
-        return any(folder.is_dir() for folder in self.folders)
-
-    def join(self, pid: int) -> None:
-        """Move a process into it."""
-        for folder in self.folders:
-            (folder / "cgroup.procs").write_text(str(pid))
-
-    def members(self) -> tuple[int, ...]:
-        """Living processes in it, by id; none once it is gone."""
-        found: set[int] = set()
-        for folder in self.folders:
-            # Besides FileNotFoundError: reading a folder that was removed meanwhile is ENODEV.
-            with contextlib.suppress(OSError):
-                found |= {int(pid) for pid in (folder / "cgroup.procs").read_text().split()}
-        return tuple(sorted(found))
-
-    def freeze(self) -> None:
-        """Stop all its processes where they are; returns once they stand.
-
-        Raises:
-            LateError: They do not.
-        """
-        self._ask_frozen(frozen=True)
-        wait_for(f"group {self.name} is frozen", self._frozen, limit_s=_FREEZE_S)
-
-    def thaw(self) -> None:
-        """Let its processes go on."""
-        self._ask_frozen(frozen=False)
-        wait_for(f"group {self.name} is thawed", lambda: not self._frozen(), limit_s=_FREEZE_S)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to each of its processes."""
-        for pid in self.members():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    def strike(self) -> None:
-        """Send SIGKILL to all its processes, and let them die; does not wait."""
-        with contextlib.suppress(FileNotFoundError):  # nobody is in what is gone
-            # Whoever stands still cannot start another meanwhile, nor run again before it dies.
-            self._ask_frozen(frozen=True)
-            self.signal(signal.SIGKILL)
-            self.limit(None)
-            self._ask_frozen(frozen=False)
-
-    def kill(self) -> None:
-        """End all its processes by SIGKILL; returns once none is left.
-
-        Raises:
-            LateError: One is still there.
-        """
-
-        def empty() -> bool:
-            if self.members():
-                self.strike()
-            return not self.members()
-
-        wait_for(f"group {self.name} is empty", empty, limit_s=_END_S)
-
-    def remove(self) -> None:
-        """Remove it, without processes and groups below; nothing happens where it is gone.
-
-        Raises:
-            LateError: The kernel still holds something in it.
-        """
-
-        def gone() -> bool:
-            for folder in self.folders:
-                with contextlib.suppress(OSError):  # busy until the last one has really ended
-                    folder.rmdir()
-            return not self.exists
-
-        wait_for(f"group {self.name} is removed", gone, limit_s=_END_S)
-
-    def below(self) -> tuple[str, ...]:
-        """Names of the groups right below it."""
-        names = {
-            child.name
-            for folder in self.folders
-            if folder.is_dir()
-            for child in folder.iterdir()
-            if child.is_dir()
-        }
-        return tuple(f"{self.name}/{name}" for name in sorted(names))
 
 
 class GroupV1(Group):
@@ -329,7 +179,7 @@ def _make_folders(folders: tuple[Path, ...]) -> None:
         return all(folder.is_dir() for folder in folders)
 
     try:
-        wait_for("", made, limit_s=_END_S)
+        wait_for("", made, limit_s=END_S)
     except (LateError, OSError) as error:
         raise QuotaError(
             f"cannot make {folders[0]} ({error}); run with the host's cgroups writable"

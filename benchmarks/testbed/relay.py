@@ -127,11 +127,11 @@ def _enter(library: ctypes.CDLL, namespace: int) -> None:
         raise OSError(number, f"setns: {os.strerror(number)}")
 
 
-class Direction:
+class Lane:
     """Frames on their way from one device to the other, each with the moment it arrives."""
 
     def __init__(self, source: int, sink: int, *, delay_s: float, most_bytes: int) -> None:
-        """An empty direction.
+        """An empty lane.
 
         Args:
             source: File of the TAP that frames leave by; does not block.
@@ -184,18 +184,18 @@ class Direction:
                 self.dropped_frames += 1
 
 
-def carry(directions: Sequence[Direction], *, until: int) -> None:
+def carry(lanes: Sequence[Lane], *, until: int) -> None:
     """Carry frames until the file `until` ends.
 
     Raises:
         OSError: A device is gone.
     """
-    watched = [until, *(one.source for one in directions)]
+    watched = [until, *(one.source for one in lanes)]
     while True:
-        due = [one.next_s for one in directions if one.next_s is not None]
+        due = [one.next_s for one in lanes if one.next_s is not None]
         wait_s = min(due, default=_WORST_LATENESS_S + time.monotonic()) - time.monotonic()
         readable, _, _ = select.select(watched, (), (), min(max(wait_s, 0.0), _WORST_LATENESS_S))
-        for one in directions:
+        for one in lanes:
             if one.source in readable:
                 one.take()
             one.deliver()
@@ -209,7 +209,7 @@ def relay(ends: Sequence[End], *, delay_s: float, rate_bits_per_s: float) -> Non
     Args:
         ends: Two.
         delay_s: One way.
-        rate_bits_per_s: What the wire is expected to carry: a direction holds at most this times
+        rate_bits_per_s: What the wire is expected to carry: a lane holds at most this times
             the delay, and 16 MiB.
 
     Raises:
@@ -225,7 +225,7 @@ def relay(ends: Sequence[End], *, delay_s: float, rate_bits_per_s: float) -> Non
         print("ready", flush=True)
         pairs = (taps, taps[::-1])
         carry(
-            [Direction(a, b, delay_s=delay_s, most_bytes=most_bytes) for a, b in pairs],
+            [Lane(a, b, delay_s=delay_s, most_bytes=most_bytes) for a, b in pairs],
             until=sys.stdin.fileno(),
         )
 

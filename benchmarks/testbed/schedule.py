@@ -32,7 +32,6 @@ class Schedule:
         kills = [
             _deadline(event) for n, event in enumerate(self.events) if self._killed_by_drain(n)
         ]
-        self._deadlines = set(map(id, kills))
         self._left = sorted([*self.events, *kills], key=lambda event: event.at_s)
 
     @classmethod
@@ -74,16 +73,6 @@ class Schedule:
         number = sum(event.at_s <= elapsed_s for event in self._left)
         now, self._left = self._left[:number], self._left[number:]
         return tuple(now)
-
-    def gone(self, node: str) -> None:
-        """Take note that a node has ended by itself: its drain no longer kills it.
-
-        Args:
-            node: Its name; whoever comes back under it has nothing to do with that drain.
-        """
-        self._left = [
-            event for event in self._left if event.node != node or id(event) not in self._deadlines
-        ]
 
     def check(self, spec: Spec) -> None:
         """Check that it can happen to a bed: every node is known by the time it is named.

@@ -11,7 +11,7 @@ from pathlib import Path
 NAMESPACES = Path("/run/netns")  # where iproute2 keeps the names
 _COMMAND_S = 60.0
 _POLL_S = 0.005
-_SETTINGS = "/proc/sys/net"  # shows those of the namespace of who looks
+SETTINGS = "/proc/sys/net"  # shows those of the namespace of who looks
 
 
 class ToolError(Exception):
@@ -100,7 +100,7 @@ def inside(
     """
     script = ["set -e"]
     for name, value in (settings or {}).items():
-        file = f"{_SETTINGS}/{name}"
+        file = f"{SETTINGS}/{name}"
         script.append(f"if [ -w {file} ]; then echo {value} 2>/dev/null >{file} || true; fi")
     for program, lines in (("ip", ip), ("tc", tc)):
         if lines:

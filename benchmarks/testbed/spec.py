@@ -8,9 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
+
+Direction = Literal["both", "in", "out"]  # of a link, as seen from the node
 
 HEAD = "head"
 HEAD_ZONE = "a"  # where there are no nodes to say it

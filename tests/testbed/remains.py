@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import threading
 import time
@@ -66,6 +67,10 @@ def remains(bed_id: str, pids: Iterator[int] | list[int] = ()) -> list[str]:
     """Whatever is left of a bed."""
     places = [Path("/run/netns"), Path("/run/raycloud-testbed"), Path("/sys/fs/cgroup")]
     found = [
-        str(path) for place in places for path in place.glob("**/*") if path.name.startswith(bed_id)
+        str(Path(folder, name))
+        for place in places
+        for folder, folders, files in os.walk(place)  # of which another bed may vanish meanwhile
+        for name in (*folders, *files)
+        if name.startswith(bed_id)
     ]
     return found + [f"process {pid}" for pid in pids if runs(pid)]

@@ -160,6 +160,33 @@ def test_an_error_while_it_is_made_leaves_nothing(monkeypatch: pytest.MonkeyPatc
     assert remains(bed.id, [bed._reaper.pid]) == []
 
 
+@pytest.mark.parametrize("failing", ["ground.remove", "machine.Machine.reap", "link.Relay.end"])
+def test_a_step_that_fails_does_not_keep_the_others_from_being_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    bed = testbed.Testbed(testbed.Spec(nodes=(NodeSpec(name="n1", delay_s=0.001),)))
+    bed.__enter__()
+    process = start(bed["n1"], tmp_path, "stubborn")
+    relay = bed._links[-1].relay
+    calls = []
+
+    def fail(*_: object) -> None:
+        calls.append(failing)
+        raise ZeroDivisionError(f"{failing} {len(calls)}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"benchmarks.testbed.{failing}", fail)
+        with pytest.raises(ZeroDivisionError, match=f"{failing} 1"):
+            bed.__exit__(None, None, None)
+    if failing == "machine.Machine.reap":
+        assert len(calls) == 2  # the head's, too
+    assert bed._reaper.poll() == 0
+    assert relay._process.poll() == -signal.SIGKILL
+    assert process.wait(LIMIT_S) == -signal.SIGKILL
+    relay.end()  # its pipes
+    assert remains(bed.id, [process.pid]) == []
+
+
 def test_who_is_not_root_is_told(tmp_path: Path) -> None:
     with owner(tmp_path, "refused") as process:
         error = line_of(process)["error"]

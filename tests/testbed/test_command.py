@@ -34,6 +34,7 @@ UP = r"""(rt[0-9a-f]{4}) is up
   n1    10\.77\.0\.11  a     0\.5       20 Mbit/s  1 Gbit/s  5 ms
   n2    10\.77\.0\.12  b     no limit  no limit   no limit  none   spot
   zones a and b: 500 kbit/s, 40 ms
+  TCP goes by [a-z]+
 Run something on a machine:
   python -m benchmarks\.testbed exec \1 n1 -- ip address
 Ctrl-C removes it\.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 
@@ -19,16 +18,12 @@ from tests.testbed.remains import LIMIT_S, first, let_pass, listening, runs, sai
 
 
 def test_four_nodes_are_there_at_once(make_bed: MakeBed) -> None:
-    began_s = time.monotonic()
     bed = make_bed(
         *(
             NodeSpec(name=f"n{n}", egress_bits_per_s=20e6, ingress_bits_per_s=20e6, cores=0.4)
             for n in range(1, 5)
         )
     )
-    took_s = time.monotonic() - began_s
-    sys.stderr.write(f"four nodes took {took_s:.3f} s\n")
-    assert took_s < 3  # a tenth of a second where nothing else runs
     assert list(bed.nodes) == ["n1", "n2", "n3", "n4"]
     assert bed.head.address == "10.77.0.10"
     assert [m.address for m in bed.nodes.values()] == [f"10.77.0.{n}" for n in (11, 12, 13, 14)]
@@ -51,7 +46,8 @@ def test_a_process_finds_its_machine(make_bed: MakeBed, tmp_path: Path) -> None:
     host = Path("/proc/sys/net/ipv4")
     allowed = (host / "tcp_allowed_congestion_control").read_text().split()
     default = (host / "tcp_congestion_control").read_text().strip()
-    assert found["algorithm"] == ("cubic" if "cubic" in allowed else default)
+    assert found["algorithm"] == bed.congestion_control
+    assert bed.congestion_control == ("cubic" if "cubic" in allowed else default)
 
 
 def test_output_is_appended_and_a_missing_program_says_so(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,21 @@ from benchmarks.journal import Journal
 from benchmarks.machine import ROOT
 
 pytestmark = pytest.mark.unit
+
+
+def keep(worker: Journal, update: int, weight: float) -> None:
+    """Keep parameters that all have one value."""
+    model = nn.Linear(2, 1)
+    nn.init.constant_(model.weight, weight)
+    worker.snapshot(model, update)
+
+
+def kept(directory: Path) -> dict[int, float]:
+    """Those values, by update."""
+    found = {
+        u: journal.load_snapshot(p, ["weight", "bias"]) for u, p in journal.snapshots(directory)
+    }
+    return {update: float(parameters["weight"][0, 0]) for update, parameters in found.items()}
 
 
 def test_what_was_noted_is_read_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,18 +66,67 @@ def test_another_format_is_refused_with_the_file(tmp_path: Path) -> None:
 
 
 def test_the_first_worker_keeps_the_parameters_and_the_second_finds_them(tmp_path: Path) -> None:
-    model = nn.Linear(2, 1)
-    for weight in (1.0, 2.0):
-        nn.init.constant_(model.weight, weight)
-        written = Journal(tmp_path / "journals", snapshots=tmp_path)
-        written.snapshot(model, 4)
-        written.snapshot(model, 5)
-    ((update, path),) = journal.snapshots(tmp_path)
-    assert update == 5
-    found = journal.load_snapshot(path, ["weight", "bias"])
-    assert found["weight"].tolist() == [[1.0, 1.0]]
+    workers = [Journal(tmp_path / "journals", snapshots=tmp_path) for _ in range(2)]
+    for weight, worker in enumerate(workers, 1):
+        keep(worker, 4, weight)
+        keep(worker, 5, weight)
+    assert kept(tmp_path) == {5: 1.0}
+    ((_, path),) = journal.snapshots(tmp_path)
     with pytest.raises(ValueError, match="weight"):
         journal.load_snapshot(path, ["other"])
+
+
+def test_a_process_that_began_later_replaces_what_was_lost(tmp_path: Path) -> None:
+    lost = [Journal(tmp_path / "journals", snapshots=tmp_path) for _ in range(2)]
+    keep(lost[0], 5, 1.0)
+    keep(lost[0], 10, 1.0)
+    restarted = [Journal(tmp_path / "journals", snapshots=tmp_path) for _ in range(2)]
+    keep(lost[1], 5, 2.0)
+    assert kept(tmp_path) == {5: 1.0, 10: 1.0}, "one that was late changes nothing"
+    keep(restarted[0], 5, 3.0)
+    keep(restarted[1], 5, 4.0)
+    assert kept(tmp_path) == {5: 3.0, 10: 1.0}
+    keep(Journal(tmp_path / "journals", snapshots=tmp_path), 5, 5.0)
+    assert kept(tmp_path) == {5: 5.0, 10: 1.0}
+
+
+def test_a_process_that_goes_back_replaces_what_was_lost(tmp_path: Path) -> None:
+    survivor, other = (Journal(tmp_path / "journals", snapshots=tmp_path) for _ in range(2))
+    for update in range(1, 8):
+        survivor.note(update=update, samples=64)
+        keep(survivor, update, 1.0)
+    for update in range(4, 6):
+        survivor.note(update=update, samples=64)
+    keep(survivor, 5, 2.0)
+    keep(other, 5, 3.0)
+    assert kept(tmp_path) == {5: 2.0}
+
+
+def test_a_writer_that_was_killed_blocks_nobody_who_comes_later(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from torch import nn\n"
+        "from benchmarks import journal\n"
+        "def die(parameters, path):\n"
+        "    path.write_bytes(b'half'); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "place = Path(sys.argv[1])\n"
+        "notes = journal.Journal(place / 'journals', snapshots=place)\n"
+        "journal.save_file = die\n"
+        "notes.snapshot(nn.Linear(2, 1), 5)\n"
+    )
+    beside = Journal(tmp_path / "journals", snapshots=tmp_path)
+    died = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert [path.suffix for path in tmp_path.glob("*.draft")] == [".draft"]
+    keep(beside, 5, 1.0)
+    assert kept(tmp_path) == {}
+    keep(Journal(tmp_path / "journals", snapshots=tmp_path), 5, 2.0)
+    assert kept(tmp_path) == {5: 2.0}
+
+
+def test_what_was_lost_is_not_read_though_nothing_has_replaced_it_yet(tmp_path: Path) -> None:
+    keep(Journal(tmp_path / "journals", snapshots=tmp_path), 5, 1.0)
+    (tmp_path / "000005-1.claim").symlink_to("1.5")  # its writer has only begun
+    assert kept(tmp_path) == {}
 
 
 def test_importing_it_takes_no_model(tmp_path: Path) -> None:

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.journal import Note, WorkerJournal
-from benchmarks.racing.capacity import Change, mean_rate
+from benchmarks.racing.capacity import Change, first_rate, mean_rate
 from benchmarks.racing.measures import (
     Commit,
     Fault,
     Observation,
     node_rates,
-    pauses,
     row,
     samples_between,
     time_to_target_s,
@@ -87,29 +86,6 @@ def test_a_cut_step_counts_by_the_fraction_of_its_time() -> None:
     assert samples_between(steps[:1], 0.0, 1.0) == 60, "the first as a whole, at its second"
 
 
-def test_a_pause_is_the_longest_gap_less_a_step_at_the_new_capacity() -> None:
-    """Steps of 1 s until 5; a gap of 8 s; then steps of 2 s; the second fault holds nobody up."""
-    noted = [
-        Commit(t_s=t, update=i, samples=1)
-        for i, t in enumerate((1.0, 2.0, 3.0, 4.0, 5.0, 13.0, 15.0, 17.0, 19.0, 21.0))
-    ]
-    first, second = pauses(noted, [5.5, 17.5], end_s=20.0)
-    assert first.pause_s == 8 - 2
-    assert second.pause_s == 0
-
-
-def test_a_fault_that_nothing_followed_has_no_pause_but_a_reason() -> None:
-    noted = [Commit(t_s=float(t), update=t, samples=1) for t in range(5)]
-    (pause,) = pauses(noted, [4.5], end_s=60.0)
-    assert (pause.pause_s, pause.reason) == (None, "no update was committed after it")
-    assert pauses([], [4.5], end_s=60.0)[0].reason == "nothing was committed"
-
-
-def test_two_faults_in_one_gap_are_paid_by_both() -> None:
-    noted = [Commit(t_s=t, update=0, samples=1) for t in (0.0, 1.0, 11.0, 12.0, 13.0)]
-    assert [p.pause_s for p in pauses(noted, [2.0, 3.0], end_s=60.0)] == [9.0, 9.0]
-
-
 def test_the_target_lies_on_the_line_between_two_snapshots() -> None:
     kept = [Commit(t_s=100.0 + 2 * u, update=u, samples=1) for u in range(1, 21)]
     losses = [(15, 2.0), (5, 4.0), (10, 3.0), (99, 0.0)]
@@ -134,6 +110,7 @@ def test_the_limit_follows_the_nodes() -> None:
         Change(t_s=25.0, node="n2", part=0.0),
     ]
     assert mean_rate(speeds, changes, 0.0, 30.0) == (8 * 22.5 + 4 * 10) / 30
+    assert first_rate(speeds, changes, 0.0) == 8, "n2 comes later, n1 is slowed later"
     with pytest.raises(ValueError, match="n3 was not measured"):
         mean_rate(speeds, [Change(t_s=0.0, node="n3", part=1.0)], 0.0, 1.0)
     with pytest.raises(ValueError, match="no time"):
@@ -162,7 +139,7 @@ def test_a_row_worked_out_by_hand() -> None:
     assert found["samples_per_s"] == 64 * 7 / 15
     # As noted: 6 to 10, then 8 again from 20 to 26, and 9 to 12 again.
     assert found["noted_samples_per_s"] == pytest.approx(64 * 10 / 15)
-    assert found["limit_samples_per_s"] == 70
+    assert found["limit_samples_per_s"] == found["present_samples_per_s"] == 70
     assert found["ratio_to_limit"] == found["goodput"] == pytest.approx(64 * 7 / 15 / 70)
     assert found["pauses_s"] == [6 - 1]
     assert found["faults"] == [{"at_s": 5.5, "what": "kill-process n1", "no_pause_because": None}]
@@ -171,6 +148,40 @@ def test_a_row_worked_out_by_hand() -> None:
     assert found["time_to_target_s"] == (15 + 28) / 2 - 5
     assert (found["final_loss"], found["final_s"]) == (3.0, 23.0)
     assert found["failed"] is None
+
+
+def test_the_ratio_is_to_the_nodes_of_the_start_and_goodput_to_those_that_were_there() -> None:
+    """n2 is there from the middle on, n1 at half speed in the last third, and n3 never."""
+    seen = Observation(
+        t0_s=0.0,
+        window=(10.0, 40.0),
+        journals=[journal(every_second(1, 50))],
+        changes=[
+            Change(t_s=10.0, node="n1", part=1.0),
+            Change(t_s=25.0, node="n2", part=1.0),
+            Change(t_s=30.0, node="n1", part=0.5),
+        ],
+    )
+    found = row(seen, {"n1": 80.0, "n2": 60.0, "n3": 9.0})
+    assert found["limit_samples_per_s"] == 80
+    assert found["ratio_to_limit"] == pytest.approx(64 / 80)
+    could = 80 * 20 + 40 * 10 + 60 * 15
+    assert found["present_samples_per_s"] == pytest.approx(could / 30)
+    assert found["goodput"] == pytest.approx(64 * 30 / could)
+
+
+def test_a_row_tells_a_relief_from_a_fault() -> None:
+    """Held up from 9 to 21 by the freeze at 10, which the thaw at 20 ends; then by nothing."""
+    steps = [*every_second(1, 9), *((float(t), t - 11) for t in range(21, 41))]
+    seen = Observation(
+        t0_s=0.0,
+        window=(5.0, 40.0),
+        journals=[journal(steps)],
+        faults=[Fault(t_s=10.0, what="freeze n2"), Fault(t_s=20.0, what="thaw n2")],
+    )
+    found = row(seen, None)
+    assert found["pauses_s"] == [11.0, 0.0]
+    assert [fault["what"] for fault in found["faults"]] == ["freeze n2", "thaw n2"]
 
 
 def test_who_never_started_has_a_row_all_the_same() -> None:
@@ -211,13 +222,3 @@ def test_what_is_kept_was_noted_and_a_window_holds_no_more_than_all(
     inside = samples_between(done.kept, min(a, b), max(a, b))
     assert -1e-6 <= inside <= sum(c.samples for c in done.kept) + 1e-6
     assert done.lost_steps >= 0
-
-
-@given(journals, st.lists(times, max_size=4).map(sorted), times)
-def test_pauses_are_never_negative_and_one_per_fault(
-    found: list[WorkerJournal], faults: list[float], end_s: float
-) -> None:
-    held = pauses(work(found).noted, faults, end_s)
-    assert len(held) == len(faults)
-    assert all((p.pause_s is None) == bool(p.reason) for p in held)
-    assert all(p.pause_s is None or p.pause_s >= 0 for p in held)

@@ -1,6 +1,7 @@
 """The peers on the testbed: command lines, environments, order of the samples, checkpoints."""
 
 import argparse
+import doctest
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import distributed as dist
 
 from benchmarks import journal
-from benchmarks.peers import checkpoints, dense, environments
+from benchmarks.peers import checkpoints, dense, environments, torchrun_elastic
+from benchmarks.peers import course as course_module
 from benchmarks.peers.checkpoints import Progress
 from benchmarks.peers.course import Course, add_course, parse, place
 from benchmarks.peers.environments import HIVEMIND, NotInstalledError, Peer, interpreter
@@ -18,6 +21,7 @@ from benchmarks.racing.contestant import Attempt, environment
 from benchmarks.racing.ray_contestants import RayTrain
 from benchmarks.racing.torch_contestants import agent
 from benchmarks.workload import CLIP_NORM, Stream, build_model, build_optimizer, loss_of
+from raycloud.spec.sizes import bucket_bytes
 
 pytestmark = pytest.mark.unit
 
@@ -87,6 +91,21 @@ def test_torchrun_takes_as_many_nodes_as_there_may_be_only_where_faults_are_to_c
     assert "is_host=0" in option(elastic, "--rdzv-conf")
 
 
+@pytest.mark.parametrize(("hook", "bucket_mb"), [("none", 1), ("fp16", 1), ("powersgd", 64)])
+def test_buckets_are_as_large_as_raycloud_s_messages_but_powersgd_has_one(
+    hook, bucket_mb, monkeypatch
+):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # a process group sets its own
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torchrun_elastic.wrap(build_model(small=True), hook=hook, elastic=False)
+        assert model.bucket_bytes_cap == bucket_mb * 2**20
+    finally:
+        dist.destroy_process_group()
+    size = sum(p.numel() * p.element_size() for p in build_model().parameters())
+    assert bucket_bytes(size) == dense.BUCKET_MB * 2**20
+
+
 def test_ray_train_is_fixed_or_elastic(attempt):
     fixed = RayTrain("ray-train", elastic=False).command(attempt)
     elastic = RayTrain("ray-train-elastic", elastic=True).command(attempt)
@@ -95,6 +114,12 @@ def test_ray_train_is_fixed_or_elastic(attempt):
     assert option(elastic, "--most") == "4"
     with pytest.raises(ValueError, match="ray_address"):
         RayTrain("ray-train", elastic=False).command(replace(attempt, ray_address=None))
+
+
+def test_the_examples_of_a_course_are_true():
+    found = doctest.testmod(course_module)
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 def test_workers_take_every_sample_once_and_in_order_whatever_the_world():

@@ -40,7 +40,7 @@ def row(scenario: str, contestant: str, repeat: int, **more: Any) -> dict[str, A
         "first_step_s": None,
         "failed": None,
         "load_before": 0.25,
-        "steal": {"steal": 0.01, "outside": 0.125},
+        "machine_use": {"steal": 0.01, "outside": 0.125},
         "commit": "0123456789abcdef",
         "changed": False,
         "versions": {"torch": "2.13", "ray": "2.60"},
@@ -54,7 +54,8 @@ def row(scenario: str, contestant: str, repeat: int, **more: Any) -> dict[str, A
 def rows() -> list[dict[str, Any]]:
     """Two scenarios: S1 with two repeats and a failure, S5 with a fault."""
     fault = {"at_s": 15.0, "what": "kill-process n1", "no_pause_because": None}
-    never = fault | {"no_pause_because": "no update was committed after it"}
+    never = fault | {"no_pause_because": "no update for 90 s until the end"}
+    again = fault | {"at_s": 45.0, "what": "kill-process n2"}
     return [
         *(row("S1", "limit", i, samples_per_s=40.0, ratio_to_limit=1.0) for i in (0, 1)),
         *(
@@ -62,10 +63,12 @@ def rows() -> list[dict[str, Any]]:
             | {"time_to_target_s": 50.0 + i, "wire_bytes": 2_500.0, "first_step_s": 8.0}
             for i, speed in enumerate((20.0, 30.0))
         ),
-        row("S1", "ray-train", 0, samples_per_s=10.0, ratio_to_limit=0.25),
+        row("S1", "ray-train", 0, samples_per_s=10.0, ratio_to_limit=0.25, machine_use=None),
         row("S1", "ray-train", 1, failed="ended with status 1; no | route <host>"),
         row("S5", "raycloud", 0, samples_per_s=20.0, ratio_to_limit=0.5, goodput=0.5)
-        | {"pauses_s": [2.0, 4.5], "faults": [fault, fault], "lost_steps": 3},
+        | {"pauses_s": [2.0, 4.5], "faults": [fault, again], "lost_steps": 3},
+        row("S5", "raycloud", 1, samples_per_s=20.0, ratio_to_limit=0.5, goodput=0.7)
+        | {"pauses_s": [3.0, None], "faults": [fault, again], "lost_steps": 5},
         row("S5", "torchrun", 0, samples_per_s=5.0, ratio_to_limit=0.125, goodput=0.125)
         | {"pauses_s": [None], "faults": [never], "lost_steps": 0}
         | {"not_done": ["45 s kill-process n2: n2: no worker is there"]},
@@ -89,16 +92,19 @@ def test_a_scenarios_table() -> None:
     page = render.page(rows(), "pictures")
     assert cells(page, "S1: equal nodes, a fast link", "raycloud") == [
         "contestant: raycloud",
-        "repeats: 2",
+        "repeats: 2 (2 disturbed)",
         "samples/s: 25.0 [20.0..30.0]",
         "of the limit: 0.625 [0.500..0.750]",
         "to raycloud's: 1.00 [1.00..1.00]",
         "s to target: 50.5 [50.0..51.0]",
-        "kB sent per sample: 2.5 [2.5..2.5]",
+        "wire bytes per sample: 2,500 [2,500..2,500]",
         "s to first step: 8.0 [8.0..8.0]",
     ]
     peer = cells(page, "S1", "ray-train")
-    assert "to raycloud's: 0.50" in peer
+    assert "repeats: 2 (1 disturbed)" in peer
+    assert "samples/s: 10.0 (1 of 2)" in peer
+    assert "of the limit: 0.250 (1 of 2)" in peer
+    assert "to raycloud's: 0.50 (1 of 2)" in peer
     assert "s to target: not reached" in peer
     assert "s to target: -" in cells(page, "S1", "limit")
 
@@ -106,10 +112,19 @@ def test_a_scenarios_table() -> None:
 def test_a_scenario_with_faults_has_more_columns() -> None:
     page = render.page(rows(), "pictures")
     ours, peer = cells(page, "S5", "raycloud"), cells(page, "S5", "torchrun")
-    assert ours[-3:] == ["pause s: 3.2, at most 4.5", "updates lost: 3", "goodput: 0.500"]
-    assert peer[-3:] == ["pause s: -; 1 without end", "updates lost: 0", "goodput: 0.125"]
+    assert ours[-3:] == [
+        "pause after: kill-process n1: 2.5 [2.0..3.0] s<br>kill-process n2: 4.5 s (1 of 2)",
+        "updates lost: 4 [3..5]",
+        "goodput: 0.600 [0.500..0.700]",
+    ]
+    assert peer[-3:] == [
+        "pause after: kill-process n1: without end",
+        "updates lost: 0",
+        "goodput: 0.125",
+    ]
+    assert "repeats: 1 (disturbed)" in peer
     assert (
-        "torchrun, repeat 0, after 15 s kill-process n1: no update was committed after it." in page
+        "torchrun, repeat 0, after 15 s kill-process n1: no update for 90 s until the end." in page
     )
     assert "torchrun, repeat 0, not done: 45 s kill-process n2: n2: no worker is there." in page
 
@@ -123,8 +138,36 @@ def test_what_it_was_is_said() -> None:
     assert "- Learning rate: 0.001 (limit, raycloud, ray-train)." in page
     assert "- ray-train, repeat 1 failed: ended with status 1; no \\| route &lt;host>" in page
     assert page.count("- M1: A processor, 2 cores, 8 GiB, Linux 6 x86_64, Python 3.11.2") == 1
-    origin = "| S1 | raycloud | 0 | 0123456789ab | ray 2.60, torch 2.13 | M1 | 0.2 | 1.0% | 12.5% |"
-    assert origin in page
+    origin = "| S1 | raycloud | 0 | 0123456789ab | ray 2.60, torch 2.13 | M1 | 0.2 | 1.0%"
+    assert f"{origin} | 12.5% disturbed |" in page
+
+
+def test_rows_that_differ_are_not_told_together_in_silence() -> None:
+    assert "differ" not in render.page(rows(), "pictures").split("## S1")[1]
+    found = rows()
+    bed = found[3]["settings_of_testbed"]
+    found[3] |= {
+        "commit": "fedcba9876543210",
+        "settings": {"learning_rate": 0.002, "target_loss": 2.5},
+        "machine": {**MACHINE, "torch": "2.14"},
+        "settings_of_testbed": {**bed, "window_s": 30.0},
+    }
+    page = render.page(found, "pictures")
+    said = page.split("Told together although they differ:")[1].split("\n\n")[1].splitlines()
+    assert said == [
+        "- raycloud, commit: repeat 0 01234567; repeat 1 fedcba98.",
+        "- raycloud, learning rate: repeat 0 0.001; repeat 1 0.002.",
+        "- raycloud, the machine's torch: repeat 0 unknown; repeat 1 2.14.",
+        "- raycloud, window: repeat 0 60 s; repeat 1 30 s.",
+    ]
+
+
+def test_a_limit_that_was_measured_later_is_the_rows_limit() -> None:
+    found = [{**one, "ratio_to_limit": None, "goodput": None} for one in rows()]
+    page = render.page(found, "pictures")
+    assert "of the limit: 0.625 [0.500..0.750]" in cells(page, "S1", "raycloud")
+    assert "of the limit: -" in cells(page, "S5", "raycloud"), "there is none"
+    assert "0.625" in render.charts(found)["ratio"]
 
 
 def test_charts_are_well_formed_and_always_the_same() -> None:
@@ -143,6 +186,7 @@ def test_a_bar_is_as_long_as_its_value() -> None:
     svg = draw("Title", [Group(heading="S1", bars=(bar,))], axis="parts", least_end=1.0)
     assert 'x="170" y="94.5"' not in svg
     assert 'width="220" height="11"' in svg
+    assert 'x1="258" y1="86" x2="258" y2="105"' in svg, "a rule is as high as the bars"
     assert "0.5 &lt;" in svg
 
 

@@ -15,10 +15,13 @@ from benchmarks.racing.results import (
     ResultsError,
     best_peer,
     by_contestant,
+    disturbed,
     load,
     load_all,
+    machine_use,
     paired,
     values,
+    with_ratios,
 )
 
 
@@ -116,3 +119,30 @@ def test_rows_are_told_apart() -> None:
     assert paired(values(by_contestant(rows)["raycloud"], "samples_per_s"), best_peer(rows)) == [
         2.0
     ]
+
+
+def test_a_ratio_is_made_of_the_limit_of_the_same_repeat_and_machine() -> None:
+    rows = [
+        row("limit", samples_per_s=50.0, machine={"cpu": "a"}),
+        row("limit", 1, samples_per_s=20.0, machine={"cpu": "a"}),
+        row("raycloud", samples_per_s=10.0, machine={"cpu": "a"}),
+        row("raycloud", 1, samples_per_s=10.0, machine={"cpu": "b"}),
+        row("raycloud", 2, samples_per_s=10.0),
+        row("torchrun", samples_per_s=10.0, ratio_to_limit=0.75),
+        row("torchrun", 1, samples_per_s=None),
+    ]
+    found = with_ratios(rows)
+    ratios = [one.get("ratio_to_limit") for one in found]
+    assert ratios == [1.0, 1.0, 0.2, None, None, 0.75, None]
+    assert found[2]["limit_samples_per_s"] == 50
+    assert "ratio_to_limit" not in rows[2], "the rows stay as they are"
+
+
+def test_what_others_used_is_read_by_both_of_its_names() -> None:
+    new = row("raycloud", machine_use={"steal": 0.0, "outside": 0.031})
+    old = row("raycloud", steal={"steal": 0.0, "outside": 0.03})
+    assert (machine_use(new)["outside"], machine_use(old)["outside"]) == (0.031, 0.03)
+    assert (disturbed(new), disturbed(old), disturbed(row("limit", steal=None))) == (
+        *(True, False),
+        False,
+    )

@@ -84,6 +84,17 @@ def test_the_spot_window_goes_through_no_node_at_all() -> None:
     assert "us-east-1f" in scenario.notes[-1]
 
 
+def test_what_a_reader_has_to_know() -> None:
+    for said, names in (
+        ("make smaller updates", ["S5", "S6", "S7", "S8"]),
+        ("wait 30 s for each other", ["S6"]),
+        ("joins Ray before its quota is set", ["S7", "S8"]),
+        ("get SIGTERM", ["S8"]),
+    ):
+        found = [one.name for one in SCENARIOS.values() if said in " ".join(one.notes)]
+        assert found == names
+
+
 @EVERY
 def test_events_can_happen_within_the_window(scenario: Scenario) -> None:
     for one in (scenario, scenario.squeezed()):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.testbed.quota import GroupV1, GroupV2, Mounts, QuotaError, find, group
+from benchmarks.testbed.groups import QuotaError
+from benchmarks.testbed.quota import GroupV1, GroupV2, Mounts, find, group
 
 pytestmark = pytest.mark.unit
 

@@ -52,15 +52,6 @@ def test_a_drain_kills_though_another_node_is_killed() -> None:
     assert brief(schedule.due(10))[-1] == (5, "kill-node", "n1")
 
 
-def test_who_went_by_itself_is_not_killed_at_the_deadline() -> None:
-    schedule = Schedule([event(2, "drain", deadline_s=3), event(8, "kill-node")])
-    schedule.due(2)
-    schedule.gone("n2")
-    assert schedule.next_s == 5
-    schedule.gone("n1")
-    assert brief(schedule.due(10)) == [(8, "kill-node", "n1")]
-
-
 def test_a_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "events.yaml"
     file.write_text(

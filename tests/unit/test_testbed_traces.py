@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import doctest
 import itertools
 import json
 from pathlib import Path
@@ -28,6 +29,12 @@ def file(folder: Path, content: Any) -> Path:
     path = folder / "trace.json"
     path.write_text(json.dumps(content))
     return path
+
+
+def test_the_example_is_true() -> None:
+    found = doctest.testmod(traces)
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 def test_who_was_there_longest_goes_first_and_who_was_away_longest_comes_first() -> None:

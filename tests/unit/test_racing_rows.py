@@ -1,0 +1,103 @@
+"""Which rows a command takes for its own, and which it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import run
+from benchmarks.racing.results import Results, ResultsError
+from benchmarks.racing.scenarios import SCENARIOS, Settings
+
+pytestmark = pytest.mark.unit
+
+SCENARIO = SCENARIOS["S8"]
+MACHINE = {"cpu": "fast", "cores": 2}
+COMMIT = {"commit": "abc", "changed_since_commit": False}
+
+
+def asked(**changed: Any) -> run.Asked:
+    usual = run.Asked(
+        scenarios=(SCENARIO,),
+        contestants=("limit", "torchrun"),
+        repeats=1,
+        settings=Settings(learning_rate=0.1, target_loss=2.5),
+        learning_rates={},
+        machine=MACHINE | COMMIT,
+        json=None,
+        again=False,
+        quick=False,
+        keep=None,
+    )
+    return replace(usual, **changed)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    """Those of both contestants."""
+    found = Results(tmp_path / "rows.json")
+    for name in ("limit", "torchrun"):
+        found.add(
+            {
+                "scenario": "S8",
+                "repeat": 0,
+                "contestant": name,
+                "commit": "abc",
+                "machine": MACHINE,
+                "settings": asdict(asked().settings),
+                "settings_of_testbed": SCENARIO.describe(),
+            }
+        )
+    return Results(found.path)
+
+
+def test_a_row_of_the_same_run_is_left_out(
+    results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.check_rows(SCENARIO, asked(), results)
+    assert run.run_scenario(SCENARIO, asked(), results) == []
+    said = capsys.readouterr().out.splitlines()
+    assert [line.endswith("is there already") for line in said] == [True, True]
+
+
+def test_other_words_and_another_commit_are_let_pass_and_the_commit_is_said(
+    results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = replace(SCENARIO, title="another", notes=("another",))
+    other = asked(machine={**MACHINE, "commit": "def", "changed_since_commit": True})
+    run.check_rows(scenario, other, results)
+    assert run.run_scenario(scenario, other, results) == []
+    assert "is there already, of another commit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changed", "differs"),
+    [
+        (
+            {"learning_rates": {"torchrun": 0.2}},
+            r"torchrun is of another run: settings\.learning_rate is 0\.1, now 0\.2;",
+        ),
+        (
+            {"settings": Settings(learning_rate=0.1, target_loss=2.4)},
+            r"limit is of another run: settings\.target_loss is 2\.5, now 2\.4;",
+        ),
+        (
+            {"machine": {"cpu": "slow", "cores": 2, **COMMIT}},
+            r'machine\.cpu is "fast", now "slow";',
+        ),
+    ],
+)
+def test_a_row_of_another_run_is_refused(
+    results: Results, changed: dict[str, Any], differs: str
+) -> None:
+    with pytest.raises(ResultsError, match=differs + r".* --again, .* --json"):
+        run.check_rows(SCENARIO, asked(**changed), results)
+
+
+def test_a_row_of_another_testbed_is_refused(results: Results) -> None:
+    scenario = replace(SCENARIO, window_s=90.0)
+    with pytest.raises(ResultsError, match=r"settings_of_testbed\.window_s is 120\.0, now 90\.0;"):
+        run.check_rows(scenario, asked(), results)
