@@ -1,6 +1,6 @@
 # Everything a checkout needs, one word each; `make help` lists them. Nothing here needs root, and
-# nothing but Python 3.11+ and make must be there; as root `make test` also installs what the tests on
-# real links need.
+# nothing but Python 3.11+ and make must be there. The tests on real links need root and iproute2, and
+# skip without; only where CI=true is that installed.
 
 PYTHON ?= python3
 VENV := .venv
