@@ -20,8 +20,10 @@ from tests.live import (
     checkpoint,
     command,
     digests,
+    ended,
     events,
     exact_steps,
+    members_below,
     of_kind,
     published,
     ran,
@@ -35,7 +37,7 @@ SHORT = 18
 
 
 @pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def interrupted(tmp_path_factory: pytest.TempPathFactory, ray_tmpdir: Path) -> Path:
     """A run of two workers, its driver killed after the second checkpoint, its gate opened."""
     folder = tmp_path_factory.mktemp("interrupted")
     gate, run_dir = folder / "gate", folder / "run"
@@ -44,8 +46,11 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job_file.write_text(dump_job(_gated(gate, 5 * 27, [5, 3])))
     with command(folder, RAYCLOUD, "train", job_file, "--run-dir", run_dir) as one:
         wait_for("a second checkpoint", lambda: _killable(one.process.poll(), run_dir))
+        members = dict.fromkeys(members_below(ray_tmpdir), "a member")
+        assert len(members) == 2
         one.process.kill()
         assert one.code() == -9
+    ended(members, seconds=0)  # by force: orphans would go on for a while through the open gate
     gate.touch()
     assert len(published(run_dir)) == 2
     return run_dir

@@ -136,7 +136,7 @@ def test_only_the_main_thread_supervises(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert "main thread" in str(seen[0])
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before  # fewer: someone else's is closed
 
 
 @pytest.mark.parametrize("resume", ["must", "allow"])
