@@ -152,7 +152,7 @@ def _baseline(directory: Path, now: Sequence[Row]) -> list[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare and print; 1 where something was lost, 2 where a file cannot be read."""
+    """Compare and print; 1 where something was lost, 2 where a file cannot be read or compared."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("results", type=Path, nargs="+", help="files that benchmarks.run wrote")
@@ -163,6 +163,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         comparisons = compare(now, _baseline(asked.baselines, now))
     except ResultsError as error:
         print(error, file=sys.stderr)
+        return 2
+    if not comparisons:
+        print(f"{asked.baselines}: no baseline of these scenarios to compare with", file=sys.stderr)
         return 2
     print(table(comparisons))
     lost = [one for one in comparisons if one.lost]

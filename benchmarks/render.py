@@ -78,8 +78,6 @@ def page(rows: Sequence[Row], pictures: str) -> str:
     """
     parts = [_HEAD]
     rows = with_ratios(rows)
-    if not rows:
-        return "\n".join([*parts, "There are no results yet.\n"])
     parts += [f"![{title}]({pictures}/{name}.svg)\n" for name, title in _TITLES.items()]
     for scenario, mine in _by_scenario(rows).items():
         parts += _section(scenario, mine)
@@ -176,7 +174,7 @@ def _why_none(rows: Sequence[Row]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page and the charts; 2 where a file cannot be read."""
+    """Write the page and the charts; 2 where a file cannot be read, or there is no row."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.render", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the results")
@@ -188,10 +186,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ResultsError as error:
         print(error, file=sys.stderr)
         return 2
+    if not rows:
+        print(f"{asked.results}: no rows; benchmarks.run writes them there", file=sys.stderr)
+        return 2
     where = Path(os.path.relpath(asked.pictures.resolve(), asked.out.resolve().parent)).as_posix()
     written = {asked.out: page(rows, where)}
-    if rows:
-        written |= {asked.pictures / f"{name}.svg": svg for name, svg in charts(rows).items()}
+    written |= {asked.pictures / f"{name}.svg": svg for name, svg in charts(rows).items()}
     for path, text in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -91,8 +91,12 @@ def run_scenario(scenario: Scenario, asked: Asked, results: Results) -> list[str
             broken.append(f"{scenario.name} repeat {repeat} {name}: {error}")
             print(f"  no row: the testbed broke: {error}", flush=True)
             continue
-        results.add(row)
         print(f"  {_in_short(row)}", flush=True)
+        try:
+            results.add(row)
+        except ResultsError:
+            print(json.dumps(row), flush=True)  # minutes of work: not lost with a full disk
+            raise
         if any(why in (row["failed"] or "") for why in NOT_ITS_OWN):
             broken.append(f"{scenario.name} repeat {repeat} {name}: {row['failed']}")
     return broken
@@ -253,6 +257,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         paths = [asked.json or folder / f"{scenario.name}.json" for scenario in asked.scenarios]
         try:
             files = {path: Results(path) for path in paths}
+            for file in files.values():
+                file.check_writable()
             for scenario, path in zip(asked.scenarios, paths, strict=True):
                 if not asked.again:
                     check_rows(scenario, asked, files[path])

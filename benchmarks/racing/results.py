@@ -47,15 +47,37 @@ class Results:
         return self._rows.get((scenario, repeat, contestant))
 
     def add(self, row: Row) -> None:
-        """Keep a row, in place of one with the same key; the file holds it once this returns."""
+        """Keep a row, in place of one with the same key; the file holds it once this returns.
+
+        Raises:
+            ResultsError: It cannot be written; the file stays as it was.
+        """
         self._rows[_key(row)] = dict(row)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._publish()
+
+    def check_writable(self) -> None:
+        """Find out before anything is run whether rows can be kept.
+
+        Raises:
+            ResultsError: They cannot.
+        """
+        there = self.path.exists()
+        self._publish()
+        if not there:
+            self.path.unlink()
+
+    def _publish(self) -> None:
         draft = self.path.with_name(f".{self.path.name}.draft")
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(render(self.rows))
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(self.path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with draft.open("w", encoding="utf-8") as file:
+                file.write(render(self.rows))
+                file.flush()
+                os.fsync(file.fileno())
+            draft.rename(self.path)
+        except OSError as error:
+            remedy = "make room there, or name another file with --json"
+            raise ResultsError(f"{self.path}: cannot be written: {error}; {remedy}") from error
 
 
 def render(rows: Sequence[Row]) -> str:

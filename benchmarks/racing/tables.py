@@ -85,7 +85,7 @@ def failures(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def time_to_target(theirs: Sequence[Row], ours: Mapping[int, float] | None = None) -> str:  # noqa: ARG001
+def time_to_target(theirs: Sequence[Row], _: Mapping[int, float] | None = None) -> str:
     """Seconds, and in how many of the runs that had a target it was reached."""
     asked = [row for row in theirs if (row.get("settings") or {}).get("target_loss") is not None]
     reached = list(values(theirs, "time_to_target_s").values())

@@ -47,7 +47,7 @@ class Schedule:
         try:
             content = yaml.safe_load(path.read_text())
         except (OSError, ValueError, yaml.YAMLError) as error:
-            raise ScheduleError(f"{path}: cannot be read as YAML: {error}") from error
+            raise ScheduleError(f"{path}: cannot be read: {error}") from error
         if (
             not isinstance(content, dict)
             or list(content) != ["events"]

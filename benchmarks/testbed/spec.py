@@ -167,7 +167,7 @@ class Spec:
         try:
             content = yaml.safe_load(path.read_text())
         except (OSError, ValueError, yaml.YAMLError) as error:
-            raise SpecError(f"{path}: cannot be read as YAML: {error}") from error
+            raise SpecError(f"{path}: cannot be read: {error}") from error
         try:
             fields = _fields(Spec, content, "the file")
             nodes = _items(fields.get("nodes"), "nodes")

@@ -91,3 +91,12 @@ def test_the_command_says_what_was_lost(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no baseline" in capsys.readouterr().out
     assert compare.main([str(tmp_path / "missing.json")]) == 2
     assert "missing.json: cannot be read" in capsys.readouterr().err
+
+
+def test_without_a_baseline_there_is_nothing_that_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.json"
+    rows.write_text('{"format": 1, "rows": []}')
+    assert compare.main([str(rows), "--baselines", str(tmp_path)]) == 2
+    assert "no baseline" in capsys.readouterr().err

@@ -209,8 +209,10 @@ def test_the_command_writes_page_and_charts(
     assert "S9.json" in capsys.readouterr().err
 
 
-def test_without_results_the_page_says_so(tmp_path: Path) -> None:
-    out = tmp_path / "B.md"
-    assert render.main(["--results", str(tmp_path), "--out", str(out)]) == 0
-    assert "There are no results yet." in out.read_text()
-    assert [path.name for path in tmp_path.iterdir()] == ["B.md"]
+def test_without_rows_no_page_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "page.md"
+    assert render.main(["--results", str(tmp_path / "none"), "--out", str(out)]) == 2
+    assert "no rows" in capsys.readouterr().err
+    assert not out.exists()

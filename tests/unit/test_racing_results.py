@@ -146,3 +146,18 @@ def test_what_others_used_is_read_by_both_of_its_names() -> None:
         *(True, False),
         False,
     )
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultsError, match=r"cannot be written.*--json"):
+        Results(tmp_path / "file" / "rows.json").check_writable()
+    Results(tmp_path / "new" / "rows.json").check_writable()
+    assert not [*(tmp_path / "new").iterdir()]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk to write to")
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / ".rows.json.draft").symlink_to("/dev/full")
+    with pytest.raises(ResultsError, match=r"rows\.json: cannot be written.*No space"):
+        Results(tmp_path / "rows.json").add(row("raycloud"))

@@ -124,7 +124,7 @@ def test_what_cannot_be_is_named(tmp_path: Path, value: dict[str, Any], said: st
         ("{events: [], more: 1}", "not a mapping with a list `events`"),
         ("events: [3]", "an event: 3 is not possible; use a mapping"),
         ("events: [{at_s: 1, node: n1}]", "action is missing in"),
-        ("{", "cannot be read as YAML"),
+        ("{", "cannot be read"),
     ],
 )
 def test_what_is_no_schedule_is_refused(tmp_path: Path, text: str, said: str) -> None:

@@ -109,7 +109,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nodes: [", "cannot be read as YAML"),
+        ("nodes: [", "cannot be read"),
         ("- n1", "the file: .* use a mapping"),
         ("trunks: []", "the file: nodes is missing"),
         ("nodes: {}", "nodes: {} is not possible; use a list"),
