@@ -58,12 +58,17 @@ class Spawn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
-    """Members meet as `generation` and compute from `step` on; order of `members` is their rank."""
+    """Members meet as `generation` and compute from `step` on; order of `members` is their rank.
+
+    Members that have computed before know better than `step` where they go on. `settled` is the
+    number of the last change that is over, in force or withdrawn; one after it is still to come.
+    """
 
     generation: int
     members: tuple[int, ...]
     shares: tuple[int, ...]
     step: int
+    settled: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +105,18 @@ class Notice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TellRecovery:
+    """Say in the run's log that training goes on after members were lost: see `Recovered`."""
+
+    generation: int
+    lost: tuple[int, ...]
+    cause: str
+    detected_s: float
+    resumed_s: float
+    lost_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
     """End these members' processes and give their resources back."""
 
@@ -114,4 +131,4 @@ class Finish:
     error: str | None = None
 
 
-Command = Spawn | Form | Prepare | Publish | Record | Notice | Release | Finish
+Command = Spawn | Form | Prepare | Publish | Record | Notice | TellRecovery | Release | Finish

@@ -119,10 +119,14 @@ class MemberFailed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberDone:
-    """A member reached the last step, or the one it was told to stop at; nothing is left to do."""
+    """A member reached the last step, or the one it was told to stop at; nothing is left to do.
+
+    `generation` is the one as which its group met.
+    """
 
     member: int
     step: int
+    generation: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,7 +188,8 @@ class StepsCommitted:
 class PartWritten:
     """A member finished writing its part of the checkpoint of `step`.
 
-    `part` is the part's record for the manifest: file name, digest, tensors.
+    `part` is the part's record for the manifest: file name, digest, tensors; `generation` the one
+    that the checkpoint was divided among.
     """
 
     member: int
@@ -192,6 +197,7 @@ class PartWritten:
     part: Mapping[str, Any]
     blocked_s: float
     write_s: float
+    generation: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,12 +212,16 @@ class CheckpointPublished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationPart:
-    """A member measured its part of the held-out samples; `states` are mergeable metric states."""
+    """A member measured its part of the held-out samples; `states` are mergeable metric states.
+
+    `generation` is the one that the samples were divided among.
+    """
 
     member: int
     step: int
     states: Mapping[str, Any]
     sample: str | None = None
+    generation: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -263,6 +273,23 @@ class Noticed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Recovered:
+    """Training goes on after members were lost.
+
+    Seconds count from the run's start: `detected_s` when the first loss was known, `resumed_s` when
+    the first step after it was known to be committed. `lost_steps` were committed before and had to
+    be computed again.
+    """
+
+    generation: int
+    lost: tuple[int, ...]
+    cause: str
+    detected_s: float
+    resumed_s: float
+    lost_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunFinished:
     """The run ended. `status` is `finished`, `stopped` or `failed`."""
 
@@ -291,6 +318,7 @@ Event = (
     | RangeChanged
     | DataGrew
     | Noticed
+    | Recovered
     | RunFinished
 )
 

@@ -53,9 +53,14 @@ def committed(
     )
 
 
-def part(member: int, step: int) -> e.PartWritten:
+def part(member: int, step: int, *, generation: int = 0) -> e.PartWritten:
     return e.PartWritten(
-        member=member, step=step, part={"file": f"{member}-{step}"}, blocked_s=0.0, write_s=0.0
+        member=member,
+        step=step,
+        part={"file": f"{member}-{step}"},
+        blocked_s=0.0,
+        write_s=0.0,
+        generation=generation,
     )
 
 

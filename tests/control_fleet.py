@@ -2,8 +2,8 @@
 
 The fleet runs in virtual time: members of random speeds move in lockstep, report now and then, and
 their words are delayed at random, in order per member. They die, freeze, fail, and are stopped, and
-what they train on grows. Which samples they take is counted here by the definition, not by
-`Steps`, so that control is held against it.
+what they train on grows; those that are left meet and go on. Which samples they take is counted
+here by the definition, not by `Steps`, so that control is held against it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Scene:
     sizes: tuple[tuple[int, int], ...] = ()  # (epoch, samples) of data that grew before the start
     grows: tuple[tuple[float, int], ...] = ()  # (seconds, samples more)
     stops_s: tuple[float, ...] = ()
-    dies_s: float | None = None
+    dies_s: tuple[float, ...] = ()
     freezes_s: float | None = None
     fails_s: float | None = None
     never_ready: bool = False
@@ -69,6 +69,7 @@ class Fleet:
         self.queue, self.bodies = [], {}
         self.group, self.shares, self.step, self.running = (), (), scene.settings.step, False
         self.generation = scene.settings.first_generation
+        self.formed_as, self.groups = self.generation, []
         self.samples, self.version = scene.samples, 0  # of the data there is, taken up or not
         self.sizes = dict(scene.sizes) or {0: scene.samples}  # samples by first epoch
         self.extend(scene.settings.position, scene.samples)
@@ -140,17 +141,28 @@ class Fleet:
 
     def form(self, command):
         self.group, self.shares = command.members, command.shares
-        assert command.step == self.step
+        self.generation = self.formed_as = command.generation
+        self.groups.append(self.group)
+        assert command.step <= self.step
+        assert len(self.groups) > 1 or command.step == self.step
+        self.running, self.end = False, self.scene.steps
+        self.changes = deque(x for x in self.changes if x[0] > command.settled)
+        for entry in self.changes:
+            self.agree(entry)
+        if any(self.bodies[m].mute for m in self.group):
+            return  # somebody does not come
         formed = e.GenerationFormed(
             generation=command.generation,
             members=command.members,
             shares=command.shares,
-            first_step=command.step,
+            first_step=self.step,
         )
         self.at(self.now_s + self.some_s(), lambda: self.feed(formed))
-        self.at(self.now_s + self.some_s(), self.begin)
+        self.at(self.now_s + self.some_s(), lambda: self.begin(command.generation))
 
-    def begin(self):
+    def begin(self, generation):
+        if self.formed_as != generation:
+            return  # another one died meanwhile
         self.running = True
         for m in self.group:
             self.bodies[m].flushed_s, self.bodies[m].generation = self.now_s, self.generation
@@ -159,13 +171,20 @@ class Fleet:
     def hold(self, member, number):
         self.bodies[member].holds.add(number)
         for entry in self.changes:
-            if entry[0] == number and all(number in self.bodies[m].holds for m in self.group):
-                entry[2] = self.step + LEAD
-                if isinstance(entry[1], c.Extend):
-                    at = self.position
-                    for _ in range(LEAD):
-                        at = self.after(at)
-                    self.extend(at, entry[1].samples)
+            if entry[0] == number:
+                self.agree(entry)
+
+    def agree(self, entry):
+        """All members of the group hold the change: it takes effect some steps later."""
+        number, change, due = entry
+        if due is not None or not all(number in self.bodies[m].holds for m in self.group):
+            return
+        entry[2] = self.step + LEAD
+        if isinstance(change, c.Extend):
+            at = self.position
+            for _ in range(LEAD):
+                at = self.after(at)
+            self.extend(at, change.samples)
 
     def grow(self, more):
         """Files are added: the pipeline says so, once it has read them."""
@@ -189,7 +208,8 @@ class Fleet:
             self.save()
         if self.step >= self.end:
             for m in self.group:
-                self.say(m, e.MemberDone(member=m, step=self.step))
+                done = e.MemberDone(member=m, step=self.step, generation=self.formed_as)
+                self.say(m, done)
             return
         fraction = self.taken(self.position) / self.scene.settings.global_batch
         takes_s = 0.01
@@ -198,10 +218,11 @@ class Fleet:
             self.bodies[m].compute_s += spent_s
             self.bodies[m].micro_batches += share
             takes_s = max(takes_s, spent_s)
-        self.at(self.now_s + takes_s, self.commit)
+        formed_as = self.formed_as
+        self.at(self.now_s + takes_s, lambda: self.commit(formed_as))
 
-    def commit(self):
-        if any(self.bodies[m].mute for m in self.group):
+    def commit(self, formed_as):
+        if formed_as != self.formed_as or any(self.bodies[m].mute for m in self.group):
             return
         at, self.position = self.position, self.after(self.position)
         self.spans[self.step] = (at.epoch, at.offset, at.offset + self.taken(at))
@@ -243,7 +264,8 @@ class Fleet:
         self.saved[self.step] = (self.position, tuple(sorted(self.in_force.items())))
         for m in self.group:
             self.flush(m)
-            self.say(m, part(m, self.step), after_s=self.some_s())
+            word = part(m, self.step, generation=self.formed_as)
+            self.say(m, word, after_s=self.some_s())
 
     # ---- the sequence, by the definition
 
@@ -274,7 +296,10 @@ class Fleet:
     def fault(self, kind):
         if self.job.finished or not self.bodies:
             return
-        member = self.random.choice(sorted(self.bodies))
+        alive = [m for m, body in sorted(self.bodies.items()) if not body.mute]
+        if not alive:
+            return
+        member = self.random.choice(alive)
         if kind == "fails":
             self.say(member, e.MemberFailed(member=member, error="TaskError", message="no"))
         elif kind == "dies":
@@ -288,7 +313,9 @@ class Fleet:
             self.at(stop_s, lambda: self.feed(stop()))
         for grow_s, more in self.scene.grows:
             self.at(grow_s, lambda more=more: self.grow(more))
-        for kind in ("dies", "freezes", "fails"):
+        for dies_s in self.scene.dies_s:
+            self.at(dies_s, lambda: self.fault("dies"))
+        for kind in ("freezes", "fails"):
             when_s = getattr(self.scene, f"{kind}_s")
             if when_s is not None:
                 self.at(when_s, lambda kind=kind: self.fault(kind))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raycloud.clock import SystemClock
+from raycloud.errors import TransportError
 from raycloud.order import Order, Position, Steps, StepSpan, assign, stream_seed
 from raycloud.spec import Job
 from raycloud.sync.lane import Lane, LaneReport
@@ -18,6 +19,7 @@ from raycloud.sync.loopback import Loopback
 from raycloud.task import Splits, Task
 from raycloud.training.collate import Collate, StepWork
 from raycloud.training.feed import Feed
+from raycloud.training.regroup import adopt
 from raycloud.training.replica import Replica
 
 CPU = torch.device("cpu")
@@ -118,7 +120,6 @@ class Fleet:
         samples: Any = None,
         order: Order | None = None,
     ) -> None:
-        hub, lanes = Loopback(len(shares)), Loopback(len(shares))
         samples = task.data(None).train if samples is None else samples
         self.job, self.shares = job, tuple(shares)
         self.order = order or Order(samples=len(samples), seed=job.seed)
@@ -127,13 +128,12 @@ class Fleet:
         )
         self.fuse = fuse
         self.collate = Collate(task, samples, self.order, pinned=False)
-        self.lanes = [Lane(member) for member in lanes.members]
-        self.replicas = []
-        for member in hub.members:
+        made = []
+        for _ in shares:
             replica = Replica(job, task, device=CPU, steps=50, clock=SystemClock())
-            replica.connect(member)
             replica.try_out(self.collate.one(self.span(0, Position()).micro_batches[0]))
-            self.replicas.append(replica)
+            made.append(replica)
+        self.join(made, shares)
         self.position = Position()
 
     def span(self, step: int, at: Position) -> StepSpan:
@@ -150,22 +150,90 @@ class Fleet:
         total = sum(work.weight for work in works)
         return sum(replica.loss_sum() for replica in self.replicas) / total
 
-    def compute(self, number: int) -> list[StepWork]:
-        """Compute one step, up to the exchange; returns each member's work."""
+    def lose(self, rank: int, number: int, *, during: str) -> None:
+        """Step `number`, in which the member of `rank` dies; the others go on with what they have.
+
+        Args:
+            rank: Who.
+            number: Which step.
+            during: It dies before it has said anything (`lane`), before it has sent gradients
+                (`gradients`), or after both, and the others hear it too late (`after`).
+        """
+        span = self.span(number, self.position)
+        survivors = [r for r in range(len(self.shares)) if r != rank]
+        if during == "lane":
+            self.hubs[1].cut("a member died")
+        works = self.compute(
+            number,
+            ranks=None if during == "after" else survivors,
+            silent=(rank,) if during == "lane" else (),
+        )
+        self.hubs[0].cut("a member died")
+        left, have = [self.replicas[r] for r in survivors], [-1] * len(span.micro_batches)
+        for at, replica in enumerate(left):
+            if during != "after":
+                self._hear(replica, number)
+            assert replica.kept is not None
+            for k in replica.kept.micro_batches:
+                have[k] = at
+        self.join(left, [self.shares[r] for r in survivors])
+        adopted = adopt(have, self.shares)
+        assert sum(map(len, adopted)) == works[rank].micro_batches
+        works = self.compute(number, adopted=adopted)
+        for replica in left:
+            replica.collect(number, never)
+        for replica, work in zip(left, works, strict=True):
+            replica.commit(work)
+        self.position = self.steps.after(span)
+
+    def _hear(self, replica: Replica, number: int) -> None:
+        try:
+            replica.collect(number, never)
+        except TransportError:
+            return
+        raise AssertionError("an exchange was complete without a member")
+
+    def join(self, replicas: Sequence[Replica], shares: Sequence[int]) -> None:
+        """These replicas are members of a new generation."""
+        self.replicas, self.shares = list(replicas), tuple(shares)
+        self.hubs = Loopback(len(shares)), Loopback(len(shares))
+        for replica, member in zip(self.replicas, self.hubs[0].members, strict=True):
+            replica.connect(member)
+        self.lanes = [Lane(member) for member in self.hubs[1].members]
+
+    def compute(
+        self,
+        number: int,
+        ranks: Sequence[int] | None = None,
+        adopted: Sequence[Sequence[int]] | None = None,
+        silent: Sequence[int] = (),
+    ) -> list[StepWork]:
+        """Compute one step, up to the exchange; returns each member's work.
+
+        Args:
+            number: Which step.
+            ranks: Who computes; None: all.
+            silent: Who says nothing on the lane.
+            adopted: What each member computes beside what it has kept; None: its share.
+        """
         span = self.span(number, self.position)
         every = span.micro_batches
         dealt = assign(self.shares, len(every))
+        mine = [dealt.of(r) for r in range(len(self.shares))] if adopted is None else adopted
         works = [
-            StepWork(
-                span=span,
-                passes=self.collate.passes([every[k] for k in dealt.of(rank)], self.fuse),
-            )
-            for rank in range(len(self.shares))
+            StepWork(span=span, passes=self.collate.passes([every[k] for k in some], self.fuse))
+            for some in mine
         ]
-        for lane, work in zip(self.lanes, works, strict=True):
-            lane.send(LaneReport(weight=work.weight))
-        for replica, lane, work in zip(self.replicas, self.lanes, works, strict=True):
-            replica.compute(work, self.collate, lambda lane=lane: 1.0 / lane.read(never).weight)
+        there = list(range(len(self.shares))) if ranks is None else ranks
+        for rank, (replica, lane) in enumerate(zip(self.replicas, self.lanes, strict=True)):
+            before = 0.0 if replica.kept is None else replica.kept.weight
+            if rank not in silent:
+                lane.send(LaneReport(weight=works[rank].weight + before))
+        for rank in there:
+            lane = self.lanes[rank]
+            self.replicas[rank].compute(
+                works[rank], self.collate, lambda lane=lane: 1.0 / lane.read(never).weight
+            )
         return works
 
 

@@ -29,8 +29,8 @@ from raycloud.rows import Rows
 from raycloud.spec import Job
 from raycloud.training.arrangement import Arrangement
 from raycloud.training.collate import Collate, Making
+from raycloud.training.config import MemberConfig
 from raycloud.training.feed import Feed
-from raycloud.training.life import MemberConfig
 from raycloud.training.memory import keep_freed_memory
 from raycloud.training.supply import Supply
 

@@ -21,6 +21,7 @@ class Checkpoints:
     last_published: int | None = None
     _parts: dict[int, dict[int, Part]] = field(default_factory=dict)  # by step, by member
     _publishing: set[int] = field(default_factory=set)
+    _whole: int = -1  # step of the newest of which all parts were there
 
     @property
     def collecting(self) -> tuple[int, ...]:
@@ -39,14 +40,25 @@ class Checkpoints:
     def add(
         self, step: int, member: int, part: Part, group: tuple[int, ...]
     ) -> dict[int, Part] | None:
-        """Take in a part; all parts, by member in order of rank, if it was the last one."""
+        """Take in a part; all parts, by member in order of rank, if it was the last one.
+
+        Members that meet anew write the checkpoint before their first step again: without effect
+        where all of its parts were there before.
+        """
+        if step <= self._whole:
+            return None
         parts = self._parts.setdefault(step, {})
         parts[member] = part
         if self.missing(step, group):
             return None
         del self._parts[step]
         self._publishing.add(step)
+        self._whole = step
         return {m: parts[m] for m in group}
+
+    def drop(self) -> None:
+        """Forget those of which a part is missing: one who was to write a part is gone."""
+        self._parts.clear()
 
     def published(self, step: int) -> None:
         """The checkpoint of `step` may be restored from."""

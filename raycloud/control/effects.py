@@ -23,10 +23,11 @@ from raycloud.commands import (
     Release,
     Reshare,
     Save,
+    TellRecovery,
 )
 from raycloud.control.progress import Progress
-from raycloud.control.resharing import Resharing, first_shares
-from raycloud.control.state import JobState, Member, Outstanding
+from raycloud.control.resharing import Resharing, first_shares, left_shares
+from raycloud.control.state import JobState, Member, Outstanding, Recovery
 from raycloud.control.tables import MemberState, Phase
 from raycloud.errors import InternalError
 from raycloud.events import (
@@ -46,6 +47,7 @@ from raycloud.events import (
     Noticed,
     PartWritten,
     RangeChanged,
+    Recovered,
     RunFinished,
     RunStarted,
     StepsCommitted,
@@ -74,14 +76,11 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
         case ChangeApplied():
             yield from _applied(state, event, now_s)
         case StepsCommitted():
-            yield from _progressed(state, event)
+            yield from _progressed(state, event, now_s)
         case PartWritten():
-            member.part_step = event.step
-            parts = state.checkpoints.add(event.step, event.member, event.part, state.group)
-            if parts is not None:
-                yield Publish(step=event.step, parts=parts)
+            yield from _written(state, event)
         case MemberLost():
-            state.error = f"{member} was lost: {event.reason}\n\nhint: {_resume(state)}"
+            yield from _lost(state, event, now_s)
         case MemberFailed():
             hint = f"\n\nhint: {event.hint}" if event.hint else ""
             state.error = f"{member}: {event.error}: {event.message}{hint}"
@@ -89,6 +88,28 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
             pass
         case _:
             assert_never(event)
+
+
+def _written(state: JobState, event: PartWritten) -> Iterator[Command]:
+    if event.generation < state.formed_as:
+        return  # of a group that is no more
+    state.met = True
+    state.members[event.member].part_step = event.step
+    parts = state.checkpoints.add(event.step, event.member, event.part, state.group)
+    if parts is not None:
+        yield Publish(step=event.step, parts=parts)
+
+
+def _lost(state: JobState, event: MemberLost, now_s: float) -> Iterator[Command]:
+    member = state.members[event.member]
+    state.error = f"{member} was lost: {event.reason}\n\nhint: {_resume(state)}"
+    if state.progress is None:
+        if state.settings.regroups and len(state.present()) > state.settings.min_workers:
+            yield Release(members=(event.member,))
+        return
+    if state.recovery is None:
+        state.recovery = Recovery(detected_s=now_s - state.started_s, cause=event.reason)
+    state.recovery.lost.append(event.member)
 
 
 def absorb_of_job(state: JobState, event: JobEvent) -> Iterator[Command]:
@@ -109,7 +130,11 @@ def absorb_of_job(state: JobState, event: JobEvent) -> Iterator[Command]:
         case DataGrew():
             state.data_samples, state.data_version = event.samples, event.version
             state.data_ahead = event
-        case RunStarted() | GenerationFormed() | Evaluated() | Noticed() | RunFinished():
+        case GenerationFormed():
+            if event.generation >= state.formed_as:
+                state.met = True
+                state.formed().change_generation(event.generation, event.first_step)
+        case RunStarted() | Evaluated() | Noticed() | Recovered() | RunFinished():
             pass
         case _:
             assert_never(event)
@@ -118,7 +143,7 @@ def absorb_of_job(state: JobState, event: JobEvent) -> Iterator[Command]:
 def form(state: JobState, now_s: float) -> Iterator[Command]:
     """The members meet for the first time: fit shares, open the ledger."""
     settings = state.settings
-    readies = {n: m.ready for n, m in state.members.items() if m.ready is not None}
+    readies = {m.number: m.ready for m in state.present() if m.ready is not None}
     steps = settings.steps(next(iter(readies.values())).samples)
     ledger = Ledger(samples=steps.samples)
     records = [header_record(steps.samples)]
@@ -130,7 +155,8 @@ def form(state: JobState, now_s: float) -> Iterator[Command]:
         yield _grown(epoch, samples, before=ledger.sizes.most)
         ledger.grow(epoch, samples)
         records.append(growth_record(epoch, samples))
-    state.group = tuple(readies)
+    state.group, state.formed_as = tuple(readies), state.generation
+    state.error = ""  # whoever was lost before is not missed
     state.shares = first_shares(settings, list(readies.values()))
     state.progress = Progress(
         steps=steps,
@@ -150,6 +176,44 @@ def form(state: JobState, now_s: float) -> Iterator[Command]:
         members=state.group,
         shares=state.shares,
         step=settings.step,
+    )
+
+
+def regroup(state: JobState, now_s: float) -> Iterator[Command]:
+    """Those that are left of the generation meet as the next one.
+
+    A change that is not in force everywhere is withdrawn, to be sent again if it is still wanted;
+    growth of the data is not, since some may have taken it in.
+    """
+    lost = tuple(m.number for m in state.in_group() if m.gone)
+    shares = dict(zip(state.group, state.shares, strict=True))
+    state.group = tuple(number for number in state.group if state.here(number))
+    newest = state.generation
+    outstanding = state.outstanding
+    if outstanding is not None:
+        outstanding.members = state.group
+        if isinstance(outstanding.change, Reshare):
+            newest = max(newest, outstanding.change.generation)
+        if not isinstance(outstanding.change, Extend) or outstanding.everywhere:
+            state.settled, state.outstanding = outstanding.number, None
+    state.halt_sent = state.halted = state.met = False
+    state.generation = state.formed_as = newest + 1
+    state.shares = left_shares(
+        state.settings, {number: shares[number] for number in state.group}, state.resharing
+    )
+    state.checkpoints.drop()
+    state.error = ""
+    for member in state.in_group():
+        member.heard_s, member.part_step = now_s, -1
+        if member.state in {MemberState.DRAINING, MemberState.DONE}:
+            move(member, MemberState.ACTIVE, now_s)
+    yield Release(members=lost)
+    yield Form(
+        generation=state.generation,
+        members=state.group,
+        shares=state.shares,
+        step=state.formed().committed_step,
+        settled=state.settled,
     )
 
 
@@ -202,14 +266,31 @@ def _better_shares(state: JobState, now_s: float) -> Reshare | None:
     return None if shares is None else Reshare(generation=state.generation + 1, shares=shares)
 
 
-def _progressed(state: JobState, event: StepsCommitted) -> Iterator[Command]:
+def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterator[Command]:
     member = state.members[event.member]
+    if event.generation >= state.formed_as:
+        state.met = True
+        yield from _recovered(state, event, now_s)
+    state.formed().change_generation(event.generation, event.first_step)
     member.step, member.generation = event.last_step, event.generation
     if state.resharing is not None:
         state.resharing.observe(event)
     commits = state.formed().commit_to(min(m.step for m in state.in_group()))
     if commits:
         yield Record(records=tuple(commit_record(c) for c in commits))
+
+
+def _recovered(state: JobState, event: StepsCommitted, now_s: float) -> Iterator[Command]:
+    recovery = state.recovery
+    if recovery is not None and event.last_step > event.first_step:
+        state.recovery = None
+        yield TellRecovery(
+            generation=event.generation,
+            lost=tuple(recovery.lost),
+            cause=recovery.cause,
+            detected_s=recovery.detected_s,
+            resumed_s=now_s - state.started_s,
+        )
 
 
 def _seen(state: JobState, samples: int) -> None:
@@ -232,7 +313,7 @@ def _applied(state: JobState, event: ChangeApplied, now_s: float) -> Iterator[Co
         raise InternalError(f"no change is outstanding: {event}")
     first = not outstanding.applied
     outstanding.applied[event.member] = event.step
-    everywhere = len(outstanding.applied) == len(outstanding.members)
+    everywhere = outstanding.everywhere
     match outstanding.change:
         case Reshare(generation=generation, shares=shares):
             if first:
@@ -254,7 +335,7 @@ def _applied(state: JobState, event: ChangeApplied, now_s: float) -> Iterator[Co
         case _:
             assert_never(outstanding.change)
     if everywhere:
-        state.outstanding = None
+        state.settled, state.outstanding = outstanding.number, None
 
 
 def _resume(state: JobState) -> str:

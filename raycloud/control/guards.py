@@ -36,6 +36,7 @@ from raycloud.events import (
     Noticed,
     PartWritten,
     RangeChanged,
+    Recovered,
     RunFinished,
     RunStarted,
     StepsCommitted,
@@ -68,6 +69,7 @@ JobEvent = (
     | RangeChanged
     | DataGrew
     | Noticed
+    | Recovered
     | RunFinished
 )
 
@@ -112,10 +114,20 @@ def illegal(state: JobState, event: Event, why: str) -> InternalError:
 def holds(state: JobState, condition: Condition) -> bool:
     """Does `condition` hold over all members together?"""
     match condition:
+        case Condition.TOO_FEW:
+            there = state.present()
+            least = state.settings.min_workers if state.settings.regroups else len(state.members)
+            found = len(there) < least
+        case Condition.BROKEN:
+            found = any(m.gone for m in state.in_group())
+        case Condition.MET:
+            found = state.met
+        case Condition.STOP_ASKED:
+            found = state.stop_requests > 0
         case Condition.UNFIT:
             found = holds(state, Condition.ALL_READY) and bool(unfit(state))
         case Condition.ALL_READY:
-            found = all(m.state is MemberState.READY for m in state.members.values())
+            found = all(m.state is MemberState.READY for m in state.present())
         case Condition.STOPPED_TWICE:
             found = state.stop_requests > 1
         case Condition.PART_MISSING:
@@ -134,7 +146,7 @@ def holds(state: JobState, condition: Condition) -> bool:
 def unfit(state: JobState) -> str:
     """Why the data that the members see cannot be trained on; empty if it can."""
     settings = state.settings
-    readies = [m.ready for m in state.members.values() if m.ready is not None]
+    readies = [m.ready for m in state.present() if m.ready is not None]
     samples = readies[0].samples
     for ready in readies:
         if ready.samples != samples:
@@ -159,6 +171,10 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
     member = state.member(number)
     row = MEMBER_ON_EVENT[member.state]
     trigger: Trigger = type(event)
+    if isinstance(event, ChangeApplied) and event.change <= state.settled:
+        return None  # it was withdrawn meanwhile
+    if isinstance(event, MemberDone) and event.generation < state.formed_as:
+        return None  # there is something left to do, now that another one is lost
     if isinstance(event, ChangeApplied) and trigger not in row:
         trigger = (ChangeApplied, type(_outstanding(state, event).change))
     if trigger not in row:
@@ -182,7 +198,8 @@ def _check_of_member(state: JobState, event: MemberEvent) -> None:
         case StepsCommitted():
             _check_steps(state, event)
         case PartWritten():
-            if event.step <= state.member(event.member).part_step:
+            behind = event.step <= state.member(event.member).part_step
+            if behind and event.generation >= state.formed_as:
                 raise illegal(state, event, "the member has written this or a later part")
         case MemberDone():
             _check_done(state, event)
@@ -209,6 +226,8 @@ def _check_of_job(state: JobState, event: JobEvent) -> None:
                 known = f"{state.data_samples} samples of version {state.data_version}"
                 raise illegal(state, event, f"{known} are known, and data only grows")
         case RunStarted() | Evaluated() | StopRequested() | Noticed() | RunFinished():
+            pass
+        case Recovered():
             pass
         case _:
             assert_never(event)
@@ -249,7 +268,10 @@ def _check_applied(state: JobState, event: ChangeApplied) -> None:
 
 def _check_steps(state: JobState, event: StepsCommitted) -> None:
     member, progress = state.member(event.member), state.formed()
-    if event.first_step != member.step or event.last_step < event.first_step:
+    # In the first word of a new generation one step may be missing: it was taken from the others.
+    taken = member.generation < state.formed_as <= event.generation
+    skipped = event.first_step - member.step
+    if skipped not in ((0, 1) if taken else (0,)) or event.last_step < event.first_step:
         raise illegal(state, event, f"the member's next step is {member.step}")
     change = state.outstanding.change if state.outstanding else None
     newest = change.generation if isinstance(change, Reshare) else state.generation

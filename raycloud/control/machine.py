@@ -77,6 +77,11 @@ class Control:
         return self._state.generation
 
     @property
+    def formed_as(self) -> int:
+        """The generation as which the members of `group` met; shares may have changed since."""
+        return self._state.formed_as
+
+    @property
     def shares(self) -> tuple[int, ...]:
         """Micro-batches per step of each member of `group`."""
         return self._state.shares
@@ -129,6 +134,7 @@ class Control:
         state, settings = self._state, self._state.settings
         if state.phase is not Phase.NEW:
             raise InternalError(f"start() is illegal in phase {state.phase}")
+        state.started_s = now_s
         first = settings.first_member
         numbers = tuple(range(first, first + settings.workers))
         state.members = {
@@ -197,7 +203,7 @@ class Control:
                 yield from effects.end(self._state, "stopped", now_s)
             case Phase.FAILED:
                 yield from effects.end(self._state, "failed", now_s)
-            case Phase.NEW | Phase.PLACING | Phase.STOPPING:
+            case Phase.NEW | Phase.PLACING | Phase.STOPPING | Phase.REGROUPING:
                 pass
             case _:
                 assert_never(phase)
@@ -210,7 +216,9 @@ class Control:
             condition = next((c for c in row if holds(state, c)), None)
             if condition is None:
                 break
-            if condition is Condition.UNFIT:
+            if condition is Condition.BROKEN:
+                yield from effects.regroup(state, now_s)
+            elif condition is Condition.UNFIT:
                 state.error = unfit(state)
             elif condition is Condition.PART_MISSING:
                 step = state.checkpoints.collecting[0]

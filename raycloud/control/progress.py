@@ -55,8 +55,13 @@ class Progress:
         return self.steps.position_after(0, one) == self.steps.position_after(0, other)
 
     def change_generation(self, generation: int, first_step: int) -> None:
-        """From `first_step` on, steps are computed by `generation`."""
-        self._generations.append((first_step, generation))
+        """From `first_step` on, steps are computed by `generation`; older ones have broken there.
+
+        It may be said again and again, in any order.
+        """
+        if generation > self._generations[-1][1]:
+            before = [(step, old) for step, old in self._generations if step < first_step]
+            self._generations = [*before, (first_step, generation)]
 
     def grow(self, samples: int, step: int) -> int:
         """The first epoch that begins at `step` or after it has `samples` samples: returns it.

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from raycloud import planning
-from raycloud.planning import Speed, SpeedEstimate, better_shares, equal_shares
+from raycloud.order import deal
+from raycloud.planning import (
+    Speed,
+    SpeedEstimate,
+    better_shares,
+    equal_shares,
+    fit_shares,
+)
 
 if TYPE_CHECKING:
     from raycloud.control.settings import ControlSettings
@@ -27,11 +34,33 @@ def first_shares(settings: ControlSettings, readies: list[MemberReady]) -> tuple
     of a few micro-batches is noisy.
     """
     if not isinstance(settings.shares, str):
-        return settings.shares
+        asked = [settings.shares[ready.member - settings.first_member] for ready in readies]
+        if sum(asked):  # some may have been lost before they were ready
+            return deal(asked, settings.micro_batches)
+        return equal_shares(len(readies), settings.micro_batches)
     if settings.shares == "equal" or len(readies) == 1:
         return equal_shares(len(readies), settings.micro_batches)
     speeds = [speed(ready) for ready in readies]
     return planning.first_shares(speeds, settings.micro_batches, gain=settings.reshare_gain)
+
+
+def left_shares(
+    settings: ControlSettings,
+    shares: Mapping[int, int],
+    resharing: Resharing | None,
+) -> tuple[int, ...]:
+    """The shares of the members that are left, in order of rank.
+
+    Args:
+        settings: How shares are asked for; a list deals what is free in its own proportions.
+        shares: Of those that are left, by member, as they were.
+        resharing: Their speeds, where shares follow them.
+    """
+    if settings.shares == "auto" and resharing is not None:
+        return resharing.fit(tuple(shares))
+    if isinstance(settings.shares, str) or not sum(shares.values()):
+        return equal_shares(len(shares), settings.micro_batches)
+    return deal(tuple(shares.values()), settings.micro_batches)
 
 
 class Resharing:
@@ -57,6 +86,11 @@ class Resharing:
             self._estimates[report.member].observe(
                 micro_batches=report.micro_batches, steps=steps, compute_s=report.compute_s
             )
+
+    def fit(self, group: tuple[int, ...]) -> tuple[int, ...]:
+        """The best shares of these members, as their speeds are known now."""
+        speeds = [self._estimates[member].speed for member in group]
+        return fit_shares(speeds, self._settings.micro_batches)
 
     def look(
         self, *, group: tuple[int, ...], shares: tuple[int, ...], step: int, now_s: float

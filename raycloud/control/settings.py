@@ -26,6 +26,7 @@ class ControlSettings:
         reshare_every_s: Least seconds between two looks at the shares.
         reshare_steps: Least steps between two looks at the shares.
         reshare_gain: A change of shares is worth this fraction of a step's seconds.
+        regroups: Those that are left go on when a member is lost; False: the run ends.
         spawn_s: A member that is not ready after this time is lost.
         form_s: Members that have not met after this time are lost.
         silence_s: A member in training that is not heard for this time is lost.
@@ -46,6 +47,7 @@ class ControlSettings:
     reshare_every_s: float = 2.0
     reshare_steps: int = 10
     reshare_gain: float = 0.05
+    regroups: bool = False
     spawn_s: float = 300.0
     form_s: float = 60.0
     silence_s: float = 60.0

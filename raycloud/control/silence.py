@@ -36,7 +36,7 @@ def overdue(state: JobState, now_s: float) -> MemberLost | None:
 def _limit_s(state: JobState, member: Member) -> float:
     if member.state is MemberState.SPAWNING:
         return state.settings.spawn_s
-    if member.state is MemberState.READY and state.phase is Phase.FORMING:
+    if member.state is MemberState.READY and state.phase in {Phase.FORMING, Phase.REGROUPING}:
         return state.settings.form_s
     if member.state in {MemberState.ACTIVE, MemberState.DRAINING}:
         return state.settings.silence_s

@@ -62,6 +62,26 @@ class Outstanding:
     change: Change
     applied: dict[int, int] = field(default_factory=dict)
 
+    @property
+    def everywhere(self) -> bool:
+        """Every member has switched."""
+        return self.applied.keys() >= set(self.members)
+
+
+@dataclass(kw_only=True, slots=True)
+class Recovery:
+    """Members were lost, and no step is committed since.
+
+    Attributes:
+        detected_s: When the first loss was known.
+        cause: Its reason.
+        lost: Who, in the order in which it was known.
+    """
+
+    detected_s: float
+    cause: str
+    lost: list[int] = field(default_factory=list)
+
 
 @dataclass(kw_only=True, slots=True)
 class JobState:
@@ -77,6 +97,11 @@ class JobState:
         stop_requests: How often a stop was asked for.
         halt_sent: The halt is outstanding or in force.
         halted: A member has applied it: the run ends before its last step.
+        settled: Number of the last change that is over, in force or withdrawn.
+        formed_as: The generation as which the present group met first.
+        met: It is known to have met.
+        recovery: What befell members since the last step of all; None: nothing.
+        started_s: When the job was started.
         error: Why the run fails.
     """
 
@@ -99,6 +124,11 @@ class JobState:
     stop_reason: str = ""
     halt_sent: bool = False
     halted: bool = False
+    settled: int = 0
+    formed_as: int = 0
+    met: bool = False
+    recovery: Recovery | None = None
+    started_s: float = 0.0
     error: str = ""
 
     def member(self, number: int) -> Member:
@@ -111,6 +141,14 @@ class JobState:
         if found is None:
             raise InternalError(f"there is no member {number}; known are {sorted(self.members)}")
         return found
+
+    def present(self) -> list[Member]:
+        """Members that are not gone, in order of number."""
+        return [self.members[number] for number in sorted(self.members) if self.here(number)]
+
+    def here(self, number: int) -> bool:
+        """Whether this member is not gone."""
+        return not self.members[number].gone
 
     def in_group(self) -> list[Member]:
         """Members of the present generation, in order of rank."""

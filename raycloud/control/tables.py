@@ -39,6 +39,7 @@ from raycloud.events import (
     Noticed,
     PartWritten,
     RangeChanged,
+    Recovered,
     RunFinished,
     RunStarted,
     StepsCommitted,
@@ -54,6 +55,7 @@ class Phase(StrEnum):
     FORMING = "FORMING"  # members meet as a generation
     TRAINING = "TRAINING"  # steps are computed
     STOPPING = "STOPPING"  # steps are computed until the halt takes effect
+    REGROUPING = "REGROUPING"  # those that are left meet as the next generation
     CLOSING = "CLOSING"  # members are done; their last checkpoints are being published
     FINISHED = "FINISHED"
     STOPPED = "STOPPED"
@@ -76,8 +78,12 @@ class MemberState(StrEnum):
 class Condition(StrEnum):
     """What must hold over all members together."""
 
+    TOO_FEW = "fewer members are left than the job may run with"
     UNFIT = "all members are ready but their data does not fit"
     ALL_READY = "all members are ready"
+    BROKEN = "a member of the generation is gone"
+    MET = "the generation is known to have met"
+    STOP_ASKED = "a stop was asked for"
     STOPPED_TWICE = "a stop was asked for twice"
     PART_MISSING = "all members are done but parts of a checkpoint are missing"
     ALL_DONE = "all members are done"
@@ -128,7 +134,7 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
             Noticed,
         ),
         StopRequested: Phase.STOPPED,
-        MemberLost: Phase.FAILED,
+        MemberLost: Phase.PLACING,
         MemberFailed: Phase.FAILED,
     },
     Phase.FORMING: {
@@ -140,7 +146,7 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
         EvaluationPart: Phase.TRAINING,
         MemberDone: Phase.TRAINING,
         StopRequested: Phase.STOPPED,
-        MemberLost: Phase.FAILED,
+        MemberLost: Phase.REGROUPING,
         MemberFailed: Phase.FAILED,
     },
     Phase.TRAINING: {
@@ -159,8 +165,9 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
             DataGrew,
             Noticed,
         ),
+        Recovered: Phase.TRAINING,
         StopRequested: Phase.STOPPING,
-        MemberLost: Phase.FAILED,
+        MemberLost: Phase.REGROUPING,
         MemberFailed: Phase.FAILED,
     },
     Phase.STOPPING: {
@@ -179,8 +186,30 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
             RangeChanged,
             DataGrew,
             Noticed,
+            Recovered,
         ),
-        MemberLost: Phase.FAILED,
+        MemberLost: Phase.REGROUPING,
+        MemberFailed: Phase.FAILED,
+    },
+    Phase.REGROUPING: {
+        **_stay(
+            Phase.REGROUPING,
+            GenerationFormed,
+            ChangeApplied,
+            StepsCommitted,
+            PartWritten,
+            CheckpointPublished,
+            EvaluationPart,
+            Evaluated,
+            DataPrepared,
+            MemberDone,
+            MemberLost,
+            StopRequested,
+            RangeChanged,
+            DataGrew,
+            Noticed,
+            Recovered,
+        ),
         MemberFailed: Phase.FAILED,
     },
     Phase.CLOSING: {
@@ -194,6 +223,7 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
             RangeChanged,
             DataGrew,
             Noticed,
+            Recovered,
         ),
         MemberFailed: Phase.FAILED,
     },
@@ -203,8 +233,22 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
 }
 
 PHASE_ON_CONDITION: Final[Mapping[Phase, Mapping[Condition, Phase]]] = {
-    Phase.PLACING: {Condition.UNFIT: Phase.FAILED, Condition.ALL_READY: Phase.FORMING},
-    Phase.TRAINING: {Condition.PART_MISSING: Phase.FAILED, Condition.ALL_DONE: Phase.CLOSING},
+    Phase.PLACING: {
+        Condition.TOO_FEW: Phase.FAILED,
+        Condition.UNFIT: Phase.FAILED,
+        Condition.ALL_READY: Phase.FORMING,
+    },
+    Phase.REGROUPING: {
+        Condition.STOPPED_TWICE: Phase.STOPPED,
+        Condition.TOO_FEW: Phase.FAILED,
+        Condition.BROKEN: Phase.REGROUPING,
+        Condition.MET: Phase.TRAINING,
+    },
+    Phase.TRAINING: {
+        Condition.STOP_ASKED: Phase.STOPPING,
+        Condition.PART_MISSING: Phase.FAILED,
+        Condition.ALL_DONE: Phase.CLOSING,
+    },
     Phase.STOPPING: {
         Condition.STOPPED_TWICE: Phase.STOPPED,
         Condition.PART_MISSING: Phase.FAILED,
@@ -277,8 +321,9 @@ MEANING: Final[Mapping[type[Event], str]] = {
     DataPreparing: "For the log; a sign of life.",
     DataPrepared: "For the log; a sign of life.",
     MemberReady: "The member can compute. When all can, shares are fitted and they meet.",
-    MemberLost: "The machine's fault. The others are released and the run ends as failed; "
-    "a resumed run goes on from the last checkpoint.",
+    MemberLost: "The machine's fault. Where the job may go on without it, those that are left meet "
+    "as the next generation; otherwise the run ends as failed, and a resumed run goes on from the "
+    "last checkpoint. No run goes on without a member in this version.",
     MemberFailed: "The job's or our fault, and would happen again: the run ends as failed.",
     MemberDone: "The member has committed its last step and written its parts.",
     GenerationFormed: "The members have met, or a new generation of theirs is in force.",
@@ -296,5 +341,6 @@ MEANING: Final[Mapping[type[Event], str]] = {
     DataGrew: "Sent ahead as a change; the first epoch that begins once it is in force has the "
     "new samples.",
     Noticed: "For the log.",
+    Recovered: "For the log.",
     RunFinished: "For the log.",
 }

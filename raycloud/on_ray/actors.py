@@ -59,9 +59,9 @@ class MemberActor:
         """See `Member.prepare`."""
         self._member.prepare(number, change)
 
-    def abandon(self) -> None:
+    def abandon(self, generation: int) -> None:
         """See `Member.abandon`."""
-        self._member.abandon()
+        self._member.abandon(generation)
 
 
 @ray.remote

@@ -20,6 +20,7 @@ from raycloud.commands import (
     Record,
     Release,
     Spawn,
+    TellRecovery,
 )
 from raycloud.control import Control, ControlSettings
 from raycloud.errors import InternalError, RaycloudError
@@ -32,6 +33,7 @@ from raycloud.events import (
     MemberReady,
     MemberSpawned,
     Noticed,
+    Recovered,
     RunFinished,
     RunStarted,
     StopRequested,
@@ -208,12 +210,14 @@ class Driver:
             case MemberReady():
                 self._known.ready[event.member] = event
             case EvaluationPart():
-                whole = self._measures.add(event, self._control.group)
+                control = self._control
+                whole = self._measures.add(event, control.group, control.formed_as)
                 self._pending.extend([whole] if whole is not None else [])
             case MemberFailed() | MemberLost():
                 self._known.failure = self._known.failure or event
             case Noticed(what=what) if what == BROKEN_EXCHANGE and self._broken is None:
-                self._broken = (self._session.clock.monotonic_s(), event)
+                if event.detail["generation"] >= self._control.formed_as:
+                    self._broken = (self._session.clock.monotonic_s(), event)
             case _:
                 pass
         self._carry_out(self._control.on(event, self._session.clock.monotonic_s()))
@@ -237,6 +241,8 @@ class Driver:
                     self._pending.append(
                         Noticed(what=command.what, member=command.member, detail=command.detail)
                     )
+                case TellRecovery():
+                    self._pending.append(Recovered(**asdict(command)))
                 case Release():
                     self._fleet.release(command.members)
                 case Finish():
@@ -272,6 +278,7 @@ class Driver:
         if meeting is None:
             raise InternalError("members were to meet before there was a meeting place")
         nodes = tuple(self._known.ready[member].node for member in command.members)
+        self._known.failure = self._broken = None  # of a generation that is no more
         for rank, member in enumerate(command.members):
             self._fleet.form(
                 member,
@@ -283,6 +290,7 @@ class Driver:
                     members=command.members,
                     shares=command.shares,
                     nodes=nodes,
+                    settled=command.settled,
                 ),
             )
         self._write_plan(command)

@@ -50,6 +50,7 @@ class Fleet:
         self._seats: dict[int, _Seat] = {}
         self._crew = Crew()
         self._lines: list[Lines] = []
+        self._missed: list[Event] = []
 
     def spawn(self, configs: Sequence[MemberConfig]) -> int:
         """Reserve a place for every member, then start them all, and collators beside them.
@@ -89,6 +90,9 @@ class Fleet:
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Events of all members that came within `timeout_s`, in order for each member."""
+        if self._missed:
+            missed, self._missed = self._missed, []
+            return missed
         by_poll = {seat.poll: member for member, seat in self._seats.items()}
         if not by_poll:
             return []
@@ -118,6 +122,8 @@ class Fleet:
         """Tell a member where to meet the others."""
         if seat := self._seats.get(member):
             seat.actor.form.remote(meeting)
+        else:  # it had done its part, and its end was no loss then
+            self._missed.append(MemberLost(member=member, reason="its process has ended"))
 
     def prepare(self, member: int, number: int, change: Change) -> None:
         """Send a change ahead to a member."""

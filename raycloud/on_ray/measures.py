@@ -16,18 +16,31 @@ class Measures:
     def __init__(self) -> None:
         """None yet."""
         self._parts: dict[int, dict[int, EvaluationPart]] = {}
+        self._done = -1
 
-    def add(self, part: EvaluationPart, members: Sequence[int]) -> Evaluated | None:
+    def add(
+        self, part: EvaluationPart, members: Sequence[int], generation: int = 0
+    ) -> Evaluated | None:
         """Take in a part; the whole once every one of `members` has given its own.
 
         Parts are merged in the order of `members`, so that the result does not depend on who was
-        first.
+        first. Members that were lost divided the samples otherwise: what was measured with them is
+        measured again, unless it was complete.
+
+        Args:
+            part: The part.
+            members: Those that measure.
+            generation: As which they met.
         """
-        parts = self._parts.setdefault(part.step, {})
-        parts[part.member] = part
+        if part.generation < generation or part.step <= self._done:
+            return None
+        before = self._parts.get(part.step, {}).values()
+        parts = {p.member: p for p in (*before, part) if p.generation >= generation}
+        self._parts[part.step] = parts
         if set(parts) != set(members):
             return None
-        del self._parts[part.step]
+        self._done = part.step
+        self._parts = {step: some for step, some in self._parts.items() if step > part.step}
         texts = [p.sample for p in parts.values() if p.sample is not None]
         return Evaluated(
             step=part.step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from raycloud import __version__
@@ -76,13 +77,7 @@ def for_the_log(event: Event) -> Event:
     if isinstance(event, PartWritten):  # the manifest says what is in it
         names = ("file", "bytes", "sha256")
         brief = {name: event.part["record"][name] for name in names}
-        return PartWritten(
-            member=event.member,
-            step=event.step,
-            part=brief,
-            blocked_s=event.blocked_s,
-            write_s=event.write_s,
-        )
+        return replace(event, part=brief)
     if isinstance(event, DataPrepared):
         event = event.brief()
     return redacted(event)

@@ -4,7 +4,7 @@ A job fixes one sequence of samples from `(seed, epoch)`. Everything here is ari
 torch, no Ray, no clock, no I/O.
 """
 
-from raycloud.order.assignment import Assignment, assign, prefer
+from raycloud.order.assignment import Assignment, assign, deal, prefer
 from raycloud.order.commits import Audit, Commit, SampleRange, lockstep_commits
 from raycloud.order.epochs import EpochSizes
 from raycloud.order.layout import Layout, lanes_of
@@ -41,6 +41,7 @@ __all__ = [
     "Steps",
     "assign",
     "commit_record",
+    "deal",
     "displacement",
     "growth_record",
     "header_record",

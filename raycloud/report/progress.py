@@ -15,6 +15,7 @@ from raycloud.events import (
     MemberFailed,
     MemberLost,
     Noticed,
+    Recovered,
     RunStarted,
     StopRequested,
 )
@@ -77,6 +78,9 @@ def note(event: Event) -> str | None:
             text += f"{_workers(len(event.members))}, shares {' '.join(map(str, event.shares))}"
         case MemberLost():
             text = f"lost member {event.member}: {event.reason}"
+        case Recovered():
+            seconds = event.resumed_s - event.detected_s
+            text = f"went on after {seconds:.1f} s, {event.lost_steps} steps lost"
         case MemberFailed():
             text = f"member {event.member} failed: {event.error}: {event.message}"
         case CheckpointPublished():

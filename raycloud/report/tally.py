@@ -27,6 +27,7 @@ from raycloud.events import (
     MemberSpawned,
     Noticed,
     PartWritten,
+    Recovered,
     RunFinished,
     RunStarted,
     StepsCommitted,
@@ -280,6 +281,11 @@ class Tally:
             case MemberLost():
                 lost = {"kind": "member lost", "t": t, "step": self.steps, "member": event.member}
                 self.recoveries.append({**lost, "reason": event.reason, "seconds": None})
+            case Recovered():
+                for recovery in self.recoveries:
+                    if recovery.get("member") in event.lost:
+                        recovery["seconds"] = event.resumed_s - event.detected_s
+                        recovery["lost_steps"] = event.lost_steps
             case MemberFailed():
                 self.error = f"member {event.member}: {event.error}: {event.message}"
             case Noticed() if len(self.notices) < _MOST_NOTICES:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from raycloud.errors import InternalError, TaskError
+from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.spec.sizes import ring_bytes
 from raycloud.sync.buckets import Bucket, lay_out
 from raycloud.sync.transport import Transport, Work, finish
@@ -30,8 +30,9 @@ class GradientExchange:
     `collect`; then the optimizer; then `clear`. Buckets travel while the last backward runs on.
 
     A member's own gradients stay in `parameter.grad` until `collect` and are never written to: what
-    travels is a scaled copy. `restore` puts them back, `collect` may then be tried in another
-    generation after `connect`, `arm` and `launch`.
+    travels is a scaled copy. When the exchange breaks, which no backward pass is disturbed by and
+    `collect` raises, they are still there: after `connect`, more backward passes may add to them,
+    and `arm`, `launch` and `collect` exchange them in another generation.
 
     Args:
         parameters: Qualified names and parameters that require gradients.
@@ -52,7 +53,7 @@ class GradientExchange:
         self._scale: Callable[[], float] | None = None
         self._works: list[Work | None] = []
         self._next = 0
-        self._own: list[list[torch.Tensor | None]] = []
+        self._broken: TransportError | None = None
         for parameter in self._place:
             parameter.register_post_accumulate_grad_hook(self._finished)
 
@@ -77,6 +78,7 @@ class GradientExchange:
                     )
                 )
         self._works = []
+        self._broken = None
         self._transport = transport
 
     def arm(self, scale: Callable[[], float]) -> None:
@@ -89,6 +91,7 @@ class GradientExchange:
         for bucket in self.buckets:
             bucket.missing = set(range(len(bucket.parameters)))
         self._works = []
+        self._broken = None
         self._next = 0
         factor: list[float] = []
 
@@ -109,7 +112,7 @@ class GradientExchange:
                 if bucket.parameters[i].grad is None:
                     bucket.slots[i].zero_()
                 else:  # used by an earlier pass of this step only
-                    _fill(bucket, i, scale)
+                    self._fill(bucket, i, scale)
             self._send(bucket)
         self._scale = None
 
@@ -121,11 +124,12 @@ class GradientExchange:
             TransportError: The exchange broke. Own gradients are untouched in both cases.
         """
         size = self._transport.size if self._transport is not None else 1
+        if self._broken is not None:
+            raise self._broken
         for b, work in enumerate(self._works):
             if work is not None:
                 finish(work, abandoned)
                 self._works[b] = None
-        self._own = [[p.grad for p in bucket.parameters] for bucket in self.buckets]
         norms = []
         for bucket in self.buckets:
             norms.append(float(torch.linalg.vector_norm(bucket.values)))
@@ -146,16 +150,8 @@ class GradientExchange:
             for bucket in self.buckets:
                 bucket.values.mul_(factor)
 
-    def restore(self) -> None:
-        """Put the member's own gradients back where `collect` had replaced them."""
-        for bucket, own in zip(self.buckets, self._own, strict=False):
-            for parameter, grad in zip(bucket.parameters, own, strict=True):
-                parameter.grad = grad
-        self._own = []
-
     def clear(self) -> None:
         """Forget all gradients: the step is committed or given up."""
-        self._own = []
         self._scale = None
         for parameter in self._place:
             parameter.grad = None
@@ -171,31 +167,43 @@ class GradientExchange:
                 f"the gradient of {bucket.names[i]!r} was computed twice in one backward pass",
                 hint="use activation checkpointing with use_reentrant=False",
             )
-        _fill(bucket, i, self._scale)
+        self._fill(bucket, i, self._scale)
         bucket.missing.discard(i)
         while self._next < len(self.buckets) and not self.buckets[self._next].missing:
             self._send(self.buckets[self._next])
 
+    def _fill(self, bucket: Bucket, i: int, scale: Callable[[], float]) -> None:
+        """Put the scaled gradient of parameter `i` into its slot, unless it goes nowhere."""
+        if self._broken is not None:
+            return
+        grad = bucket.parameters[i].grad
+        if grad is None or grad.is_sparse:
+            raise TaskError(
+                f"the gradient of {bucket.names[i]!r} is sparse; only dense ones are exchanged",
+                hint="construct the embedding with sparse=False",
+            )
+        try:
+            factor = scale()
+        except TransportError as error:  # the lane broke: the backward pass goes on without it
+            self._broken = error
+            return
+        torch.mul(grad, factor, out=bucket.slots[i])
+
     def _send(self, bucket: Bucket) -> None:
         """Start the exchange of the next bucket; all members send them in the same order."""
+        if self._broken is not None:
+            self._next += 1
+            return
         unused = [i for i, p in enumerate(bucket.parameters) if p.grad is None]
         bucket.used.fill_(1.0)
         for i in unused:
             bucket.used[i] = 0.0
         transport = self._transport
-        alone = transport is None or transport.size == 1
-        self._works.append(
-            None if alone or transport is None else transport.all_reduce(bucket.flat)
-        )
         self._next += 1
-
-
-def _fill(bucket: Bucket, i: int, scale: Callable[[], float]) -> None:
-    """Put the scaled gradient of parameter `i` into its slot."""
-    grad = bucket.parameters[i].grad
-    if grad is None or grad.is_sparse:
-        raise TaskError(
-            f"the gradient of {bucket.names[i]!r} is sparse; only dense ones are exchanged",
-            hint="construct the embedding with sparse=False",
-        )
-    torch.mul(grad, scale(), out=bucket.slots[i])
+        if transport is None or transport.size == 1:
+            self._works.append(None)
+            return
+        try:
+            self._works.append(transport.all_reduce(bucket.flat))
+        except TransportError as error:
+            self._broken = error

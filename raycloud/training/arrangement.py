@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from raycloud.data.samples import BlockSamples
     from raycloud.spec import Job
     from raycloud.task import Samples
-    from raycloud.training.life import MemberConfig
+    from raycloud.training.config import MemberConfig
     from raycloud.training.supply import Supply
 
 

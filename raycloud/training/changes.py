@@ -41,7 +41,28 @@ class Changes:
         An `Extend` is at hand once the grown data can be read here.
         """
         with self._lock:
-            self._prepared[number] = change
+            if number > self._agreed:
+                self._prepared[number] = change
+
+    def settle(self, number: int) -> None:
+        """Changes up to `number` are over: in force everywhere, or withdrawn by the driver.
+
+        Data that has grown is never withdrawn.
+        """
+        with self._lock:
+            self._agreed = max(self._agreed, number)
+            self._prepared = {n: c for n, c in self._prepared.items() if n > self._agreed}
+        self._due = [d for d in self._due if d.number > number or isinstance(d.change, Extend)]
+
+    @property
+    def agreed(self) -> int:
+        """Number of the newest change that all were found to hold; 0 before the first."""
+        with self._lock:
+            return self._agreed
+
+    def due_step(self) -> int:
+        """The step at which the newest agreed change takes effect; -1 where it has."""
+        return next((d.step for d in self._due if d.number == self._agreed), -1)
 
     @property
     def next_at_hand(self) -> bool:
@@ -52,9 +73,15 @@ class Changes:
     def agree(self, step: int) -> Due:
         """At `step` all members were found to hold the next change: fix when it takes effect."""
         with self._lock:
+            ahead = self._ahead(self._prepared[self._agreed + 1])
+        return self.agree_on(step + ahead)
+
+    def agree_on(self, due_step: int) -> Due:
+        """All members hold the next change: it takes effect before `due_step`."""
+        with self._lock:
             self._agreed += 1
             change = self._prepared.pop(self._agreed)
-        due = Due(number=self._agreed, step=step + self._ahead(change), change=change)
+        due = Due(number=self._agreed, step=due_step, change=change)
         self._due.append(due)
         return due
 

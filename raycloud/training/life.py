@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,6 @@ from raycloud.events import (
     Noticed,
 )
 from raycloud.order import Position
-from raycloud.sync.agree import same_everywhere, take_from
 from raycloud.sync.lane import Lane
 from raycloud.training.arrangement import (
     Arrangement,
@@ -38,6 +38,7 @@ from raycloud.training.locality import Held, agreed, held
 from raycloud.training.loop import Loop, Parts, Seat
 from raycloud.training.meeting import Meeting, meet
 from raycloud.training.memory import keep_freed_memory
+from raycloud.training.regroup import Ground, Standing, Talk, alike, find_ground
 from raycloud.training.replica import Replica
 from raycloud.training.saver import Saver
 from raycloud.training.state import digest
@@ -49,45 +50,14 @@ if TYPE_CHECKING:
 
     from raycloud.clock import Clock
     from raycloud.commands import Extend
-    from raycloud.data.index import Input
     from raycloud.data.provide import Provider
     from raycloud.data.samples import BlockSamples
     from raycloud.events import Event
-    from raycloud.spec import Job
-    from raycloud.task import Task
+    from raycloud.sync.transport import Transport
     from raycloud.training.changes import Changes
+    from raycloud.training.config import MemberConfig
 
 _PREPARING_S = 20.0  # between two signs of life
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemberConfig:
-    """What a member is told at its start.
-
-    `address` is this node's address that peers can reach. `checkpoints` is where they are kept, and
-    `mark` what shows that all members see that place (empty: they share a node);
-    `resume_step` names the one to start from, None for the beginning. `pipeline` is the name that
-    the run's members find their data's pipeline by, and `home` the node that it is on, the
-    driver's; `known` are the inputs that the run has read before, in their order. `collators` are
-    the names of the processes that make batches in the members' place. `only_steps` ends it after
-    so many steps, whatever the job's length, which the task's schedule is made for all the same.
-    `price_per_hour` is what this node is labelled to cost.
-    """
-
-    member: int
-    node: str
-    address: str
-    job: Job
-    task: type[Task]
-    checkpoints: str
-    mark: str = ""
-    resume_step: int | None = None
-    only_steps: int | None = None
-    pipeline: str = ""
-    known: tuple[Input, ...] = ()
-    home: str = ""
-    price_per_hour: float | None = None
-    collators: tuple[str, ...] = ()
 
 
 class Life:
@@ -147,6 +117,9 @@ class Life:
         self._samples = self._arranged.supply.train
         self._grown: dict[int, BlockSamples] = {}
         self._loop: Loop | None = None
+        # A group with an exchange under way waits, where it ends, for a peer that may be frozen: so
+        # none ends before this process does.
+        self._met: list[tuple[Transport, Transport]] = []
         if manifest is not None:
             self._replica.state.load(load_tensors(store, manifest), manifest.values)
         self._replica.state.beside = data_values(self._samples)
@@ -200,26 +173,24 @@ class Life:
             self._notice("buffers averaged over replicas, not exact", buffers=list(names))
 
     def train(self, meeting: Meeting, abandoned: Callable[[], bool]) -> None:
-        """Meet the others, compute to the end, measure and show the result."""
-        size = len(meeting.shares)
-        gradients, lane = meet(meeting, self._config.address, self._device)
+        """Meet the others, compute to the end, measure and show the result.
+
+        Raises:
+            TransportError: The generation broke, or was abandoned. Nothing but the step under way
+                is undone, and another call goes on with it in the next generation.
+        """
+        gradients, lane = meet(meeting, self._config.address, self._device, abandoned)
+        self._met.append((gradients, lane))
         self._replica.connect(gradients)
-        tensors = self._replica.state.tensors()
-        if not same_everywhere(digest(tensors.items()), lane, abandoned):
-            here = {name: t for name, t in tensors.items() if t.device.type == "cpu"}
-            take_from(0, here, lane, abandoned)
-            there = {name: t for name, t in tensors.items() if name not in here}
-            take_from(0, there, gradients, abandoned)
-            self._notice("members began from different parameters; rank 0's were taken")
-        if len(self._fuses) == size:  # go on as this rank did, so that it rounds as it did
-            self._replica.fuse = min(self._replica.fuse, self._fuses[meeting.rank])
+        self._parts.changes.settle(meeting.settled)
+        ground = self._find_ground(meeting, gradients, lane, abandoned)
         seat = Seat(
             members=meeting.members,
             rank=meeting.rank,
             generation=meeting.generation,
             shares=meeting.shares,
-            step=self._step,
-            position=self._position,
+            step=ground.step,
+            position=ground.position,
             last_step=self._last_step,
             held=agreed(self._held(meeting.nodes), lane, abandoned),
         )
@@ -229,13 +200,55 @@ class Life:
                     generation=meeting.generation,
                     members=meeting.members,
                     shares=meeting.shares,
-                    first_step=self._step,
+                    first_step=ground.step,
                 )
             )
-        self._loop = loop = Loop(self._parts, seat, Lane(lane), abandoned)
+        loop = self._loop
+        if loop is None:
+            self._loop = loop = Loop(self._parts, seat, Lane(lane), abandoned)
+        else:
+            loop.enter(seat, Lane(lane), abandoned, ground.adopted)
         loop.run()
         self._parts.saver.wait()
-        self._report(MemberDone(member=self._config.member, step=loop.step))
+        self._report(
+            MemberDone(member=self._config.member, step=loop.step, generation=meeting.generation)
+        )
+
+    def _find_ground(
+        self,
+        meeting: Meeting,
+        gradients: Transport,
+        lane: Transport,
+        abandoned: Callable[[], bool],
+    ) -> Ground:
+        """Where all go on; this member's state is then everyone's."""
+        loop, changes = self._loop, self._parts.changes
+        own = Standing(self._step, 0, changes.agreed, changes.due_step())
+        if loop is not None:
+            own = replace(own, step=loop.step, begun=1, **_loss(loop))
+        talk = Talk(lane, abandoned)
+        everyone = talk.standings(own)
+        if not any(one.begun for one in everyone):
+            if not alike(self._replica, gradients, lane, abandoned):
+                self._notice("members began from different parameters; rank 0's were taken")
+            if len(self._fuses) == len(meeting.shares):  # round as this rank did
+                self._replica.fuse = min(self._replica.fuse, self._fuses[meeting.rank])
+        newest = max(everyone, key=lambda one: one.agreed)
+        if loop is not None and newest.agreed > own.agreed:
+            loop.take_growth(newest.due_step)
+        ground = find_ground(
+            everyone,
+            self._replica,
+            position=self._position if loop is None else loop.position,
+            span=self._arranged.steps.span if loop is None else loop.span,
+            shares=meeting.shares,
+            talk=talk,
+        )
+        if loop is not None:
+            if ground.taken:
+                loop.owed = None  # of a step before the one that was taken
+            loop.learn_loss(ground.loss)
+        return ground
 
     def _held(self, nodes: tuple[str, ...]) -> Held:
         """Where the data lies that there is at the start."""
@@ -302,8 +315,21 @@ class Life:
         if last and seat.rank == 0:
             text = show(self._config.job, self._task, model)
         self._report(
-            EvaluationPart(member=self._config.member, step=step, states=states, sample=text)
+            EvaluationPart(
+                member=self._config.member,
+                step=step,
+                states=states,
+                sample=text,
+                generation=seat.generation,
+            )
         )
 
     def _notice(self, what: str, **detail: object) -> None:
         self._report(Noticed(what=what, member=self._config.member, detail=detail))
+
+
+def _loss(loop: Loop) -> dict[str, Any]:
+    """What a member can say of the loss of the step before."""
+    if loop.owed is not None:
+        return {"loss": loop.owed.loss, "weight": loop.owed.own_weight}
+    return {} if math.isnan(loop.loss) else {"knows_loss": 1, "loss": loop.loss}

@@ -8,17 +8,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from raycloud.commands import Extend, Halt, Reshare, Save
-from raycloud.errors import DivergedError, InternalError, TaskError
+from raycloud.errors import DivergedError, InternalError, TaskError, TransportError
 from raycloud.events import ChangeApplied, GenerationFormed, Noticed
 from raycloud.spec.sizes import ring_bytes
 from raycloud.sync.lane import Lane, LaneReport
 from raycloud.training.feed import Feed
 from raycloud.training.growth import LAYOUT, layout_record
-from raycloud.training.parts import Parts, Seat
-from raycloud.training.schedule import Course, Piece, Schedule
+from raycloud.training.parts import Owed, Parts, Seat
+from raycloud.training.schedule import Adopted, Course, Piece, Schedule
 from raycloud.training.tally import Counted, Tally
 
 if TYPE_CHECKING:
+    from raycloud.order import Position, StepSpan
     from raycloud.training.changes import Due
 
 __all__ = ["Loop", "Parts", "Seat"]
@@ -27,7 +28,10 @@ _REPORT_S = 1.0
 
 
 class Loop:
-    """Computes the steps of one generation.
+    """Computes the steps of one generation after the other.
+
+    When an exchange breaks, `run` raises and what is computed is kept: `enter` takes this member
+    into the next generation, and `run` goes on.
 
     Where the job's length is a number of epochs, data that grows makes it longer; the learning
     rate's schedule is not: it was made for the steps that were known at the start.
@@ -42,15 +46,7 @@ class Loop:
     def __init__(self, parts: Parts, seat: Seat, lane: Lane, abandoned: Callable[[], bool]) -> None:
         """Start collating the first steps."""
         self._parts = parts
-        self._seat = seat
-        self._lane = lane
-        self._abandoned = abandoned
-        self.step = seat.step
-        self.position = seat.position
-        self._generation = seat.generation
-        self._schedule = Schedule(
-            Piece(step=seat.step, generation=seat.generation, shares=seat.shares), seat.held
-        )
+        self._first_step = seat.step
         self._course = Course(
             parts.steps,
             step=seat.step,
@@ -59,28 +55,76 @@ class Loop:
             epochs=None if parts.job.steps is not None else parts.job.epochs or 1,
         )
         self._tally = Tally(member=seat.member, clock=parts.clock)
+        self.owed: Owed | None = None
+        self.loss = float("nan")  # the mean of the newest step of which it is known
+        self._compute_s = 0.0
+        self._lane_s = 0.0
+        self.enter(seat, lane, abandoned)
+        self._saved_step = seat.step
+
+    def enter(
+        self,
+        seat: Seat,
+        lane: Lane,
+        abandoned: Callable[[], bool],
+        adopted: Adopted | None = None,
+    ) -> None:
+        """Become a member of a generation, and start collating its first steps.
+
+        Args:
+            seat: Who this member is in it, and from which step it goes on.
+            lane: Its control lane.
+            abandoned: Says that the driver has given it up.
+            adopted: What each rank computes of its first step, beside what it has kept of that.
+        """
+        parts = self._parts
+        self._seat, self._lane, self._abandoned = seat, lane, abandoned
+        self._generation = seat.generation
+        self.step, self.position = seat.step, seat.position
+        self._schedule = schedule = Schedule(
+            Piece(step=seat.step, generation=seat.generation, shares=seat.shares),
+            seat.held,
+            adopted,
+        )
+        self._sums: LaneReport | None = None
+        self._saved_step = -1  # the generation before may not have come to it
         self._feed = Feed(
             parts.collate,
-            lambda span: self._schedule.micro_batches(span, seat.rank),
-            self._course.walk(),
+            lambda span: schedule.micro_batches(span, seat.rank),
+            self._course.walk(seat.step, seat.position),
             fuse=lambda: parts.replica.fuse,
             depth=parts.job.data.prefetch_steps,
             clock=parts.clock,
         )
-        self._saved_step = seat.step
-        self._loss_owed: tuple[float, float] | None = None  # (own sum, global weight) of a step
-        self._compute_s = 0.0
-        self._lane_s = 0.0
-        self._sums: LaneReport | None = None
+
+    @property
+    def last_step(self) -> int:
+        """One past the last step, as it is known now."""
+        return self._course.last_step
+
+    def span(self, step: int, position: Position) -> StepSpan | None:
+        """The span of `step`, which stands at `position`; None past the last."""
+        return self._course.steps.span(step, position) if step < self.last_step else None
+
+    def learn_loss(self, mean: float) -> None:
+        """The mean loss of the step committed last; without effect where it is known."""
+        if self.owed is not None:
+            self._tally.add_loss(mean, self.owed.weight)
+            self.loss, self.owed = mean, None
 
     def run(self) -> bool:
         """Compute until the last step, or until told to halt.
 
         Returns:
             True when the last step is committed, False when halted before.
+
+        Raises:
+            TransportError: The exchange broke, or the generation was abandoned.
         """
         try:
-            if self.step >= self._course.last_step:  # resumed at its end: the result is asked for
+            if self.step > self._first_step:  # taken over from a generation that broke
+                self._between_steps()
+            elif self.step >= self._course.last_step:  # resumed at its end
                 self._evaluate()
             while self.step < self._course.last_step:
                 for due in self._parts.changes.due(self.step):
@@ -88,6 +132,9 @@ class Loop:
                         return False
                 self._one_step()
                 self._between_steps()
+        except TransportError:
+            self._report()
+            raise
         finally:
             self._feed.close()
         return True
@@ -113,6 +160,7 @@ class Loop:
             parts=self._seat.size,
             tensors=replica.state.tensors(),
             values=values,
+            generation=self._seat.generation,
         )
 
     def settle(self) -> None:
@@ -132,7 +180,9 @@ class Loop:
         work = self._feed.take()
         began_s = clock.monotonic_s()
         self._lane_s = 0.0
-        self._send_lane(weight=work.weight, prepared=parts.changes.next_at_hand)
+        kept = parts.replica.kept
+        weight = work.weight if kept is None else work.weight + kept.weight
+        self._send_lane(weight=weight, prepared=parts.changes.next_at_hand)
         parts.replica.compute(work, parts.collate, self._scale)
         sums = self._weighed()
         parts.replica.synchronize()
@@ -142,7 +192,7 @@ class Loop:
         rate = parts.replica.learning_rate
         parts.replica.commit(work)
         self._sums = None
-        self._loss_owed = (loss, sums.weight)
+        self.owed = Owed(loss=loss, own_weight=weight, weight=sums.weight)
         self.position = self._course.steps.after(work.span)
         self._tally.add(
             Counted(
@@ -190,7 +240,7 @@ class Loop:
         return loss
 
     def _send_lane(self, *, weight: float, prepared: bool) -> None:
-        loss = self._loss_owed[0] if self._loss_owed is not None else 0.0
+        loss = self.owed.loss if self.owed is not None else 0.0
         self._lane.send(
             LaneReport(
                 weight=weight,
@@ -203,10 +253,8 @@ class Loop:
         began_s = self._parts.clock.monotonic_s()
         sums = self._lane.read(self._abandoned)
         self._lane_s += self._parts.clock.monotonic_s() - began_s
-        if self._loss_owed is not None:
-            weight = self._loss_owed[1]
-            self._tally.add_loss(sums.loss / weight, weight)
-            self._loss_owed = None
+        if self.owed is not None:
+            self.learn_loss(sums.loss / self.owed.weight)
         return sums
 
     def _agree(self) -> None:
@@ -218,6 +266,16 @@ class Loop:
                 self._extend(due.change, self._course.growth_at(due.step))
             case Save() | Halt():
                 pass
+
+    def take_growth(self, due_step: int) -> None:
+        """Others have found that all hold the next change, which is growth: so has this member.
+
+        Between two generations, when no feed runs.
+        """
+        due = self._parts.changes.agree_on(due_step)
+        if not isinstance(due.change, Extend):
+            raise InternalError(f"{due} was agreed on by a generation that broke")
+        self._extend(due.change, self._course.growth_at(due_step))
 
     def _extend(self, change: Extend, epoch: int) -> None:
         """From `epoch` on there is more data; no feed has asked for any of it yet."""

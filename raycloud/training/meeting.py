@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +15,7 @@ from torch import distributed as dist
 from raycloud.errors import TransportError
 from raycloud.sync.gloo import GlooTransport
 from raycloud.sync.nccl import NcclTransport
+from raycloud.sync.transport import Abandoned
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
     from raycloud.sync.transport import Transport
 
 _MEETING_S = 120.0
+_LOOK_UP_S = 0.25
 # Buckets that travel at the same time: in a ring of slow processors each waits more than it moves.
 _THREADS = 4
 
@@ -27,6 +33,7 @@ class Meeting:
     """Where and as what to meet the other members of a generation.
 
     `nodes` are the ids of the nodes that the members run on, by rank; empty where unknown.
+    `settled` is the number of the last change that is over, in force or withdrawn.
     """
 
     host: str
@@ -36,19 +43,45 @@ class Meeting:
     members: tuple[int, ...]
     shares: tuple[int, ...]
     nodes: tuple[str, ...] = ()
+    settled: int = 0
 
 
-def meet(meeting: Meeting, address: str, device: torch.device) -> tuple[Transport, Transport]:
+def meet(
+    meeting: Meeting, address: str, device: torch.device, abandoned: Callable[[], bool]
+) -> tuple[Transport, Transport]:
     """What carries the gradients, and what carries the control lane.
+
+    Nobody can be called back from a meeting that a member does not come to, so it is waited for in
+    a thread of its own, which is left alone once the meeting is abandoned.
 
     Args:
         meeting: Where.
         address: This node's, that peers can reach.
         device: Where gradients are.
+        abandoned: Says that the driver has given the generation up.
 
     Raises:
+        Abandoned: It has.
         TransportError: The meeting place or a peer cannot be reached.
     """
+    met: Future[tuple[Transport, Transport]] = Future()
+
+    def come() -> None:
+        try:
+            met.set_result(_meet(meeting, address, device))
+        except BaseException as error:  # noqa: BLE001 - raised to who waits
+            met.set_exception(error)
+
+    threading.Thread(target=come, name=f"meet-{meeting.generation}", daemon=True).start()
+    while True:
+        try:
+            return met.result(_LOOK_UP_S)
+        except NotYetError:
+            if abandoned():
+                raise Abandoned("the generation was abandoned before all had met") from None
+
+
+def _meet(meeting: Meeting, address: str, device: torch.device) -> tuple[Transport, Transport]:
     size = len(meeting.shares)
     try:
         store = dist.TCPStore(

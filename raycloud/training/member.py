@@ -12,8 +12,10 @@ from raycloud.commands import Extend
 from raycloud.errors import InternalError, RaycloudError, TaskError, TransportError, public_name
 from raycloud.events import Event, MemberFailed, Noticed
 from raycloud.redact import redacted
+from raycloud.sync.transport import Abandoned
 from raycloud.training.changes import Changes
-from raycloud.training.life import Life, MemberConfig
+from raycloud.training.config import MemberConfig
+from raycloud.training.life import Life
 from raycloud.training.meeting import Meeting
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class Member:
         self._wake = threading.Condition()
         self._meetings: queue.Queue[Meeting] = queue.Queue()
         self._changes = Changes(feed_depth=config.job.data.prefetch_steps)
-        self._abandon = threading.Event()
+        self._newest = -1  # the generation that was called last, or one past one given up
         self._thread = threading.Thread(target=self._live, name="member", daemon=True)
         self._thread.start()
 
@@ -67,7 +69,8 @@ class Member:
         return None if self._life is None else self._life.step
 
     def form(self, meeting: Meeting) -> None:
-        """Meet the others and compute, once built."""
+        """Meet the others and compute, once built; the generation before, if any, is over."""
+        self._newest = max(self._newest, meeting.generation)
         self._meetings.put(meeting)
 
     def prepare(self, number: int, change: Change) -> None:
@@ -83,9 +86,9 @@ class Member:
         else:
             self._changes.prepare(number, change)
 
-    def abandon(self) -> None:
-        """Give up the exchange under way, if any, and the generation with it."""
-        self._abandon.set()
+    def abandon(self, generation: int) -> None:
+        """Give up this generation, and with it the exchange under way, if any."""
+        self._newest = max(self._newest, generation + 1)
 
     def _report(self, event: Event) -> None:
         if isinstance(event, MemberFailed | Noticed):  # the secrets of this node are known here
@@ -99,13 +102,23 @@ class Member:
             life = Life(self._config, self._clock, self._changes, self._report, self._provider)
             self._life = life
             life.measure()
-            life.train(self._meetings.get(), self._abandon.is_set)
-        except TransportError as error:  # a peer's end: the driver knows whose, and what is next
-            why = {"why": str(error)}
-            member = self._config.member
-            self._report(Noticed(what=BROKEN_EXCHANGE, member=member, detail=why))
+            while True:
+                self._compute(life, self._meetings.get())
         except Exception as error:  # noqa: BLE001 - the last line before the thread's end
             self._report(self._failed(error))
+
+    def _compute(self, life: Life, meeting: Meeting) -> None:
+        """One generation, until it ends or breaks; the driver says what is next."""
+        generation = meeting.generation
+        try:
+            if self._newest == generation:
+                life.train(meeting, lambda: self._newest != generation)
+        except Abandoned:
+            pass  # on the driver's word
+        except TransportError as error:  # a peer's end: the driver knows whose
+            why = {"why": str(error), "generation": generation}
+            member = self._config.member
+            self._report(Noticed(what=BROKEN_EXCHANGE, member=member, detail=why))
 
     def _fetch(self, number: int, change: Extend) -> None:
         try:

@@ -72,3 +72,18 @@ class Parts:
     evaluate: Callable[[int, Seat], None]
     extend: Callable[[Extend, int], None] | None = None
     layout: Callable[[int], Layout | None] = lambda _: None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Owed:
+    """The loss of the step committed last, until the lane has told all members' sum.
+
+    Attributes:
+        loss: Sum of weight * loss over this member's own micro-batches.
+        own_weight: Their weight.
+        weight: Weight of the whole step.
+    """
+
+    loss: float
+    own_weight: float
+    weight: float

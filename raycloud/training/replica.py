@@ -5,7 +5,9 @@
     commit    only now parameters, optimizer, buffers and schedule change
     discard   or none of them does
 
-A survivor of a fault keeps its model, its optimizer and its own gradients.
+A survivor of a fault keeps its model, its optimizer and its own gradients: when `collect` raises,
+`connect` and `compute` go on with the same step in another generation, and what is computed then
+adds to what was.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from raycloud.errors import DivergedError, RaycloudError, TaskError
+from raycloud.errors import DivergedError, RaycloudError, TaskError, TransportError
 from raycloud.order import stream_seed
 from raycloud.sync.gradients import GradientExchange
 from raycloud.training.device import arrived
+from raycloud.training.kept import Kept
 from raycloud.training.randomness import random_state, seed_compute
 from raycloud.training.state import ReplicaState
 from raycloud.training.statistics import RunningStatistics
@@ -58,6 +61,9 @@ class Replica:
         steps: Steps of the whole job, for the schedule; a function is asked once the model is
             there, so that data may be made ready meanwhile.
         clock: For the seconds reported.
+
+    Attributes:
+        kept: What is computed of the step that is to be committed next; None: nothing.
     """
 
     def __init__(
@@ -101,6 +107,8 @@ class Replica:
             else self.model
         )
         self._transport: Transport | None = None
+        self._broken: TransportError | None = None
+        self.kept: Kept | None = None
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
 
     @property
@@ -121,13 +129,17 @@ class Replica:
     def compute(self, work: StepWork, collate: Collate, scale: Callable[[], float]) -> None:
         """Forward and backward of this member's part; the exchange starts on the way.
 
+        An exchange that breaks meanwhile is told by `collect`: what is begun is computed.
+
         Args:
-            work: The passes.
+            work: The passes; beside what is kept of the same step, if anything is.
             collate: Makes single micro-batches again, where a fused pass turns out not exact.
             scale: One over the step's weight, from the control lane; may wait.
         """
-        self.statistics.stage()
-        self._loss.zero_()
+        if self.kept is None:
+            self.statistics.stage()
+            self._loss.zero_()
+        self.kept = (self.kept or Kept(step=work.span.step)).and_also(work)
         count = len(work.span.micro_batches)
         todo = self._worth_computing(work.passes)
         last: tuple[Pass, torch.Tensor] | None = None
@@ -144,7 +156,7 @@ class Replica:
                 _call_backward(loss * one.weight)
             else:
                 last = (one, loss)
-        self._launch_last(last, work.weight, scale)
+        self._launch_last(last, self.kept.weight, scale)
 
     def _worth_computing(self, passes: tuple[Pass, ...]) -> deque[Pass]:
         """All that weigh something, last; and before them the others, where they leave a trace."""
@@ -164,8 +176,12 @@ class Replica:
         scale: Callable[[], float],
     ) -> None:
         """The last backward, and all that travels beside it, in the same order everywhere."""
+        self._broken = None
         if self._transport is not None:
-            self.statistics.launch(self._transport, scale, weight)
+            try:
+                self.statistics.launch(self._transport, scale, weight)
+            except TransportError as error:
+                self._broken = error
         self.gradients.arm(scale)
         if last is not None:
             _call_backward(last[1] * last[0].weight)
@@ -176,8 +192,11 @@ class Replica:
 
         Raises:
             DivergedError: A gradient is not finite.
-            TransportError: The exchange broke, or was abandoned. Nothing has changed.
+            TransportError: The exchange broke, or was abandoned. Nothing has changed, and what is
+                computed is kept.
         """
+        if self._broken is not None:
+            raise self._broken
         began_s = self._clock.monotonic_s()
         self.statistics.collect(abandoned)
         exchanged = self.gradients.collect(abandoned)
@@ -201,11 +220,13 @@ class Replica:
             _call("scheduler", self.scheduler.step)
         self.statistics.commit(len(work.span.micro_batches))
         self.gradients.clear()
+        self.kept = None
 
     def discard(self) -> None:
         """The step does not count; nothing of it remains."""
         self.statistics.discard()
         self.gradients.clear()
+        self.kept = None
 
     def loss_sum(self) -> float:
         """Sum of weight * loss over this member's micro-batches of the step computed last."""

@@ -51,6 +51,7 @@ class Saver:
         parts: int,
         tensors: Mapping[str, torch.Tensor],
         values: Mapping[str, Any],
+        generation: int = 0,
     ) -> None:
         """Copy this member's share of `tensors`, then write it in the background.
 
@@ -62,6 +63,7 @@ class Saver:
             parts: Number of members that write.
             tensors: All live tensors of the state; every member passes the same names.
             values: What is no tensor; goes into the manifest.
+            generation: Whose members divide it.
         """
         began_s = self._clock.monotonic_s()
         self.wait()
@@ -99,6 +101,7 @@ class Saver:
                     part={"rank": rank, "record": record, "values": plain},
                     blocked_s=blocked_s,
                     write_s=self._clock.monotonic_s() - write_began_s,
+                    generation=generation,
                 )
             )
 

@@ -12,6 +12,8 @@ from raycloud.order import Assignment, MicroBatch, Position, Steps, StepSpan, as
 if TYPE_CHECKING:
     from raycloud.training.locality import Held
 
+Adopted = tuple[tuple[int, ...], ...]  # for each rank, indices of micro-batches
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
@@ -33,12 +35,15 @@ class Schedule:
         first: The present.
         held: For each lane, the bytes of its rows that each rank's node holds: ranks are dealt what
             their nodes hold. The same on all ranks. Empty: ranks are dealt contiguous runs.
+        adopted: For the first step, which micro-batches each rank computes, where that step goes on
+            from what survivors of the generation before have kept; None: as in every other.
     """
 
-    def __init__(self, first: Piece, held: Held = ()) -> None:
+    def __init__(self, first: Piece, held: Held = (), adopted: Adopted | None = None) -> None:
         """Start with one piece that has no end."""
         self._pieces: tuple[Piece, ...] = (first,)
         self._held = held
+        self._adopted = adopted
         self._dealt: dict[tuple[tuple[int, ...], int], Assignment] = {}
 
     def at(self, step: int) -> Piece:
@@ -57,6 +62,8 @@ class Schedule:
     def micro_batches(self, span: StepSpan, rank: int) -> tuple[MicroBatch, ...]:
         """What the member of `rank` computes of `span`, in canonical order."""
         every = span.micro_batches
+        if self._adopted is not None and span.step == self._pieces[0].step:
+            return tuple(every[k] for k in self._adopted[rank])
         asked = self.at(span.step).shares, len(every)
         if asked not in self._dealt:  # a few: the shares of each piece, full and short steps
             self._dealt[asked] = assign(*asked, self._held or None)
@@ -97,9 +104,8 @@ class Course:
         """One past the last step, as it is known now."""
         return self._now[1]
 
-    def walk(self) -> Iterator[StepSpan]:
-        """All spans, up to the last step; growth is taken in while this goes on."""
-        step, at = self._first_step, self._first_position
+    def walk(self, step: int, at: Position) -> Iterator[StepSpan]:
+        """All spans from `step`, which stands `at`; growth is taken in while this goes on."""
         while step < self.last_step:
             span = self.steps.span(step, at)
             self._begun = span.epoch

@@ -15,7 +15,7 @@ from tests.control_events import ready, stop
 from tests.control_fleet import Fleet, Scene
 
 times_s = st.sampled_from([0.0, 0.9, 2.5, 5.0, 9.0, 14.0, 30.0])
-FAULTS = ["none", "none", "none", "dies_s", "freezes_s", "fails_s", "ready"]
+FAULTS = ["none", "none", "dies_s", "dies_s", "dies_s", "freezes_s", "fails_s", "ready"]
 
 
 @st.composite
@@ -28,18 +28,21 @@ def scenes(draw, *, faults=True):
         kind = draw(st.sampled_from(FAULTS))
         if kind == "ready":
             fault["never_ready"] = True
+        elif kind == "dies_s":
+            fault[kind] = tuple(draw(st.lists(times_s, min_size=1, max_size=3)))
         elif kind != "none":
             fault[kind] = draw(times_s)
         stops = draw(st.sampled_from([0, 0, 1, 1, 2]))
         fault["stops_s"] = tuple(draw(times_s) for _ in range(stops))
     return Scene(
         settings=ControlSettings(
-            min_workers=1,
-            max_workers=draw(st.sampled_from([1, 2, 2, 3, 4])),
+            min_workers=(fewest := draw(st.sampled_from([1, 1, 1, 2]))),
+            max_workers=max(fewest, draw(st.sampled_from([1, 2, 2, 3, 4]))),
             capacity=4,
             global_batch=global_batch,
             micro_batch=draw(st.sampled_from([1, 1, 3])),
             drop_last=drop_last,
+            regroups=draw(st.sampled_from([True, True, True, False])),
             shares=draw(st.sampled_from(["auto", "auto", "equal"])),
             reshare_every_s=1.0,
             reshare_steps=4,
@@ -75,15 +78,23 @@ def check_commands(fleet):
     assert sum(isinstance(x, c.Finish) for x in fleet.commands) == 1
     publishes = [x for x in fleet.commands if isinstance(x, c.Publish)]
     assert [x.step for x in publishes] == sorted({x.step for x in publishes})
-    assert all(tuple(x.parts) == fleet.group for x in publishes)
+    assert all(tuple(x.parts) in fleet.groups for x in publishes)
     prepares = [x for x in fleet.commands if isinstance(x, c.Prepare)]
     assert [x.number for x in prepares] == list(range(1, len(prepares) + 1))
-    assert all(x.members == fleet.group for x in prepares)
-    halts = [x for x in prepares if isinstance(x.change, c.Halt)]
-    assert halts in ([], prepares[-1:])
-    generation = fleet.scene.settings.first_generation
-    for x in prepares:
-        if isinstance(x.change, c.Reshare):
+    generation, group, halted = fleet.scene.settings.first_generation - 1, (), False
+    for x in fleet.commands:
+        match x:
+            case c.Form():
+                assert x.generation > generation
+                assert not group or set(x.members) < set(group)
+                generation, group, halted = x.generation, x.members, False
+                assert sum(x.shares) == fleet.scene.settings.micro_batches
+                assert min(x.shares) >= 0
+            case c.Prepare():
+                assert x.members == group
+                assert not halted
+                halted = isinstance(x.change, c.Halt)
+        if isinstance(x, c.Prepare) and isinstance(x.change, c.Reshare):
             assert x.change.generation == (generation := generation + 1)
             assert sum(x.change.shares) == fleet.scene.settings.micro_batches
             assert min(x.change.shares) >= 0

@@ -20,6 +20,7 @@ from raycloud.events import (
     MemberSpawned,
     Noticed,
     PartWritten,
+    Recovered,
     RunFinished,
     RunStarted,
     StepsCommitted,
@@ -262,6 +263,8 @@ def test_a_lost_member_that_a_new_generation_replaces() -> None:
     ]
     summary = fold(entries)
     assert (summary.recoveries[0]["seconds"], summary.workers) == (0.5, 1)
+    told = Recovered(generation=1, lost=(1,), cause="died", detected_s=10.0, resumed_s=10.75)
+    assert fold([*entries, (110.8, told)]).recoveries[0]["seconds"] == 0.75
 
 
 def test_a_failed_member_is_the_error() -> None:

@@ -21,6 +21,7 @@ from raycloud.events import (
     MemberSpawned,
     Noticed,
     PartWritten,
+    Recovered,
     RunStarted,
     StepsCommitted,
     StopRequested,
@@ -244,6 +245,10 @@ def test_progress_while_training() -> None:
             "note: member 1: no NCCL (used gloo)",
         ),
         (Noticed(what="odd"), "note: odd"),
+        (
+            Recovered(generation=1, lost=(1,), cause="died", detected_s=1.0, resumed_s=1.25),
+            "went on after 0.2 s, 0 steps lost",
+        ),
         (PartWritten(member=0, step=1, part={}, blocked_s=0.0, write_s=0.0), None),
     ],
 )

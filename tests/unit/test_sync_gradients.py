@@ -53,27 +53,50 @@ def test_own_gradients_are_never_written_to() -> None:
         for a, p in zip(own, crew.models[0].parameters(), strict=True)
     )
     crew.exchanges[0].clip(1.0, 0.001)
-    crew.exchanges[0].restore()
-    assert all(a is p.grad for a, p in zip(own, crew.models[0].parameters(), strict=True))
-    for name, gradient in gradients(alone).items():
-        restored = gradients(crew.models[0])[name]
+    for gradient, mine in zip(gradients(alone).values(), own, strict=True):
         assert gradient is not None
-        assert restored is not None
-        assert torch.equal(gradient, restored), name
+        assert mine is not None
+        assert torch.equal(gradient, mine)
     crew.exchanges[0].clear()
     assert not any(gradients(crew.models[0]).values())
 
 
-def test_a_restored_step_can_be_exchanged_again_elsewhere() -> None:
-    crew, dealt = Crew(2), [parts(2), parts(1, seed=1)]
-    crew.compute(dealt)
-    first = crew.collect()
-    for exchange in crew.exchanges:
-        exchange.restore()
+def test_a_broken_step_can_be_exchanged_again_elsewhere() -> None:
+    crew, undisturbed, dealt = Crew(2), Crew(2), [parts(2), parts(1, seed=1)]
+    crew.compute(dealt, ranks=[0])
+    crew.hub.cut("the other one is gone")
+    with pytest.raises(TransportError, match="gone"):
+        crew.exchanges[0].collect(never)
+    crew.compute(dealt, ranks=[1])
+    with pytest.raises(TransportError, match="gone"):
+        crew.exchanges[1].collect(never)
     crew.connect(Loopback(2))
     again(crew.exchanges, dealt)
-    assert crew.collect() == first
+    undisturbed.compute(dealt)
+    assert crew.collect() == undisturbed.collect()
     assert_same(crew.models[0], reference(dealt))
+
+
+def test_a_lane_that_breaks_disturbs_no_backward_pass() -> None:
+    """The factor is asked for in the middle of the last one, whose gradients are whole anyway."""
+    crew, dealt = Crew(2), [parts(2), parts(1, seed=1)]
+
+    def gone() -> float:
+        raise TransportError("the lane broke")
+
+    for rank, exchange in enumerate(crew.exchanges):
+        for at, part in enumerate(dealt[rank]):
+            if at + 1 == len(dealt[rank]):
+                exchange.arm(gone)
+            (crew.models[rank].loss(part) * part.weight).backward()
+        exchange.launch()
+        with pytest.raises(TransportError, match="the lane broke"):
+            exchange.collect(never)
+    crew.connect(Loopback(2))
+    again(crew.exchanges, dealt)
+    crew.collect()
+    for model in crew.models:
+        assert_same(model, reference(dealt))
 
 
 def again(exchanges: list[GradientExchange], dealt: list[list[Part]]) -> None:

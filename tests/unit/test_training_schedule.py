@@ -48,6 +48,14 @@ def test_a_late_change_is_refused() -> None:
     assert schedule.at(6).generation == 1
 
 
+def test_the_first_step_may_go_on_from_what_is_kept() -> None:
+    first = Piece(step=3, generation=1, shares=(4, 4))
+    schedule = Schedule(first, (), ((6,), (7, 2)))
+    assert indices(schedule, 3, 0) == [6]
+    assert indices(schedule, 3, 1) == [7, 2]
+    assert indices(schedule, 4, 0) == [0, 1, 2, 3]
+
+
 @given(st.lists(st.integers(0, 3), max_size=8), st.integers(1, 5))
 def test_no_piece_is_forgotten_that_a_feed_may_ask_for(gaps: list[int], depth: int) -> None:
     schedule = Schedule(Piece(step=0, generation=1, shares=(8,)))
@@ -112,6 +120,33 @@ def test_changes_are_agreed_in_the_order_of_their_numbers() -> None:
     assert [(due.number, due.step) for due in changes.due(9)] == [(1, 3), (2, 2)]
 
 
+def test_what_is_settled_is_never_due() -> None:
+    """All but growth: another may have taken that in."""
+    changes = Changes(feed_depth=2)
+    for number, change in enumerate([reshare(1, 8), Extend(version=1, samples=9), Save()], 1):
+        changes.prepare(number, change)
+        changes.agree(0)
+    changes.prepare(4, Save())
+    assert (changes.agreed, changes.due_step()) == (3, 1)
+    changes.settle(4)
+    changes.prepare(4, Save())  # late
+    assert changes.agreed == 4
+    assert not changes.next_at_hand
+    assert [due.number for due in changes.due(100)] == [2]
+    changes.prepare(5, Save())
+    assert changes.agree(7).number == 5
+
+
+def test_a_change_that_others_found_all_to_hold() -> None:
+    changes = Changes(feed_depth=2)
+    changes.prepare(1, Extend(version=1, samples=9))
+    assert changes.agree_on(12) == Due(number=1, step=12, change=Extend(version=1, samples=9))
+    assert (changes.agreed, changes.due_step()) == (1, 12)
+    assert changes.due(11) == []
+    assert len(changes.due(12)) == 1
+    assert changes.due_step() == -1
+
+
 def test_changes_due_at_one_step_come_in_order() -> None:
     changes = Changes(feed_depth=1)
     changes.prepare(1, reshare(2, 1))
@@ -155,7 +190,7 @@ def test_a_length_in_steps_stays(last_step: int, seen: bool) -> None:
 
 def test_an_epoch_that_a_feed_has_begun_does_not_grow() -> None:
     one = course()
-    spans = one.walk()
+    spans = one.walk(0, Position())
     assert [next(spans).epoch for _ in range(14)] == [0] * 13 + [1]
     with pytest.raises(InternalError, match="cannot grow from epoch 1 on: a feed has begun epoch"):
         one.grow(1, 120)
@@ -182,7 +217,7 @@ def test_a_feed_that_runs_ahead_takes_every_sample_once(
     cut = Steps(samples=samples, global_batch=global_batch, micro_batch=1)
     length = cut.until_epoch(epochs, Position())
     one = Course(cut, step=0, at=Position(), last_step=length, epochs=None if in_steps else epochs)
-    changes, spans, step, number = Changes(feed_depth=depth), one.walk(), 0, 0
+    changes, spans, step, number = Changes(feed_depth=depth), one.walk(0, Position()), 0, 0
     flight = deque(islice(spans, depth))
     taken = []
     while step < one.last_step:

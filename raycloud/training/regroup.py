@@ -1,0 +1,216 @@
+"""How members that survived a generation agree, at the meeting of the next, where they go on.
+
+Each says where it stands. A step that one of them has committed stands: whoever has not takes the
+state from one who has. The next step is computed by all from what they have kept of it: what nobody
+has is dealt anew. Nobody asks the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from raycloud.order import Position, deal
+from raycloud.sync.agree import same_everywhere, take_from
+from raycloud.sync.transport import finish
+from raycloud.training.handover import hand_over
+from raycloud.training.state import digest
+
+if TYPE_CHECKING:
+    from raycloud.order import StepSpan
+    from raycloud.sync.transport import Transport
+    from raycloud.training.replica import Replica
+    from raycloud.training.schedule import Adopted
+
+_NOBODY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where one member stands. All values are numbers that float64 holds exactly, or a loss.
+
+    Attributes:
+        step: The step that it is to commit next.
+        begun: 1 where it has been in a generation that computed; 0: what it holds is where it
+            started, and counts only where nobody has begun.
+        agreed: Number of the newest change that it knows all to hold.
+        due_step: The step at which that takes effect; -1 where it has.
+        knows_loss: 1 where it knows the mean loss of the step before, else 0.
+        loss: That mean; or the sum of weight * loss over its own micro-batches.
+        weight: The weight of these micro-batches.
+    """
+
+    step: int
+    begun: int = 1
+    agreed: int = 0
+    due_step: int = -1
+    knows_loss: int = 0
+    loss: float = 0.0
+    weight: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ground:
+    """Where all go on.
+
+    Attributes:
+        step: The step to commit next.
+        position: Where the sequence stands before it.
+        taken: This member took its state from another one.
+        adopted: What each rank computes of that step, beside what it has kept; None: its share.
+        loss: Mean loss of the step before; NaN where there is none.
+    """
+
+    step: int
+    position: Position
+    taken: bool
+    adopted: Adopted | None
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """How members talk to each other where they meet: all ask the same, in the same order.
+
+    Attributes:
+        transport: Any of the new generation, for tensors on the CPU.
+        abandoned: Says that this generation, too, is over.
+    """
+
+    transport: Transport
+    abandoned: Callable[[], bool]
+
+    def standings(self, own: Standing) -> list[Standing]:
+        """Where every member stands, by rank.
+
+        Raises:
+            TransportError: The meeting broke, or was abandoned.
+        """
+        rows = torch.zeros((self.transport.size, len(astuple(own))), dtype=torch.float64)
+        rows[self.transport.rank] = torch.tensor(astuple(own), dtype=torch.float64)
+        return [
+            Standing(int(step), int(begun), int(agreed), int(due), int(knows), loss, weight)
+            for step, begun, agreed, due, knows, loss, weight in self._sum(rows).tolist()
+        ]
+
+    def keepers(self, kept: Sequence[int], count: int) -> tuple[int, ...]:
+        """For each of a step's micro-batches the rank that has computed it; -1: nobody has.
+
+        Args:
+            kept: Indices of those that this member has computed.
+            count: Micro-batches of the step.
+
+        Raises:
+            TransportError: The meeting broke, or was abandoned.
+        """
+        ranks = torch.zeros(count, dtype=torch.float64)
+        ranks[list(kept)] = self.transport.rank + 1
+        return tuple(int(rank) - 1 for rank in self._sum(ranks).tolist())
+
+    def _sum(self, values: torch.Tensor) -> torch.Tensor:
+        if self.transport.size > 1:
+            finish(self.transport.all_reduce(values), self.abandoned)
+        return values
+
+
+def find_ground(
+    everyone: Sequence[Standing],
+    replica: Replica,
+    *,
+    position: Position,
+    span: Callable[[int, Position], StepSpan | None],
+    shares: Sequence[int],
+    talk: Talk,
+) -> Ground:
+    """Where all go on, and what this member computes there; its state is then that of all.
+
+    Args:
+        everyone: Where every member stands, by rank.
+        replica: This member's.
+        position: Where the sequence stands before this member's next step.
+        span: The span of a step that stands somewhere; None past the last one.
+        shares: The new generation's, by rank.
+        talk: With the others.
+
+    Raises:
+        TransportError: The meeting broke, or was abandoned; another may follow.
+    """
+    begun = [one for one in everyone if one.begun] or everyone
+    step = max(one.step for one in begun)
+    there = [rank for rank, one in enumerate(everyone) if one in begun and one.step == step]
+    taken = talk.transport.rank not in there
+    if len(there) < len(everyone):
+        if taken and replica.kept is not None:
+            replica.discard()
+        position = Position(
+            **hand_over(
+                replica.state,
+                {"epoch": position.epoch, "offset": position.offset},
+                source=there[0],
+                takes=taken,
+                transport=talk.transport,
+                abandoned=talk.abandoned,
+            )
+        )
+    at = span(step, position)
+    adopted = None
+    if at is not None:
+        own = () if replica.kept is None else replica.kept.micro_batches
+        have = talk.keepers(own, len(at.micro_batches))
+        if any(rank != _NOBODY for rank in have):
+            adopted = adopt(have, shares)
+    loss = mean_loss([everyone[rank] for rank in there])
+    return Ground(step=step, position=position, taken=taken, adopted=adopted, loss=loss)
+
+
+def alike(
+    replica: Replica, gradients: Transport, lane: Transport, abandoned: Callable[[], bool]
+) -> bool:
+    """Whether all members have the same parameters; where not, all have rank 0's afterwards.
+
+    Args:
+        replica: This member's.
+        gradients: What carries tensors that are not on the CPU.
+        lane: What carries those that are.
+        abandoned: Says that the generation is over.
+    """
+    tensors = replica.state.tensors()
+    if same_everywhere(digest(tensors.items()), lane, abandoned):
+        return True
+    if replica.kept is not None:
+        replica.discard()
+    here = {name: t for name, t in tensors.items() if t.device.type == "cpu"}
+    take_from(0, here, lane, abandoned)
+    there = {name: t for name, t in tensors.items() if name not in here}
+    take_from(0, there, gradients, abandoned)
+    return False
+
+
+def mean_loss(known: Sequence[Standing]) -> float:
+    """The mean loss of the step before: as one knows it, else over what those here computed of it.
+
+    >>> mean_loss([Standing(3, loss=6.0, weight=2.0), Standing(3, loss=2.0, weight=2.0)])
+    2.0
+    """
+    for one in known:
+        if one.knows_loss:
+            return one.loss
+    whole = sum(one.weight for one in known)
+    return sum(one.loss for one in known) / whole if whole else float("nan")
+
+
+def adopt(keepers: Sequence[int], shares: Sequence[int]) -> Adopted:
+    """What each rank computes beside what it has kept: all that nobody has, dealt by shares.
+
+    >>> adopt((0, 0, 0, -1, -1, 1), (3, 3))
+    ((3,), (4,))
+    """
+    missing = [k for k, rank in enumerate(keepers) if rank == _NOBODY]
+    dealt, at = [], 0
+    for count in deal(shares, len(missing)):
+        dealt.append(tuple(missing[at : at + count]))
+        at += count
+    return tuple(dealt)
