@@ -131,19 +131,28 @@ def ran(folder: Path, *arguments: object, **variables: str) -> tuple[int, Comman
 
 
 def processes_below(folder: Path) -> dict[int, str]:
-    """Processes, by id, that inherited `RAY_TMPDIR=folder` or a place below it."""
+    """Processes, by id, that inherited `RAY_TMPDIR=folder` or a place below it, and their children.
+
+    A process that gives itself a title may write over what it inherited, as Ray's agents do: it is
+    then known by its parent.
+    """
     mark = f"RAY_TMPDIR={folder}".encode()
-    found = {}
+    lines, parents, found = dict[int, str](), dict[int, int](), set[int]()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             variables = (process / "environ").read_bytes().split(b"\0")
             line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            stat = (process / "stat").read_text()
         except OSError:  # ended meanwhile, or somebody else's
             continue
-        ours = any(v == mark or v.startswith(mark + b"/") for v in variables)
-        if ours and int(process.name) != os.getpid():
-            found[int(process.name)] = line
-    return found
+        pid = int(process.name)
+        lines[pid], parents[pid] = line, int(stat.rpartition(")")[2].split()[1])
+        if any(v == mark or v.startswith(mark + b"/") for v in variables):
+            found.add(pid)
+    found.discard(os.getpid())
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {pid: lines[pid] for pid in found - {os.getpid()}}
 
 
 def ended(processes: dict[int, str], seconds: float) -> dict[int, str]:

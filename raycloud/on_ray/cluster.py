@@ -49,13 +49,32 @@ def attached(
     Raises:
         MachineError: No cluster answers at `address`.
     """
-    for name, value in (_QUIET if address else _QUIET | _EMBEDDED).items():
-        os.environ.setdefault(name, value)
+    with _environment(_QUIET if address else _QUIET | _EMBEDDED):
+        import ray  # reads its settings as it is imported
+
+        if ray.is_initialized():
+            yield False
+        else:
+            with _attached(job, address, metadata) as ours:
+                yield ours
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set those of these variables that are not set; afterwards they are not set again."""
+    ours = variables.keys() - os.environ.keys()
+    os.environ.update({name: variables[name] for name in ours})
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def _attached(job: Job, address: str | None, metadata: Mapping[str, str] | None) -> Iterator[bool]:
     import ray
 
-    if ray.is_initialized():
-        yield False
-        return
     shown = ray.job_config.JobConfig(metadata=dict(metadata or {}))
     options: dict[str, Any] = {
         "log_to_driver": False,
