@@ -53,9 +53,17 @@ $(READY): pyproject.toml $(wildcard constraints*.txt)
 train: setup  ## train a small GPT on real text with two local workers
 	$(BIN)/raycloud train jobs/gpt.yaml $(ARGS)
 
+# What needs no Ray of its own has a process for each core; the rest shares the machine with nobody.
 test: check  ## every check and every test
 	@.ci/tools
+ifeq ($(ARGS),)
+	@failed=; \
+	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m 'not ray and not testbed' || failed=1; \
+	$(BIN)/python -m pytest -m 'ray or testbed' || failed=1; \
+	test -z "$$failed"
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 check: lint types layers docs audit  ## style, types, layers, generated docs, advisories
 

@@ -46,14 +46,28 @@ class Extend:
     partitions: tuple[int, ...] = ()
 
 
-Change = Reshare | Save | Halt | Extend
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meet:
+    """From the step at which it takes effect, be another generation: these members, these shares.
+
+    They meet ahead, while the present generation computes. Who leaves has nothing left to do then,
+    and who joins begins.
+    """
+
+    generation: int
+    members: tuple[int, ...]
+    shares: tuple[int, ...]
+
+
+Change = Reshare | Save | Halt | Extend | Meet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spawn:
-    """Place and start these members, all or none."""
+    """Place and start these members, all or none; those that join the others as there is room."""
 
     members: tuple[int, ...]
+    joins: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +87,10 @@ class Form:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepare:
-    """Send change number `number` ahead to all members of the generation."""
+    """Send change number `number` ahead to all members of the generation.
+
+    Of a `Meet` also those are told that join; they take no part in finding out that all hold it.
+    """
 
     number: int
     members: tuple[int, ...]
@@ -106,7 +123,7 @@ class Notice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TellRecovery:
-    """Say in the run's log that training goes on after members were lost: see `Recovered`."""
+    """Say in the run's log that training goes on after a generation broke: see `Recovered`."""
 
     generation: int
     lost: tuple[int, ...]

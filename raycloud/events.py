@@ -1,15 +1,15 @@
 """What happened: frozen records, and the schema of a run's `events.jsonl`.
 
 An event is a fact, past tense, with plain values only, so that it can be written as JSON, sent
-between processes and fed to `control` in a simulation. `to_record` and `from_record` are each
-other's inverse.
+between processes and fed to `control` in a simulation. `report.records` turns them into plain
+records and back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 FORMAT = 1
 
@@ -105,6 +105,25 @@ class MemberLost:
 
     member: int
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapacityChanged:
+    """The machines hold so many workers of this job now, also if others reserve them."""
+
+    workers: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExchangeBroken:
+    """A member's word that it cannot reach a peer of this generation, and why.
+
+    The peer may be dead, frozen or cut off, or only the connection is gone.
+    """
+
+    member: int
+    generation: int
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,11 +293,11 @@ class Noticed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recovered:
-    """Training goes on after members were lost.
+    """Training goes on after a generation broke, without those that were `lost`, if anybody was.
 
-    Seconds count from the run's start: `detected_s` when the first loss was known, `resumed_s` when
-    the first step after it was known to be committed. `lost_steps` were committed before and had to
-    be computed again.
+    Seconds count from the run's start: `detected_s` when it was known that it broke, `resumed_s`
+    when the next step was known to be committed, or that none was left. `lost_steps` were committed
+    before and had to be computed again.
     """
 
     generation: int
@@ -305,6 +324,7 @@ Event = (
     | DataPreparing
     | DataPrepared
     | MemberLost
+    | ExchangeBroken
     | MemberFailed
     | MemberDone
     | GenerationFormed
@@ -316,29 +336,9 @@ Event = (
     | Evaluated
     | StopRequested
     | RangeChanged
+    | CapacityChanged
     | DataGrew
     | Noticed
     | Recovered
     | RunFinished
 )
-
-_KINDS: dict[str, Callable[..., Event]] = {kind.__name__: kind for kind in get_args(Event)}
-
-
-def to_record(event: Event) -> dict[str, Any]:
-    """The event as JSON-ready values, its kind under `event`."""
-    return {"event": type(event).__name__, **asdict(event)}
-
-
-def from_record(record: Mapping[str, Any]) -> Event:
-    """Rebuild an event from `to_record`'s values; the log's own keys (`t`, `format`) are ignored.
-
-    Raises:
-        ValueError: The kind is not known to this version.
-    """
-    kind = _KINDS.get(str(record.get("event")))
-    if kind is None:
-        raise ValueError(f"unknown event {record.get('event')!r}: written by a newer raycloud?")
-    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items() if k in names}
-    return kind(**values)

@@ -1,9 +1,10 @@
 """A small simulated fleet under control.
 
 The fleet runs in virtual time: members of random speeds move in lockstep, report now and then, and
-their words are delayed at random, in order per member. They die, freeze, fail, and are stopped, and
-what they train on grows; those that are left meet and go on. Which samples they take is counted
-here by the definition, not by `Steps`, so that control is held against it.
+their words are delayed at random, in order per member. They die, freeze, fail, join and are
+stopped, their exchange breaks, and what they train on grows; those that are left meet and go on.
+Which samples they take is counted here by the definition, not by `Steps`, so that control is held
+against it.
 """
 
 from __future__ import annotations
@@ -11,54 +12,21 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from dataclasses import dataclass, field
 
 from raycloud import commands as c
 from raycloud import events as e
-from raycloud.control import Control, ControlSettings
-from raycloud.order import Position, ledger_line
+from raycloud.control import Control
+from raycloud.control.hearing import Heard
+from raycloud.order import ledger_line
 from tests.control_events import committed, part, published, ready, stop
+from tests.control_scene import Body, Samples
 
 LEAD = 3  # steps between the last member's holding a change and its taking effect
 LIMIT_S = 5_000.0
 REPORT_S = 0.4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scene:
-    """One run's circumstances."""
-
-    settings: ControlSettings
-    samples: int
-    steps: int
-    every: int | None
-    seed: int
-    delay_s: float
-    speeds: tuple[float, ...]
-    sizes: tuple[tuple[int, int], ...] = ()  # (epoch, samples) of data that grew before the start
-    grows: tuple[tuple[float, int], ...] = ()  # (seconds, samples more)
-    stops_s: tuple[float, ...] = ()
-    dies_s: tuple[float, ...] = ()
-    freezes_s: float | None = None
-    fails_s: float | None = None
-    never_ready: bool = False
-
-
-@dataclass
-class Body:
-    """One simulated member."""
-
-    outbox_s: float = 0.0  # its last word arrives then
-    reported: int = 0
-    micro_batches: int = 0
-    compute_s: float = 0.0
-    flushed_s: float = 0.0
-    generation: int = 0
-    mute: bool = False
-    holds: set[int] = field(default_factory=set)
-
-
-class Fleet:
+class Fleet(Samples):
     """Carries out commands, and feeds what happens back, in virtual time."""
 
     def __init__(self, scene):
@@ -68,6 +36,8 @@ class Fleet:
         self.now_s, self.count = 0.0, 0
         self.queue, self.bodies = [], {}
         self.group, self.shares, self.step, self.running = (), (), scene.settings.step, False
+        self.broken = False  # the exchange, until they meet anew
+        self.clumsy = scene.clumsy
         self.generation = scene.settings.first_generation
         self.formed_as, self.groups = self.generation, []
         self.samples, self.version = scene.samples, 0  # of the data there is, taken up or not
@@ -106,8 +76,8 @@ class Fleet:
         for command in commands:
             self.commands.append(command)
             match command:
-                case c.Spawn(members=members):
-                    self.spawn(members)
+                case c.Spawn(members=members, joins=joins):
+                    self.spawn(members, joins)
                 case c.Form():
                     self.form(command)
                 case c.Prepare(number=number, members=members, change=change):
@@ -125,11 +95,15 @@ class Fleet:
                 case c.Notice() | c.Finish():
                     pass
 
-    def spawn(self, members):
+    def spawn(self, members, joins):
         for i, m in enumerate(members):
-            self.bodies[m] = Body(reported=self.step)
+            self.bodies[m] = Body(reported=None if joins else self.step)
             self.say(m, e.MemberSpawned(member=m, node="n"))
-            if not (self.scene.never_ready and i == 0):
+            if joins and self.clumsy:
+                self.clumsy -= 1
+                self.say(m, e.MemberLost(member=m, reason="no memory"), after_s=1.0)
+                self.bodies[m].mute = True
+            elif not (self.scene.never_ready and i == 0):
                 probed_s = self.speed(m) if self.scene.seed % 3 else 0.1  # a probe may mislead
                 word = ready(m, samples=self.scene.samples, micro_batch_s=probed_s)
                 self.say(m, word, after_s=1.0)
@@ -145,18 +119,13 @@ class Fleet:
         self.groups.append(self.group)
         assert command.step <= self.step
         assert len(self.groups) > 1 or command.step == self.step
-        self.running, self.end = False, self.scene.steps
+        self.running, self.broken, self.end = False, False, self.scene.steps
         self.changes = deque(x for x in self.changes if x[0] > command.settled)
         for entry in self.changes:
             self.agree(entry)
         if any(self.bodies[m].mute for m in self.group):
             return  # somebody does not come
-        formed = e.GenerationFormed(
-            generation=command.generation,
-            members=command.members,
-            shares=command.shares,
-            first_step=self.step,
-        )
+        formed = self.formed()
         self.at(self.now_s + self.some_s(), lambda: self.feed(formed))
         self.at(self.now_s + self.some_s(), lambda: self.begin(command.generation))
 
@@ -165,7 +134,9 @@ class Fleet:
             return  # another one died meanwhile
         self.running = True
         for m in self.group:
-            self.bodies[m].flushed_s, self.bodies[m].generation = self.now_s, self.generation
+            body = self.bodies[m]
+            body.flushed_s, body.generation = self.now_s, self.generation
+            body.reported = self.step if body.reported is None else body.reported
         self.tread()
 
     def hold(self, member, number):
@@ -179,6 +150,8 @@ class Fleet:
         number, change, due = entry
         if due is not None or not all(number in self.bodies[m].holds for m in self.group):
             return
+        if isinstance(change, c.Meet) and any(self.bodies[m].mute for m in change.members):
+            return  # somebody does not come to meet them
         entry[2] = self.step + LEAD
         if isinstance(change, c.Extend):
             at = self.position
@@ -224,6 +197,8 @@ class Fleet:
     def commit(self, formed_as):
         if formed_as != self.formed_as or any(self.bodies[m].mute for m in self.group):
             return
+        if self.broken:
+            return
         at, self.position = self.position, self.after(self.position)
         self.spans[self.step] = (at.epoch, at.offset, at.offset + self.taken(at))
         self.step += 1
@@ -240,10 +215,31 @@ class Fleet:
         match change:
             case c.Reshare(generation=generation, shares=shares):
                 self.generation, self.shares = generation, shares
+            case c.Meet():
+                self.become(change)
             case c.Extend():
                 self.in_force = dict(self.sizes)
             case c.Halt():
                 self.end = self.step
+
+    def become(self, change):
+        """The members that have met ahead go on as another generation."""
+        self.group, self.shares = change.members, change.shares
+        self.generation = self.formed_as = change.generation
+        self.groups.append(self.group)
+        for m in self.group:
+            body = self.bodies[m]
+            if body.reported is None:
+                body.reported, body.flushed_s = self.step, self.now_s
+        self.say(self.group[0], self.formed())
+
+    def formed(self):
+        return e.GenerationFormed(
+            generation=self.generation,
+            members=self.group,
+            shares=self.shares,
+            first_step=self.step,
+        )
 
     def flush(self, m):
         body = self.bodies[m]
@@ -267,30 +263,6 @@ class Fleet:
             word = part(m, self.step, generation=self.formed_as)
             self.say(m, word, after_s=self.some_s())
 
-    # ---- the sequence, by the definition
-
-    def size(self, epoch):
-        return max(samples for first, samples in self.sizes.items() if first <= epoch)
-
-    def extend(self, at, samples):
-        """What is new belongs to the first epoch that begins at `at` or later."""
-        if samples > max(self.sizes.values()):
-            self.sizes[at.epoch + (at.offset > 0)] = samples
-
-    def settled(self, at):
-        """The next sample that is taken."""
-        cut = self.scene.settings
-        left = self.size(at.epoch) - at.offset
-        if left < (cut.global_batch if cut.drop_last else 1):
-            return self.settled(Position(epoch=at.epoch + 1))
-        return at
-
-    def after(self, at):
-        return self.settled(Position(epoch=at.epoch, offset=at.offset + self.taken(at)))
-
-    def taken(self, at):
-        return min(self.scene.settings.global_batch, self.size(at.epoch) - at.offset)
-
     # ---- one run
 
     def fault(self, kind):
@@ -307,6 +279,15 @@ class Fleet:
             self.at(self.now_s + self.some_s(), lambda: self.feed(lost))
         self.bodies[member].mute = True
 
+    def breaks(self):
+        """A connection is cut between two steps; all hear of it, now or later."""
+        if not self.running or self.broken or self.step >= self.end:
+            return
+        self.broken = True
+        for m in self.group:
+            word = e.ExchangeBroken(member=m, generation=self.formed_as, why="reset")
+            self.say(m, word, after_s=self.some_s())
+
     def run(self):
         self.carry_out(self.job.start(0.0), None)
         for stop_s in self.scene.stops_s:
@@ -315,6 +296,11 @@ class Fleet:
             self.at(grow_s, lambda more=more: self.grow(more))
         for dies_s in self.scene.dies_s:
             self.at(dies_s, lambda: self.fault("dies"))
+        for room_s, workers in self.scene.rooms:
+            word = e.CapacityChanged(workers=workers)
+            self.at(room_s, lambda word=word: self.feed(word))
+        for breaks_s in self.scene.breaks_s:
+            self.at(breaks_s, self.breaks)
         for kind in ("freezes", "fails"):
             when_s = getattr(self.scene, f"{kind}_s")
             if when_s is not None:
@@ -328,6 +314,16 @@ class Fleet:
         return self
 
     def tick(self):
+        answered = {m: 0.0 for m, body in self.bodies.items() if not body.mute}
+        for m in answered:
+            self.bodies[m].due_s = self.now_s + 1.0
+        due_s = {m: body.due_s for m, body in self.bodies.items()}
+        heard = Heard(looked_s=self.now_s, late_s=answered, due_s=due_s)
+        self.log.append((heard, self.now_s, ()))
+        self.job.hear(heard)
+        lost = self.job.overdue(self.now_s)
+        if lost is not None:
+            self.feed(lost)
         self.carry_out(self.job.tick(self.now_s), "tick")
         if not self.job.finished:
             self.at(self.now_s + 1.0, self.tick)

@@ -26,6 +26,13 @@ def report(job, member, first, last, *, generation=None, compute_s=None, share=4
     )
 
 
+def tick(job, now_s):
+    """As the driver does: who is overdue is lost, then time passes. All commands."""
+    lost = job.overdue(now_s)
+    commands = () if lost is None else job.on(lost, now_s)
+    return (*commands, *job.tick(now_s))
+
+
 def formed(job):
     return e.GenerationFormed(
         generation=job.generation, members=job.group, shares=job.shares, first_step=0

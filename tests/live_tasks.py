@@ -82,6 +82,19 @@ class Gated(Steady):
         return super().batch(samples, rng)
 
 
+class Paced(Steady):
+    """Makes a batch in `pause_s` until the file `gate` is there, and then as fast as it can."""
+
+    def __init__(self, *, gate: str | None = None, pause_s: float = 0.02, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.gate, self.pause_s = gate, pause_s
+
+    def batch(self, samples: Sequence[Any], rng: np.random.Generator | None) -> Any:
+        if self.gate is not None and not Path(self.gate).exists():
+            threading.Event().wait(self.pause_s)
+        return super().batch(samples, rng)
+
+
 class Faulty(Steady):
     """Breaks where `fault` says; in the middle of a run after `after` calls."""
 

@@ -161,6 +161,7 @@ class Fleet:
         """
         span = self.span(number, self.position)
         survivors = [r for r in range(len(self.shares)) if r != rank]
+        before = [{n: t.clone() for n, t in r.state.tensors().items()} for r in self.replicas]
         if during == "lane":
             self.hubs[1].cut("a member died")
         works = self.compute(
@@ -174,6 +175,9 @@ class Fleet:
             if during != "after":
                 self._hear(replica, number)
             assert replica.kept is not None
+            replica.suspend()  # what would be saved, measured or handed over meanwhile
+            state, was = replica.state.tensors(), before[survivors[at]]
+            assert all(torch.equal(state[name], was[name]) for name in was)
             for k in replica.kept.micro_batches:
                 have[k] = at
         self.join(left, [self.shares[r] for r in survivors])

@@ -6,9 +6,11 @@ Nothing here changes anything: `judge` either raises, or says what the members b
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, assert_never
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, assert_never
 
-from raycloud.commands import Reshare
+from raycloud.commands import Meet, Reshare
+from raycloud.control.growing import spares
 from raycloud.control.tables import (
     FINAL,
     MEMBER_ON_EVENT,
@@ -19,6 +21,7 @@ from raycloud.control.tables import (
 )
 from raycloud.errors import InternalError
 from raycloud.events import (
+    CapacityChanged,
     ChangeApplied,
     CheckpointPublished,
     DataGrew,
@@ -27,6 +30,7 @@ from raycloud.events import (
     Evaluated,
     EvaluationPart,
     Event,
+    ExchangeBroken,
     GenerationFormed,
     MemberDone,
     MemberFailed,
@@ -58,6 +62,7 @@ MemberEvent = (
     | EvaluationPart
     | MemberDone
     | MemberLost
+    | ExchangeBroken
     | MemberFailed
 )
 JobEvent = (
@@ -67,6 +72,7 @@ JobEvent = (
     | Evaluated
     | StopRequested
     | RangeChanged
+    | CapacityChanged
     | DataGrew
     | Noticed
     | Recovered
@@ -113,34 +119,52 @@ def illegal(state: JobState, event: Event, why: str) -> InternalError:
 
 def holds(state: JobState, condition: Condition) -> bool:
     """Does `condition` hold over all members together?"""
-    match condition:
-        case Condition.TOO_FEW:
-            there = state.present()
-            least = state.settings.min_workers if state.settings.regroups else len(state.members)
-            found = len(there) < least
-        case Condition.BROKEN:
-            found = any(m.gone for m in state.in_group())
-        case Condition.MET:
-            found = state.met
-        case Condition.STOP_ASKED:
-            found = state.stop_requests > 0
-        case Condition.UNFIT:
-            found = holds(state, Condition.ALL_READY) and bool(unfit(state))
-        case Condition.ALL_READY:
-            found = all(m.state is MemberState.READY for m in state.present())
-        case Condition.STOPPED_TWICE:
-            found = state.stop_requests > 1
-        case Condition.PART_MISSING:
-            found = holds(state, Condition.ALL_DONE) and bool(state.checkpoints.collecting)
-        case Condition.ALL_DONE:
-            found = all(m.state is MemberState.DONE for m in state.in_group())
-        case Condition.HALTED:
-            found = holds(state, Condition.COMPLETE) and state.halted
-        case Condition.COMPLETE:
-            found = not state.checkpoints.publishing
-        case _:
-            assert_never(condition)
-    return found
+    return _HOLDS[condition](state)
+
+
+def _apart(state: JobState) -> bool:
+    """Time for another meeting of the same members, unless it is one of them that is to go."""
+    settings, waited_s = state.settings, state.now_s - state.broken_s
+    again = state.meetings < settings.meetings
+    return state.broken is not None and again and waited_s >= settings.broken_s
+
+
+def _all_ready(state: JobState) -> bool:
+    return all(m.state is MemberState.READY for m in state.present())
+
+
+def _all_done(state: JobState) -> bool:
+    return all(m.state is MemberState.DONE for m in state.in_group())
+
+
+def _too_few(state: JobState) -> bool:
+    """One that has the state of the training must be among those that are left."""
+    if state.progress is not None and not any(m.gone for m in state.in_group()):
+        return False  # the range may be another one than that they began with
+    left = [m for m in state.present() if not state.spare(m.number)]
+    return not any(m.joined for m in left) or len(left) + len(spares(state)) < state.workers[0]
+
+
+def _broken(state: JobState) -> bool:
+    change = state.outstanding.change if state.outstanding else None
+    coming = change.members if isinstance(change, Meet) else ()
+    return any(state.members[number].gone for number in (*state.group, *coming))
+
+
+_HOLDS: Final[Mapping[Condition, Callable[[JobState], bool]]] = {
+    Condition.TOO_FEW: _too_few,
+    Condition.BROKEN: _broken,
+    Condition.APART: _apart,
+    Condition.MET: lambda state: state.met,
+    Condition.STOP_ASKED: lambda state: state.stop_requests > 0,
+    Condition.UNFIT: lambda state: _all_ready(state) and bool(unfit(state)),
+    Condition.ALL_READY: _all_ready,
+    Condition.STOPPED_TWICE: lambda state: state.stop_requests > 1,
+    Condition.PART_MISSING: lambda s: _all_done(s) and bool(s.checkpoints.collecting),
+    Condition.ALL_DONE: _all_done,
+    Condition.HALTED: lambda state: not state.checkpoints.publishing and state.halted,
+    Condition.COMPLETE: lambda state: not state.checkpoints.publishing,
+}
 
 
 def unfit(state: JobState) -> str:
@@ -173,8 +197,8 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
     trigger: Trigger = type(event)
     if isinstance(event, ChangeApplied) and event.change <= state.settled:
         return None  # it was withdrawn meanwhile
-    if isinstance(event, MemberDone) and event.generation < state.formed_as:
-        return None  # there is something left to do, now that another one is lost
+    if isinstance(event, MemberDone | ExchangeBroken) and event.generation < state.sound_from:
+        return None  # of a generation that broke: there is something left to do
     if isinstance(event, ChangeApplied) and trigger not in row:
         trigger = (ChangeApplied, type(_outstanding(state, event).change))
     if trigger not in row:
@@ -199,11 +223,11 @@ def _check_of_member(state: JobState, event: MemberEvent) -> None:
             _check_steps(state, event)
         case PartWritten():
             behind = event.step <= state.member(event.member).part_step
-            if behind and event.generation >= state.formed_as:
+            if behind and event.generation >= state.sound_from:
                 raise illegal(state, event, "the member has written this or a later part")
         case MemberDone():
             _check_done(state, event)
-        case MemberSpawned() | MemberLost() | MemberFailed() | EvaluationPart():
+        case MemberSpawned() | MemberLost() | ExchangeBroken() | MemberFailed() | EvaluationPart():
             pass
         case DataPreparing() | DataPrepared():
             pass
@@ -225,9 +249,10 @@ def _check_of_job(state: JobState, event: JobEvent) -> None:
             if event.samples <= state.data_samples or event.version <= state.data_version:
                 known = f"{state.data_samples} samples of version {state.data_version}"
                 raise illegal(state, event, f"{known} are known, and data only grows")
-        case RunStarted() | Evaluated() | StopRequested() | Noticed() | RunFinished():
-            pass
-        case Recovered():
+        case CapacityChanged():
+            if event.workers < 0:
+                raise illegal(state, event, "this is no number of workers")
+        case RunStarted() | Evaluated() | StopRequested() | Noticed() | Recovered() | RunFinished():
             pass
         case _:
             assert_never(event)
@@ -245,6 +270,8 @@ def _check_formed(state: JobState, event: GenerationFormed) -> None:
     change = state.outstanding.change if state.outstanding else None
     if isinstance(change, Reshare) and event.generation == change.generation:
         expected = (change.generation, state.group, change.shares)
+    elif isinstance(change, Meet) and event.generation == change.generation:
+        expected = (change.generation, change.members, change.shares)
     elif event.generation < state.generation:
         return  # an echo of what was replaced meanwhile
     else:
@@ -268,13 +295,13 @@ def _check_applied(state: JobState, event: ChangeApplied) -> None:
 
 def _check_steps(state: JobState, event: StepsCommitted) -> None:
     member, progress = state.member(event.member), state.formed()
-    # In the first word of a new generation one step may be missing: it was taken from the others.
-    taken = member.generation < state.formed_as <= event.generation
-    skipped = event.first_step - member.step
-    if skipped not in ((0, 1) if taken else (0,)) or event.last_step < event.first_step:
+    begins = event.first_step == member.step
+    if not member.joined:  # from the others it has all steps before its first
+        begins = event.first_step >= progress.committed_step
+    if not begins or event.last_step < event.first_step:
         raise illegal(state, event, f"the member's next step is {member.step}")
     change = state.outstanding.change if state.outstanding else None
-    newest = change.generation if isinstance(change, Reshare) else state.generation
+    newest = change.generation if isinstance(change, Reshare | Meet) else state.generation
     if not member.generation <= event.generation <= newest:
         raise illegal(state, event, f"generations {member.generation} to {newest} are possible")
     reached = Position(epoch=event.epoch, offset=event.offset)
@@ -285,7 +312,7 @@ def _check_steps(state: JobState, event: StepsCommitted) -> None:
 
 def _check_done(state: JobState, event: MemberDone) -> None:
     member = state.member(event.member)
-    if event.step != member.step:
+    if event.step != member.step and member.joined:
         raise illegal(state, event, f"the member has reported steps up to {member.step}")
     for other in state.in_group():
         if other.state is MemberState.DONE and other.step != event.step:

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, assert_never
 
 from raycloud.commands import Change, Command, Notice, Spawn
-from raycloud.control import effects
+from raycloud.control import effects, forming, growing
 from raycloud.control.guards import MemberEvent, holds, judge, unfit
+from raycloud.control.hearing import Hearing
 from raycloud.control.silence import overdue
 from raycloud.control.state import JobState, Member
 from raycloud.control.tables import (
@@ -23,10 +24,11 @@ from raycloud.control.tables import (
     Phase,
 )
 from raycloud.errors import InternalError
+from raycloud.events import Event, MemberFailed, MemberLost, MemberReady
 
 if TYPE_CHECKING:
+    from raycloud.control.hearing import Heard
     from raycloud.control.settings import ControlSettings
-    from raycloud.events import Event
     from raycloud.order import Ledger, Position
 
 
@@ -36,7 +38,8 @@ class Control:
     Call `start` once, then `on` for every event and `tick` about once a second. Each returns
     commands to carry out in order. Events of one member must come in the order in which it sent
     them; how the members' events interleave does not matter. Give `on` everything that has arrived
-    before calling `tick`, so that nobody is taken for silent who is merely unread.
+    before asking `overdue`, so that nobody is taken for silent who is merely unread, and then what
+    that says.
 
     After `Finish` every event is legal and ignored.
     """
@@ -45,8 +48,10 @@ class Control:
         """Nothing happens before `start`."""
         self._state = JobState(
             settings=settings,
+            hearing=Hearing(settings.late_s),
             generation=settings.first_generation,
             workers=(settings.min_workers, settings.max_workers),
+            capacity=settings.capacity,
         )
         if settings.step:
             self._state.checkpoints.last_published = settings.step
@@ -80,6 +85,15 @@ class Control:
     def formed_as(self) -> int:
         """The generation as which the members of `group` met; shares may have changed since."""
         return self._state.formed_as
+
+    @property
+    def sound_from(self) -> int:
+        """Words of older generations do not count any more: they broke."""
+        return self._state.sound_from
+
+    def group_of(self, generation: int) -> tuple[int, ...]:
+        """Who computed as `generation`, in order of rank."""
+        return self._state.group_of(generation)
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -138,9 +152,12 @@ class Control:
         first = settings.first_member
         numbers = tuple(range(first, first + settings.workers))
         state.members = {
-            n: Member(number=n, state=MemberState.SPAWNING, since_s=now_s, heard_s=now_s)
+            n: Member(
+                number=n, state=MemberState.SPAWNING, since_s=now_s, heard_s=now_s, slot=n - first
+            )
             for n in numbers
         }
+        state.next_member = first + settings.workers
         state.phase = Phase.PLACING
         commands: list[Command] = []
         if settings.workers < settings.max_workers:
@@ -154,33 +171,67 @@ class Control:
         Raises:
             InternalError: The event is illegal where things stand; nothing has changed.
         """
+        event = self._tolerated(event)
         moves = judge(self._state, event)
         if moves is None:
             return ()
+        self._state.now_s = now_s
+        commands: list[Command] = []
         if isinstance(event, MemberEvent):
-            commands = list(effects.absorb_of_member(self._state, event, now_s))
+            commands += effects.absorb_of_member(self._state, event, now_s)
             self._state.members[event.member].heard_s = now_s
         else:
-            commands = list(effects.absorb_of_job(self._state, event))
+            effects.absorb_of_job(self._state, event)
         for number, state in moves.items():
-            effects.move(self._state.members[number], state, now_s)
-        commands += self._enter(PHASE_ON_EVENT[self._state.phase][type(event)], now_s)
+            if not self._state.members[number].gone:  # who leaves has gone with its last word
+                self._state.members[number].enter(state, now_s)
+        phase = PHASE_ON_EVENT[self._state.phase][type(event)]
+        if isinstance(event, MemberEvent) and self._state.spare(event.member):
+            commands += self._of_spare(event, now_s)  # the phase is that of those that compute
+        else:
+            commands += self._enter(phase, now_s)
         commands += self._settle(now_s)
         return tuple(commands)
 
+    def _of_spare(self, event: MemberEvent, now_s: float) -> Iterator[Command]:
+        member = self._state.members[event.member]
+        if isinstance(event, MemberReady) and (why := growing.unfit_to_join(self._state, member)):
+            member.enter(MemberState.RELEASED, now_s)
+            yield from growing.missed(self._state, member, why, now_s)
+
+    def _tolerated(self, event: Event) -> Event:
+        """What befalls a member that has not computed yet is a loss, and not the job's fault."""
+        if not isinstance(event, MemberFailed) or self._state.progress is None:
+            return event
+        if self._state.member(event.member).joined:
+            return event
+        return MemberLost(member=event.member, reason=f"{event.error}: {event.message}")
+
+    def hear(self, heard: Heard) -> None:
+        """Take in which members have answered the driver's calls; about as often as `tick`."""
+        self._state.hearing.hear(heard)
+
+    def overdue(self, now_s: float) -> MemberLost | None:
+        """The member that is to be taken for lost now, as an event for `on`; None: nobody is.
+
+        Raises:
+            InternalError: `start` was not called.
+        """
+        if self._state.phase is Phase.NEW:
+            raise InternalError("overdue() is illegal before start()")
+        self._state.now_s = now_s
+        return overdue(self._state, now_s)
+
     def tick(self, now_s: float) -> tuple[Command, ...]:
-        """Time has passed: whoever has been silent for too long is lost.
+        """Time has passed.
 
         Raises:
             InternalError: `start` was not called.
         """
         if self._state.phase is Phase.NEW:
             raise InternalError("tick() is illegal before start()")
-        lost = overdue(self._state, now_s)
-        if lost is None:
-            return tuple(self._settle(now_s))
-        what = f"{self._state.members[lost.member]} is taken for lost: {lost.reason}"
-        return (Notice(what=what, member=lost.member), *self.on(lost, now_s))
+        self._state.now_s = now_s
+        return tuple(self._settle(now_s))
 
     def _enter(self, phase: Phase, now_s: float) -> Iterator[Command]:
         """Go to `phase`, and do what is done on entering it."""
@@ -189,14 +240,15 @@ class Control:
         self._state.phase = phase
         match phase:
             case Phase.FORMING:
-                yield from effects.form(self._state, now_s)
+                yield from forming.form(self._state, now_s)
             case Phase.TRAINING:
                 for member in self._state.in_group():
                     member.heard_s = now_s
                     if member.state is MemberState.READY:
-                        effects.move(member, MemberState.ACTIVE, now_s)
+                        member.enter(MemberState.ACTIVE, now_s)
             case Phase.CLOSING:
                 self._state.outstanding = None  # the last step came before it took effect
+                yield from growing.dismiss(self._state, now_s)
             case Phase.FINISHED:
                 yield from effects.end(self._state, "finished", now_s)
             case Phase.STOPPED:
@@ -216,8 +268,8 @@ class Control:
             condition = next((c for c in row if holds(state, c)), None)
             if condition is None:
                 break
-            if condition is Condition.BROKEN:
-                yield from effects.regroup(state, now_s)
+            if row[condition] is Phase.REGROUPING:
+                yield from forming.regroup(state, now_s)
             elif condition is Condition.UNFIT:
                 state.error = unfit(state)
             elif condition is Condition.PART_MISSING:
@@ -226,3 +278,4 @@ class Control:
                 state.error = f"the checkpoint of step {step} has no part of members {lacking}"
             yield from self._enter(row[condition], now_s)
         yield from effects.send_ahead(state, now_s)
+        yield from growing.grow(state, now_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from raycloud import planning
@@ -33,34 +33,22 @@ def first_shares(settings: ControlSettings, readies: list[MemberReady]) -> tuple
     Fitted shares replace the equal split only if they are predicted to be worth it, because a probe
     of a few micro-batches is noisy.
     """
-    if not isinstance(settings.shares, str):
-        asked = [settings.shares[ready.member - settings.first_member] for ready in readies]
-        if sum(asked):  # some may have been lost before they were ready
-            return deal(asked, settings.micro_batches)
-        return equal_shares(len(readies), settings.micro_batches)
-    if settings.shares == "equal" or len(readies) == 1:
-        return equal_shares(len(readies), settings.micro_batches)
+    if settings.shares != "auto" or len(readies) == 1:
+        return asked_shares(settings, [ready.member - settings.first_member for ready in readies])
     speeds = [speed(ready) for ready in readies]
     return planning.first_shares(speeds, settings.micro_batches, gain=settings.reshare_gain)
 
 
-def left_shares(
-    settings: ControlSettings,
-    shares: Mapping[int, int],
-    resharing: Resharing | None,
-) -> tuple[int, ...]:
-    """The shares of the members that are left, in order of rank.
+def asked_shares(settings: ControlSettings, slots: Sequence[int]) -> tuple[int, ...]:
+    """The shares of the workers that have these places among those asked for, by rank.
 
-    Args:
-        settings: How shares are asked for; a list deals what is free in its own proportions.
-        shares: Of those that are left, by member, as they were.
-        resharing: Their speeds, where shares follow them.
+    Where workers lack, a list of shares keeps its proportions; all others are equal.
     """
-    if settings.shares == "auto" and resharing is not None:
-        return resharing.fit(tuple(shares))
-    if isinstance(settings.shares, str) or not sum(shares.values()):
-        return equal_shares(len(shares), settings.micro_batches)
-    return deal(tuple(shares.values()), settings.micro_batches)
+    if not isinstance(settings.shares, str):
+        asked = [settings.shares[slot] for slot in slots if slot < len(settings.shares)]
+        if len(asked) == len(slots) and sum(asked) > 0:
+            return deal(asked, settings.micro_batches)
+    return equal_shares(len(slots), settings.micro_batches)
 
 
 class Resharing:
@@ -79,6 +67,11 @@ class Resharing:
         self._looked_step = settings.step
         self._worth = 0
 
+    def know(self, readies: Mapping[int, MemberReady]) -> None:
+        """Take in what members that are new have measured before they were ready."""
+        for member, ready in readies.items():
+            self._estimates.setdefault(member, SpeedEstimate(speed(ready)))
+
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's measured seconds."""
         steps = report.last_step - report.first_step
@@ -88,9 +81,17 @@ class Resharing:
             )
 
     def fit(self, group: tuple[int, ...]) -> tuple[int, ...]:
-        """The best shares of these members, as their speeds are known now."""
+        """The best shares of these members, as their speeds are known now.
+
+        Everyone has something to compute, where there is enough: so it becomes known how fast a
+        member is that measured itself while others kept its machine busy.
+        """
         speeds = [self._estimates[member].speed for member in group]
-        return fit_shares(speeds, self._settings.micro_batches)
+        shares = list(fit_shares(speeds, self._settings.micro_batches))
+        while 0 in shares and max(shares) > 1:
+            shares[shares.index(max(shares))] -= 1
+            shares[shares.index(0)] += 1
+        return tuple(shares)
 
     def look(
         self, *, group: tuple[int, ...], shares: tuple[int, ...], step: int, now_s: float

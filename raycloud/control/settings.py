@@ -26,10 +26,16 @@ class ControlSettings:
         reshare_every_s: Least seconds between two looks at the shares.
         reshare_steps: Least steps between two looks at the shares.
         reshare_gain: A change of shares is worth this fraction of a step's seconds.
-        regroups: Those that are left go on when a member is lost; False: the run ends.
         spawn_s: A member that is not ready after this time is lost.
         form_s: Members that have not met after this time are lost.
-        silence_s: A member in training that is not heard for this time is lost.
+        silence_s: A member in training that has nothing to report for this time is lost.
+        late_s: A member is lost if its answer to a call comes this much later than due, and later
+            than is usual for it, where the job can go on without it.
+        outage_s: The same where members on several machines do not answer.
+        broken_s: From the first word of a broken exchange to a new meeting, if nobody is found to
+            be lost meanwhile.
+        meetings: So often the same members meet anew without a step between; then the one whose
+            exchange broke is lost.
         step: The first step to compute; more than 0 if the run goes on from a checkpoint.
         position: Where the sequence stands before `step`.
         ledger: The checkpoint's `Ledger.state()`; None if nothing is committed yet.
@@ -47,10 +53,13 @@ class ControlSettings:
     reshare_every_s: float = 2.0
     reshare_steps: int = 10
     reshare_gain: float = 0.05
-    regroups: bool = False
     spawn_s: float = 300.0
     form_s: float = 60.0
     silence_s: float = 60.0
+    late_s: float = 1.25
+    outage_s: float = 10.0
+    broken_s: float = 3.0
+    meetings: int = 3
     step: int = 0
     position: Position = field(default_factory=Position)
     ledger: Mapping[str, Any] | None = None

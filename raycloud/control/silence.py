@@ -4,23 +4,82 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from raycloud.commands import Meet
+from raycloud.control.growing import spares
 from raycloud.control.tables import MemberState, Phase
 from raycloud.events import MemberLost
 
 if TYPE_CHECKING:
     from raycloud.control.state import JobState, Member
 
+_COMPUTING = frozenset({Phase.TRAINING, Phase.STOPPING, Phase.REGROUPING})
+
 
 def overdue(state: JobState, now_s: float) -> MemberLost | None:
-    """The member to take for lost now, with the reason; None if all are in time.
+    """The member to take for lost now, with the reason; None if all are in time."""
+    return _mute(state) or _apart(state) or _idle(state, now_s)
 
-    When one member freezes, all others soon have nothing to report either. The one heard least
-    recently is named, and the reason lists all.
+
+def _mute(state: JobState) -> MemberLost | None:
+    """A process that is frozen or cut off does not answer, while others do.
+
+    A member without which the job would end is waited for longer, as one that has nothing to
+    report.
+    """
+    if state.phase not in _COMPUTING:
+        return None
+    group = [m for m in state.in_group() if not m.gone]
+    numbers = [m.number for m in group]
+    missing = {}
+    for member in group:
+        others = [m for m in group if m is not member and m.joined]
+        if member.state is MemberState.DONE or len(others) < state.workers[0]:
+            continue
+        late_s = state.hearing.missing_s(member.number, numbers)
+        if late_s is not None:
+            missing[member.number] = late_s
+    if not missing:
+        return None
+    first = max(missing, key=missing.__getitem__)
+    # Several nodes at once: rather a network that most of them are behind.
+    nodes = {state.members[number].node for number in missing}
+    if len(nodes) > 1 and missing[first] < state.settings.outage_s:
+        return None
+    reason = f"frozen, or cut off: its answer is {missing[first]:.1f} s overdue"
+    return MemberLost(member=first, reason=reason)
+
+
+def _apart(state: JobState) -> MemberLost | None:
+    """Members answer, and can yet not exchange, however often they meet.
+
+    Those that the others came to meet ahead are given up at once: nobody needs them yet.
+    """
+    broken, settings = state.broken, state.settings
+    coming = state.outstanding.change if state.outstanding else None
+    if broken is not None and isinstance(coming, Meet) and broken.generation == coming.generation:
+        new = [n for n in coming.members if not state.members[n].joined and state.here(n)]
+        if new:
+            return MemberLost(member=new[0], reason=f"the others could not meet it: {broken.why}")
+    if (
+        broken is None
+        or state.now_s - state.broken_s < settings.broken_s
+        or state.meetings < settings.meetings
+        or state.members[broken.member].gone
+    ):
+        return None
+    reason = f"its exchange broke {state.meetings} times in a row: {broken.why}"
+    return MemberLost(member=broken.member, reason=reason)
+
+
+def _idle(state: JobState, now_s: float) -> MemberLost | None:
+    """When one member hangs, all others soon have nothing to report either.
+
+    The one heard least recently is named, and the reason lists all.
     """
     late = [m for m in state.members.values() if now_s - m.heard_s > _limit_s(state, m)]
     if not late:
         return None
-    first = min(late, key=lambda m: (m.heard_s, m.number))
+    first = min(late, key=lambda m: (m.joined, m.heard_s, m.number))
     limit_s = _limit_s(state, first)
     if first.state is MemberState.SPAWNING:
         reason = f"not ready after {limit_s:g} s"
@@ -35,9 +94,18 @@ def overdue(state: JobState, now_s: float) -> MemberLost | None:
 
 def _limit_s(state: JobState, member: Member) -> float:
     if member.state is MemberState.SPAWNING:
-        return state.settings.spawn_s
-    if member.state is MemberState.READY and state.phase in {Phase.FORMING, Phase.REGROUPING}:
+        return state.settings.spawn_s if member.placed else float("inf")
+    change = state.outstanding.change if state.outstanding else None
+    if isinstance(change, Meet) and member.number in change.members and member in spares(state):
         return state.settings.form_s
+    if (
+        member.state is MemberState.READY
+        and state.phase in {Phase.FORMING, Phase.REGROUPING}
+        and not state.spare(member.number)
+    ):
+        # Others may have something to compute to its end before they come.
+        computing = any(m.state is MemberState.ACTIVE for m in state.in_group())
+        return state.settings.silence_s if computing else state.settings.form_s
     if member.state in {MemberState.ACTIVE, MemberState.DRAINING}:
         return state.settings.silence_s
     return float("inf")

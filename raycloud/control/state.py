@@ -11,10 +11,11 @@ from raycloud.errors import InternalError
 
 if TYPE_CHECKING:
     from raycloud.commands import Change
+    from raycloud.control.hearing import Hearing
     from raycloud.control.progress import Progress
     from raycloud.control.resharing import Resharing
     from raycloud.control.settings import ControlSettings
-    from raycloud.events import DataGrew, MemberReady
+    from raycloud.events import DataGrew, ExchangeBroken, MemberReady
 
 
 @dataclass(kw_only=True, slots=True)
@@ -27,6 +28,9 @@ class Member:
         step: One past the last step it has reported as committed.
         generation: The generation of its last report.
         part_step: The step of the last checkpoint part it wrote; -1 before the first.
+        slot: Which of the job's places for workers it has, from 0.
+        placed: There is a place on a machine for it.
+        joined: It is known to compute, and has the state of the training.
     """
 
     number: int
@@ -38,11 +42,19 @@ class Member:
     step: int = 0
     generation: int = 0
     part_step: int = -1
+    slot: int = 0
+    placed: bool = True
+    joined: bool = True
 
     @property
     def gone(self) -> bool:
         """Nothing that it says counts any more."""
         return self.state in GONE
+
+    def enter(self, state: MemberState, now_s: float) -> None:
+        """It is in `state` from now on."""
+        if self.state is not state:
+            self.state, self.since_s = state, now_s
 
     def __str__(self) -> str:
         """As people read it."""
@@ -70,11 +82,11 @@ class Outstanding:
 
 @dataclass(kw_only=True, slots=True)
 class Recovery:
-    """Members were lost, and no step is committed since.
+    """A generation broke, and no step is committed since.
 
     Attributes:
-        detected_s: When the first loss was known.
-        cause: Its reason.
+        detected_s: When it was known.
+        cause: The reason of the first loss, or of the broken exchange.
         lost: Who, in the order in which it was known.
     """
 
@@ -88,6 +100,7 @@ class JobState:
     """Everything that one job's control remembers.
 
     Attributes:
+        hearing: Who answers calls.
         group: Members of the present generation, in order of rank.
         shares: Their micro-batches per step.
         progress: None until the members have said how much data there is.
@@ -99,13 +112,25 @@ class JobState:
         halted: A member has applied it: the run ends before its last step.
         settled: Number of the last change that is over, in force or withdrawn.
         formed_as: The generation as which the present group met first.
+        groups: Who met as each generation that one of `group_of` may be asked for.
+        sound_from: Words of older generations do not count any more: they broke.
         met: It is known to have met.
         recovery: What befell members since the last step of all; None: nothing.
+        broken: The first word of an exchange of the present group that broke; None: none did.
+        broken_s: When it came.
+        meetings: How often the present group has met since its last step.
+        capacity: How many members the machines hold, as far as is known.
+        next_member: The number of the next member that is asked for.
+        misses: How many members in a row were lost before they had joined.
+        ask_again_s: Not before is another one asked for.
+        told_that_none_joins: A person knows that members do not join any more.
         started_s: When the job was started.
+        now_s: When control was last asked.
         error: Why the run fails.
     """
 
     settings: ControlSettings
+    hearing: Hearing
     phase: Phase = Phase.NEW
     members: dict[int, Member] = field(default_factory=dict)
     group: tuple[int, ...] = ()
@@ -126,9 +151,20 @@ class JobState:
     halted: bool = False
     settled: int = 0
     formed_as: int = 0
+    groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    sound_from: int = 0
     met: bool = False
     recovery: Recovery | None = None
+    broken: ExchangeBroken | None = None
+    broken_s: float = 0.0
+    meetings: int = 1
+    capacity: int = 0
+    next_member: int = 0
+    misses: int = 0
+    ask_again_s: float = 0.0
+    told_that_none_joins: bool = False
     started_s: float = 0.0
+    now_s: float = 0.0
     error: str = ""
 
     def member(self, number: int) -> Member:
@@ -149,6 +185,16 @@ class JobState:
     def here(self, number: int) -> bool:
         """Whether this member is not gone."""
         return not self.members[number].gone
+
+    def spare(self, number: int) -> bool:
+        """Whether this member is to join those that compute, and does not yet."""
+        new = not self.members[number].joined
+        return self.progress is not None and new and number not in self.group
+
+    def group_of(self, generation: int) -> tuple[int, ...]:
+        """Who computed as `generation`; shares may have changed since they met as an older one."""
+        met = max((g for g in self.groups if g <= generation), default=self.formed_as)
+        return self.groups.get(met, self.group)
 
     def in_group(self) -> list[Member]:
         """Members of the present generation, in order of rank."""

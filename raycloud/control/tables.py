@@ -20,8 +20,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, TypeVar, get_args
 
-from raycloud.commands import Change, Extend, Halt, Reshare, Save
+from raycloud.commands import Change, Extend, Halt, Meet, Reshare, Save
 from raycloud.events import (
+    CapacityChanged,
     ChangeApplied,
     CheckpointPublished,
     DataGrew,
@@ -30,6 +31,7 @@ from raycloud.events import (
     Evaluated,
     EvaluationPart,
     Event,
+    ExchangeBroken,
     GenerationFormed,
     MemberDone,
     MemberFailed,
@@ -40,7 +42,6 @@ from raycloud.events import (
     PartWritten,
     RangeChanged,
     Recovered,
-    RunFinished,
     RunStarted,
     StepsCommitted,
     StopRequested,
@@ -81,7 +82,8 @@ class Condition(StrEnum):
     TOO_FEW = "fewer members are left than the job may run with"
     UNFIT = "all members are ready but their data does not fit"
     ALL_READY = "all members are ready"
-    BROKEN = "a member of the generation is gone"
+    BROKEN = "a member of the generation, or of the one to come, is gone"
+    APART = "the exchange broke, and nobody was found to be gone"
     MET = "the generation is known to have met"
     STOP_ASKED = "a stop was asked for"
     STOPPED_TWICE = "a stop was asked for twice"
@@ -111,8 +113,14 @@ _OF_MEMBERS: tuple[type[Event], ...] = (
     EvaluationPart,
     MemberDone,
     MemberLost,
+    ExchangeBroken,
     MemberFailed,
 )
+
+
+# A member may be started while others compute.
+_JOINING: tuple[type[Event], ...] = (MemberSpawned, DataPreparing, DataPrepared, MemberReady)
+_FROM_OUTSIDE: tuple[type[Event], ...] = (RangeChanged, CapacityChanged, DataGrew, Noticed)
 
 
 def _stay(state: State, *events: type[Event]) -> dict[Trigger, State]:
@@ -125,20 +133,15 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
         **_stay(
             Phase.PLACING,
             RunStarted,
-            MemberSpawned,
-            DataPreparing,
-            DataPrepared,
-            MemberReady,
-            RangeChanged,
-            DataGrew,
-            Noticed,
+            *_JOINING,
+            *_FROM_OUTSIDE,
         ),
         StopRequested: Phase.STOPPED,
         MemberLost: Phase.PLACING,
         MemberFailed: Phase.FAILED,
     },
     Phase.FORMING: {
-        **_stay(Phase.FORMING, DataPrepared, RangeChanged, DataGrew, Noticed),
+        **_stay(Phase.FORMING, ExchangeBroken, DataPrepared, *_FROM_OUTSIDE),
         GenerationFormed: Phase.TRAINING,
         # A member may be heard before the word that all have met; what it did proves it.
         StepsCommitted: Phase.TRAINING,
@@ -159,13 +162,12 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
             CheckpointPublished,
             EvaluationPart,
             Evaluated,
-            DataPrepared,
+            *_JOINING,
             MemberDone,
-            RangeChanged,
-            DataGrew,
-            Noticed,
+            ExchangeBroken,
+            *_FROM_OUTSIDE,
+            Recovered,
         ),
-        Recovered: Phase.TRAINING,
         StopRequested: Phase.STOPPING,
         MemberLost: Phase.REGROUPING,
         MemberFailed: Phase.FAILED,
@@ -180,12 +182,11 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
             CheckpointPublished,
             EvaluationPart,
             Evaluated,
-            DataPrepared,
+            *_JOINING,
             MemberDone,
+            ExchangeBroken,
             StopRequested,
-            RangeChanged,
-            DataGrew,
-            Noticed,
+            *_FROM_OUTSIDE,
             Recovered,
         ),
         MemberLost: Phase.REGROUPING,
@@ -201,13 +202,12 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
             CheckpointPublished,
             EvaluationPart,
             Evaluated,
-            DataPrepared,
+            *_JOINING,
             MemberDone,
             MemberLost,
+            ExchangeBroken,
             StopRequested,
-            RangeChanged,
-            DataGrew,
-            Noticed,
+            *_FROM_OUTSIDE,
             Recovered,
         ),
         MemberFailed: Phase.FAILED,
@@ -220,9 +220,7 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
             Evaluated,
             DataPrepared,
             StopRequested,
-            RangeChanged,
-            DataGrew,
-            Noticed,
+            *_FROM_OUTSIDE,
             Recovered,
         ),
         MemberFailed: Phase.FAILED,
@@ -238,19 +236,27 @@ PHASE_ON_CONDITION: Final[Mapping[Phase, Mapping[Condition, Phase]]] = {
         Condition.UNFIT: Phase.FAILED,
         Condition.ALL_READY: Phase.FORMING,
     },
+    Phase.FORMING: {
+        Condition.APART: Phase.REGROUPING,
+    },
     Phase.REGROUPING: {
         Condition.STOPPED_TWICE: Phase.STOPPED,
         Condition.TOO_FEW: Phase.FAILED,
         Condition.BROKEN: Phase.REGROUPING,
+        Condition.APART: Phase.REGROUPING,
         Condition.MET: Phase.TRAINING,
     },
     Phase.TRAINING: {
+        Condition.BROKEN: Phase.REGROUPING,
+        Condition.APART: Phase.REGROUPING,
         Condition.STOP_ASKED: Phase.STOPPING,
         Condition.PART_MISSING: Phase.FAILED,
         Condition.ALL_DONE: Phase.CLOSING,
     },
     Phase.STOPPING: {
         Condition.STOPPED_TWICE: Phase.STOPPED,
+        Condition.BROKEN: Phase.REGROUPING,
+        Condition.APART: Phase.REGROUPING,
         Condition.PART_MISSING: Phase.FAILED,
         Condition.ALL_DONE: Phase.CLOSING,
     },
@@ -278,12 +284,14 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
         EvaluationPart: MemberState.ACTIVE,
         MemberDone: MemberState.DONE,
         MemberLost: MemberState.LOST,
+        ExchangeBroken: MemberState.READY,
         MemberFailed: MemberState.FAILED,
     },
     MemberState.ACTIVE: {
         GenerationFormed: MemberState.ACTIVE,
         DataPrepared: MemberState.ACTIVE,
         (ChangeApplied, Reshare): MemberState.ACTIVE,
+        (ChangeApplied, Meet): MemberState.ACTIVE,
         (ChangeApplied, Save): MemberState.ACTIVE,
         (ChangeApplied, Extend): MemberState.ACTIVE,
         (ChangeApplied, Halt): MemberState.DRAINING,
@@ -292,6 +300,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
         EvaluationPart: MemberState.ACTIVE,
         MemberDone: MemberState.DONE,
         MemberLost: MemberState.LOST,
+        ExchangeBroken: MemberState.ACTIVE,
         MemberFailed: MemberState.FAILED,
     },
     MemberState.DRAINING: {
@@ -302,6 +311,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
         EvaluationPart: MemberState.DRAINING,
         MemberDone: MemberState.DONE,
         MemberLost: MemberState.LOST,
+        ExchangeBroken: MemberState.DRAINING,
         MemberFailed: MemberState.FAILED,
     },
     MemberState.DONE: {
@@ -313,34 +323,4 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
     MemberState.LOST: dict.fromkeys(_OF_MEMBERS, LATE),
     MemberState.FAILED: dict.fromkeys(_OF_MEMBERS, LATE),
     MemberState.RELEASED: dict.fromkeys(_OF_MEMBERS, LATE),
-}
-
-MEANING: Final[Mapping[type[Event], str]] = {
-    RunStarted: "For the log.",
-    MemberSpawned: "The member's process is asked for.",
-    DataPreparing: "For the log; a sign of life.",
-    DataPrepared: "For the log; a sign of life.",
-    MemberReady: "The member can compute. When all can, shares are fitted and they meet.",
-    MemberLost: "The machine's fault. Where the job may go on without it, those that are left meet "
-    "as the next generation; otherwise the run ends as failed, and a resumed run goes on from the "
-    "last checkpoint. No run goes on without a member in this version.",
-    MemberFailed: "The job's or our fault, and would happen again: the run ends as failed.",
-    MemberDone: "The member has committed its last step and written its parts.",
-    GenerationFormed: "The members have met, or a new generation of theirs is in force.",
-    ChangeApplied: "The member switched to the outstanding change; when all have, it is in force.",
-    StepsCommitted: "Progress. The step that all members have reached is committed to the ledger; "
-    "measured seconds feed the shares. A report of no steps is a sign of life.",
-    PartWritten: "A part of a checkpoint; when all parts are there it is published.",
-    CheckpointPublished: "The checkpoint may be restored from.",
-    EvaluationPart: "For the log; a sign of life.",
-    Evaluated: "For the log.",
-    StopRequested: "First: halt, checkpoint and end, or end at once if nothing is trained yet. "
-    "Second: end at once.",
-    RangeChanged: "Remembered; growing and shrinking a running job is not there yet, and a notice "
-    "says so.",
-    DataGrew: "Sent ahead as a change; the first epoch that begins once it is in force has the "
-    "new samples.",
-    Noticed: "For the log.",
-    Recovered: "For the log.",
-    RunFinished: "For the log.",
 }

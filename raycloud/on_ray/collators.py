@@ -144,7 +144,12 @@ class RayCollators:
         self._grown = grown
         self._notice = notice
         self._lock = Lock()
-        self._actors: dict[str, Any] = {name: ray.get_actor(name) for name in names}
+        self._actors: dict[str, Any] = {}
+        for name in names:
+            try:
+                self._actors[name] = ray.get_actor(name)
+            except ValueError:  # this member came later, and that one is gone
+                notice("a collator was lost", collator=name, left=len(self._actors), why="is gone")
         self._turn = first
         self._version = 0  # of the data, that steps to come are steps of
         self._waiting = dict.fromkeys(names, 0)
@@ -187,8 +192,7 @@ class RayCollators:
                 self._gone(asked.name, "a collator was lost", type(error).__name__)
             return self._made_here(asked)
         finally:
-            with self._lock:
-                self._waiting[asked.name] -= 1
+            self.over(asked)
         if isinstance(found, Unable):
             self._gone(asked.name, "a collator is not used any more", found.why)
             return self._made_here(asked)
@@ -197,6 +201,11 @@ class RayCollators:
         for noticed in found.notices:
             self._notice(noticed.what, collator=asked.name, **noticed.detail)
         return tuple(replace(one, batch=_map(one.batch, _unpacked)) for one in found.passes)
+
+    def over(self, asked: Asked) -> None:
+        """It is not waited for any more."""
+        with self._lock:
+            self._waiting[asked.name] -= 1
 
     def _made_here(self, asked: Asked) -> Passes:
         if asked.dropped.is_set():
@@ -226,6 +235,7 @@ class Asked:
         """Them, as soon as they are there; or raises what making them raised."""
         while self.call is not None and not ray.wait([self.call], timeout=_TURN_S)[0]:
             if self.dropped.is_set():
+                self.crew.over(self)
                 raise CancelledError
         return self.crew.result(self)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, assert_never
 
@@ -14,6 +13,7 @@ from raycloud.commands import (
     Command,
     Finish,
     Form,
+    Meet,
     Notice,
     Prepare,
     Publish,
@@ -39,8 +39,9 @@ from raycloud.events import (
     StopRequested,
 )
 from raycloud.on_ray.cluster import inventory
-from raycloud.on_ray.failure import failure_of, given_up
+from raycloud.on_ray.failure import failure_of
 from raycloud.on_ray.fleet import Fleet
+from raycloud.on_ray.machines import Machines
 from raycloud.on_ray.manifests import manifest_of
 from raycloud.on_ray.measures import Measures
 from raycloud.on_ray.meeting import MeetingPlace
@@ -51,10 +52,10 @@ from raycloud.on_ray.session import Session, origin_of
 from raycloud.on_ray.sources import Sources
 from raycloud.on_ray.tasks import by_value
 from raycloud.order import Position, ledger_line
-from raycloud.planning.inventory import Inventory, capacity, require
+from raycloud.planning.inventory import Inventory, require
 from raycloud.planning.plan import Plan, make
 from raycloud.report.recorder import Recorder
-from raycloud.training.member import BROKEN_EXCHANGE, Meeting, MemberConfig
+from raycloud.training.member import Meeting, MemberConfig
 
 _TURN_S = 0.2
 _SILENCE_S = 600.0  # a step, or measuring the held-out samples, may take minutes
@@ -62,7 +63,7 @@ _SILENCE_S = 600.0  # a step, or measuring the held-out samples, may take minute
 
 @dataclass(eq=False)
 class _Known:
-    """What members said of themselves, and the first failure among them."""
+    """What members said of themselves, and the failure that ended the run."""
 
     ready: dict[int, MemberReady] = field(default_factory=dict)
     failure: MemberFailed | MemberLost | None = None
@@ -79,12 +80,11 @@ def drive(session: Session) -> Run:
     nodes = inventory()
     require(nodes, session.job.resources.worker, session.job.elastic.min_workers)
     outlets = Outlets(session)
-    several = len(nodes.nodes) > 1
     with (
         Recorder(
             session.directory, session.clock, started_s=session.began_s, listener=outlets.add
         ) as recorder,
-        marked(store) if several else nullcontext("") as mark,
+        marked(store) as mark,  # machines may be added that do not see this place
     ):
         session.directory.write_job(session.written)
         session = replace(session, mark=mark)
@@ -114,13 +114,13 @@ class Driver:
         self._recorder, self._outlets = recorder, outlets
         self._store = store
         self._manifest = manifest
-        self._nodes = nodes
+        self._machines = Machines(nodes, job.resources.worker, session.clock)
         tally = recorder.tally
         settings = ControlSettings(
             min_workers=job.elastic.min_workers,
             max_workers=job.most_workers,
             silence_s=_SILENCE_S,
-            capacity=capacity(self._nodes, job.resources.worker),
+            capacity=self._machines.room,
             global_batch=job.global_batch,
             micro_batch=job.micro_batch,
             drop_last=job.drop_last,
@@ -134,7 +134,7 @@ class Driver:
             first_member=max(tally.spawned, default=-1) + 1,
         )
         self._control = Control(settings)
-        self._fleet = Fleet(job.resources.worker)
+        self._fleet = Fleet(job.resources.worker, session.clock)
         self._sources = Sources(session)
         self._meeting: MeetingPlace | None = None
         self._known = _Known()
@@ -143,7 +143,6 @@ class Driver:
         self._pending: deque[Event] = deque()
         self._finish: Finish | None = None
         self._stop_sent = False
-        self._broken: tuple[float, Noticed] | None = None
 
     def run(self) -> Run:
         """Until control says that the run is over."""
@@ -181,20 +180,17 @@ class Driver:
             self._stop_sent = True
             self._pending.append(StopRequested(reason=stop.reason))
         self._pending.extend(self._fleet.poll(_TURN_S))
+        self._pending.extend(self._machines.poll())
         self._pending.extend(self._sources.poll())
         self._pending.extend(self._outlets.poll(self._fleet.lines()))
         while self._pending and self._finish is None:
             self._take(self._pending.popleft())
-        self._give_up_on_a_broken_exchange()
+        self._control.hear(self._fleet.heard())
+        now_s = self._session.clock.monotonic_s()
+        if self._finish is None and (lost := self._control.overdue(now_s)) is not None:
+            self._take(lost)
         if self._finish is None:
-            self._carry_out(self._control.tick(self._session.clock.monotonic_s()))
-
-    def _give_up_on_a_broken_exchange(self) -> None:
-        if self._finish is None and self._broken is not None:
-            lost = given_up(*self._broken, now_s=self._session.clock.monotonic_s())
-            if lost is not None:
-                self._broken = None
-                self._take(lost)
+            self._carry_out(self._control.tick(now_s))
 
     def _log(self, event: Event) -> None:
         """Keep an event, and show it."""
@@ -211,16 +207,14 @@ class Driver:
                 self._known.ready[event.member] = event
             case EvaluationPart():
                 control = self._control
-                whole = self._measures.add(event, control.group, control.formed_as)
+                group = control.group_of(event.generation)
+                whole = self._measures.add(event, group, control.sound_from)
                 self._pending.extend([whole] if whole is not None else [])
-            case MemberFailed() | MemberLost():
-                self._known.failure = self._known.failure or event
-            case Noticed(what=what) if what == BROKEN_EXCHANGE and self._broken is None:
-                if event.detail["generation"] >= self._control.formed_as:
-                    self._broken = (self._session.clock.monotonic_s(), event)
             case _:
                 pass
         self._carry_out(self._control.on(event, self._session.clock.monotonic_s()))
+        if isinstance(event, MemberFailed | MemberLost) and self._finish is not None:
+            self._known.failure = self._known.failure or event  # others were got over
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -230,8 +224,7 @@ class Driver:
                 case Form():
                     self._form(command)
                 case Prepare():
-                    for member in command.members:
-                        self._fleet.prepare(member, command.number, command.change)
+                    self._prepare(command)
                 case Publish():
                     self._publish(command)
                 case Record():
@@ -252,57 +245,64 @@ class Driver:
 
     def _spawn(self, command: Spawn) -> None:
         session, asked = self._session, self._session.job.data.collators
-        collators = self._fleet.spawn(
-            [
-                MemberConfig(
-                    member=member,
-                    node="",
-                    address="",
-                    job=session.job,
-                    task=session.task,
-                    checkpoints=session.checkpoints,
-                    mark=session.mark,
-                    resume_step=self._manifest.step if self._manifest else None,
-                    only_steps=session.only_steps,
-                    **self._sources.told(),
-                )
-                for member in command.members
-            ]
+        told = MemberConfig(
+            member=-1,
+            node="",
+            address="",
+            job=session.job,
+            task=session.task,
+            checkpoints=session.checkpoints,
+            mark=session.mark,
+            only_steps=session.only_steps,
+            **self._sources.told(),
         )
+        if command.joins:
+            for member in command.members:
+                self._fleet.await_place(
+                    replace(told, member=member, joins=True, origin=self._manifest)
+                )
+            return
+        told = replace(told, resume_step=self._manifest.step if self._manifest else None)
+        collators = self._fleet.spawn([replace(told, member=m) for m in command.members])
         if collators < asked:
             self.note("collators found no free CPU", asked=asked, started=collators)
         self._pending.extend(MemberSpawned(member=member) for member in command.members)
 
     def _form(self, command: Form) -> None:
-        meeting = self._meeting
-        if meeting is None:
-            raise InternalError("members were to meet before there was a meeting place")
-        nodes = tuple(self._known.ready[member].node for member in command.members)
-        self._known.failure = self._broken = None  # of a generation that is no more
         for rank, member in enumerate(command.members):
-            self._fleet.form(
-                member,
-                Meeting(
-                    host=meeting.host,
-                    port=meeting.port,
-                    generation=command.generation,
-                    rank=rank,
-                    members=command.members,
-                    shares=command.shares,
-                    nodes=nodes,
-                    settled=command.settled,
-                ),
-            )
+            meeting = self._meeting_of(command, rank)
+            self._fleet.form(member, replace(meeting, settled=command.settled))
         self._write_plan(command)
 
-    def _write_plan(self, command: Form) -> None:
+    def _prepare(self, command: Prepare) -> None:
+        """Send a change ahead; to a `Meet`, members come while those of the present compute."""
+        coming = command.change
+        if not isinstance(coming, Meet):
+            for member in command.members:
+                self._fleet.prepare(member, command.number, coming)
+            return
+        for rank, member in enumerate(coming.members):
+            computes = command.number if member in command.members else None
+            meeting = self._meeting_of(coming, rank)
+            self._fleet.form(member, replace(meeting, settled=command.number, ahead=computes))
+        for member in set(command.members) - set(coming.members):
+            self._fleet.prepare(member, command.number, coming)
+        self._write_plan(coming)
+
+    def _meeting_of(self, formed: Form | Meet, rank: int) -> Meeting:
+        if self._meeting is None:
+            raise InternalError("members were to meet before there was a meeting place")
+        nodes = tuple(self._known.ready[member].node for member in formed.members)
+        return self._meeting.of(formed, rank, nodes)
+
+    def _write_plan(self, formed: Form | Meet) -> None:
         """Keep what is predicted of this generation, to be held against what is measured."""
         job = self._session.job
-        readies = [self._known.ready[member] for member in command.members]
-        elastic = job.elastic.model_copy(update={"shares": command.shares})
+        readies = [self._known.ready[member] for member in formed.members]
+        elastic = job.elastic.model_copy(update={"shares": formed.shares})
         self._plan = make(
             job.model_copy(update={"elastic": elastic}),
-            self._nodes,
+            self._machines.inventory,
             profile_of(readies),
             placed={r.member: r.node for r in readies},
         )

@@ -6,6 +6,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from raycloud import errors
+from raycloud.clock import SystemClock
 from raycloud.events import MemberFailed, MemberLost, MemberReady
 from raycloud.on_ray.cluster import inventory
 from raycloud.on_ray.failure import error_of
@@ -32,7 +33,7 @@ def dry_run(job: Job, task: type[Task]) -> Plan:
     by_value(task)
     nodes = inventory()
     require(nodes, job.resources.worker, job.elastic.min_workers)
-    fleet = Fleet(job.resources.worker)
+    fleet = Fleet(job.resources.worker, SystemClock())
     with tempfile.TemporaryDirectory() as nothing:
         config = MemberConfig(
             member=0,

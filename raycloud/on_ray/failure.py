@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raycloud import errors
-from raycloud.events import MemberFailed, MemberLost, Noticed
+from raycloud.events import MemberFailed, MemberLost
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from raycloud.commands import Finish
-
-BROKEN_S = 10.0  # a death behind a broken exchange is known by then
 
 
 def error_of(failure: MemberFailed, where: str = "") -> errors.RaycloudError:
@@ -42,21 +40,3 @@ def failure_of(
     hint = f"{hint} (run directory {directory})" if hint else f"see the log in {directory}"
     kind = errors.MemberLostError if isinstance(failure, MemberLost) else errors.JobError
     return kind(message, hint=hint)
-
-
-def given_up(since_s: float, notice: Noticed, *, now_s: float) -> MemberLost | None:
-    """What follows from a broken exchange behind which no death was found: the member is lost.
-
-    Its process is there, but a connection to its peers is not, and nobody else will report that.
-    None while there is still time for a death to be reported.
-
-    Args:
-        since_s: When the first member reported it.
-        notice: That report.
-        now_s: The same clock's present.
-    """
-    if now_s - since_s <= BROKEN_S or notice.member is None:
-        return None
-    return MemberLost(
-        member=notice.member, reason=f"its exchange broke: {notice.detail.get('why', '')}"
-    )

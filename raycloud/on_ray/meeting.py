@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import datetime
+from typing import TYPE_CHECKING
 
 import ray
 from torch import distributed as dist
+
+from raycloud.commands import Meet
+from raycloud.training.meeting import Meeting
+
+if TYPE_CHECKING:
+    from raycloud.commands import Form
 
 
 class MeetingPlace:
@@ -19,6 +26,19 @@ class MeetingPlace:
             is_master=True,
             wait_for_workers=False,
             timeout=datetime.timedelta(seconds=30),
+        )
+
+    def of(self, formed: Form | Meet, rank: int, nodes: tuple[str, ...]) -> Meeting:
+        """What the member of `rank` is told of a generation, whose members are on these nodes."""
+        return Meeting(
+            host=self.host,
+            port=self.port,
+            generation=formed.generation,
+            rank=rank,
+            members=formed.members,
+            shares=formed.shares,
+            nodes=nodes,
+            planned=isinstance(formed, Meet),
         )
 
     @property

@@ -59,6 +59,7 @@ class RayProvider:
         self._config = config
         self._node = node
         self._lock = Lock()
+        self._noticing = Lock()  # of its own: nobody waits in it for another process
         self._warming = Lock()
         self._pipeline: Any = None
         self._number = self._dead = -1  # that of the pipeline, and of the last that died
@@ -109,7 +110,7 @@ class RayProvider:
 
     def notices(self) -> list[Noticed]:
         """What had to be done in another way since the last call."""
-        with self._lock:
+        with self._noticing:
             found, self._notices = self._notices, []
         return found
 
@@ -228,5 +229,5 @@ class RayProvider:
         )
 
     def _notice(self, what: str, **detail: Any) -> None:
-        with self._lock:
+        with self._noticing:
             self._notices.append(Noticed(what=what, member=self._config.member, detail=detail))

@@ -62,7 +62,7 @@ _TABLE: tuple[tuple[str, str, _Look], ...] = (
     ("left_s", "Seconds until the last step, at that rate.", lambda _, card: card.left_s),
     ("workers", "Workers that compute.", lambda _, card: float(len(card.members))),
     ("generation", "Number of the generation.", lambda _, card: card.generation),
-    ("recoveries", "Members lost, and resumes.", lambda _, card: card.recoveries),
+    ("recoveries", "Members lost, meetings anew, and resumes.", lambda _, card: card.recoveries),
     (
         "notices",
         "Notices in the log.",

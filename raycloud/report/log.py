@@ -16,8 +16,9 @@ from typing import Any
 
 from raycloud.bounded import json_value, open_regular, text_lines
 from raycloud.errors import InternalError, RunDirectoryError
-from raycloud.events import FORMAT, Event, from_record, to_record
+from raycloud.events import FORMAT, Event
 from raycloud.redact import redact
+from raycloud.report.records import from_record, to_record
 
 _NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
 _KINDS: dict[str, type | tuple[type, ...]] = {  # by the word in a field's annotation

@@ -11,6 +11,7 @@ from raycloud.events import (
     DataPreparing,
     Evaluated,
     Event,
+    ExchangeBroken,
     GenerationFormed,
     MemberFailed,
     MemberLost,
@@ -76,13 +77,11 @@ def note(event: Event) -> str | None:
         case GenerationFormed():
             text = f"generation {event.generation} from step {event.first_step}: "
             text += f"{_workers(len(event.members))}, shares {' '.join(map(str, event.shares))}"
-        case MemberLost():
-            text = f"lost member {event.member}: {event.reason}"
+        case MemberLost() | ExchangeBroken() | MemberFailed():
+            text = _trouble(event)
         case Recovered():
             seconds = event.resumed_s - event.detected_s
             text = f"went on after {seconds:.1f} s, {event.lost_steps} steps lost"
-        case MemberFailed():
-            text = f"member {event.member} failed: {event.error}: {event.message}"
         case CheckpointPublished():
             text = f"checkpoint of step {event.step} ({byte_count(event.state_bytes)})"
         case Evaluated() if event.metrics:
@@ -96,6 +95,16 @@ def note(event: Event) -> str | None:
         case _:
             return None
     return printable_line(text)
+
+
+def _trouble(event: MemberLost | ExchangeBroken | MemberFailed) -> str:
+    match event:
+        case MemberLost():
+            return f"lost member {event.member}: {event.reason}"
+        case ExchangeBroken():
+            return f"member {event.member} cannot reach a peer"
+        case MemberFailed():
+            return f"member {event.member} failed: {event.error}: {event.message}"
 
 
 def metrics_text(metrics: Mapping[str, float] | Mapping[str, float | None]) -> str:

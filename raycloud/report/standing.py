@@ -41,7 +41,7 @@ class Card:
         ready: Of these, how many are ready.
         members: Their numbers, in the order of `shares`, their micro-batches per step.
         generation: None before the first.
-        recoveries: Members lost and resumes, in all sessions.
+        recoveries: Members lost, meetings anew and resumes, in all sessions.
         bytes_sent: By all members, for the exchange of gradients.
         checkpoint_step: The newest checkpoint, published at `checkpoint_t` unix seconds.
         cost: So far, by the prices that nodes are labelled with, in the labels' currency.

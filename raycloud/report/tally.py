@@ -99,6 +99,7 @@ class Tally:
         self.job = self.version = ""
         self.status = "unfinished"
         self.error: str | None = None
+        self._met: set[int] = set()
         self.stop_reason: str | None = None
         self.steps = self.samples = 0
         self.parameters = self.state_bytes = self.epoch_samples = 0
@@ -206,11 +207,12 @@ class Tally:
         self._streams.clear()
         self.data.start()
         self.awaited, self.ready = set(), set()
-        self.members, self.shares = (), ()
+        self.members, self.shares, self._met = (), (), set()
         self.sessions.append(Session(started_t=t, from_step=step))
 
     def _form(self, t: float, event: GenerationFormed) -> None:
         self._enter(event.generation)
+        self._met |= set(event.members)
         self.members, self.shares = event.members, event.shares
         self._streams = {m: at for m, at in self._streams.items() if m in event.members}
         for recovery in self.recoveries:
@@ -278,15 +280,19 @@ class Tally:
             case DataPrepared():
                 if self.data.prepare(event) and event.bad_rows:
                     self._trouble(t, Noticed(what=bad_text(event), detail={"bad": list(event.bad)}))
-            case MemberLost():
+            case MemberLost() if self._counts(event.member):
                 lost = {"kind": "member lost", "t": t, "step": self.steps, "member": event.member}
                 self.recoveries.append({**lost, "reason": event.reason, "seconds": None})
             case Recovered():
+                seconds = event.resumed_s - event.detected_s
+                took = {"seconds": seconds, "lost_steps": event.lost_steps}
+                if not event.lost:
+                    anew = {"kind": "met anew", "t": t - seconds, "step": self.steps}
+                    self.recoveries.append({**anew, "reason": event.cause, **took})
                 for recovery in self.recoveries:
                     if recovery.get("member") in event.lost:
-                        recovery["seconds"] = event.resumed_s - event.detected_s
-                        recovery["lost_steps"] = event.lost_steps
-            case MemberFailed():
+                        recovery.update(took)
+            case MemberFailed() if self._counts(event.member):
                 self.error = f"member {event.member}: {event.error}: {event.message}"
             case Noticed() if len(self.notices) < _MOST_NOTICES:
                 notice = {"t": t, "what": event.what, "detail": dict(event.detail)}
@@ -299,6 +305,10 @@ class Tally:
                 self._close_recoveries()
             case _:
                 pass
+
+    def _counts(self, member: int) -> bool:
+        """Others than those that compute may come and go, and nobody is the worse for it."""
+        return not self._met or member in self._met
 
     def _close_recoveries(self) -> None:
         """What no generation followed was not recovered from: it ended the run."""

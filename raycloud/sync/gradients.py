@@ -107,6 +107,7 @@ class GradientExchange:
         scale = self._scale
         if scale is None:
             raise InternalError("launch() before arm()")
+        self._factor(scale)  # also who has nothing to send has heard of all others before
         for bucket in self.buckets[self._next :]:
             for i in sorted(bucket.missing):
                 if bucket.parameters[i].grad is None:
@@ -182,12 +183,17 @@ class GradientExchange:
                 f"the gradient of {bucket.names[i]!r} is sparse; only dense ones are exchanged",
                 hint="construct the embedding with sparse=False",
             )
+        factor = self._factor(scale)
+        if factor is not None:
+            torch.mul(grad, factor, out=bucket.slots[i])
+
+    def _factor(self, scale: Callable[[], float]) -> float | None:
+        """None where the lane broke: the backward pass goes on without it."""
         try:
-            factor = scale()
-        except TransportError as error:  # the lane broke: the backward pass goes on without it
+            return scale() if self._broken is None else None
+        except TransportError as error:
             self._broken = error
-            return
-        torch.mul(grad, factor, out=bucket.slots[i])
+            return None
 
     def _send(self, bucket: Bucket) -> None:
         """Start the exchange of the next bucket; all members send them in the same order."""

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from typing import assert_never
 
-from raycloud.commands import Change, Extend, Halt, Reshare, Save
+from raycloud.commands import Change, Extend, Halt, Meet, Reshare, Save
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +89,7 @@ class Changes:
         match change:
             case Reshare() | Extend():
                 return self._feed_depth + 2  # the queue, the one being collated, the one computed
-            case Save() | Halt():
+            case Save() | Halt() | Meet():
                 return 1
             case _:
                 assert_never(change)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from raycloud.checkpoint import Manifest
     from raycloud.data.index import Input
     from raycloud.spec import Job
     from raycloud.task import Task
@@ -22,6 +23,7 @@ class MemberConfig:
     driver's; `known` are the inputs that the run has read before, in their order. `collators` are
     the names of the processes that make batches in the members' place. `only_steps` ends it after
     so many steps, whatever the job's length, which the task's schedule is made for all the same.
+    One that `joins` takes its state from the others, who began with the checkpoint `origin`.
     `price_per_hour` is what this node is labelled to cost.
     """
 
@@ -39,3 +41,5 @@ class MemberConfig:
     home: str = ""
     price_per_hour: float | None = None
     collators: tuple[str, ...] = ()
+    joins: bool = False
+    origin: Manifest | None = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,13 +13,11 @@ from raycloud.errors import InternalError
 from raycloud.events import (
     DataPreparing,
     EvaluationPart,
-    GenerationFormed,
     MemberDone,
     MemberReady,
     Noticed,
 )
 from raycloud.order import Position
-from raycloud.sync.lane import Lane
 from raycloud.training.arrangement import (
     Arrangement,
     data_values,
@@ -33,12 +29,12 @@ from raycloud.training.collate import Collate, Making
 from raycloud.training.contract import construct
 from raycloud.training.device import Copies, choose
 from raycloud.training.evaluate import evaluate, show
+from raycloud.training.footing import Footing
 from raycloud.training.growth import position_of
-from raycloud.training.locality import Held, agreed, held
-from raycloud.training.loop import Loop, Parts, Seat
+from raycloud.training.locality import Held, held
+from raycloud.training.loop import Parts, Seat
 from raycloud.training.meeting import Meeting, meet
 from raycloud.training.memory import keep_freed_memory
-from raycloud.training.regroup import Ground, Standing, Talk, alike, find_ground
 from raycloud.training.replica import Replica
 from raycloud.training.saver import Saver
 from raycloud.training.state import digest
@@ -48,8 +44,9 @@ from raycloud.training.trial import Trial
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from raycloud.checkpoint import Manifest, Store
     from raycloud.clock import Clock
-    from raycloud.commands import Extend
+    from raycloud.commands import Extend, Meet
     from raycloud.data.provide import Provider
     from raycloud.data.samples import BlockSamples
     from raycloud.events import Event
@@ -94,7 +91,7 @@ class Life:
         store = open_store(config.checkpoints)
         if config.mark:
             see(store, config.mark, config.address or config.node)
-        manifest = load(store, config.resume_step) if config.resume_step is not None else None
+        manifest = _origin(config, store)
         self._step = manifest.step if manifest is not None else 0
         self._position = position_of(manifest) if manifest is not None else Position()
 
@@ -113,17 +110,14 @@ class Life:
             return job.steps or self._step + left
 
         self._replica = Replica(job, self._task, device=self._device, steps=last_step, clock=clock)
-        self._last_step = min(self._replica.steps, config.only_steps or self._replica.steps)
         self._samples = self._arranged.supply.train
         self._grown: dict[int, BlockSamples] = {}
-        self._loop: Loop | None = None
         # A group with an exchange under way waits, where it ends, for a peer that may be frozen: so
         # none ends before this process does.
         self._met: list[tuple[Transport, Transport]] = []
-        if manifest is not None:
+        if manifest is not None and not config.joins:
             self._replica.state.load(load_tensors(store, manifest), manifest.values)
         self._replica.state.beside = data_values(self._samples)
-        self._fuses = tuple(manifest.values["fuses"]) if manifest is not None else ()
         self._collate = self._collating()
         saver = Saver(store, member=config.member, clock=clock, report=report)
         self._parts = Parts(
@@ -138,6 +132,14 @@ class Life:
             evaluate=self._evaluate,
             extend=self._extend,
             layout=self._arranged.layout,
+            first_step=self._step,
+        )
+        self._footing = Footing(
+            self._parts,
+            self._position,
+            min(self._replica.steps, config.only_steps or self._replica.steps),
+            fuses=tuple(manifest.values["fuses"]) if manifest is not None else (),
+            held=self._held,
         )
         for split, prepared in self._arranged.supply.prepared.items():
             waited_s = self._waited_s if split == TRAIN else 0.0
@@ -146,7 +148,7 @@ class Life:
     @property
     def step(self) -> int | None:
         """The step being computed; None before the first."""
-        return None if self._loop is None else self._loop.step
+        return None if self._footing.loop is None else self._footing.loop.step
 
     def measure(self) -> None:
         """Compute a little without effect, and report how fast, how much and from what state."""
@@ -172,83 +174,46 @@ class Life:
         if names := replica.statistics.changing:
             self._notice("buffers averaged over replicas, not exact", buffers=list(names))
 
-    def train(self, meeting: Meeting, abandoned: Callable[[], bool]) -> None:
-        """Meet the others, compute to the end, measure and show the result.
+    def meet(self, meeting: Meeting, abandoned: Callable[[], bool]) -> tuple[Transport, Transport]:
+        """Meet the others of a generation, in whichever thread.
+
+        Raises:
+            TransportError: Not all have come, or it was abandoned.
+        """
+        met = meet(meeting, self._config.address, self._device, abandoned)
+        self._met.append(met)
+        return met
+
+    def train(
+        self,
+        meeting: Meeting,
+        abandoned: Callable[[], bool],
+        met: tuple[Transport, Transport] | None = None,
+    ) -> Meet | None:
+        """Compute as a member of a generation to its end; measure and show the result at the last.
+
+        Args:
+            meeting: Which, and who.
+            abandoned: Says that it is given up.
+            met: What `meet` has returned; None: they meet first.
+
+        Returns:
+            The generation that follows, as it was planned; None: there is nothing left to do.
 
         Raises:
             TransportError: The generation broke, or was abandoned. Nothing but the step under way
                 is undone, and another call goes on with it in the next generation.
         """
-        gradients, lane = meet(meeting, self._config.address, self._device, abandoned)
-        self._met.append((gradients, lane))
-        self._replica.connect(gradients)
-        self._parts.changes.settle(meeting.settled)
-        ground = self._find_ground(meeting, gradients, lane, abandoned)
-        seat = Seat(
-            members=meeting.members,
-            rank=meeting.rank,
-            generation=meeting.generation,
-            shares=meeting.shares,
-            step=ground.step,
-            position=ground.position,
-            last_step=self._last_step,
-            held=agreed(self._held(meeting.nodes), lane, abandoned),
-        )
-        if meeting.rank == 0:  # it has met all others
-            self._report(
-                GenerationFormed(
-                    generation=meeting.generation,
-                    members=meeting.members,
-                    shares=meeting.shares,
-                    first_step=ground.step,
-                )
-            )
-        loop = self._loop
-        if loop is None:
-            self._loop = loop = Loop(self._parts, seat, Lane(lane), abandoned)
-        else:
-            loop.enter(seat, Lane(lane), abandoned, ground.adopted)
+        gradients, lane = met or self.meet(meeting, abandoned)
+        loop = self._footing.stand(meeting, gradients, lane, abandoned)
         loop.run()
+        if loop.next is not None:
+            return loop.next
         self._parts.saver.wait()
         self._report(
             MemberDone(member=self._config.member, step=loop.step, generation=meeting.generation)
         )
-
-    def _find_ground(
-        self,
-        meeting: Meeting,
-        gradients: Transport,
-        lane: Transport,
-        abandoned: Callable[[], bool],
-    ) -> Ground:
-        """Where all go on; this member's state is then everyone's."""
-        loop, changes = self._loop, self._parts.changes
-        own = Standing(self._step, 0, changes.agreed, changes.due_step())
-        if loop is not None:
-            own = replace(own, step=loop.step, begun=1, **_loss(loop))
-        talk = Talk(lane, abandoned)
-        everyone = talk.standings(own)
-        if not any(one.begun for one in everyone):
-            if not alike(self._replica, gradients, lane, abandoned):
-                self._notice("members began from different parameters; rank 0's were taken")
-            if len(self._fuses) == len(meeting.shares):  # round as this rank did
-                self._replica.fuse = min(self._replica.fuse, self._fuses[meeting.rank])
-        newest = max(everyone, key=lambda one: one.agreed)
-        if loop is not None and newest.agreed > own.agreed:
-            loop.take_growth(newest.due_step)
-        ground = find_ground(
-            everyone,
-            self._replica,
-            position=self._position if loop is None else loop.position,
-            span=self._arranged.steps.span if loop is None else loop.span,
-            shares=meeting.shares,
-            talk=talk,
-        )
-        if loop is not None:
-            if ground.taken:
-                loop.owed = None  # of a step before the one that was taken
-            loop.learn_loss(ground.loss)
-        return ground
+        return None
 
     def _held(self, nodes: tuple[str, ...]) -> Held:
         """Where the data lies that there is at the start."""
@@ -328,8 +293,8 @@ class Life:
         self._report(Noticed(what=what, member=self._config.member, detail=detail))
 
 
-def _loss(loop: Loop) -> dict[str, Any]:
-    """What a member can say of the loss of the step before."""
-    if loop.owed is not None:
-        return {"loss": loop.owed.loss, "weight": loop.owed.own_weight}
-    return {} if math.isnan(loop.loss) else {"knows_loss": 1, "loss": loop.loss}
+def _origin(config: MemberConfig, store: Store) -> Manifest | None:
+    """The checkpoint that the run has started from."""
+    if config.joins or config.resume_step is None:
+        return config.origin
+    return load(store, config.resume_step)

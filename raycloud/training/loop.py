@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from raycloud.commands import Extend, Halt, Reshare, Save
-from raycloud.errors import DivergedError, InternalError, TaskError, TransportError
+from raycloud.commands import Extend, Halt, Meet, Reshare, Save
+from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.events import ChangeApplied, GenerationFormed, Noticed
 from raycloud.spec.sizes import ring_bytes
 from raycloud.sync.lane import Lane, LaneReport
+from raycloud.sync.transport import Abandoned
 from raycloud.training.feed import Feed
 from raycloud.training.growth import LAYOUT, layout_record
 from raycloud.training.parts import Owed, Parts, Seat
 from raycloud.training.schedule import Adopted, Course, Piece, Schedule
-from raycloud.training.tally import Counted, Tally
+from raycloud.training.tally import Counted, Tally, counted
 
 if TYPE_CHECKING:
     from raycloud.order import Position, StepSpan
@@ -38,15 +38,12 @@ class Loop:
 
     Args:
         parts: What it works with.
-        seat: Who this member is, and from which step to which, as it is known now.
-        lane: The control lane of the generation.
-        abandoned: Says that the driver has given the generation up.
+        seat: From which step to which, as it is known now, and who this member is then.
     """
 
-    def __init__(self, parts: Parts, seat: Seat, lane: Lane, abandoned: Callable[[], bool]) -> None:
-        """Start collating the first steps."""
+    def __init__(self, parts: Parts, seat: Seat) -> None:
+        """Nothing is to be computed before `enter`."""
         self._parts = parts
-        self._first_step = seat.step
         self._course = Course(
             parts.steps,
             step=seat.step,
@@ -57,10 +54,10 @@ class Loop:
         self._tally = Tally(member=seat.member, clock=parts.clock)
         self.owed: Owed | None = None
         self.loss = float("nan")  # the mean of the newest step of which it is known
-        self._compute_s = 0.0
+        self._computed: Counted | None = None  # of the step under way
         self._lane_s = 0.0
-        self.enter(seat, lane, abandoned)
-        self._saved_step = seat.step
+        self.next: Meet | None = None
+        self.step, self.position = seat.step, seat.position
 
     def enter(
         self,
@@ -68,6 +65,8 @@ class Loop:
         lane: Lane,
         abandoned: Callable[[], bool],
         adopted: Adopted | None = None,
+        *,
+        planned: bool = False,
     ) -> None:
         """Become a member of a generation, and start collating its first steps.
 
@@ -76,10 +75,12 @@ class Loop:
             lane: Its control lane.
             abandoned: Says that the driver has given it up.
             adopted: What each rank computes of its first step, beside what it has kept of that.
+            planned: The generation before has done all that was due before its first step.
         """
+        self._report()  # a step that was taken is one of the generation before
         parts = self._parts
         self._seat, self._lane, self._abandoned = seat, lane, abandoned
-        self._generation = seat.generation
+        self._generation, self._broke, self.next = seat.generation, not planned, None
         self.step, self.position = seat.step, seat.position
         self._schedule = schedule = Schedule(
             Piece(step=seat.step, generation=seat.generation, shares=seat.shares),
@@ -87,7 +88,8 @@ class Loop:
             adopted,
         )
         self._sums: LaneReport | None = None
-        self._saved_step = -1  # the generation before may not have come to it
+        # Any other checkpoint may be one that the generation before did not come to write.
+        self._saved_step = parts.first_step
         self._feed = Feed(
             parts.collate,
             lambda span: schedule.micro_batches(span, seat.rank),
@@ -112,27 +114,39 @@ class Loop:
             self._tally.add_loss(mean, self.owed.weight)
             self.loss, self.owed = mean, None
 
+    def take_step(self) -> None:
+        """Others have committed the step that this member computed, and it has their state now."""
+        computed = self._computed
+        if computed is None or computed.step != self.step or self.owed is not None:
+            raise InternalError(f"step {self.step} is committed without this member's part of it")
+        self._tally.add(computed)
+        self.owed = Owed(loss=0.0, own_weight=0.0, weight=computed.weight)
+        self.step, self.position = self.step + 1, computed.after
+
     def run(self) -> bool:
-        """Compute until the last step, or until told to halt.
+        """Compute until the last step, a halt, or the `next` generation.
 
         Returns:
-            True when the last step is committed, False when halted before.
+            True when the last step is committed, False when it ended before.
 
         Raises:
             TransportError: The exchange broke, or the generation was abandoned.
         """
         try:
-            if self.step > self._first_step:  # taken over from a generation that broke
+            if self._broke and self.step > self._parts.first_step:
                 self._between_steps()
             elif self.step >= self._course.last_step:  # resumed at its end
                 self._evaluate()
             while self.step < self._course.last_step:
+                if self._abandoned():  # an exchange asks only while it waits
+                    raise Abandoned(f"the generation was abandoned before step {self.step}")
                 for due in self._parts.changes.due(self.step):
                     if self._apply(due):
                         return False
                 self._one_step()
                 self._between_steps()
         except TransportError:
+            self._parts.replica.suspend()
             self._report()
             raise
         finally:
@@ -186,31 +200,28 @@ class Loop:
         parts.replica.compute(work, parts.collate, self._scale)
         sums = self._weighed()
         parts.replica.synchronize()
-        self._compute_s = clock.monotonic_s() - began_s - self._lane_s
+        self._computed = counted(
+            work,
+            generation=self._generation,
+            after=self._course.steps.after(work.span),
+            weight=sums.weight,
+            learning_rate=parts.replica.learning_rate,
+            compute_s=clock.monotonic_s() - began_s - self._lane_s,
+            data_s=self._feed.waited_s - waited_s,
+        )
         result = parts.replica.collect(self.step, self._abandoned)
-        loss = self._finite(parts.replica.loss_sum())
-        rate = parts.replica.learning_rate
+        loss = parts.replica.checked_loss(self.step)
         parts.replica.commit(work)
         self._sums = None
         self.owed = Owed(loss=loss, own_weight=weight, weight=sums.weight)
-        self.position = self._course.steps.after(work.span)
+        self.position = self._computed.after
         self._tally.add(
-            Counted(
-                step=self.step,
-                generation=self._generation,
-                after=self.position,
-                weight=sums.weight,
-                samples=work.span.samples,
-                micro_batches=work.micro_batches,
+            replace(
+                self._computed,
                 norm=result.norm,
-                learning_rate=rate,
-                compute_s=self._compute_s,
-                data_s=self._feed.waited_s - waited_s,
                 exchange_s=result.exchange_s + self._lane_s,
                 bytes_sent=result.bytes_sent,
                 bytes_dense=ring_bytes(parts.replica.gradients.gradient_bytes, self._seat.size),
-                read_s=work.read_s,
-                collate_s=work.collate_s,
             )
         )
         if self._seat.size == round(sums.prepared):
@@ -231,23 +242,9 @@ class Loop:
             )
         return self._sums
 
-    def _finite(self, loss: float) -> float:
-        if not math.isfinite(loss):
-            raise DivergedError(
-                f"the loss of step {self.step} is {loss}",
-                hint="lower the learning rate, or look at the samples of this step",
-            )
-        return loss
-
     def _send_lane(self, *, weight: float, prepared: bool) -> None:
         loss = self.owed.loss if self.owed is not None else 0.0
-        self._lane.send(
-            LaneReport(
-                weight=weight,
-                loss=loss,
-                prepared=1.0 if prepared else 0.0,
-            )
-        )
+        self._lane.send(LaneReport(weight=weight, loss=loss, prepared=float(prepared)))
 
     def _read_lane(self) -> LaneReport:
         began_s = self._parts.clock.monotonic_s()
@@ -264,7 +261,7 @@ class Loop:
                 self._schedule.add(Piece(step=due.step, generation=generation, shares=shares))
             case Extend():
                 self._extend(due.change, self._course.growth_at(due.step))
-            case Save() | Halt():
+            case Save() | Halt() | Meet():
                 pass
 
     def take_growth(self, due_step: int) -> None:
@@ -293,9 +290,9 @@ class Loop:
             )
 
     def _apply(self, due: Due) -> bool:
-        """Switch to a change; True when it says to end."""
-        halt = isinstance(due.change, Halt)
-        if halt:
+        """Switch to a change; True when this generation ends with it."""
+        ends = isinstance(due.change, Halt | Meet)
+        if ends:
             self.settle()
         self._report()
         match due.change:
@@ -312,13 +309,17 @@ class Loop:
                     )
             case Save() | Halt():
                 self.save()
+            case Meet():
+                self.next = due.change
+                if self._seat.member not in due.change.members:
+                    self._parts.saver.wait()
             case Extend():
                 pass  # done ahead, when it was agreed
         self._report()
         self._parts.report(
             ChangeApplied(member=self._seat.member, change=due.number, step=self.step)
         )
-        return halt
+        return ends
 
     def _between_steps(self) -> None:
         """What is due after `self.step` steps: the same on every member, by arithmetic."""
@@ -337,10 +338,8 @@ class Loop:
             self._evaluate()
 
     def _evaluate(self) -> None:
-        seat = replace(self._seat, last_step=self._course.last_step)
-        self._parts.evaluate(self.step, seat)
+        self._parts.evaluate(self.step, replace(self._seat, last_step=self._course.last_step))
 
     def _report(self) -> None:
-        made = self._tally.report()
-        if made is not None:
+        if (made := self._tally.report()) is not None:
             self._parts.report(made)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from raycloud.sync.transport import Transport
 
-_MEETING_S = 120.0
+_MEETING_S = 900.0  # whoever does not come is taken for lost long before that
 _LOOK_UP_S = 0.25
 # Buckets that travel at the same time: in a ring of slow processors each waits more than it moves.
 _THREADS = 4
@@ -33,7 +33,9 @@ class Meeting:
     """Where and as what to meet the other members of a generation.
 
     `nodes` are the ids of the nodes that the members run on, by rank; empty where unknown.
-    `settled` is the number of the last change that is over, in force or withdrawn.
+    `settled` is the number of the last change that is over, in force or withdrawn. A `planned`
+    meeting is that change itself: those that compute come to it `ahead`, while they do, and give
+    its number there.
     """
 
     host: str
@@ -44,6 +46,8 @@ class Meeting:
     shares: tuple[int, ...]
     nodes: tuple[str, ...] = ()
     settled: int = 0
+    planned: bool = False
+    ahead: int | None = None
 
 
 def meet(

@@ -8,9 +8,9 @@ import traceback
 from collections import deque
 from typing import TYPE_CHECKING
 
-from raycloud.commands import Extend
+from raycloud.commands import Extend, Meet
 from raycloud.errors import InternalError, RaycloudError, TaskError, TransportError, public_name
-from raycloud.events import Event, MemberFailed, Noticed
+from raycloud.events import Event, ExchangeBroken, MemberFailed, Noticed
 from raycloud.redact import redacted
 from raycloud.sync.transport import Abandoned
 from raycloud.training.changes import Changes
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.commands import Change
     from raycloud.data.provide import Provider
+    from raycloud.sync.transport import Transport
 
-__all__ = ["BROKEN_EXCHANGE", "Meeting", "Member", "MemberConfig"]
-
-BROKEN_EXCHANGE = "exchange broke"  # the notice of a member whose peers are gone or cut off
+__all__ = ["Meeting", "Member", "MemberConfig"]
 
 
 class Member:
@@ -50,6 +49,8 @@ class Member:
         self._events: deque[Event] = deque()
         self._wake = threading.Condition()
         self._meetings: queue.Queue[Meeting] = queue.Queue()
+        self._planned: dict[int, tuple[Meeting, tuple[Transport, Transport]]] = {}
+        self._turn = threading.Lock()  # of `_newest`
         self._changes = Changes(feed_depth=config.job.data.prefetch_steps)
         self._newest = -1  # the generation that was called last, or one past one given up
         self._thread = threading.Thread(target=self._live, name="member", daemon=True)
@@ -69,8 +70,18 @@ class Member:
         return None if self._life is None else self._life.step
 
     def form(self, meeting: Meeting) -> None:
-        """Meet the others and compute, once built; the generation before, if any, is over."""
-        self._newest = max(self._newest, meeting.generation)
+        """Meet the others and compute, once built; the generation before, if any, is over.
+
+        To a planned one this member comes ahead, and goes on computing until it takes effect.
+        """
+        if meeting.ahead is not None:
+            ahead = threading.Thread(
+                target=self._meet_ahead, args=(meeting, meeting.ahead), name="ahead", daemon=True
+            )
+            ahead.start()
+            return
+        with self._turn:
+            self._newest = max(self._newest, meeting.generation)
         self._meetings.put(meeting)
 
     def prepare(self, number: int, change: Change) -> None:
@@ -88,10 +99,13 @@ class Member:
 
     def abandon(self, generation: int) -> None:
         """Give up this generation, and with it the exchange under way, if any."""
-        self._newest = max(self._newest, generation + 1)
+        with self._turn:
+            self._newest = max(self._newest, generation + 1)
 
     def _report(self, event: Event) -> None:
-        if isinstance(event, MemberFailed | Noticed):  # the secrets of this node are known here
+        if isinstance(
+            event, MemberFailed | ExchangeBroken | Noticed
+        ):  # the secrets of this node are known here
             event = redacted(event)
         with self._wake:
             self._events.append(event)
@@ -103,22 +117,55 @@ class Member:
             self._life = life
             life.measure()
             while True:
-                self._compute(life, self._meetings.get())
+                meeting = self._meetings.get()
+                following = self._compute(life, meeting)
+                while following is not None:
+                    following = self._compute(life, *following)
         except Exception as error:  # noqa: BLE001 - the last line before the thread's end
             self._report(self._failed(error))
 
-    def _compute(self, life: Life, meeting: Meeting) -> None:
-        """One generation, until it ends or breaks; the driver says what is next."""
+    def _compute(
+        self, life: Life, meeting: Meeting, met: tuple[Transport, Transport] | None = None
+    ) -> tuple[Meeting, tuple[Transport, Transport]] | None:
+        """One generation, until it ends or breaks; the one to follow, where that was planned."""
         generation = meeting.generation
         try:
             if self._newest == generation:
-                life.train(meeting, lambda: self._newest != generation)
+                coming = life.train(meeting, lambda: self._newest != generation, met)
+                if coming is not None and self._config.member in coming.members:
+                    return self._become(generation, coming.generation)
         except Abandoned:
             pass  # on the driver's word
         except TransportError as error:  # a peer's end: the driver knows whose
-            why = {"why": str(error), "generation": generation}
-            member = self._config.member
-            self._report(Noticed(what=BROKEN_EXCHANGE, member=member, detail=why))
+            told = {"member": self._config.member, "generation": generation}
+            self._report(ExchangeBroken(**told, why=str(error)))
+        return None
+
+    def _become(
+        self, generation: int, coming: int
+    ) -> tuple[Meeting, tuple[Transport, Transport]] | None:
+        """A planned generation takes effect, unless the driver has called for another since."""
+        with self._turn:
+            if self._newest != generation:
+                return None
+            self._newest = coming
+        return self._planned.pop(coming)
+
+    def _meet_ahead(self, meeting: Meeting, number: int) -> None:
+        """Meet while the generation before computes; then the change is at hand."""
+        generation = meeting.generation
+        try:
+            met = self._built().meet(meeting, lambda: self._newest >= generation)
+            self._planned[generation] = meeting, met
+            coming = Meet(generation=generation, members=meeting.members, shares=meeting.shares)
+            self._changes.prepare(number, coming)
+        except Abandoned:
+            pass
+        except TransportError as error:
+            told = {"member": self._config.member, "generation": generation}
+            self._report(ExchangeBroken(**told, why=str(error)))
+        except Exception as error:  # noqa: BLE001 - the last line before the thread's end
+            self._report(self._failed(error))
 
     def _fetch(self, number: int, change: Extend) -> None:
         try:

@@ -59,6 +59,7 @@ class Parts:
             all members hold the change at hand and before any feed asks for a step of that epoch.
             None where the data cannot grow.
         layout: The layout of an epoch's order, for checkpoints.
+        first_step: The first step of this start of the run; nothing before it is to be saved.
     """
 
     job: Job
@@ -72,6 +73,7 @@ class Parts:
     evaluate: Callable[[int, Seat], None]
     extend: Callable[[Extend, int], None] | None = None
     layout: Callable[[int], Layout | None] = lambda _: None
+    first_step: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,9 +7,10 @@ has is dealt anew. Nobody asks the driver.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +23,7 @@ from raycloud.training.state import digest
 if TYPE_CHECKING:
     from raycloud.order import StepSpan
     from raycloud.sync.transport import Transport
+    from raycloud.training.parts import Owed
     from raycloud.training.replica import Replica
     from raycloud.training.schedule import Adopted
 
@@ -116,22 +118,31 @@ class Talk:
         return values
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Own:
+    """What a member brings to a meeting.
+
+    Attributes:
+        replica: Its own.
+        position: Where the sequence stands before its next step.
+        span: The span of a step that stands somewhere; None past the last one.
+        took: Told at once where it stands with a state that it took from another one.
+    """
+
+    replica: Replica
+    position: Position
+    span: Callable[[int, Position], StepSpan | None]
+    took: Callable[[int, Position], None]
+
+
 def find_ground(
-    everyone: Sequence[Standing],
-    replica: Replica,
-    *,
-    position: Position,
-    span: Callable[[int, Position], StepSpan | None],
-    shares: Sequence[int],
-    talk: Talk,
+    everyone: Sequence[Standing], own: Own, *, shares: Sequence[int], talk: Talk
 ) -> Ground:
     """Where all go on, and what this member computes there; its state is then that of all.
 
     Args:
         everyone: Where every member stands, by rank.
-        replica: This member's.
-        position: Where the sequence stands before this member's next step.
-        span: The span of a step that stands somewhere; None past the last one.
+        own: This member's.
         shares: The new generation's, by rank.
         talk: With the others.
 
@@ -141,29 +152,37 @@ def find_ground(
     begun = [one for one in everyone if one.begun] or everyone
     step = max(one.step for one in begun)
     there = [rank for rank, one in enumerate(everyone) if one in begun and one.step == step]
-    taken = talk.transport.rank not in there
+    taken, position = talk.transport.rank not in there, own.position
     if len(there) < len(everyone):
-        if taken and replica.kept is not None:
-            replica.discard()
-        position = Position(
-            **hand_over(
-                replica.state,
-                {"epoch": position.epoch, "offset": position.offset},
-                source=there[0],
-                takes=taken,
-                transport=talk.transport,
-                abandoned=talk.abandoned,
-            )
-        )
-    at = span(step, position)
+        position = _hand_over(own, there[0], step, taken=taken, talk=talk)
+    at = own.span(step, position)
     adopted = None
     if at is not None:
-        own = () if replica.kept is None else replica.kept.micro_batches
-        have = talk.keepers(own, len(at.micro_batches))
+        kept = own.replica.kept
+        have = talk.keepers(() if kept is None else kept.micro_batches, len(at.micro_batches))
         if any(rank != _NOBODY for rank in have):
             adopted = adopt(have, shares)
     loss = mean_loss([everyone[rank] for rank in there])
     return Ground(step=step, position=position, taken=taken, adopted=adopted, loss=loss)
+
+
+def _hand_over(own: Own, source: int, step: int, *, taken: bool, talk: Talk) -> Position:
+    """Give, take or pass on the state before `step`; where the sequence stands there."""
+    if taken and own.replica.kept is not None:
+        own.replica.discard()
+    beside = hand_over(
+        own.replica.state,
+        {"epoch": own.position.epoch, "offset": own.position.offset},
+        source=source,
+        takes=taken,
+        transport=talk.transport,
+        abandoned=talk.abandoned,
+    )
+    position = Position(**beside)
+    if taken:
+        own.replica.statistics.settle()
+        own.took(step, position)
+    return position
 
 
 def alike(
@@ -186,7 +205,20 @@ def alike(
     take_from(0, here, lane, abandoned)
     there = {name: t for name, t in tensors.items() if name not in here}
     take_from(0, there, gradients, abandoned)
+    replica.statistics.settle()
     return False
+
+
+def known_loss(owed: Owed | None, mean: float) -> dict[str, Any]:
+    """What a member can say of the loss of the step before, as fields of its `Standing`.
+
+    Args:
+        owed: Its own part of it, where the mean is not known yet.
+        mean: The mean where it is; NaN: there is none.
+    """
+    if owed is not None:
+        return {"loss": owed.loss, "weight": owed.own_weight}
+    return {} if math.isnan(mean) else {"knows_loss": 1, "loss": mean}
 
 
 def mean_loss(known: Sequence[Standing]) -> float:

@@ -6,13 +6,14 @@
     discard   or none of them does
 
 A survivor of a fault keeps its model, its optimizer and its own gradients: when `collect` raises,
-`connect` and `compute` go on with the same step in another generation, and what is computed then
-adds to what was.
+the step is `suspend`ed; `connect` and `compute` go on with it in another generation, and what is
+computed then adds to what was.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -139,6 +140,8 @@ class Replica:
         if self.kept is None:
             self.statistics.stage()
             self._loss.zero_()
+        else:
+            self.statistics.resume()
         self.kept = (self.kept or Kept(step=work.span.step)).and_also(work)
         count = len(work.span.micro_batches)
         todo = self._worth_computing(work.passes)
@@ -222,6 +225,14 @@ class Replica:
         self.gradients.clear()
         self.kept = None
 
+    def suspend(self) -> None:
+        """The step has to wait for another generation: what is computed of it is kept.
+
+        The model is as before it, to be saved, measured or handed over.
+        """
+        if self.kept is not None:
+            self.statistics.suspend()
+
     def discard(self) -> None:
         """The step does not count; nothing of it remains."""
         self.statistics.discard()
@@ -231,6 +242,20 @@ class Replica:
     def loss_sum(self) -> float:
         """Sum of weight * loss over this member's micro-batches of the step computed last."""
         return float(self._loss)
+
+    def checked_loss(self, step: int) -> float:
+        """The same, of a step that is to be committed.
+
+        Raises:
+            DivergedError: It is not finite.
+        """
+        loss = self.loss_sum()
+        if not math.isfinite(loss):
+            raise DivergedError(
+                f"the loss of step {step} is {loss}",
+                hint="lower the learning rate, or look at the samples of this step",
+            )
+        return loss
 
     def try_out(self, one: Pass) -> None:
         """Forward and backward without any effect: to measure, and to learn what the model does."""

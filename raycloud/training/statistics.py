@@ -74,7 +74,8 @@ class RunningStatistics:
     """The changing buffers of a model as a part of a step's transaction.
 
     Order of calls, each step: `stage`; around each micro-batch `before` and `after`; `launch`;
-    `collect`; then `commit` or `discard`.
+    `collect`; then `commit` or `discard`. A step that has to wait for another generation is
+    `suspend`ed, and later `resume`d with more micro-batches.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -112,6 +113,7 @@ class RunningStatistics:
         ]
         self._changing: list[_Other] = []
         self._starts: list[torch.Tensor] = []
+        self._suspended: list[torch.Tensor] | None = None
         self._flats: list[torch.Tensor] = []
         self._works: list[Work | None] = []
 
@@ -147,6 +149,7 @@ class RunningStatistics:
             a.sum_mean.zero_()
             a.sum_var.zero_()
         self._starts = [other.buffer.clone() for other in self._changing]
+        self._suspended = None
 
     def before(self) -> None:
         """A micro-batch begins: from zero, the averages end as this micro-batch's term alone."""
@@ -201,6 +204,18 @@ class RunningStatistics:
                 finish(work, abandoned)
         self._works = []
 
+    def suspend(self) -> None:
+        """The step has to wait: the model's buffers are as before it, and its terms are kept."""
+        if self._suspended is None:
+            self._suspended = [other.buffer.clone() for other in self._changing]
+            self._bring_back()
+
+    def resume(self) -> None:
+        """The step goes on where it was suspended, if it was."""
+        suspended, self._suspended = self._suspended, None
+        for other, value in zip(self._changing, suspended or (), strict=False):
+            other.buffer.copy_(value)
+
     def commit(self, count: int) -> None:
         """The step counts: move the averages past its `count` micro-batches."""
         sums = self._unpack()
@@ -217,10 +232,14 @@ class RunningStatistics:
         for other in self._changing:
             mean, buffer = next(sums), other.buffer
             buffer.copy_(mean if buffer.is_floating_point() else mean.round())
-        self._settle()
+        self.settle()
 
     def discard(self) -> None:
         """The step does not count: back to where the averages stood."""
+        self._bring_back()
+        self._suspended = None
+
+    def _bring_back(self) -> None:
         for a in self._averages:
             mean, var, tracked = _buffers(a.module)
             mean.copy_(a.start_mean)
@@ -228,7 +247,7 @@ class RunningStatistics:
             tracked.fill_(a.start_count)
         for other, start in zip(self._changing, self._starts, strict=False):
             other.buffer.copy_(start)
-        self._settle()
+        self.settle()
 
     def check(self) -> None:
         """After a pass: refuse a buffer that starts to change later than in the trial pass.
@@ -243,7 +262,8 @@ class RunningStatistics:
                 hint="change it in every training pass, or keep it outside the model's buffers",
             )
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """All buffers are as they should be: what changes from now on is a forward pass's work."""
         for other in self._others:
             other.look()
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raycloud.events import StepsCommitted
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.order import Position
+    from raycloud.training.collate import StepWork
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counted:
-    """What one committed step adds. Seconds and bytes are this member's own."""
+    """What one committed step adds. Seconds and bytes are this member's own.
+
+    Of a step that broke here, while others committed it, the exchange is not known.
+    """
 
     step: int
     generation: int
@@ -22,15 +26,27 @@ class Counted:
     weight: float
     samples: int
     micro_batches: int
-    norm: float
     learning_rate: float
     compute_s: float
     data_s: float
-    exchange_s: float
-    bytes_sent: int
-    bytes_dense: int
     read_s: float = 0.0
     collate_s: float = 0.0
+    norm: float = float("nan")
+    exchange_s: float = 0.0
+    bytes_sent: int = 0
+    bytes_dense: int = 0
+
+
+def counted(work: StepWork, **told: Any) -> Counted:
+    """What a step adds of which this member computed `work`; `told` is what that cannot say."""
+    return Counted(
+        step=work.span.step,
+        samples=work.span.samples,
+        micro_batches=work.micro_batches,
+        read_s=work.read_s,
+        collate_s=work.collate_s,
+        **told,
+    )
 
 
 class Tally:

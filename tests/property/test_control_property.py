@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from raycloud import commands as c
 from raycloud.control import Control, ControlSettings
+from raycloud.control.hearing import Heard
 from raycloud.order import Ledger, read_ledger
 from tests.control_events import ready, stop
-from tests.control_fleet import Fleet, Scene
+from tests.control_fleet import Fleet
+from tests.control_scene import Scene
 
 times_s = st.sampled_from([0.0, 0.9, 2.5, 5.0, 9.0, 14.0, 30.0])
-FAULTS = ["none", "none", "dies_s", "dies_s", "dies_s", "freezes_s", "fails_s", "ready"]
+FAULTS = [*3 * ["none"], *3 * ["dies_s"], *2 * ["freezes_s"], "fails_s", "ready"]
 
 
 @st.composite
@@ -32,17 +34,18 @@ def scenes(draw, *, faults=True):
             fault[kind] = tuple(draw(st.lists(times_s, min_size=1, max_size=3)))
         elif kind != "none":
             fault[kind] = draw(times_s)
+        fault["clumsy"] = draw(st.sampled_from([0, 0, 1, 9]))
+        fault["breaks_s"] = tuple(draw(st.lists(times_s, max_size=3)))
         stops = draw(st.sampled_from([0, 0, 1, 1, 2]))
         fault["stops_s"] = tuple(draw(times_s) for _ in range(stops))
     return Scene(
         settings=ControlSettings(
             min_workers=(fewest := draw(st.sampled_from([1, 1, 1, 2]))),
             max_workers=max(fewest, draw(st.sampled_from([1, 2, 2, 3, 4]))),
-            capacity=4,
+            capacity=draw(st.sampled_from([1, 4, 4])),
             global_batch=global_batch,
             micro_batch=draw(st.sampled_from([1, 1, 3])),
             drop_last=drop_last,
-            regroups=draw(st.sampled_from([True, True, True, False])),
             shares=draw(st.sampled_from(["auto", "auto", "equal"])),
             reshare_every_s=1.0,
             reshare_steps=4,
@@ -55,6 +58,7 @@ def scenes(draw, *, faults=True):
         every=draw(st.sampled_from([None, 1, 10, 33])),
         seed=draw(st.integers(0, 10**6)),
         delay_s=draw(st.sampled_from([0.0, 0.1, 2.0])),
+        rooms=tuple(draw(st.lists(st.tuples(times_s, st.integers(0, 6)), max_size=3))),
         grows=tuple(draw(st.lists(st.tuples(times_s, st.sampled_from([1, 7, 30])), max_size=3))),
         speeds=draw(st.sampled_from([(0.05,), (0.02, 0.1), (0.02, 0.02, 0.09), (0.1, 0.3)])),
         **fault,
@@ -82,19 +86,31 @@ def check_commands(fleet):
     prepares = [x for x in fleet.commands if isinstance(x, c.Prepare)]
     assert [x.number for x in prepares] == list(range(1, len(prepares) + 1))
     generation, group, halted = fleet.scene.settings.first_generation - 1, (), False
+    spawned, coming = set(), None
     for x in fleet.commands:
         match x:
+            case c.Spawn():
+                assert not spawned & set(x.members)
+                spawned |= set(x.members)
+            case c.Release():
+                spawned -= set(x.members)
             case c.Form():
                 assert x.generation > generation
-                assert not group or set(x.members) < set(group)
-                generation, group, halted = x.generation, x.members, False
+                assert set(x.members) <= spawned
+                assert len(x.members) <= fleet.scene.settings.max_workers
+                generation, group, halted, coming = x.generation, x.members, False, None
                 assert sum(x.shares) == fleet.scene.settings.micro_batches
                 assert min(x.shares) >= 0
             case c.Prepare():
+                group, coming = coming or group, None  # there is one change at a time
                 assert x.members == group
                 assert not halted
                 halted = isinstance(x.change, c.Halt)
-        if isinstance(x, c.Prepare) and isinstance(x.change, c.Reshare):
+        if isinstance(x, c.Prepare) and isinstance(x.change, c.Meet):
+            coming = x.change.members
+            assert set(coming) <= spawned
+            assert len(coming) <= fleet.scene.settings.max_workers
+        if isinstance(x, c.Prepare) and isinstance(x.change, c.Reshare | c.Meet):
             assert x.change.generation == (generation := generation + 1)
             assert sum(x.change.shares) == fleet.scene.settings.micro_batches
             assert min(x.change.shares) >= 0
@@ -209,6 +225,9 @@ def test_the_same_events_give_the_same_commands(scene):
             again = twin.start(now_s)
         elif cause == "tick":
             again = twin.tick(now_s)
+        elif isinstance(cause, Heard):
+            twin.hear(cause)
+            again = ()
         else:
             again = twin.on(cause, now_s)
         assert again == commands

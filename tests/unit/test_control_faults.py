@@ -10,7 +10,7 @@ from raycloud.control import MemberState
 from raycloud.errors import CheckpointError, InternalError
 from raycloud.order import Position, header_record, ledger_line, read_ledger
 from tests.control_events import part, published, ready
-from tests.control_job import control, of, only, report, training, training_to
+from tests.control_job import control, of, only, report, tick, training, training_to
 
 # ---- faults
 
@@ -46,9 +46,9 @@ def test_a_member_that_does_not_become_ready_is_lost():
     job = control(spawn_s=30.0)
     job.start(0.0)
     job.on(ready(0), 1.0)
-    assert job.tick(30.0) == ()
-    notice, _, finish = job.tick(31.0)
-    assert notice.member == 1
+    assert tick(job, 30.0) == ()
+    assert job.overdue(31.0).member == 1
+    _, finish = tick(job, 31.0)
     assert "member 1 was lost: not ready after 30 s" in finish.error
 
 
@@ -57,8 +57,8 @@ def test_a_member_that_prepares_its_data_is_given_time():
     job.start(0.0)
     for member in (0, 1):
         job.on(e.DataPreparing(member=member, seconds=25.0), 25.0)
-    assert job.tick(54.0) == ()
-    assert "not ready after 30 s" in job.tick(56.0)[-1].error
+    assert tick(job, 54.0) == ()
+    assert "not ready after 30 s" in tick(job, 56.0)[-1].error
 
 
 def test_a_member_that_is_ready_prepares_nothing():
@@ -72,8 +72,8 @@ def test_a_generation_that_does_not_form_fails_the_run():
     job.start(0.0)
     for member in (0, 1):
         job.on(ready(member), 100.0)
-    assert job.tick(105.0) == ()
-    error = only(c.Finish, job.tick(106.0)).error
+    assert tick(job, 105.0) == ()
+    error = only(c.Finish, tick(job, 106.0)).error
     assert "generation 0 was not formed after 5 s (silent are members 0, 1)" in error
 
 
@@ -81,9 +81,9 @@ def test_the_member_heard_least_recently_is_taken_for_lost():
     job = training(silence_s=10.0)
     job.on(report(job, 1, 0, 2), 1.0)
     job.on(report(job, 0, 0, 2), 2.0)
-    assert job.tick(11.0) == ()
-    notice, _, finish = job.tick(11.5)
-    assert notice.member == 1
+    assert tick(job, 11.0) == ()
+    assert job.overdue(11.5).member == 1
+    _, finish = tick(job, 11.5)
     assert "no progress for 10 s" in finish.error
     assert job.members == {0: MemberState.RELEASED, 1: MemberState.LOST}
 
@@ -92,13 +92,12 @@ def test_an_empty_report_is_a_sign_of_life():
     job = training(silence_s=10.0)
     for member in (0, 1):
         assert job.on(report(job, member, 0, 0), 9.0) == ()
-    assert job.tick(18.0) == ()
+    assert tick(job, 18.0) == ()
 
 
-def test_a_changed_range_is_remembered_and_said_to_wait():
+def test_a_changed_range_is_in_force_at_once():
     job = training()
-    notice = only(c.Notice, job.on(e.RangeChanged(min_workers=1, max_workers=5), 1.0))
-    assert notice.detail == {"min_workers": 1, "max_workers": 5}
+    assert job.on(e.RangeChanged(min_workers=1, max_workers=5), 1.0) == ()  # there is no room
     assert job.workers == (1, 5)
     with pytest.raises(InternalError, match="no range"):
         job.on(e.RangeChanged(min_workers=3, max_workers=2), 1.0)

@@ -10,7 +10,7 @@ from raycloud.control import Phase
 from raycloud.errors import InternalError
 from raycloud.order import Position, ledger_line, read_ledger
 from tests.control_events import ready, stop
-from tests.control_job import control, of, only, report, training, training_to
+from tests.control_job import control, of, only, report, tick, training, training_to
 
 
 def grew(samples, version=1, **more):
@@ -245,8 +245,8 @@ def test_a_member_that_prepares_its_data_is_alive():
     job.start(0.0)
     for member in (0, 1):
         job.on(prepared(member), 9.0)
-    assert job.tick(18.0) == ()
-    assert only(c.Finish, job.tick(20.0)).status == "failed"
+    assert tick(job, 18.0) == ()
+    assert only(c.Finish, tick(job, 20.0)).status == "failed"
 
 
 def test_members_may_say_so_at_any_time():

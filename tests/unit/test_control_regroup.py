@@ -10,37 +10,7 @@ from raycloud.control import MemberState, Phase
 from raycloud.errors import InternalError
 from tests.control_events import part, published, ready, stop
 from tests.control_job import control, of, only, report
-
-# ---- a job of three
-
-
-def three(**settings):
-    """A job of members 0, 1 and 2 in training, which may run with one."""
-    job = control(
-        **{"min_workers": 1, "max_workers": 3, "capacity": 3, "regroups": True, **settings}
-    )
-    job.start(0.0)
-    for member in (0, 1, 2):
-        job.on(ready(member), 0.0)
-    job.on(formed(job, 0), 0.0)
-    assert (job.phase, job.shares) == (Phase.TRAINING, (3, 3, 2))
-    return job
-
-
-def formed(job, step):
-    return e.GenerationFormed(
-        generation=job.generation, members=job.group, shares=job.shares, first_step=step
-    )
-
-
-def lost(member, reason="its process died"):
-    return e.MemberLost(member=member, reason=reason)
-
-
-def to(job, step, members=(0, 1, 2), first=0):
-    """These members report the steps up to `step`; all commands."""
-    return [x for m in members for x in job.on(report(job, m, first, step, share=3), 1.0)]
-
+from tests.control_three import formed, lost, three, to
 
 # ---- one is lost
 
@@ -92,21 +62,20 @@ def test_late_words_of_the_old_generation_count():
     assert job.committed_step == 5
     assert job.phase is Phase.REGROUPING
     job.on(formed(job, 6), 2.5)
-    job.on(report(job, 1, 6, 7), 3.0)  # it took step 5 from member 0 and never reports it
+    job.on(report(job, 1, 5, 6, generation=0), 3.0)  # it has taken the step from member 0
     assert job.committed_step == 6
-    job.on(report(job, 0, 6, 7), 3.0)
+    for member in (0, 1):
+        job.on(report(job, member, 6, 7), 3.0)
     assert job.committed_step == 7
     assert job.ledger.audit().exact
 
 
-def test_no_more_than_one_step_can_be_taken_from_others():
+def test_no_step_is_left_out_of_a_report():
     job = three()
     to(job, 5)
     job.on(lost(2), 2.0)
     with pytest.raises(InternalError, match="next step is 5"):
-        job.on(report(job, 1, 7, 8), 3.0)
-    with pytest.raises(InternalError, match="next step is 5"):
-        job.on(report(job, 1, 6, 7, generation=0), 3.0)
+        job.on(report(job, 1, 6, 7), 3.0)
 
 
 def test_words_of_the_dead_are_ignored():
@@ -128,6 +97,19 @@ def test_another_is_lost_while_they_meet():
     assert (told.lost, told.detected_s) == ((1, 0), 2.0)
 
 
+def test_recovering_is_told_where_no_step_was_left():
+    job = three()
+    to(job, 5)
+    for member in (0, 1):
+        job.on(part(member, 5), 1.5)
+    job.on(lost(2), 2.0)
+    job.on(formed(job, 5), 2.2)
+    for member in (0, 1):
+        job.on(part(member, 5, generation=1), 2.4)
+    told = only(c.TellRecovery, job.on(e.MemberDone(member=0, step=5, generation=1), 2.5))
+    assert (told.lost, told.resumed_s) == ((2,), 2.5)
+
+
 def test_too_few_are_left():
     job = three(min_workers=2)
     to(job, 5)
@@ -138,7 +120,7 @@ def test_too_few_are_left():
 
 
 def test_a_member_is_lost_before_it_is_ready():
-    job = control(min_workers=1, max_workers=2, regroups=True)
+    job = control(min_workers=1, max_workers=2)
     job.start(0.0)
     assert only(c.Release, job.on(lost(0), 1.0)).members == (0,)
     form = only(c.Form, job.on(ready(1), 2.0))
@@ -152,7 +134,7 @@ def test_a_member_is_lost_before_it_is_ready():
 
 
 def test_a_member_is_lost_before_all_have_met():
-    job = control(min_workers=1, max_workers=2, regroups=True)
+    job = control(min_workers=1, max_workers=2)
     job.start(0.0)
     for member in (0, 1):
         job.on(ready(member), 0.0)
@@ -161,7 +143,7 @@ def test_a_member_is_lost_before_all_have_met():
 
 
 def test_pinned_shares_keep_their_proportions():
-    job = control(min_workers=1, max_workers=3, capacity=3, shares=(4, 3, 1), regroups=True)
+    job = control(min_workers=1, max_workers=3, capacity=3, shares=(4, 3, 1))
     job.start(0.0)
     for member in (0, 1, 2):
         job.on(ready(member), 0.0)
@@ -301,9 +283,3 @@ def test_a_late_word_of_being_done_is_no_longer_true():
     job.on(lost(2), 3.0)
     assert job.on(e.MemberDone(member=0, step=5), 3.1) == ()
     assert job.members[0] is MemberState.ACTIVE
-
-
-def test_a_run_that_does_not_regroup_ends():
-    job = three(regroups=False)
-    to(job, 5)
-    assert only(c.Finish, job.on(lost(1), 2.0)).status == "failed"

@@ -16,7 +16,7 @@ from raycloud import errors
 from raycloud.cli.shell import EXIT_CODES, app
 from raycloud.control.settings import ControlSettings
 from raycloud.events import Event
-from raycloud.on_ray import cluster, driver, failure, fleet
+from raycloud.on_ray import cluster, driver, fleet
 from raycloud.report.told import told
 from raycloud.spec.job import Job
 from raycloud.spec.rundir import _KEPT, RunDirectory
@@ -75,7 +75,8 @@ def test_limits_are_those_that_are_kept() -> None:
         "a member is not ready": fields["spawn_s"].default,
         "the members have not met": fields["form_s"].default,
         "no word from a member": driver._SILENCE_S,
-        "an exchange between members breaks": failure.BROKEN_S,
+        "a member does not answer, and others do": fields["late_s"].default,
+        "an exchange between members breaks": fields["broken_s"].default,
     }.items():
         assert re.search(rf"\b{seconds:g} s\b", limits[what]), what
     assert fields["spawn_s"].default == 300  # said also of MemberSpawned

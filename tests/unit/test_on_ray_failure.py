@@ -6,15 +6,8 @@ from pathlib import Path
 
 from raycloud import errors
 from raycloud.commands import Finish
-from raycloud.events import MemberFailed, MemberLost, Noticed
-from raycloud.on_ray.failure import BROKEN_S, failure_of, given_up
-
-
-def test_a_broken_exchange_without_a_death_is_given_up_after_a_while() -> None:
-    notice = Noticed(what="exchange broke", member=3, detail={"why": "connection reset"})
-    assert given_up(100.0, notice, now_s=100.0 + BROKEN_S) is None
-    lost = given_up(100.0, notice, now_s=100.1 + BROKEN_S)
-    assert lost == MemberLost(member=3, reason="its exchange broke: connection reset")
+from raycloud.events import MemberFailed, MemberLost
+from raycloud.on_ray.failure import failure_of
 
 
 def test_a_member_s_error_comes_back_as_its_own_kind() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,13 @@ def cases(name: str) -> Sequence[object]:
         text = f"{GOOD}{text}\n" if told["+"] and name == "files.txt" else text
         found.append(pytest.param(text, *told["="], *told["?"], id=title))
     return found
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short one: in messages, long paths are shortened."""
+    with tempfile.TemporaryDirectory(prefix="rc", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 def refusal(tmp_path: Path, text: str | bytes, *overrides: str) -> SpecError:

@@ -229,7 +229,7 @@ def test_connecting_again_after_whole_steps_keeps_the_buffers() -> None:
     assert [bucket.flat.data_ptr() for bucket in crew.exchanges[0].buckets] == before
 
 
-def test_the_scale_is_asked_once_and_only_when_a_gradient_is_there() -> None:
+def test_the_scale_is_asked_once_when_a_gradient_is_there_or_before_any_other_is_sent() -> None:
     model = Rooms()
     asked: list[None] = []
     exchange = GradientExchange(list(model.named_parameters()), bucket_bytes=16)
@@ -239,15 +239,16 @@ def test_the_scale_is_asked_once_and_only_when_a_gradient_is_there() -> None:
         return 0.5
 
     exchange.arm(half)
-    exchange.launch()
     assert asked == []
+    exchange.launch()  # who has nothing to send, too, has heard of all others before
+    assert asked == [None]
     exchange.collect(never)
     assert not any(p.grad is not None for p in model.parameters())
     exchange.arm(half)
-    assert asked == []
     model.loss(parts(1)[0]).backward()
+    assert asked == [None, None]
     exchange.launch()
-    assert asked == [None]
+    assert asked == [None, None]
 
 
 def test_launch_without_arm_is_our_own_fault() -> None:

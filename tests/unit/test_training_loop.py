@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from raycloud.checkpoint import decode
 from raycloud.checkpoint.local import LocalStore
 from raycloud.clock import VirtualClock
 from raycloud.commands import Halt, Reshare, Save
-from raycloud.errors import TaskError
+from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.events import (
     ChangeApplied,
     EvaluationPart,
@@ -29,7 +31,7 @@ from raycloud.sync.loopback import Loopback
 from raycloud.training.changes import Changes
 from raycloud.training.collate import Collate
 from raycloud.training.loop import Loop, Parts, Seat
-from raycloud.training.replica import Replica
+from raycloud.training.replica import Replica, StepResult
 from raycloud.training.saver import Saver
 from tests.lockstep import CPU, Fleet, NetTask, difference, feeding, job, never
 
@@ -75,7 +77,9 @@ class Alone:
             position=Position(),
             last_step=STEPS,
         )
-        self.loop = Loop(parts, seat, Lane(Loopback(1).members[0]), never)
+        self.seat = seat
+        self.loop = Loop(parts, seat)
+        self.loop.enter(seat, Lane(Loopback(1).members[0]), never)
         self.saver = saver
 
     def run(self) -> bool:
@@ -173,3 +177,43 @@ def test_what_the_task_raises_ends_the_loop_and_its_feed(tmp_path: Path) -> None
     with pytest.raises(TaskError, match="a bad day"):
         alone.run()
     assert not feeding(alone.loop._feed)
+
+
+def test_a_step_that_others_have_committed_is_told_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = Alone(tmp_path, job())
+    collect = alone.replica.collect
+
+    def breaks(step: int, abandoned: Callable[[], bool]) -> StepResult:
+        if step == 3:
+            raise TransportError("a peer is gone")
+        return collect(step, abandoned)
+
+    monkeypatch.setattr(alone.replica, "collect", breaks)
+    with pytest.raises(TransportError):
+        alone.loop.run()
+    assert alone.of(StepsCommitted)[-1].last_step == 3
+    kept = alone.replica.kept
+    assert kept is not None
+    assert len(kept.micro_batches) == 8
+    alone.loop.take_step()
+    alone.loop.learn_loss(0.25)
+    alone.replica.discard()
+    at = Steps(samples=70, global_batch=16, micro_batch=2).position_after(4, Position())
+    seat = replace(alone.seat, generation=2, step=4, position=at)
+    alone.loop.enter(seat, Lane(Loopback(1).members[0]), never)
+    assert alone.loop.run()
+    reports = alone.of(StepsCommitted)
+    assert [r.first_step for r in reports] == [0, *[r.last_step for r in reports[:-1]]]
+    assert {r.generation for r in reports if r.last_step <= 4} == {1}
+    assert {r.generation for r in reports if r.first_step >= 4} == {2}
+    assert sum(r.samples for r in reports) == 4 * 16 + 6 + 4 * 16
+    assert not any(math.isnan(r.loss) for r in reports)
+
+
+def test_only_the_step_that_was_computed_can_be_taken(tmp_path: Path) -> None:
+    alone = Alone(tmp_path, job())
+    with pytest.raises(InternalError, match="without this member's part"):
+        alone.loop.take_step()
+    alone.loop._feed.close()

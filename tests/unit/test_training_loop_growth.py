@@ -61,7 +61,8 @@ class Growing(Alone):
         self.lasts: list[int] = []
         parts = replace(parts, evaluate=lambda step, seat: self.lasts.append(seat.last_step))
         seat = replace(seat, last_step=length)
-        self.loop = Loop(parts, seat, Lane(Loopback(1).members[0]), never)
+        self.loop = Loop(parts, seat)
+        self.loop.enter(seat, Lane(Loopback(1).members[0]), never)
         self.changes.prepare(1, Extend(version=1, samples=90))
 
     def extend(self, change: Extend, epoch: int) -> None:

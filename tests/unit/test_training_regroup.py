@@ -15,6 +15,7 @@ from raycloud.sync.gloo import GlooTransport
 from raycloud.sync.transport import Abandoned
 from raycloud.training.regroup import (
     Ground,
+    Own,
     Standing,
     Talk,
     adopt,
@@ -23,6 +24,7 @@ from raycloud.training.regroup import (
 )
 from raycloud.training.replica import Replica
 from tests.lockstep import CPU, Fleet, NetTask, difference, job, never
+from tests.nets import BuiltTask, Counting
 from tests.sockets import gloo_members, together
 
 SHARES = (4, 2, 2)
@@ -32,21 +34,23 @@ def grounds(
     fleet: Fleet, steps: list[int], positions: list[Position], begun: tuple[int, ...] = (1, 1, 1)
 ) -> list[Ground]:
     """Every member says where it stands, and finds where all go on."""
+    took: list[tuple[int, int, Position]] = []
 
     def find(member: GlooTransport) -> Ground:
         talk = Talk(member, never)
         everyone = talk.standings(Standing(steps[member.rank], begun[member.rank]))
-        return find_ground(
-            everyone,
-            fleet.replicas[member.rank],
+        own = Own(
+            replica=fleet.replicas[member.rank],
             position=positions[member.rank],
             span=fleet.span,
-            shares=SHARES,
-            talk=talk,
+            took=lambda step, position: took.append((member.rank, step, position)),
         )
+        return find_ground(everyone, own, shares=SHARES, talk=talk)
 
     with gloo_members(len(steps)) as members:
-        return together(partial(find, member) for member in members)
+        found = together(partial(find, member) for member in members)
+    assert sorted(took) == [(r, g.step, g.position) for r, g in enumerate(found) if g.taken]
+    return found
 
 
 def test_everyone_hears_where_everyone_stands() -> None:
@@ -125,6 +129,20 @@ def test_who_has_never_computed_takes_the_state_too(said: int) -> None:
     assert [ground.taken for ground in found] == [False, False, True]
     assert {ground.position for ground in found} == {at}
     assert fleet.step(3) > 0
+    assert difference(newcomer.model, fleet.replicas[0].model) == 0
+
+
+def test_buffers_that_were_taken_do_not_count_as_changed() -> None:
+    task = BuiltTask(Counting)
+    fleet = Fleet(job(), task, (4, 4))
+    fleet.step(0)
+    at = fleet.position
+    newcomer = Replica(job(), task, device=CPU, steps=50, clock=SystemClock())
+    newcomer.try_out(fleet.collate.one(fleet.span(0, Position()).micro_batches[0]))
+    fleet.join([*fleet.replicas, newcomer], SHARES)
+    found = grounds(fleet, [1, 1, 0], [at, at, Position()], (1, 1, 0))
+    assert found[2].taken
+    fleet.step(1)
     assert difference(newcomer.model, fleet.replicas[0].model) == 0
 
 

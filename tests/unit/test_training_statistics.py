@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from raycloud.errors import TaskError
 from raycloud.training.statistics import RunningStatistics
-from tests.lockstep import Fleet, difference, job, plain_loop
-from tests.nets import BuiltTask, Frozen, Normed, Sometimes
+from tests.lockstep import Fleet, difference, job, never, plain_loop
+from tests.nets import BuiltTask, Counting, Frozen, Normed, Sometimes
 
 SHARES = [(8,), (5, 3), (8, 0), (3, 3, 2)]
 
@@ -69,6 +69,49 @@ def test_any_split_is_the_single_process(name: str, shares: tuple[int, ...]) -> 
         ):
             if key.endswith("num_batches_tracked"):
                 assert torch.equal(mine, theirs), key
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_that_has_to_wait_leaves_the_statistics_as_they_were(name: str) -> None:
+    """Held to it by `Fleet.lose`; and the step that goes on is the single process's."""
+    asked, task = job(), BuiltTask(MODELS[name])
+    fleet = Fleet(asked, task, (4, 2, 2))
+    for step in range(7):
+        if step in (2, 5):
+            fleet.lose(1, step, during="gradients")
+        else:
+            fleet.step(step)
+    alone = plain_loop(asked, task, 7)
+    for replica in fleet.replicas:
+        assert difference(replica.model, alone) <= 1e-12
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_other_buffers_wait_too(replaced: bool) -> None:
+    def made() -> Fleet:
+        fleet = Fleet(job(), BuiltTask(lambda: Counting(replaced=replaced)), (4, 4))
+        fleet.step(0)
+        return fleet
+
+    fleet, undisturbed = made(), made()
+    one, other = fleet.replicas[0], undisturbed.replicas[0]
+    before = {name: t.clone() for name, t in one.state.tensors().items()}
+    fleet.hubs[0].cut("a member died")
+    fleet.compute(1)
+    passes = int(one.model.get_buffer("passes"))
+    for _ in range(2):  # the second is without effect
+        one.suspend()
+        assert all(torch.equal(t, before[name]) for name, t in one.state.tensors().items())
+    one.statistics.resume()
+    assert int(one.model.get_buffer("passes")) == passes
+    fleet.replicas[1].suspend()
+    fleet.join(fleet.replicas, (4, 4))
+    works = fleet.compute(1, adopted=((), ()))
+    for replica, work in zip(fleet.replicas, works, strict=True):
+        replica.collect(1, never)
+        replica.commit(work)
+    undisturbed.step(1)
+    assert difference(one.model, other.model) <= 1e-12
 
 
 def test_unused_cumulative_statistics_stay_where_they_are() -> None:

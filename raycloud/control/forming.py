@@ -1,0 +1,177 @@
+"""Who meets as a generation, and with which shares.
+
+Each function changes the state that it is given and yields commands; nothing happens until it is
+iterated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from raycloud.commands import Command, Extend, Form, Meet, Notice, Record, Release, Reshare
+from raycloud.control.growing import spares
+from raycloud.control.progress import Progress
+from raycloud.control.resharing import Resharing, asked_shares, first_shares
+from raycloud.control.state import Recovery
+from raycloud.control.tables import MemberState
+from raycloud.order import Ledger, growth_record, header_record, restore_record
+
+if TYPE_CHECKING:
+    from raycloud.control.state import JobState, Member
+
+
+def form(state: JobState, now_s: float) -> Iterator[Command]:
+    """The members meet for the first time: fit shares, open the ledger."""
+    settings = state.settings
+    readies = {m.number: m.ready for m in state.present() if m.ready is not None}
+    steps = settings.steps(next(iter(readies.values())).samples)
+    ledger = Ledger(samples=steps.samples)
+    records = [header_record(steps.samples)]
+    if settings.ledger is not None:
+        ledger.restore(settings.ledger)
+        records.append(restore_record(settings.ledger))
+    if steps.sizes != ledger.sizes:
+        epoch, samples = steps.later[-1]
+        yield grown(epoch, samples, before=ledger.sizes.most)
+        ledger.grow(epoch, samples)
+        records.append(growth_record(epoch, samples))
+    state.group, state.formed_as = tuple(readies), state.generation
+    state.groups = {state.generation: state.group}
+    state.error = ""  # whoever was lost before is not missed
+    state.shares = first_shares(settings, list(readies.values()))
+    state.progress = Progress(
+        steps=steps,
+        step=settings.step,
+        position=settings.position,
+        ledger=ledger,
+        generation=state.generation,
+    )
+    if settings.shares == "auto" and len(readies) > 1:
+        state.resharing = Resharing(settings, readies, now_s)
+    _seen(state, steps.sizes.most)
+    for member in state.in_group():
+        member.heard_s, member.step, member.generation = now_s, settings.step, state.generation
+        state.hearing.begin(member.number)
+    yield Record(records=tuple(records))
+    yield Form(
+        generation=state.generation,
+        members=state.group,
+        shares=state.shares,
+        step=settings.step,
+    )
+
+
+def regroup(state: JobState, now_s: float) -> Iterator[Command]:
+    """Those that are left of the generation meet as the next one.
+
+    Members that are to join come only where there would be too few: they may not be within reach.
+    A change that is not in force everywhere is withdrawn, to be sent again if it is still wanted;
+    growth of the data is not, since some may have taken it in.
+    """
+    lost = tuple(m.number for m in state.in_group() if m.gone)
+    left = [number for number in state.group if state.here(number)]
+    surplus, left = tuple(left[state.workers[1] :]), left[: state.workers[1]]
+    for number in surplus:
+        state.members[number].enter(MemberState.RELEASED, now_s)
+    new = spares(state)[: max(0, state.workers[0] - len(left))]
+    state.meetings = 1 if lost or surplus or new else state.meetings + 1
+    if state.broken is not None and state.recovery is None:
+        detected_s = state.broken_s - state.started_s
+        state.recovery = Recovery(detected_s=detected_s, cause=state.broken.why)
+    state.broken = None
+    state.group = (*left, *(member.number for member in new))
+    for member in new:
+        state.hearing.begin(member.number)
+        member.step = state.formed().committed_step  # or a later one, as it will say
+    if state.resharing is not None:
+        state.resharing.wait(state.formed().committed_step, now_s)
+    newest = state.generation
+    outstanding = state.outstanding
+    if outstanding is not None:
+        outstanding.members = state.group
+        if isinstance(outstanding.change, Reshare | Meet):
+            newest = max(newest, outstanding.change.generation)
+        if not isinstance(outstanding.change, Extend) or outstanding.everywhere:
+            state.settled, state.outstanding = outstanding.number, None
+    state.halt_sent = state.halted = state.met = False
+    state.generation = state.formed_as = state.sound_from = newest + 1
+    state.groups = {state.generation: state.group}
+    state.shares = _fit(state, state.in_group(), now_s)
+    state.checkpoints.drop()
+    state.error = ""
+    for member in state.in_group():
+        member.heard_s, member.part_step = now_s, -1
+        if member.state in {MemberState.DRAINING, MemberState.DONE}:
+            member.enter(MemberState.ACTIVE, now_s)
+    if lost or surplus:
+        yield Release(members=lost + surplus)
+    yield Form(
+        generation=state.generation,
+        members=state.group,
+        shares=state.shares,
+        step=state.formed().committed_step,
+        settled=state.settled,
+    )
+
+
+def next_meeting(state: JobState, now_s: float) -> Meet | None:
+    """The generation to change to, as members are there to join and may compute; None: stay."""
+    left = state.in_group()[: state.workers[1]]
+    new = [] if state.data_version else spares(state)
+    members = [*left, *new[: state.workers[1] - len(left)]]
+    numbers = tuple(member.number for member in members)
+    if numbers == state.group:
+        return None
+    for member in members[len(left) :]:
+        member.heard_s = now_s  # the others come to meet it
+    return Meet(
+        generation=state.generation + 1,
+        members=numbers,
+        shares=_fit(state, members, now_s),
+    )
+
+
+def become(state: JobState, meeting: Meet, step: int, now_s: float) -> None:
+    """One member has changed to this generation at `step`: so will all others."""
+    for number in meeting.members:
+        member = state.members[number]
+        if member.state is MemberState.READY:
+            member.enter(MemberState.ACTIVE, now_s)
+            state.hearing.begin(number)
+        if not member.joined:
+            member.step = step
+        member.heard_s = now_s
+    state.group, state.shares = meeting.members, meeting.shares
+    state.generation = state.formed_as = meeting.generation
+    state.groups[meeting.generation] = meeting.members
+    state.formed().change_generation(meeting.generation, step)
+    if state.resharing is not None:
+        state.resharing.wait(step, now_s)
+
+
+def grown(epoch: int, samples: int, *, before: int) -> Notice:
+    """What a person should know of more data."""
+    return Notice(
+        what=f"the data has grown from {before} to {samples} samples, from epoch {epoch} on",
+        detail={"epoch": epoch, "samples": samples},
+    )
+
+
+def _fit(state: JobState, members: list[Member], now_s: float) -> tuple[int, ...]:
+    """Shares of these members, by rank: as asked, and `auto` by what is known of their speeds."""
+    settings = state.settings
+    if settings.shares == "auto" and len(members) > 1:
+        readies = {m.number: m.ready for m in members if m.ready is not None}
+        if state.resharing is None:
+            state.resharing = Resharing(settings, readies, now_s)
+        state.resharing.know(readies)
+        return state.resharing.fit(tuple(member.number for member in members))
+    return asked_shares(settings, [member.slot for member in members])
+
+
+def _seen(state: JobState, samples: int) -> None:
+    """The members that met have read `samples` samples: growth up to there is no news to them."""
+    if state.data_ahead is not None and state.data_ahead.samples <= samples:
+        state.data_ahead = None
+    state.data_samples = max(state.data_samples, samples)

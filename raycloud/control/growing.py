@@ -1,0 +1,116 @@
+"""Members that join those that compute: in the place of lost ones, or because there is room.
+
+Each function changes the state that it is given and yields commands; nothing happens until it is
+iterated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from raycloud.commands import Command, Notice, Release, Spawn
+from raycloud.control.state import Member
+from raycloud.control.tables import MemberState, Phase
+
+if TYPE_CHECKING:
+    from raycloud.control.state import JobState
+
+_FIRST_WAIT_S = 1.0  # after a member that could not join; doubled with each further one
+_LONGEST_WAIT_S = 60.0
+MOST_MISSES = 6  # in a row
+
+
+def grow(state: JobState, now_s: float) -> Iterator[Command]:
+    """Ask for as many members as there is room for; where there is less, give some up again.
+
+    A member that joins learns the data as the run has found it at its start: where that has grown
+    since, nobody joins.
+    """
+    if state.progress is None or state.phase is not Phase.TRAINING:
+        return
+    coming = [m for m in state.present() if state.spare(m.number)]
+    surplus = max(0, len(state.present()) - state.workers[1])
+    unplaced = [m for m in coming if not m.placed]
+    lacking = min(state.workers[1], state.capacity) - len(state.present())
+    if state.data_version:
+        yield from _none_joins(state, now_s)
+    elif surplus and coming and state.outstanding is None:
+        yield from _let_go(coming[-surplus:], now_s)
+    elif lacking < 0 and unplaced:
+        yield from _let_go(unplaced[lacking:], now_s)
+    elif lacking > 0 and _may_ask(state, now_s):
+        numbers = tuple(range(state.next_member, state.next_member + lacking))
+        state.next_member += lacking
+        for number in numbers:
+            member = Member(number=number, state=MemberState.SPAWNING, since_s=now_s, heard_s=now_s)
+            member.slot, member.placed, member.joined = _free_slot(state), False, False
+            state.members[number] = member
+        yield Spawn(members=numbers, joins=True)
+
+
+def missed(state: JobState, member: Member, why: str, now_s: float) -> Iterator[Command]:
+    """A member that was to join is gone before it did: the others go on, and it is tried again."""
+    yield Release(members=(member.number,))
+    if now_s < state.ask_again_s:  # one incident may cost several
+        return
+    state.misses += 1
+    wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (state.misses - 1))
+    state.ask_again_s = now_s + wait_s
+    last = state.misses >= MOST_MISSES
+    then = "no other is asked for" if last else f"another is asked for in {wait_s:g} s"
+    what = f"a member could not join, {then}"
+    yield Notice(what=what, member=member.number, detail={"why": why})
+
+
+def _none_joins(state: JobState, now_s: float) -> Iterator[Command]:
+    """Said once, where there could be more members, or some are on their way."""
+    coming = [m for m in state.present() if state.spare(m.number)]
+    lacking = min(state.workers[1], state.capacity) > len(state.in_group())
+    if (coming or lacking) and not state.told_that_none_joins:
+        state.told_that_none_joins = True
+        yield Notice(
+            what="the data has grown in this run: no worker joins, and none is replaced, until it "
+            "is resumed"
+        )
+    yield from _let_go(coming, now_s)
+
+
+def unfit_to_join(state: JobState, member: Member) -> str:
+    """Why a member that is ready cannot join; empty if it can."""
+    known = state.formed().steps.sizes.most
+    if member.ready is None or member.ready.samples == known:
+        return ""
+    return f"it sees {member.ready.samples} samples, the others {known}"
+
+
+def spares(state: JobState) -> list[Member]:
+    """Members that are ready and do not take part yet."""
+    return [m for m in state.present() if state.spare(m.number) and m.state is MemberState.READY]
+
+
+def dismiss(state: JobState, now_s: float) -> Iterator[Command]:
+    """Nobody is going to join any more."""
+    yield from _let_go([m for m in state.present() if state.spare(m.number)], now_s)
+
+
+def _let_go(members: Iterable[Member], now_s: float) -> Iterator[Command]:
+    numbers = []
+    for member in members:
+        member.enter(MemberState.RELEASED, now_s)
+        numbers.append(member.number)
+    if numbers:
+        yield Release(members=tuple(numbers))
+
+
+def _may_ask(state: JobState, now_s: float) -> bool:
+    return (
+        now_s >= state.ask_again_s
+        and state.misses < MOST_MISSES
+        and not any(m.state is MemberState.DONE for m in state.in_group())
+    )
+
+
+def _free_slot(state: JobState) -> int:
+    taken = {m.slot for m in state.present()}
+    return next(slot for slot in range(len(taken) + 1) if slot not in taken)

@@ -1,0 +1,78 @@
+"""Who answers calls, and who does not: a process that is frozen or cut off.
+
+Seconds are those of one clock, the driver's. Nothing that the driver has not looked at counts as
+missing, and after a while in which it heard nobody, all have their time again: it was rather the
+driver that was cut off, or stood still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from raycloud.control.pulse import Pulse
+
+_SURE = 8.0  # phi: one such answer in a hundred million would still have come
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heard:
+    """What the driver has heard since it last looked.
+
+    Attributes:
+        looked_s: When it looked.
+        late_s: By member that has answered since: how much later than due, at least.
+        due_s: By member: until when it is, or was, to answer the call that was made last.
+    """
+
+    looked_s: float
+    late_s: Mapping[int, float] = field(default_factory=dict)
+    due_s: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Hearing:
+    """Follows the answers of all members.
+
+    Args:
+        patience_s: An answer that is less late than this is never missing. As long a silence of
+            all is the driver's own.
+    """
+
+    patience_s: float
+    _pulses: dict[int, Pulse] = field(default_factory=dict)
+    _answered_s: dict[int, float] = field(default_factory=dict)
+    _due_s: Mapping[int, float] = field(default_factory=dict)
+    _looked_s: float = float("-inf")
+    _since_s: float = float("-inf")  # from when on answers come in
+
+    def hear(self, heard: Heard) -> None:
+        """Take in who has answered."""
+        last_s = max(self._answered_s.values(), default=float("-inf"))
+        stood_still = heard.looked_s - self._looked_s > self.patience_s
+        if stood_still or (heard.late_s and heard.looked_s - last_s > self.patience_s):
+            self._since_s = heard.looked_s
+        for member, late_s in heard.late_s.items():
+            self._answered_s[member] = heard.looked_s
+            own_s = min(late_s, heard.looked_s - self._since_s)  # the rest is the driver's
+            self._pulses.setdefault(member, Pulse()).answered(own_s)
+        self._looked_s, self._due_s = heard.looked_s, heard.due_s
+
+    def begin(self, member: int) -> None:
+        """From now on it computes; how late it was while it was building tells nothing."""
+        self._pulses[member] = Pulse()
+
+    def missing_s(self, member: int, others: Iterable[int]) -> float | None:
+        """How many seconds an answer is overdue that will not come any more; None: it may.
+
+        Args:
+            member: Whose.
+            others: Of whom at least one other is heard meanwhile.
+        """
+        due_s = max(self._due_s.get(member, self._looked_s), self._since_s)
+        late_s = self._looked_s - due_s
+        if not late_s >= self.patience_s or self._pulses[member].phi(late_s) < _SURE:
+            return None
+        answered = [self._answered_s.get(m, float("-inf")) for m in others if m != member]
+        heard = any(answered_s >= due_s for answered_s in answered)
+        return late_s if heard else None

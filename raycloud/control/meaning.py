@@ -1,0 +1,68 @@
+"""What each event means to a job's control, for the page that is made from the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from raycloud.events import (
+    CapacityChanged,
+    ChangeApplied,
+    CheckpointPublished,
+    DataGrew,
+    DataPrepared,
+    DataPreparing,
+    Evaluated,
+    EvaluationPart,
+    Event,
+    ExchangeBroken,
+    GenerationFormed,
+    MemberDone,
+    MemberFailed,
+    MemberLost,
+    MemberReady,
+    MemberSpawned,
+    Noticed,
+    PartWritten,
+    RangeChanged,
+    Recovered,
+    RunFinished,
+    RunStarted,
+    StepsCommitted,
+    StopRequested,
+)
+
+MEANING: Final[Mapping[type[Event], str]] = {
+    RunStarted: "For the log.",
+    MemberSpawned: "The member's process is asked for.",
+    DataPreparing: "For the log; a sign of life.",
+    DataPrepared: "For the log; a sign of life.",
+    MemberReady: "The member can compute. When all can, shares are fitted and they meet.",
+    MemberLost: "The machine's fault. Where the job may go on without it, those that are left meet "
+    "as the next generation; otherwise the run ends as failed, and a resumed run goes on from the "
+    "last checkpoint.",
+    CapacityChanged: "Where there is room for more members, and the job may have them, they are "
+    "asked for and join the others as soon as they are ready; where there is less, those that "
+    "found no place are given up.",
+    ExchangeBroken: "A peer is gone or cut off, or a connection is. If nobody is found to be gone "
+    "within a few seconds, the same members meet anew.",
+    MemberFailed: "The job's or our fault, and would happen again: the run ends as failed.",
+    MemberDone: "The member has committed its last step and written its parts.",
+    GenerationFormed: "The members have met, or a new generation of theirs is in force.",
+    ChangeApplied: "The member switched to the outstanding change; when all have, it is in force.",
+    StepsCommitted: "Progress. The step that all members have reached is committed to the ledger; "
+    "measured seconds feed the shares. A report of no steps is a sign of life.",
+    PartWritten: "A part of a checkpoint; when all parts are there it is published.",
+    CheckpointPublished: "The checkpoint may be restored from.",
+    EvaluationPart: "For the log; a sign of life.",
+    Evaluated: "For the log.",
+    StopRequested: "First: halt, checkpoint and end, or end at once if nothing is trained yet. "
+    "Second: end at once.",
+    RangeChanged: "In force at once: where more members are allowed they are asked for; where "
+    "fewer are, the last ones go.",
+    DataGrew: "Sent ahead as a change; the first epoch that begins once it is in force has the "
+    "new samples.",
+    Noticed: "For the log.",
+    Recovered: "For the log.",
+    RunFinished: "For the log.",
+}

@@ -1,0 +1,161 @@
+"""Where a member stands when it meets the others of a generation, and its loop from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from raycloud.events import GenerationFormed, Noticed
+from raycloud.sync.lane import Lane
+from raycloud.training.locality import agreed
+from raycloud.training.loop import Loop
+from raycloud.training.parts import Seat
+from raycloud.training.regroup import (
+    Ground,
+    Own,
+    Standing,
+    Talk,
+    alike,
+    find_ground,
+    known_loss,
+)
+
+if TYPE_CHECKING:
+    from raycloud.order import Position, StepSpan
+    from raycloud.sync.transport import Transport
+    from raycloud.training.locality import Held
+    from raycloud.training.meeting import Meeting
+    from raycloud.training.parts import Parts
+
+
+class Footing:
+    """Takes a member from one generation to the next.
+
+    Args:
+        parts: What its loop works with.
+        position: Where the sequence stands before `parts.first_step`.
+        last_step: One past the last step, as it is known at the start.
+        fuses: By rank, how many micro-batches a pass fused where the checkpoint was written.
+        held: Which bytes of the rows the nodes hold, by rank.
+
+    Attributes:
+        loop: Its loop; None before it has stood anywhere.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        position: Position,
+        last_step: int,
+        *,
+        fuses: Sequence[int],
+        held: Callable[[tuple[str, ...]], Held],
+    ) -> None:
+        """It stands at the start."""
+        self._parts = parts
+        self._position = position
+        self._last_step = last_step
+        self._fuses = fuses
+        self._held = held
+        self.loop: Loop | None = None
+
+    def stand(
+        self,
+        meeting: Meeting,
+        gradients: Transport,
+        lane: Transport,
+        abandoned: Callable[[], bool],
+    ) -> Loop:
+        """Find out with the others where all go on; this member's state is then everyone's.
+
+        Returns:
+            The loop, ready to run there.
+
+        Raises:
+            TransportError: The meeting broke, or was abandoned.
+        """
+        self._parts.replica.connect(gradients)
+        self._parts.changes.settle(meeting.settled)
+        ground = self._ground(meeting, gradients, lane, abandoned)
+        seat = self._seat(meeting, ground.step, ground.position)
+        seat = replace(seat, held=agreed(self._held(meeting.nodes), lane, abandoned))
+        if meeting.rank == 0:  # it has met all others
+            self._parts.report(
+                GenerationFormed(
+                    generation=meeting.generation,
+                    members=meeting.members,
+                    shares=meeting.shares,
+                    first_step=ground.step,
+                )
+            )
+        loop = self.loop = self.loop or Loop(self._parts, seat)
+        loop.enter(seat, Lane(lane), abandoned, ground.adopted, planned=meeting.planned)
+        return loop
+
+    def _ground(
+        self,
+        meeting: Meeting,
+        gradients: Transport,
+        lane: Transport,
+        abandoned: Callable[[], bool],
+    ) -> Ground:
+        parts, loop = self._parts, self.loop
+        own = Standing(parts.first_step, 0, parts.changes.agreed, parts.changes.due_step())
+        if loop is not None:
+            own = replace(own, step=loop.step, begun=1, **known_loss(loop.owed, loop.loss))
+        talk = Talk(lane, abandoned)
+        everyone = talk.standings(own)
+        if not any(one.begun for one in everyone):
+            self._begin(meeting, gradients, lane, abandoned)
+        newest = max(everyone, key=lambda one: one.agreed)
+        if loop is not None and newest.agreed > own.agreed:
+            loop.take_growth(newest.due_step)
+        brought = Own(
+            replica=parts.replica,
+            position=self._position if loop is None else loop.position,
+            span=self._span if loop is None else loop.span,
+            took=partial(self._took, meeting),
+        )
+        ground = find_ground(everyone, brought, shares=meeting.shares, talk=talk)
+        if self.loop is not None:
+            self.loop.learn_loss(ground.loss)
+        return ground
+
+    def _begin(
+        self,
+        meeting: Meeting,
+        gradients: Transport,
+        lane: Transport,
+        abandoned: Callable[[], bool],
+    ) -> None:
+        """Nobody has computed yet: all begin from the same parameters."""
+        replica = self._parts.replica
+        if not alike(replica, gradients, lane, abandoned):
+            what = "members began from different parameters; rank 0's were taken"
+            self._parts.report(Noticed(what=what, member=meeting.members[meeting.rank]))
+        if len(self._fuses) == len(meeting.shares):  # round as this rank did
+            replica.fuse = min(replica.fuse, self._fuses[meeting.rank])
+
+    def _took(self, meeting: Meeting, step: int, position: Position) -> None:
+        """The state is another member's, who stands at `step`: so does this one from now on."""
+        if self.loop is None:
+            self.loop = Loop(self._parts, self._seat(meeting, step, position))
+        else:
+            self.loop.take_step()
+
+    def _seat(self, meeting: Meeting, step: int, position: Position) -> Seat:
+        return Seat(
+            members=meeting.members,
+            rank=meeting.rank,
+            generation=meeting.generation,
+            shares=meeting.shares,
+            step=step,
+            position=position,
+            last_step=self._last_step,
+        )
+
+    def _span(self, step: int, position: Position) -> StepSpan | None:
+        """What `Loop.span` says, before there is one."""
+        return self._parts.steps.span(step, position) if step < self._last_step else None

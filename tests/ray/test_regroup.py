@@ -1,0 +1,175 @@
+"""Workers die, freeze, are cut off and join while a run goes on; its result is the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import raycloud
+from raycloud.events import (
+    CheckpointPublished,
+    Event,
+    ExchangeBroken,
+    GenerationFormed,
+    MemberLost,
+    Recovered,
+    StepsCommitted,
+)
+from raycloud.spec import Job
+from tests.connections import between, shut
+from tests.live import asked, check_result, ended, members_below, of_kind
+from tests.live_tasks import Steady
+
+CPUS = 4
+END_S = 60.0
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+class Trouble:
+    """Does something to a worker, another one each time, when the run has come to a step.
+
+    Args:
+        folder: What the cluster's processes carry in their environment.
+        steps: At each of them.
+        what: Done to the process id.
+    """
+
+    def __init__(self, folder: Path, steps: list[int], what: Callable[[int], None]) -> None:
+        self.folder, self.steps, self.what = folder, list(steps), what
+        self.hit: list[int] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, StepsCommitted) and self.steps and event.last_step >= self.steps[0]:
+            self.steps.pop(0)
+            alive = [pid for pid in members_below(self.folder) if pid not in self.hit]
+            victim = alive[len(self.hit) % len(alive)]
+            self.what(victim)
+            self.hit.append(victim)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def freeze(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+
+
+class Opening:
+    """Lets a paced run go as fast as it can once a member of at least this number has computed.
+
+    Args:
+        gate: What the task looks for.
+        member: Its number.
+        other: Told of every event, too.
+    """
+
+    def __init__(self, gate: Path, member: int, other: Callable[[Event], None]) -> None:
+        self.gate, self.member, self.other = gate, member, other
+
+    def __call__(self, event: Event) -> None:
+        self.other(event)
+        if isinstance(event, StepsCommitted) and event.member >= self.member:
+            self.gate.touch()
+
+
+def job_of(workers: int, least: int, steps: int, **more: object) -> Job:
+    elastic = {"min_workers": least, "max_workers": workers}
+    return asked("Steady", workers, steps=steps, elastic=elastic, **more)
+
+
+def test_a_killed_worker_is_not_missed(tmp_path: Path, ray_tmpdir: Path) -> None:
+    job = job_of(3, 1, 400, checkpoint={"every_steps": 50})
+    trouble = Trouble(ray_tmpdir, [60], kill)
+    run = raycloud.train(job, run_dir=tmp_path / "run", observer=trouble)
+    assert len(trouble.hit) == 1
+    assert run.status == "finished"
+    check_result(run, job, Steady(), 400)
+    log = run.events
+    [lost], [told] = of_kind(MemberLost, log), of_kind(Recovered, log)
+    assert (told.lost, told.lost_steps) == ((lost.member,), 0)
+    first, last = of_kind(GenerationFormed, log)[0], of_kind(GenerationFormed, log)[-1]
+    assert set(first.members) - set(last.members) == {lost.member}
+    assert sum(last.shares) == 8
+    assert of_kind(CheckpointPublished, log)[-1].step == 400
+    [recovery] = run.summary["recoveries"]
+    assert recovery["kind"] == "member lost"
+    assert recovery["seconds"] == told.resumed_s - told.detected_s
+    for member in last.members:  # no step was computed twice, none left out
+        steps = [e for e in of_kind(StepsCommitted, log) if e.member == member]
+        assert sum(e.last_step - e.first_step for e in steps) == 400
+
+
+def test_workers_die_one_after_the_other(tmp_path: Path, ray_tmpdir: Path) -> None:
+    job = job_of(4, 1, 200, settings={"norm": True}, evaluate={"every_steps": 20})
+    trouble = Trouble(ray_tmpdir, [30, 31, 110], kill)
+    run = raycloud.train(job, run_dir=tmp_path / "run", observer=trouble)
+    assert len(trouble.hit) == 3
+    check_result(run, job, Steady(norm=True), 200)
+    assert len(of_kind(MemberLost, run.events)) == 3
+    assert run.summary["workers"] == 1
+
+
+def test_a_frozen_worker_is_done_without(tmp_path: Path, ray_tmpdir: Path) -> None:
+    job = job_of(3, 1, 200)
+    trouble = Trouble(ray_tmpdir, [40], freeze)
+
+    def thawing(event: Event) -> None:
+        """It thaws while the others go on, and must do no harm."""
+        trouble(event)
+        if isinstance(event, Recovered):
+            for pid in trouble.hit:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+    run = raycloud.train(job, run_dir=tmp_path / "run", observer=thawing)
+    check_result(run, job, Steady(), 200)
+    [lost], [told] = of_kind(MemberLost, run.events), of_kind(Recovered, run.events)
+    assert "frozen, or cut off" in lost.reason
+    assert (told.lost, told.lost_steps) == ((lost.member,), 0)
+    assert ended(dict.fromkeys(trouble.hit, "a member"), END_S) == {}
+
+
+def test_where_only_a_connection_breaks_all_meet_anew(tmp_path: Path, ray_tmpdir: Path) -> None:
+    def cut(_: int) -> None:
+        pid, descriptor = between(members_below(ray_tmpdir))[0]
+        shut(pid, descriptor)
+
+    job = job_of(3, 1, 200)
+    trouble = Trouble(ray_tmpdir, [40], cut)
+    run = raycloud.train(job, run_dir=tmp_path / "run", observer=trouble)
+    assert len(trouble.hit) == 1
+    check_result(run, job, Steady(), 200)
+    assert not of_kind(MemberLost, run.events)
+    assert {e.generation for e in of_kind(ExchangeBroken, run.events)} == {0}
+    [told] = of_kind(Recovered, run.events)
+    assert (told.lost, told.lost_steps) == ((), 0)
+    [recovery] = run.summary["recoveries"]
+    assert recovery["kind"] == "met anew"
+    assert run.summary["workers"] == 3
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_killed_worker_is_replaced(norm: bool, tmp_path: Path, ray_tmpdir: Path) -> None:
+    gate = tmp_path / "gate"
+    settings = {"gate": str(gate), "norm": norm}
+    elastic = {"min_workers": 1, "max_workers": 2}
+    job = asked("Paced", 2, steps=200, elastic=elastic, settings=settings)
+    opening = Opening(gate, 2, Trouble(ray_tmpdir, [20], kill))
+    run = raycloud.train(job, run_dir=tmp_path / "run", observer=opening)
+    check_result(run, job, Steady(norm=norm), 200)
+    log = run.events
+    [lost] = of_kind(MemberLost, log)
+    groups = [set(e.members) for e in of_kind(GenerationFormed, log)]
+    assert groups[0] == {0, 1}
+    assert {0, 1} - {lost.member} in groups
+    assert groups[-1] == {0, 1, 2} - {lost.member}
+    assert run.summary["workers"] == 2
+    assert sum(e.micro_batches for e in of_kind(StepsCommitted, log) if e.member == 2) > 0
+    assert len(of_kind(Recovered, log)) == 1

@@ -1,0 +1,145 @@
+"""Members that do not answer: frozen or cut off, where others are heard meanwhile."""
+
+from __future__ import annotations
+
+from raycloud import commands as c
+from raycloud import events as e
+from raycloud.control.hearing import Heard
+from tests.control_events import part, ready
+from tests.control_job import control, only, tick
+from tests.control_three import formed, three, to
+
+LOOK_S = 0.25
+
+
+class World:
+    """Calls every second, and looks four times a second who has answered.
+
+    Args:
+        job: Under control, with members 0, 1 and 2.
+        now_s: When it begins.
+    """
+
+    def __init__(self, job, now_s=2.0):
+        self.job, self.now_s, self.looked_s = job, now_s, now_s
+        self.members = (0, 1, 2)
+        self.due_s = {m: now_s + 1.0 + m / 10 for m in self.members}
+
+    def go(self, until_s, silent=(), late_s=0.0):
+        """Everyone answers but those who are silent; member 1 with a delay every other time."""
+        commands = []
+        while self.now_s < until_s:
+            self.now_s += LOOK_S
+            commands += self.look(silent, late_s)
+        return commands
+
+    def look(self, silent=(), late_s=0.0):
+        late = {}
+        for m in self.members:
+            wait_s = late_s if m == 1 and int(self.now_s) % 2 else 0.0
+            if m not in silent and self.now_s >= self.due_s[m] + wait_s:
+                late[m] = max(0.0, self.looked_s - self.due_s[m])
+                self.due_s[m] = self.now_s + 1.0
+        self.looked_s = self.now_s
+        self.job.hear(Heard(looked_s=self.now_s, late_s=late, due_s=dict(self.due_s)))
+        return tick(self.job, self.now_s)
+
+
+def test_who_does_not_answer_while_others_do_is_lost():
+    job = three()
+    to(job, 5)
+    world = World(job)
+    assert world.go(20.0) == []
+    commands = world.go(22.75, silent=(1,))  # it froze at 20 s
+    assert only(c.Form, commands).members == (0, 2)
+    assert not world.go(30.0, silent=(1,))
+
+
+def test_its_loss_is_an_event_that_says_why():
+    job = three()
+    to(job, 5)
+    world = World(job)
+    world.go(20.0)
+    found = None
+    while found is None:
+        world.now_s += LOOK_S
+        assert world.now_s < 23.0
+        due_s = {**dict.fromkeys((0, 2), world.now_s + 1.0), 1: world.due_s[1]}
+        answers = dict.fromkeys((0, 2), 0.0)
+        job.hear(Heard(looked_s=world.now_s, late_s=answers, due_s=due_s))
+        found = job.overdue(world.now_s)
+    assert found.member == 1
+    assert "frozen, or cut off" in found.reason
+    assert only(c.Form, job.on(found, world.now_s)).members == (0, 2)
+
+
+def test_where_nobody_answers_nobody_is_lost_also_when_they_come_back_one_by_one():
+    job = three()
+    to(job, 5)
+    world = World(job)
+    assert world.go(20.0) == []
+    assert world.go(30.0, silent=(0, 1, 2)) == []
+    assert world.go(31.0, silent=(1, 2)) == []
+    assert world.go(50.0) == []
+    assert only(c.Form, world.go(53.0, silent=(2,))).members == (0, 1)
+
+
+def test_a_driver_that_stood_still_takes_nobody_for_lost():
+    job = three()
+    to(job, 5)
+    world = World(job)
+    assert world.go(20.0) == []
+    world.now_s += 6.0  # it looks only now, and not all that was said has come in by then
+    assert world.look(silent=(1, 2)) == ()
+    assert world.go(40.0) == []
+
+
+def test_who_is_often_late_is_waited_for():
+    job = three()
+    to(job, 5)
+    world = World(job)
+    assert world.go(40.0, late_s=1.0) == []
+    assert world.go(42.5, silent=(1,)) == []
+    assert only(c.Form, world.go(59.0, silent=(1,))).members == (0, 2)
+
+
+def test_how_late_it_was_before_it_computed_tells_nothing():
+    job = control(min_workers=1, max_workers=3, capacity=3)
+    job.start(-60.0)
+    for looked_s in range(-60, 0):  # each answer comes 15 s late
+        job.hear(Heard(looked_s=looked_s, late_s={0: 0.0, 1: 15.0, 2: 0.0}, due_s={}))
+    for member in (0, 1, 2):
+        job.on(ready(member), 0.0)
+    job.on(formed(job, 0), 0.0)
+    world = World(job)
+    world.go(20.0)
+    assert only(c.Form, world.go(22.75, silent=(1,))).members == (0, 2)
+
+
+def test_who_cannot_be_done_without_is_waited_for():
+    job = three(min_workers=3)
+    to(job, 5)
+    world = World(job)
+    world.go(20.0)
+    assert world.go(40.0, silent=(1,)) == []
+
+
+def test_who_is_done_need_not_answer():
+    job = three()
+    to(job, 5)
+    job.on(part(1, 5), 1.5)
+    job.on(e.MemberDone(member=1, step=5), 1.5)
+    world = World(job)
+    world.go(20.0)
+    assert world.go(40.0, silent=(1,)) == []
+
+
+def test_several_machines_at_once_are_waited_for():
+    """One member sits beside the driver, whose link is out: it is heard, the others are not."""
+    job = three()
+    to(job, 5)
+    world = World(job)
+    world.go(20.0)
+    assert world.go(29.0, silent=(1, 2)) == []
+    assert world.go(40.0) == []
+    assert only(c.Form, world.go(53.0, silent=(1, 2))[:2]).members == (0, 2)
