@@ -76,7 +76,6 @@ class Footing:
         Raises:
             TransportError: The meeting broke, or was abandoned.
         """
-        self._parts.replica.connect(gradients)
         self._parts.changes.settle(meeting.settled)
         ground = self._ground(meeting, gradients, lane, abandoned)
         seat = self._seat(meeting, ground.step, ground.position)

@@ -33,7 +33,7 @@ from raycloud.training.footing import Footing
 from raycloud.training.growth import position_of
 from raycloud.training.locality import Held, held
 from raycloud.training.loop import Parts, Seat
-from raycloud.training.meeting import Meeting, meet
+from raycloud.training.meeting import Meeting, leave, meet
 from raycloud.training.memory import keep_freed_memory
 from raycloud.training.replica import Replica
 from raycloud.training.saver import Saver
@@ -112,9 +112,7 @@ class Life:
         self._replica = Replica(job, self._task, device=self._device, steps=last_step, clock=clock)
         self._samples = self._arranged.supply.train
         self._grown: dict[int, BlockSamples] = {}
-        # A group with an exchange under way waits, where it ends, for a peer that may be frozen: so
-        # none ends before this process does.
-        self._met: list[tuple[Transport, Transport]] = []
+        self._met: tuple[Transport, Transport] | None = None  # of the present generation
         if manifest is not None and not config.joins:
             self._replica.state.load(load_tensors(store, manifest), manifest.values)
         self._replica.state.beside = data_values(self._samples)
@@ -180,9 +178,7 @@ class Life:
         Raises:
             TransportError: Not all have come, or it was abandoned.
         """
-        met = meet(meeting, self._config.address, self._device, abandoned)
-        self._met.append(met)
-        return met
+        return meet(meeting, self._config.address, self._device, abandoned)
 
     def train(
         self,
@@ -205,6 +201,9 @@ class Life:
                 is undone, and another call goes on with it in the next generation.
         """
         gradients, lane = met or self.meet(meeting, abandoned)
+        before, self._met = self._met, (gradients, lane)
+        self._replica.connect(gradients)
+        leave(before or ())
         loop = self._footing.stand(meeting, gradients, lane, abandoned)
         loop.run()
         if loop.next is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import dataclass
@@ -83,6 +83,17 @@ def meet(
         except NotYetError:
             if abandoned():
                 raise Abandoned("the generation was abandoned before all had met") from None
+
+
+def leave(transports: Iterable[Transport]) -> None:
+    """Let go of those of a generation that is over; nobody holds any of its work any more.
+
+    One with an exchange under way waits for a peer that may be frozen, so that happens in a thread
+    of its own. Left open, gloo would look for ever at what peers had sent of an exchange that broke
+    here.
+    """
+    for transport in transports:
+        threading.Thread(target=transport.close, name="leave", daemon=True).start()
 
 
 def _meet(meeting: Meeting, address: str, device: torch.device) -> tuple[Transport, Transport]:

@@ -57,6 +57,15 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+def threads(pid: int, name: str) -> int:
+    """How many threads of a process have this name."""
+    found = 0
+    for task in Path(f"/proc/{pid}/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found += task.read_text().strip() == name
+    return found
+
+
 def freeze(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
 
@@ -87,8 +96,18 @@ def job_of(workers: int, least: int, steps: int, **more: object) -> Job:
 def test_a_killed_worker_is_not_missed(tmp_path: Path, ray_tmpdir: Path) -> None:
     job = job_of(3, 1, 400, checkpoint={"every_steps": 50})
     trouble = Trouble(ray_tmpdir, [60], kill)
-    run = raycloud.train(job, run_dir=tmp_path / "run", observer=trouble)
+    loops: dict[int, int] = {}  # of gloo, by process: the fewest
+
+    def watching(event: Event) -> None:
+        trouble(event)
+        if isinstance(event, StepsCommitted) and 300 < event.last_step < 400:
+            for pid in members_below(ray_tmpdir):
+                loops[pid] = min(loops.get(pid, 99), threads(pid, "gloo_tcp_loop"))
+
+    run = raycloud.train(job, run_dir=tmp_path / "run", observer=watching)
     assert len(trouble.hit) == 1
+    assert len(loops) >= 2
+    assert max(loops.values()) <= 2  # gradients and lane: those of the generation before are gone
     assert run.status == "finished"
     check_result(run, job, Steady(), 400)
     log = run.events
