@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import json
 from typing import Any
 
 import torch
 from torch import distributed as dist
 
 from raycloud.errors import TransportError
+from raycloud.sync.own_sockets import hang_up, listening
 
 # Only meeting has a time-out, the store's. An exchange has none: members poll, and the driver says
 # when to give up.
@@ -38,14 +40,23 @@ class GlooTransport:
         self.size = size
         gloo: Any = dist.ProcessGroupGloo  # torch's type stub lacks most of it
         options = gloo._Options()  # noqa: SLF001 - torch offers no public name
-        options._devices = [  # noqa: SLF001
-            gloo.create_device(hostname=address)
-        ]
+
+        def listen() -> None:
+            options._devices = [gloo.create_device(hostname=address)]  # noqa: SLF001
+
+        self._own = listening(listen)
         options._threads = threads  # noqa: SLF001
         # torch's type stub lacks the store's time-out.
         options._timeout = store.timeout  # type: ignore[attr-defined]  # noqa: SLF001
+        store.set(f"listens/{rank}", json.dumps(self._own))
         try:
             self._group = gloo(store, rank, size, options)
+            self._others = [
+                (place[0], place[1])
+                for other in range(size)
+                if other != rank
+                for place in json.loads(store.get(f"listens/{other}"))
+            ]
         except RuntimeError as error:
             raise TransportError(
                 f"member of rank {rank} could not meet the other {size - 1} at {address}: {error}",
@@ -66,7 +77,12 @@ class GlooTransport:
         return GlooWork(self._group.broadcast([tensor], options))
 
     def close(self) -> None:
-        """Drop the group; its sockets close with it."""
+        """Drop the group; its sockets close with it.
+
+        Where an exchange is under way its connections are ended first: its end would wait for a
+        peer that may be frozen, and for peers that wait for this one.
+        """
+        hang_up(self._own, self._others)
         del self._group
 
 

@@ -88,9 +88,7 @@ def meet(
 def leave(transports: Iterable[Transport]) -> None:
     """Let go of those of a generation that is over; nobody holds any of its work any more.
 
-    One with an exchange under way waits for a peer that may be frozen, so that happens in a thread
-    of its own. Left open, gloo would look for ever at what peers had sent of an exchange that broke
-    here.
+    Left open, gloo would look for ever at what peers had sent of an exchange that broke here.
     """
     for transport in transports:
         threading.Thread(target=transport.close, name="leave", daemon=True).start()

@@ -125,6 +125,7 @@ class Replica:
     def connect(self, transport: Transport) -> None:
         """Exchange over `transport` from the next step on."""
         self._transport = transport
+        self.statistics.forget()
         self.gradients.connect(transport)
 
     def compute(self, work: StepWork, collate: Collate, scale: Callable[[], float]) -> None:

@@ -197,6 +197,10 @@ class RunningStatistics:
             self._flats.append(flat)
             self._works.append(transport.all_reduce(flat) if transport.size > 1 else None)
 
+    def forget(self) -> None:
+        """What was launched is not waited for any more."""
+        self._flats, self._works = [], []
+
     def collect(self, abandoned: Callable[[], bool]) -> None:
         """Wait for the sums."""
         for work in self._works:

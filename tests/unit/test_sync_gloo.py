@@ -14,7 +14,7 @@ from raycloud.sync.gloo import GlooTransport
 from raycloud.sync.nccl import NcclWork
 from raycloud.sync.transport import Abandoned, finish
 from tests.lockstep import never
-from tests.sockets import gloo_members
+from tests.sockets import gloo_members, together
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 STATE_DTYPES = (*DTYPES, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -133,3 +133,12 @@ def test_the_wait_for_nccl_polls_and_says_what_broke() -> None:
         theirs.close()
         with pytest.raises(TransportError, match="broke"):
             broken.wait(10.0)
+
+
+def test_what_is_under_way_does_not_keep_a_group_from_ending() -> None:
+    """One member never comes to the exchange: the other two are rid of it at once all the same."""
+    with gloo_members(3) as members:
+        works = [member.all_reduce(torch.ones(100_000)) for member in members[:2]]
+        assert not any(work.wait(0.05) for work in works)
+        works.clear()
+        together(member.close for member in members)

@@ -1,0 +1,60 @@
+"""Sockets of this process that others opened in it, as gloo does: finding and ending them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from threading import Lock
+
+Place = tuple[str, int]  # address and port
+
+_TURN = Lock()
+
+
+def listening(open_one: Callable[[], None]) -> list[Place]:
+    """Where this process listens since `open_one` was called, and did not before."""
+    with _TURN:
+        before = set(_listeners())
+        open_one()
+        return [place for place in _listeners() if place not in before]
+
+
+def hang_up(own: Collection[Place], others: Collection[Place]) -> int:
+    """End all connections to places of one's own, and to those of others; how many there were.
+
+    What was sent before still arrives.
+    """
+    count = 0
+    for connection in _sockets():
+        with connection, contextlib.suppress(OSError):  # it was never connected, or no longer is
+            if connection.getsockname()[:2] in own or connection.getpeername()[:2] in others:
+                connection.getpeername()
+                connection.shutdown(socket.SHUT_RDWR)
+                count += 1
+    return count
+
+
+def _listeners() -> Iterator[Place]:
+    for one in _sockets():
+        with one, contextlib.suppress(OSError):
+            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                address, port = one.getsockname()[:2]
+                yield address, port
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """All TCP sockets of this process, under descriptors of our own."""
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            found = socket.socket(fileno=os.dup(int(entry.name)))
+        except OSError:  # closed meanwhile
+            continue
+        if found.family in {socket.AF_INET, socket.AF_INET6} and found.type == socket.SOCK_STREAM:
+            yield found
+        else:
+            found.close()
