@@ -136,15 +136,17 @@ def become(state: JobState, meeting: Meet, step: int, now_s: float) -> None:
     """One member has changed to this generation at `step`: so will all others."""
     for number in meeting.members:
         member = state.members[number]
+        if number not in state.group:
+            state.hearing.begin(number)
         if member.state is MemberState.READY:
             member.enter(MemberState.ACTIVE, now_s)
-            state.hearing.begin(number)
         if not member.joined:
             member.step = step
         member.heard_s = now_s
+    before = state.groups if state.checkpoints.collecting else {state.formed_as: state.group}
+    state.groups = {**before, meeting.generation: meeting.members}
     state.group, state.shares = meeting.members, meeting.shares
     state.generation = state.formed_as = meeting.generation
-    state.groups[meeting.generation] = meeting.members
     state.formed().change_generation(meeting.generation, step)
     if state.resharing is not None:
         state.resharing.wait(step, now_s)

@@ -71,7 +71,8 @@ class Hearing:
         """
         due_s = max(self._due_s.get(member, self._looked_s), self._since_s)
         late_s = self._looked_s - due_s
-        if not late_s >= self.patience_s or self._pulses[member].phi(late_s) < _SURE:
+        pulse = self._pulses.setdefault(member, Pulse())
+        if not late_s >= self.patience_s or pulse.phi(late_s) < _SURE:
             return None
         answered = [self._answered_s.get(m, float("-inf")) for m in others if m != member]
         heard = any(answered_s >= due_s for answered_s in answered)

@@ -48,8 +48,8 @@ class GlooTransport:
         options._threads = threads  # noqa: SLF001
         # torch's type stub lacks the store's time-out.
         options._timeout = store.timeout  # type: ignore[attr-defined]  # noqa: SLF001
-        store.set(f"listens/{rank}", json.dumps(self._own))
         try:
+            store.set(f"listens/{rank}", json.dumps(self._own))
             self._group = gloo(store, rank, size, options)
             self._others = [
                 (place[0], place[1])

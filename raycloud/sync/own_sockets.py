@@ -11,6 +11,7 @@ from threading import Lock
 
 Place = tuple[str, int]  # address and port
 
+_DESCRIPTORS = Path("/proc/self/fd")
 _TURN = Lock()
 
 
@@ -22,19 +23,17 @@ def listening(open_one: Callable[[], None]) -> list[Place]:
         return [place for place in _listeners() if place not in before]
 
 
-def hang_up(own: Collection[Place], others: Collection[Place]) -> int:
-    """End all connections to places of one's own, and to those of others; how many there were.
+def hang_up(own: Collection[Place], others: Collection[Place]) -> None:
+    """End all connections to places of one's own, and to those of others.
 
-    What was sent before still arrives.
+    What was sent before still arrives. Listening sockets stay as they are: gloo does not survive it
+    where those are shut.
     """
-    count = 0
     for connection in _sockets():
-        with connection, contextlib.suppress(OSError):  # it was never connected, or no longer is
-            if connection.getsockname()[:2] in own or connection.getpeername()[:2] in others:
-                connection.getpeername()
+        with connection, contextlib.suppress(OSError):  # it listens, or is not connected any more
+            peer = connection.getpeername()[:2]
+            if connection.getsockname()[:2] in own or peer in others:
                 connection.shutdown(socket.SHUT_RDWR)
-                count += 1
-    return count
 
 
 def _listeners() -> Iterator[Place]:
@@ -46,8 +45,8 @@ def _listeners() -> Iterator[Place]:
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """All TCP sockets of this process, under descriptors of our own."""
-    for entry in Path("/proc/self/fd").iterdir():
+    """All TCP sockets of this process, under descriptors of our own; none where no Linux is."""
+    for entry in _DESCRIPTORS.iterdir() if _DESCRIPTORS.is_dir() else ():
         try:
             if not str(entry.readlink()).startswith("socket:"):
                 continue
