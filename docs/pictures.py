@@ -80,7 +80,7 @@ def _row(
 
 def change() -> str:
     """A change that is sent ahead takes effect at the same step everywhere, without a pause."""
-    paper = Picture(760, 236, "A change: sent ahead, agreed on in the control lane, then applied")
+    paper = Picture(760, 236, "A change: sent ahead, agreed on with the gradients, then applied")
     left, wide = 130, 74
     for i in range(8):
         paper.words((left + wide * (i + 0.5), 26), f"step {115 + i}", anchor="middle", quiet=True)
@@ -90,15 +90,15 @@ def change() -> str:
         y = 104 + 48 * row
         paper.words((20, y + 21), name)
         for i in range(8):
-            paper.box((left + wide * i, y), (wide - 4, 32), "new" if i >= 6 else "old",
-                      kind if i >= 6 else "plain")  # fmt: skip
+            paper.box((left + wide * i, y), (wide - 4, 32), "new" if i >= 4 else "old",
+                      kind if i >= 4 else "plain")  # fmt: skip
         paper.arrow((left + 40 + 32 * row, 74), (left + 40 + 32 * row, y - 2))
-    paper.line((left + wide * 3 - 2, 36), (left + wide * 3 - 2, 196), dashed=True)
-    paper.words((left + wide * 3 - 8, 212), "the lane of 117 says:", anchor="end", quiet=True)
-    paper.words((left + wide * 3 - 8, 228), "all have it at hand", anchor="end", quiet=True)
-    paper.line((left + wide * 6 - 2, 36), (left + wide * 6 - 2, 196), dashed=True)
-    paper.words((left + wide * 6 + 4, 212), "applied before 121,", quiet=True)
-    paper.words((left + wide * 6 + 4, 228), "by all at once", quiet=True)
+    edge = left + wide * 4 - 2
+    paper.line((edge, 36), (edge, 196), dashed=True)
+    paper.words((edge - 6, 212), "the last gradients of 118 say:", anchor="end", quiet=True)
+    paper.words((edge - 6, 228), "all have it at hand", anchor="end", quiet=True)
+    paper.words((edge + 6, 212), "applied before 119,", quiet=True)
+    paper.words((edge + 6, 228), "by all at once", quiet=True)
     return paper.svg()
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -73,13 +74,18 @@ class Crew:
         for exchange, transport in zip(self.exchanges, hub.members, strict=True):
             exchange.connect(transport)
 
-    def compute(self, dealt: Sequence[Sequence[Part]], ranks: Sequence[int] = ()) -> None:
+    def compute(
+        self,
+        dealt: Sequence[Sequence[Part]],
+        ranks: Sequence[int] = (),
+        at_hand: Callable[[int], bool] = lambda rank: False,
+    ) -> None:
         """Each member, or those of `ranks`, computes its parts and sends its gradients."""
         for rank in ranks or range(len(self.models)):
             model, mine = self.models[rank], dealt[rank]
             for part in mine[:-1]:
                 (model.loss(part) * part.weight).backward()
-            self.exchanges[rank].arm(lambda: scale(dealt))
+            self.exchanges[rank].arm(lambda: scale(dealt), partial(at_hand, rank))
             for part in mine[-1:]:
                 (model.loss(part) * part.weight).backward()
             self.exchanges[rank].launch()

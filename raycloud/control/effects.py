@@ -84,7 +84,7 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
             hint = f"\n\nhint: {event.hint}" if event.hint else ""
             state.error = f"{member}: {event.error}: {event.message}{hint}"
         case MemberDone():
-            _joined(state, member, event.step)
+            yield from _joined(state, member, event.generation, event.step, now_s)
             yield from _recovered(state, event.generation, now_s)  # nothing was left to compute
         case EvaluationPart() | DataPreparing() | DataPrepared():
             pass
@@ -192,7 +192,7 @@ def _better_shares(state: JobState, now_s: float) -> Reshare | None:
 
 def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterator[Command]:
     member = state.members[event.member]
-    _joined(state, member, event.first_step)
+    yield from _joined(state, member, event.generation, event.first_step, now_s)
     if event.generation >= state.formed_as:
         state.met = True
         if event.last_step > event.first_step:
@@ -207,10 +207,16 @@ def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterato
         yield Record(records=tuple(commit_record(c) for c in commits))
 
 
-def _joined(state: JobState, member: Member, step: int) -> None:
-    """A member that is new computes from `step` on."""
-    if not member.joined:
-        member.joined, member.step, state.misses = True, step, 0
+def _joined(
+    state: JobState, member: Member, generation: int, step: int, now_s: float
+) -> Iterator[Command]:
+    """A member that is new computes from `step` on, maybe before others say that they changed."""
+    if member.joined:
+        return
+    sent = state.outstanding
+    if sent is not None and isinstance(sent.change, Meet) and sent.change.generation == generation:
+        yield from _in_force(state, sent, step, now_s)
+    member.joined, member.step, state.misses = True, step, 0
 
 
 def _recovered(state: JobState, generation: int, now_s: float) -> Iterator[Command]:
@@ -230,8 +236,7 @@ def _applied(state: JobState, event: ChangeApplied, now_s: float) -> Iterator[Co
     outstanding = state.outstanding
     if outstanding is None:
         raise InternalError(f"no change is outstanding: {event}")
-    if not outstanding.applied:
-        yield from _in_force(state, outstanding.change, event.step, now_s)
+    yield from _in_force(state, outstanding, event.step, now_s)
     outstanding.applied[event.member] = event.step
     if not outstanding.everywhere:
         return
@@ -249,8 +254,13 @@ def _applied(state: JobState, event: ChangeApplied, now_s: float) -> Iterator[Co
     state.settled, state.outstanding = outstanding.number, None
 
 
-def _in_force(state: JobState, change: Change, step: int, now_s: float) -> Iterator[Command]:
-    """The first member has applied it: from `step` on it holds for all."""
+def _in_force(
+    state: JobState, outstanding: Outstanding, step: int, now_s: float
+) -> Iterator[Command]:
+    """A member has applied it: from `step` on it holds for all. Known once, from the first word."""
+    if outstanding.in_force:
+        return
+    outstanding.in_force, change = True, outstanding.change
     match change:
         case Reshare(generation=generation):
             state.formed().change_generation(generation, step)

@@ -138,10 +138,9 @@ def become(state: JobState, meeting: Meet, step: int, now_s: float) -> None:
         member = state.members[number]
         if number not in state.group:
             state.hearing.begin(number)
+            member.step = step
         if member.state is MemberState.READY:
             member.enter(MemberState.ACTIVE, now_s)
-        if not member.joined:
-            member.step = step
         member.heard_s = now_s
     before = state.groups if state.checkpoints.collecting else {state.formed_as: state.group}
     state.groups = {**before, meeting.generation: meeting.members}

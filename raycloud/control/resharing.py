@@ -54,7 +54,8 @@ def asked_shares(settings: ControlSettings, slots: Sequence[int]) -> tuple[int, 
 class Resharing:
     """Follows the members' speeds and says when other shares are worth a change.
 
-    A change must be worth it in two looks in a row, so that one odd moment moves no work.
+    A change must be worth it in two looks in a row, so that one odd moment moves no work. Where a
+    member's speed has a new level, which no odd moment makes, it need not, and is looked at once.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Resharing:
         self._looked_s = now_s
         self._looked_step = settings.step
         self._worth = 0
+        self._changed = False  # some speed, for good
 
     def know(self, readies: Mapping[int, MemberReady]) -> None:
         """Take in what members that are new have measured before they were ready."""
@@ -76,7 +78,7 @@ class Resharing:
         """Take in a member's measured seconds."""
         steps = report.last_step - report.first_step
         if steps > 0 and report.micro_batches > 0:
-            self._estimates[report.member].observe(
+            self._changed |= self._estimates[report.member].observe(
                 micro_batches=report.micro_batches, steps=steps, compute_s=report.compute_s
             )
 
@@ -97,12 +99,13 @@ class Resharing:
         self, *, group: tuple[int, ...], shares: tuple[int, ...], step: int, now_s: float
     ) -> tuple[int, ...] | None:
         """The shares to change to now, if it is time to look and the gain has lasted."""
-        if (
+        changed, self._changed = self._changed, False
+        if not changed and (
             now_s - self._looked_s < self._settings.reshare_every_s
             or step - self._looked_step < self._settings.reshare_steps
         ):
             return None
-        self.wait(step, now_s, worth=self._worth)
+        self.wait(step, now_s, worth=_LOOKS if changed else self._worth)
         better = better_shares(
             shares,
             [self._estimates[m].speed for m in group],

@@ -67,12 +67,14 @@ class Outstanding:
 
     Attributes:
         applied: The members that switched, with the step at whose start they did.
+        in_force: Somebody has, or computes already as it says: so will all others.
     """
 
     number: int
     members: tuple[int, ...]
     change: Change
     applied: dict[int, int] = field(default_factory=dict)
+    in_force: bool = False
 
     @property
     def everywhere(self) -> bool:

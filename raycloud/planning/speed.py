@@ -10,6 +10,8 @@ _NOISE = 0.05  # least relative scatter assumed of an observation; also the prio
 _NARROW_GATE = math.log(1.25)  # nothing closer to the fit than this (as a log ratio) is an outlier
 _GATE_SCALES = 3.0  # standard deviations of an observation beyond which it is an outlier
 _LASTING = 3  # outliers in a row, all slower or all faster, that make a new level
+_LONG_S = 3.0  # ... or one that has taken so long, if it is off by more than
+_FAR = math.log(2.0)  # this factor: with long steps, three would be a minute
 _CLIPPED = math.log(3.0)  # one hiccup must not make the gate wide
 _LEVEL_UNKNOWN = 2.0**2  # variance of the log level once it is known to have changed
 _SLOPE_UNKNOWN = 0.3**2  # variance of the slope's part of the prior's seconds
@@ -67,7 +69,8 @@ class SpeedEstimate:
 
     An observation further from the fit than a gate (25%, or three standard deviations) is held
     back. One or two such are a hiccup and leave no trace in the fit; three in a row, all slower or
-    all faster, are a new level: their median, taken over at once.
+    all faster, are a new level: their median, taken over at once. So is one of more than twice the
+    time, where that is at least three seconds: no hiccup is as long.
 
     >>> estimate = SpeedEstimate(Speed(fixed_s=0.1, micro_batch_s=0.1))
     >>> for seconds in (0.5, 0.5, 5.0, 0.5):  # four micro-batches a step, one hiccup
@@ -106,12 +109,15 @@ class SpeedEstimate:
         """The fit after all observations so far; the prior before the first."""
         return self._speed
 
-    def observe(self, micro_batches: int, steps: int, compute_s: float) -> None:
+    def observe(self, micro_batches: int, steps: int, compute_s: float) -> bool:
         """Take in what this worker did in some steps.
 
         All three are sums, as `events.StepsCommitted` carries them: `micro_batches` computed by
         this worker in all of the `steps` steps, and the seconds of computing them. Where it
         computed nothing there is nothing to learn, and nothing changes.
+
+        Returns:
+            Whether the machine has turned out to be another than it was: a new level.
 
         Raises:
             ValueError: A negative number, or seconds that are not finite.
@@ -122,7 +128,7 @@ class SpeedEstimate:
                 f"micro_batches={micro_batches}, steps={steps}, compute_s={compute_s}"
             )
         if 0 in (micro_batches, steps) or compute_s < _UNMEASURABLE_S:
-            return
+            return False
         share = micro_batches / steps  # a fraction where an epoch's short last step is among them
         if not self._unit:
             self._start(share)
@@ -133,16 +139,19 @@ class SpeedEstimate:
             self._scatter(off)
             self._update(grown, off)
             self._share = share
-            return
+            return False
         if self._held and (off > 0) != (self._held[0] > 0):
             self._drop_held()
         self._held.append(off)
-        if len(self._held) == _LASTING:
-            off = median(self._held)
-            self._held.clear()
-            self._doubt(share, off)
-            self._update(grown, off)
-            self._share = share
+        at_once = off > _FAR and compute_s >= _LONG_S
+        if len(self._held) < _LASTING and not at_once:
+            return False
+        off = off if at_once else median(self._held)
+        self._held.clear()
+        self._doubt(share, off)
+        self._update(grown, off)
+        self._share = share
+        return True
 
     def _start(self, share: float) -> None:
         """Express the prior by its level and slope at the first share."""

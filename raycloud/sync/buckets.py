@@ -9,27 +9,62 @@ import torch
 from torch import nn
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, init=False)
 class Bucket:
     """Some parameters whose gradients travel in one message.
 
-    `flat` holds the gradients one after the other, then one number a parameter that says whether it
-    was used: summed over members it tells apart a gradient of zero from none at all, so that an
-    optimizer skips the same parameters as in a single process.
+    Args:
+        group: Qualified names and parameters, of one type and device.
+        last: Whether it is the last of a step.
+
+    Attributes:
+        flat: The message: gradients, then `used`, then `behind`.
+        values: The gradients one after the other, as one tensor.
+        slots: The same, in the shapes of the parameters.
+        used: For each parameter, whether it was used. Summed over members it tells apart a gradient
+            of zero from none at all, so that an optimizer skips the same parameters as in a single
+            process.
+        behind: In the last bucket one number: 0 where the next change is at hand, else 1. Empty in
+            the others.
+        missing: Indices of parameters whose gradients are not yet in place.
     """
 
     names: tuple[str, ...]
     parameters: tuple[nn.Parameter, ...]
     flat: torch.Tensor
-    slots: tuple[torch.Tensor, ...]
     values: torch.Tensor
+    slots: tuple[torch.Tensor, ...]
     used: torch.Tensor
+    behind: torch.Tensor
     missing: set[int] = field(default_factory=set)
+
+    def __init__(self, group: Sequence[tuple[str, nn.Parameter]], *, last: bool) -> None:
+        """Take memory for it."""
+        self.names = tuple(name for name, _ in group)
+        self.parameters = tuple(parameter for _, parameter in group)
+        self.missing = set()
+        self._sizes = [parameter.numel() for parameter in self.parameters]
+        first = self.parameters[0]
+        length = sum(self._sizes) + len(group) + last
+        self._hold(torch.zeros(length, dtype=first.dtype, device=first.device))
 
     @property
     def payload_bytes(self) -> int:
         """Bytes of one message."""
         return self.flat.numel() * self.flat.element_size()
+
+    def renew(self) -> None:
+        """Take other memory: a broken exchange may still write to what there was."""
+        self._hold(torch.zeros_like(self.flat))
+
+    def _hold(self, flat: torch.Tensor) -> None:
+        self.flat = flat
+        total, count = sum(self._sizes), len(self._sizes)
+        self.values, self.used, self.behind = flat.tensor_split((total, total + count))
+        self.slots = tuple(
+            part.view(parameter.shape)
+            for part, parameter in zip(self.values.split(self._sizes), self.parameters, strict=True)
+        )
 
 
 def lay_out(parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int) -> list[Bucket]:
@@ -43,36 +78,17 @@ def lay_out(parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int) -
         bucket_bytes: A bucket is closed when it holds at least this much. The one that fills first
             takes a quarter, so that the exchange starts early.
     """
-    buckets: list[list[tuple[str, nn.Parameter]]] = []
+    groups: list[list[tuple[str, nn.Parameter]]] = []
     filled, limit = 0, bucket_bytes // 4
     for name, parameter in reversed(parameters):
-        fits = bool(buckets) and filled < limit
+        fits = bool(groups) and filled < limit
         if fits:
-            last = buckets[-1][-1][1]
+            last = groups[-1][-1][1]
             fits = (last.dtype, last.device) == (parameter.dtype, parameter.device)
         if not fits:
-            limit = bucket_bytes if buckets else bucket_bytes // 4
-            buckets.append([])
+            limit = bucket_bytes if groups else bucket_bytes // 4
+            groups.append([])
             filled = 0
-        buckets[-1].append((name, parameter))
+        groups[-1].append((name, parameter))
         filled += parameter.numel() * parameter.element_size()
-    return [_allocate(group) for group in buckets]
-
-
-def _allocate(group: list[tuple[str, nn.Parameter]]) -> Bucket:
-    first = group[0][1]
-    sizes = [parameter.numel() for _, parameter in group]
-    total = sum(sizes)
-    flat = torch.zeros(total + len(group), dtype=first.dtype, device=first.device)
-    slots, at = [], 0
-    for (_, parameter), size in zip(group, sizes, strict=True):
-        slots.append(flat[at : at + size].view(parameter.shape))
-        at += size
-    return Bucket(
-        names=tuple(name for name, _ in group),
-        parameters=tuple(parameter for _, parameter in group),
-        flat=flat,
-        slots=tuple(slots),
-        values=flat[:total],
-        used=flat[total:],
-    )
+    return [Bucket(group, last=i == len(groups) - 1) for i, group in enumerate(groups)]

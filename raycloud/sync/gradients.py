@@ -17,10 +17,19 @@ from raycloud.sync.transport import Transport, Work, finish
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchanged:
-    """What an exchange brought: the gradients' global norm before clipping, and bytes sent."""
+    """What an exchange brought.
+
+    Attributes:
+        norm: The gradients' global norm before clipping.
+        bytes_sent: By this member.
+        agreed: All members held the next change when they sent their last gradients.
+        exchange_s: Seconds waited for it.
+    """
 
     norm: float
     bytes_sent: int
+    agreed: bool
+    exchange_s: float = 0.0
 
 
 class GradientExchange:
@@ -51,6 +60,7 @@ class GradientExchange:
         }
         self._transport: Transport | None = None
         self._scale: Callable[[], float] | None = None
+        self._at_hand: Callable[[], bool] = lambda: False
         self._works: list[Work | None] = []
         self._next = 0
         self._broken: TransportError | None = None
@@ -67,27 +77,20 @@ class GradientExchange:
         abandoned = self._transport is not None and any(work is not None for work in self._works)
         if abandoned:  # a broken exchange may still write to its buffers: never touch them again
             for bucket in self.buckets:
-                fresh = torch.zeros_like(bucket.flat)
-                sizes = [slot.shape for slot in bucket.slots]
-                total = bucket.values.numel()
-                bucket.flat, bucket.values, bucket.used = fresh, fresh[:total], fresh[total:]
-                bucket.slots = tuple(
-                    part.view(shape)
-                    for part, shape in zip(
-                        fresh[:total].split([s.numel() for s in sizes]), sizes, strict=True
-                    )
-                )
+                bucket.renew()
         self._works = []
         self._broken = None
         self._transport = transport
 
-    def arm(self, scale: Callable[[], float]) -> None:
+    def arm(self, scale: Callable[[], float], at_hand: Callable[[], bool] = lambda: False) -> None:
         """The next backward is the step's last: send each bucket as soon as it is full.
 
         Args:
             scale: Gives the factor that makes the sum over members a mean; asked once, when the
                 first gradient is finished, so that it may wait for the control lane.
+            at_hand: Says whether this member holds the next change; asked with the last bucket.
         """
+        self._at_hand = at_hand
         for bucket in self.buckets:
             bucket.missing = set(range(len(bucket.parameters)))
         self._works = []
@@ -139,7 +142,8 @@ class GradientExchange:
             ):
                 parameter.grad = slot if used else None
         payload = sum(ring_bytes(bucket.payload_bytes, size) for bucket in self.buckets)
-        return Exchanged(norm=math.hypot(*norms), bytes_sent=payload)
+        agreed = float(self.buckets[-1].behind) == 0.0
+        return Exchanged(norm=math.hypot(*norms), bytes_sent=payload, agreed=agreed)
 
     def clip(self, norm: float, limit: float) -> None:
         """Scale the mean gradients so that their global norm is at most `limit`.
@@ -204,6 +208,8 @@ class GradientExchange:
         bucket.used.fill_(1.0)
         for i in unused:
             bucket.used[i] = 0.0
+        if self._next == len(self.buckets) - 1:
+            bucket.behind.fill_(0.0 if self._at_hand() else 1.0)
         transport = self._transport
         self._next += 1
         if transport is None or transport.size == 1:

@@ -1,9 +1,7 @@
 """The control lane: a few numbers per step beside the gradients, on the CPU, never compressed.
 
 At the start of step s every member gives what the others must know before its gradients can be
-scaled (the weight of its share of s) and what they want to know of the step before (its loss). It
-also says whether it holds the change that the driver sent ahead; when all do, all know it at the
-same step.
+scaled (the weight of its share of s) and what they want to know of the step before (its loss).
 """
 
 from __future__ import annotations
@@ -23,12 +21,10 @@ class LaneReport:
     Attributes:
         weight: Weight of the micro-batches of the step that begins.
         loss: Sum of weight * loss of the step before; 0 at the first step.
-        prepared: 1 where the next change is at hand, else 0.
     """
 
     weight: float
     loss: float = 0.0
-    prepared: float = 0.0
 
 
 class Lane:
@@ -38,13 +34,11 @@ class Lane:
         """Use a transport of the lane's own, so that its order is free of the gradients'."""
         self._transport = transport
         self._work: Work | None = None
-        self._buffer = torch.zeros(3, dtype=torch.float64)
+        self._buffer = torch.zeros(2, dtype=torch.float64)
 
     def send(self, report: LaneReport) -> None:
         """Start this step's exchange; returns at once."""
-        self._buffer = torch.tensor(
-            [report.weight, report.loss, report.prepared], dtype=torch.float64
-        )
+        self._buffer = torch.tensor([report.weight, report.loss], dtype=torch.float64)
         self._work = self._transport.all_reduce(self._buffer) if self._transport.size > 1 else None
 
     def read(self, abandoned: Callable[[], bool]) -> LaneReport:
@@ -52,5 +46,5 @@ class Lane:
         if self._work is not None:
             finish(self._work, abandoned)
             self._work = None
-        weight, loss, prepared = self._buffer.tolist()
-        return LaneReport(weight=weight, loss=loss, prepared=prepared)
+        weight, loss = self._buffer.tolist()
+        return LaneReport(weight=weight, loss=loss)

@@ -22,9 +22,8 @@ class Changes:
     """Written by the actor's thread that receives a change, read by the loop.
 
     Args:
-        feed_depth: Steps that a feed may have asked for ahead of the one computed. A change of
-            shares or of the data takes effect beyond them, so that nothing that was collated is
-            thrown away.
+        feed_depth: Steps that a feed may have asked for ahead of the one computed. Grown data
+            takes effect beyond them: an epoch that is begun keeps its samples.
     """
 
     def __init__(self, *, feed_depth: int) -> None:
@@ -87,9 +86,9 @@ class Changes:
 
     def _ahead(self, change: Change) -> int:
         match change:
-            case Reshare() | Extend():
+            case Extend():
                 return self._feed_depth + 2  # the queue, the one being collated, the one computed
-            case Save() | Halt() | Meet():
+            case Reshare() | Save() | Halt() | Meet():
                 return 1
             case _:
                 assert_never(change)

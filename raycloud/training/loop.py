@@ -82,7 +82,7 @@ class Loop:
         self._seat, self._lane, self._abandoned = seat, lane, abandoned
         self._generation, self._broke, self.next = seat.generation, not planned, None
         self.step, self.position = seat.step, seat.position
-        self._schedule = schedule = Schedule(
+        self._schedule = Schedule(
             Piece(step=seat.step, generation=seat.generation, shares=seat.shares),
             seat.held,
             adopted,
@@ -90,10 +90,15 @@ class Loop:
         self._sums: LaneReport | None = None
         # Any other checkpoint may be one that the generation before did not come to write.
         self._saved_step = parts.first_step
-        self._feed = Feed(
+        self._feed = self._collating()
+
+    def _collating(self) -> Feed:
+        """The steps from the present one on, under the shares that are known now."""
+        parts, schedule, rank = self._parts, self._schedule, self._seat.rank
+        return Feed(
             parts.collate,
-            lambda span: schedule.micro_batches(span, seat.rank),
-            self._course.walk(seat.step, seat.position),
+            lambda span: schedule.micro_batches(span, rank),
+            self._course.walk(self.step, self.position),
             fuse=lambda: parts.replica.fuse,
             depth=parts.job.data.prefetch_steps,
             clock=parts.clock,
@@ -179,7 +184,7 @@ class Loop:
 
     def settle(self) -> None:
         """Learn the loss of the last step at once; all members call this after the same step."""
-        self._send_lane(weight=0.0, prepared=False)
+        self._send_lane(weight=0.0)
         self._read_lane()
 
     def _whole_values(self) -> dict[str, Any]:
@@ -196,8 +201,8 @@ class Loop:
         self._lane_s = 0.0
         kept = parts.replica.kept
         weight = work.weight if kept is None else work.weight + kept.weight
-        self._send_lane(weight=weight, prepared=parts.changes.next_at_hand)
-        parts.replica.compute(work, parts.collate, self._scale)
+        self._send_lane(weight=weight)
+        parts.replica.compute(work, parts.collate, self._scale, lambda: parts.changes.next_at_hand)
         sums = self._weighed()
         parts.replica.synchronize()
         self._computed = counted(
@@ -224,7 +229,7 @@ class Loop:
                 bytes_dense=ring_bytes(parts.replica.gradients.gradient_bytes, self._seat.size),
             )
         )
-        if self._seat.size == round(sums.prepared):
+        if result.agreed:
             self._agree()
         self.step += 1
 
@@ -242,9 +247,9 @@ class Loop:
             )
         return self._sums
 
-    def _send_lane(self, *, weight: float, prepared: bool) -> None:
+    def _send_lane(self, *, weight: float) -> None:
         loss = self.owed.loss if self.owed is not None else 0.0
-        self._lane.send(LaneReport(weight=weight, loss=loss, prepared=float(prepared)))
+        self._lane.send(LaneReport(weight=weight, loss=loss))
 
     def _read_lane(self) -> LaneReport:
         began_s = self._parts.clock.monotonic_s()
@@ -279,8 +284,7 @@ class Loop:
         if self._parts.extend is None:
             raise InternalError(f"{change} came for data that cannot grow")
         self._parts.extend(change, epoch)
-        seen = self._course.grow(epoch, change.samples)
-        if not seen and self._seat.rank == 0:
+        if not self._course.grow(epoch, change.samples) and self._seat.rank == 0:
             self._parts.report(
                 Noticed(
                     what=f"the data has grown to {change.samples} samples, but the run ends before "
@@ -298,6 +302,8 @@ class Loop:
         match due.change:
             case Reshare(generation=generation, shares=shares):
                 self._generation = generation
+                self._feed.close()  # what was collated ahead is for the old shares
+                self._feed = self._collating()
                 if self._seat.rank == 0:
                     self._parts.report(
                         GenerationFormed(
@@ -316,9 +322,8 @@ class Loop:
             case Extend():
                 pass  # done ahead, when it was agreed
         self._report()
-        self._parts.report(
-            ChangeApplied(member=self._seat.member, change=due.number, step=self.step)
-        )
+        applied = ChangeApplied(member=self._seat.member, change=due.number, step=self.step)
+        self._parts.report(applied)
         return ends
 
     def _between_steps(self) -> None:

@@ -16,7 +16,7 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from raycloud.errors import DivergedError, RaycloudError, TaskError, TransportError
 from raycloud.order import stream_seed
-from raycloud.sync.gradients import GradientExchange
+from raycloud.sync.gradients import Exchanged, GradientExchange
 from raycloud.training.device import arrived
 from raycloud.training.kept import Kept
 from raycloud.training.randomness import random_state, seed_compute
@@ -41,15 +41,6 @@ if TYPE_CHECKING:
 
 _MODEL_STREAM = 3
 _UPDATE_STREAM = 4
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepResult:
-    """What a computed and exchanged step came to, before it is committed."""
-
-    norm: float
-    bytes_sent: int
-    exchange_s: float
 
 
 class Replica:
@@ -128,7 +119,13 @@ class Replica:
         self.statistics.forget()
         self.gradients.connect(transport)
 
-    def compute(self, work: StepWork, collate: Collate, scale: Callable[[], float]) -> None:
+    def compute(
+        self,
+        work: StepWork,
+        collate: Collate,
+        scale: Callable[[], float],
+        at_hand: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Forward and backward of this member's part; the exchange starts on the way.
 
         An exchange that breaks meanwhile is told by `collect`: what is begun is computed.
@@ -137,7 +134,9 @@ class Replica:
             work: The passes; beside what is kept of the same step, if anything is.
             collate: Makes single micro-batches again, where a fused pass turns out not exact.
             scale: One over the step's weight, from the control lane; may wait.
+            at_hand: See `GradientExchange.arm`.
         """
+        self._at_hand = at_hand
         if self.kept is None:
             self.statistics.stage()
             self._loss.zero_()
@@ -186,12 +185,12 @@ class Replica:
                 self.statistics.launch(self._transport, scale, weight)
             except TransportError as error:
                 self._broken = error
-        self.gradients.arm(scale)
+        self.gradients.arm(scale, self._at_hand)
         if last is not None:
             _call_backward(last[1] * last[0].weight)
         self.gradients.launch()
 
-    def collect(self, step: int, abandoned: Callable[[], bool]) -> StepResult:
+    def collect(self, step: int, abandoned: Callable[[], bool]) -> Exchanged:
         """Wait for the exchange; the mean gradients are then in place, clipped.
 
         Raises:
@@ -212,9 +211,7 @@ class Replica:
             )
         if self._job.clip_norm is not None:
             self.gradients.clip(exchanged.norm, self._job.clip_norm)
-        return StepResult(
-            norm=exchanged.norm, bytes_sent=exchanged.bytes_sent, exchange_s=exchange_s
-        )
+        return replace(exchanged, exchange_s=exchange_s)
 
     def commit(self, work: StepWork) -> None:
         """The step counts."""

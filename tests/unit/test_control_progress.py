@@ -118,7 +118,23 @@ def test_a_gain_must_be_seen_in_two_looks_in_a_row():
 
 def test_shares_are_not_looked_at_more_often_than_asked():
     job = training(reshare_every_s=1000.0)
-    assert not of(c.Prepare, walk(job, until=200, slow_s=0.3))
+    assert not of(c.Prepare, walk(job, until=200, slow_s=0.12))
+
+
+@pytest.mark.parametrize("slow_s", [0.3, 0.8])
+def test_a_new_speed_is_looked_at_when_it_is_known(slow_s):
+    """Whatever was looked at shortly before, and after how few steps."""
+    job = training(reshare_every_s=1000.0, reshare_steps=1000)
+    needed = 1 if slow_s > 0.75 else 3  # 3.2 s in place of 0.4 s are no hiccup
+    for step in range(10):
+        commands = job.on(report(job, 0, step, step + 1), 1.0 + step)
+        compute_s = 4 * (0.1 if step < 2 else slow_s)
+        commands += job.on(report(job, 1, step, step + 1, compute_s=compute_s), 1.0 + step)
+        if prepared := of(c.Prepare, commands):
+            break
+    assert step == 2 + needed - 1
+    [prepare] = prepared
+    assert prepare.change.shares == ((6, 2) if slow_s == 0.3 else (7, 1))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from raycloud.planning import (
 )
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "data" / "straggler"
-PRIOR = Speed(fixed_s=0.1, micro_batch_s=0.2, max_micro_batches=64)
+PRIOR = Speed(fixed_s=0.001, micro_batch_s=0.002, max_micro_batches=64)
 
 
 def feed(
@@ -71,6 +71,26 @@ def test_a_lasting_slow_down_is_followed_soon_after_a_hiccup_too() -> None:
     assert estimate.speed.seconds(8) == pytest.approx(2 * PRIOR.seconds(8), rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("step_s", "factor", "believed"),
+    [(1.0, 4.0, True), (0.5, 4.0, False), (2.0, 1.6, False), (1.6, 2.1, True)],
+)
+def test_what_has_taken_long_and_far_too_long_is_no_hiccup(
+    step_s: float, factor: float, believed: bool
+) -> None:
+    """Steps of seconds: three of them would be most of what the slow-down lasts."""
+    truth = Speed(fixed_s=0.0, micro_batch_s=step_s / 8)
+    estimate = SpeedEstimate(truth)
+    for _ in range(5):
+        assert not estimate.observe(8, 1, step_s)
+    assert estimate.observe(8, 1, step_s * factor) is believed
+    now = factor if believed else 1.0
+    assert estimate.speed.seconds(8) == pytest.approx(step_s * now, rel=0.01)
+    told = [estimate.observe(8, 1, step_s * factor) for _ in range(2)]
+    assert told == [False, not believed]  # said once
+    assert estimate.speed.seconds(8) == pytest.approx(step_s * factor, rel=0.01)
+
+
 def test_a_recovery_is_followed_too() -> None:
     estimate = SpeedEstimate(PRIOR)
     feed(estimate, PRIOR, 8, 6, factor=2.0)
@@ -105,8 +125,8 @@ def test_a_worker_that_always_alternates_is_not_taken_for_hiccups() -> None:
 def test_one_share_keeps_the_ratio_of_the_parts() -> None:
     estimate = SpeedEstimate(PRIOR)
     feed(estimate, PRIOR, 8, 20, factor=1.5)
-    assert estimate.speed.fixed_s == pytest.approx(1.5 * 0.1, rel=0.01)
-    assert estimate.speed.micro_batch_s == pytest.approx(1.5 * 0.2, rel=0.01)
+    assert estimate.speed.fixed_s == pytest.approx(1.5 * 0.001, rel=0.01)
+    assert estimate.speed.micro_batch_s == pytest.approx(1.5 * 0.002, rel=0.01)
 
 
 def test_several_shares_tell_the_parts_apart() -> None:
@@ -125,8 +145,8 @@ def test_a_slow_down_right_after_a_new_share_is_no_news_about_the_slope() -> Non
     for share in (8, 6, 8, 6):
         feed(estimate, PRIOR, share, 5)
     feed(estimate, PRIOR, 4, 5, factor=2.0)
-    assert estimate.speed.fixed_s == pytest.approx(0.2, rel=0.15)
-    assert estimate.speed.micro_batch_s == pytest.approx(0.4, rel=0.15)
+    assert estimate.speed.fixed_s == pytest.approx(0.002, rel=0.15)
+    assert estimate.speed.micro_batch_s == pytest.approx(0.004, rel=0.15)
 
 
 def test_a_short_last_step_counts_by_what_it_computed() -> None:

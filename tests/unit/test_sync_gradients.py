@@ -257,10 +257,38 @@ def test_launch_without_arm_is_our_own_fault() -> None:
         exchange.launch()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_whether_all_hold_the_next_change_is_known_with_the_gradients(dtype: torch.dtype) -> None:
+    crew, dealt = Crew(3, dtype=dtype), [parts(1, dtype=dtype), [], parts(1, seed=1, dtype=dtype)]
+    for holders in ((), (0, 2), (0, 1), (0, 1, 2), (1,)):
+        crew.compute(dealt, at_hand=lambda rank, holders=holders: rank in holders)
+        assert [sent.agreed for sent in crew.collect()] == [len(holders) == 3] * 3
+        for exchange in crew.exchanges:
+            exchange.clear()
+
+
+def test_a_change_that_comes_while_gradients_are_computed_is_still_told() -> None:
+    exchange = GradientExchange(list(Rooms().named_parameters()), bucket_bytes=16)
+    assert len(exchange.buckets) > 1
+    holds = []
+    exchange.arm(lambda: 1.0, lambda: bool(holds))
+    holds.append(True)
+    exchange.launch()
+    assert exchange.collect(never).agreed
+
+
+def test_who_computes_alone_agrees_with_itself() -> None:
+    crew = Crew(1)
+    crew.compute([parts(1)], at_hand=lambda _: True)
+    assert crew.collect()[0].agreed
+
+
 def test_bytes() -> None:
     crew, dealt = Crew(2), [parts(1), parts(1, seed=1)]
     crew.compute(dealt)
     numbers = sum(p.numel() for p in crew.models[0].parameters())
     assert crew.exchanges[0].gradient_bytes == numbers * 8
     (sent, _) = crew.collect()
-    assert sent.bytes_sent == ring_bytes((numbers + 6) * 8, 2)  # and one number a parameter
+    assert sent.bytes_sent == ring_bytes(
+        (numbers + 6 + 1) * 8, 2
+    )  # one number a parameter, one in all

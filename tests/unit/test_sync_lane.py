@@ -15,21 +15,15 @@ def test_every_member_reads_the_sums() -> None:
     lanes = [Lane(member) for member in Loopback(3).members]
     for step in range(3):
         for rank, lane in enumerate(lanes):
-            lane.send(
-                LaneReport(
-                    weight=rank + 1.0,
-                    loss=step * 0.5,
-                    prepared=1.0 if rank <= step else 0.0,
-                )
-            )
-        expected = LaneReport(weight=6.0, loss=1.5 * step, prepared=step + 1.0)
+            lane.send(LaneReport(weight=rank + 1.0, loss=step * 0.5))
+        expected = LaneReport(weight=6.0, loss=1.5 * step)
         assert [lane.read(never) for lane in lanes] == [expected] * 3
         assert lanes[0].read(never) == expected  # asked again
 
 
 def test_a_member_alone_reads_what_it_sent() -> None:
     lane = Lane(Loopback(1).members[0])
-    report = LaneReport(weight=3.0, loss=0.1, prepared=1.0)
+    report = LaneReport(weight=3.0, loss=0.1)
     lane.send(report)
     assert lane.read(never) == report
 

@@ -26,12 +26,13 @@ from raycloud.events import (
 )
 from raycloud.order import Order, Position, Steps
 from raycloud.spec import Job
+from raycloud.sync.gradients import Exchanged
 from raycloud.sync.lane import Lane
 from raycloud.sync.loopback import Loopback
 from raycloud.training.changes import Changes
 from raycloud.training.collate import Collate
 from raycloud.training.loop import Loop, Parts, Seat
-from raycloud.training.replica import Replica, StepResult
+from raycloud.training.replica import Replica
 from raycloud.training.saver import Saver
 from tests.lockstep import CPU, Fleet, NetTask, difference, feeding, job, never
 
@@ -144,16 +145,22 @@ def test_a_halt_saves_and_ends(tmp_path: Path) -> None:
     assert not feeding(alone.loop._feed)
 
 
-def test_new_shares_begin_a_generation(tmp_path: Path) -> None:
-    asked = job(data={"prefetch_steps": 1})
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_new_shares_begin_a_generation(tmp_path: Path, ahead: int) -> None:
+    asked = job(data={"prefetch_steps": ahead})
     alone = Alone(tmp_path, asked)
-    alone.changes.prepare(1, Reshare(generation=2, shares=(4,)))
+    alone.loop._feed.close()
+    seat = replace(alone.seat, members=(6, 7), shares=(4, 4))  # the other's part goes nowhere
+    alone.loop.enter(seat, Lane(Loopback(1).members[0]), never)
+    alone.changes.prepare(1, Reshare(generation=2, shares=(7, 1)))
     alone.run()
     (formed,) = alone.of(GenerationFormed)
-    assert formed == GenerationFormed(generation=2, members=(6,), shares=(4,), first_step=3)
-    assert alone.steps_of(ChangeApplied) == [3]
+    assert formed == GenerationFormed(generation=2, members=(6, 7), shares=(7, 1), first_step=1)
+    assert alone.steps_of(ChangeApplied) == [1]  # what was collated ahead is collated anew
     reports = alone.of(StepsCommitted)
-    assert all(r.generation == (1 if r.last_step <= 3 else 2) for r in reports)
+    assert all(r.generation == (1 if r.last_step <= 1 else 2) for r in reports)
+    short = 3  # of them in the last step of an epoch
+    assert sum(r.micro_batches for r in reports) == 4 + 7 * 7 + short
     assert reports[-1].generation == 2
 
 
@@ -185,7 +192,7 @@ def test_a_step_that_others_have_committed_is_told_like_any_other(
     alone = Alone(tmp_path, job())
     collect = alone.replica.collect
 
-    def breaks(step: int, abandoned: Callable[[], bool]) -> StepResult:
+    def breaks(step: int, abandoned: Callable[[], bool]) -> Exchanged:
         if step == 3:
             raise TransportError("a peer is gone")
         return collect(step, abandoned)

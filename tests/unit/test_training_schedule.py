@@ -64,32 +64,27 @@ def test_no_piece_is_forgotten_that_a_feed_may_ask_for(gaps: list[int], depth: i
     for number, gap in enumerate(gaps, start=1):
         changes.prepare(number, reshare(number + 1, 8))
         step += gap if number > 1 else 0
+        before = {asked: schedule.at(asked) for asked in range(max(0, step - depth), step + 1)}
         due = changes.agree(step)
         assert isinstance(due.change, Reshare)
         schedule.add(Piece(step=due.step, generation=due.change.generation, shares=(8,)))
         pieces.append((due.step, due.change.generation))
+        assert all(schedule.at(asked) == piece for asked, piece in before.items())
         for asked in range(step + 1, step + depth + 3):
             assert schedule.at(asked).generation == [g for s, g in pieces if s <= asked][-1]
         step += 1
 
 
 @pytest.mark.parametrize("depth", [1, 2, 64])
-def test_shares_change_beyond_all_that_a_feed_may_have_asked_for(depth: int) -> None:
+def test_data_grows_beyond_all_that_a_feed_may_have_asked_for(depth: int) -> None:
     changes = Changes(feed_depth=depth)
-    changes.prepare(1, reshare(2, 5, 3))
-    due = changes.agree(10)
-    # Step 10 is computed, `depth` are ready, and one more is being collated.
-    assert due == Due(number=1, step=10 + depth + 2, change=reshare(2, 5, 3))
-
-
-def test_data_grows_beyond_them_as_well() -> None:
-    changes = Changes(feed_depth=3)
     changes.prepare(1, Extend(version=1, samples=120))
-    assert changes.agree(10).step == 10 + 3 + 2
+    # Step 10 is computed, `depth` are ready, and one more is being collated.
+    assert changes.agree(10).step == 10 + depth + 2
 
 
-@pytest.mark.parametrize("change", [Save(), Halt(reason="asked")])
-def test_what_a_feed_need_not_know_takes_effect_at_the_next_step(change: Change) -> None:
+@pytest.mark.parametrize("change", [reshare(2, 5, 3), Save(), Halt(reason="asked")])
+def test_all_else_takes_effect_at_the_next_step(change: Change) -> None:
     changes = Changes(feed_depth=5)
     changes.prepare(1, change)
     assert changes.agree(10) == Due(number=1, step=11, change=change)
@@ -97,7 +92,7 @@ def test_what_a_feed_need_not_know_takes_effect_at_the_next_step(change: Change)
 
 def test_a_change_is_due_once() -> None:
     changes = Changes(feed_depth=2)
-    changes.prepare(1, reshare(2, 1))
+    changes.prepare(1, Extend(version=1, samples=9))
     changes.agree(0)
     assert [changes.due(step) for step in range(4)] == [[]] * 4
     (due,) = changes.due(4)
@@ -117,7 +112,7 @@ def test_changes_are_agreed_in_the_order_of_their_numbers() -> None:
     assert changes.next_at_hand
     assert changes.agree(1).number == 2
     assert not changes.next_at_hand
-    assert [(due.number, due.step) for due in changes.due(9)] == [(1, 3), (2, 2)]
+    assert [(due.number, due.step) for due in changes.due(9)] == [(1, 1), (2, 2)]
 
 
 def test_what_is_settled_is_never_due() -> None:
@@ -149,7 +144,7 @@ def test_a_change_that_others_found_all_to_hold() -> None:
 
 def test_changes_due_at_one_step_come_in_order() -> None:
     changes = Changes(feed_depth=1)
-    changes.prepare(1, reshare(2, 1))
+    changes.prepare(1, Extend(version=1, samples=9))
     changes.prepare(2, Save())
     changes.agree(0)
     changes.agree(2)
