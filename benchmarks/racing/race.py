@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -76,8 +77,9 @@ def place_for(keep: Path | None, name: str) -> Iterator[Path]:
 
 
 def _copy(path: Path, kept: Path) -> None:
-    """Copy what people look at: logs and journals."""
-    for file in (*path.glob("logs/**/*"), *path.glob("journals/*"), *path.glob("losses*")):
+    """Copy what people look at: logs, journals, and the events of a run of ours."""
+    kinds = ("logs/**/*", "journals/*", "losses*", "**/run/events.jsonl")
+    for file in itertools.chain.from_iterable(path.glob(kind) for kind in kinds):
         if file.is_file():
             copy = kept / file.relative_to(path)
             copy.parent.mkdir(parents=True, exist_ok=True)

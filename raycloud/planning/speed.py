@@ -70,7 +70,8 @@ class SpeedEstimate:
     An observation further from the fit than a gate (25%, or three standard deviations) is held
     back. One or two such are a hiccup and leave no trace in the fit; three in a row, all slower or
     all faster, are a new level: their median, taken over at once. So is one of more than twice the
-    time, where that is at least three seconds: no hiccup is as long.
+    time, where that is at least three seconds: no hiccup is as long. The machine may have changed
+    in the midst of it, so the next one is believed wherever it is.
 
     >>> estimate = SpeedEstimate(Speed(fixed_s=0.1, micro_batch_s=0.1))
     >>> for seconds in (0.5, 0.5, 5.0, 0.5):  # four micro-batches a step, one hiccup
@@ -151,6 +152,9 @@ class SpeedEstimate:
         self._doubt(share, off)
         self._update(grown, off)
         self._share = share
+        if at_once:
+            level, both, slope = self._covariance
+            self._covariance = (level + _FAR**2, both, slope)
         return True
 
     def _start(self, share: float) -> None:

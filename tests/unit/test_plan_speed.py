@@ -91,6 +91,22 @@ def test_what_has_taken_long_and_far_too_long_is_no_hiccup(
     assert estimate.speed.seconds(8) == pytest.approx(step_s * factor, rel=0.01)
 
 
+def test_a_machine_that_changes_in_the_midst_of_a_long_step() -> None:
+    """Seconds of a real one that fell to a quarter of its quota, got less to do, and came back."""
+    estimate = SpeedEstimate(Speed(fixed_s=0.012, micro_batch_s=0.237))
+    for seconds in (1.10, 1.00, 1.06, 1.02):
+        estimate.observe(4, 1, seconds)
+    assert estimate.observe(4, 1, 3.61)  # partly at the old speed
+    estimate.observe(4, 1, 6.05)
+    assert estimate.speed.seconds(4) == pytest.approx(6.05, rel=0.05)
+    for seconds in (1.57, 1.49, 1.58, 1.55, 1.65, 1.53):
+        estimate.observe(1, 1, seconds)
+    assert estimate.speed.seconds(1) == pytest.approx(1.55, rel=0.05)
+    told = [estimate.observe(1, 1, seconds) for seconds in (0.54, 0.26, 0.26)]
+    assert told == [False, False, True]
+    assert estimate.speed.seconds(4) == pytest.approx(1.03, rel=0.1)
+
+
 def test_a_recovery_is_followed_too() -> None:
     estimate = SpeedEstimate(PRIOR)
     feed(estimate, PRIOR, 8, 6, factor=2.0)
