@@ -26,6 +26,10 @@ class Clock(Protocol):
         """Processor seconds this process has used, over all of its threads."""
         ...
 
+    def thread_cpu_s(self, thread: int) -> float:
+        """Processor seconds that a thread of this process has used, which has not ended."""
+        ...
+
 
 class SystemClock:
     """The clock of this machine."""
@@ -41,6 +45,10 @@ class SystemClock:
     def cpu_s(self) -> float:
         """User and system time of this process."""
         return time.process_time()
+
+    def thread_cpu_s(self, thread: int) -> float:
+        """User and system time of the thread of this identity."""
+        return time.clock_gettime(time.pthread_getcpuclockid(thread))
 
     def process_started_s(self) -> float:
         """`monotonic_s` when this process was started, its interpreter's own start included.
@@ -73,6 +81,10 @@ class VirtualClock:
 
     def cpu_s(self) -> float:
         """A virtual process is always busy: its processor time is the virtual now."""
+        return self._now_s
+
+    def thread_cpu_s(self, thread: int) -> float:  # noqa: ARG002 - one for all threads
+        """Virtual threads are always busy, too."""
         return self._now_s
 
     def advance(self, seconds: float) -> None:

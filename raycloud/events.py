@@ -25,11 +25,7 @@ class RunStarted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberSpawned:
-    """A place was reserved for a member, and its process asked for.
-
-    `node` is empty where the sender does not know it yet, as the driver does not in this version:
-    `MemberReady` names the node.
-    """
+    """A place was reserved for a member, and its process asked for; `node` is empty if unknown."""
 
     member: int
     node: str = ""
@@ -105,6 +101,15 @@ class MemberLost:
 
     member: int
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberLeaving:
+    """A notice: a member is going to be gone in `deadline_s` seconds; None: when is unknown."""
+
+    member: int
+    reason: str
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -324,6 +329,7 @@ Event = (
     | DataPreparing
     | DataPrepared
     | MemberLost
+    | MemberLeaving
     | ExchangeBroken
     | MemberFailed
     | MemberDone

@@ -15,7 +15,7 @@ from collections import deque
 
 from raycloud import commands as c
 from raycloud import events as e
-from raycloud.control import Control
+from raycloud.control import Control, Phase
 from raycloud.control.hearing import Heard
 from raycloud.order import ledger_line
 from tests.control_events import committed, part, published, ready, stop
@@ -23,6 +23,8 @@ from tests.control_scene import Body, Samples
 
 LEAD = 3  # steps between the last member's holding a change and its taking effect
 LIMIT_S = 5_000.0
+NOTICE_S = 4.0
+PATIENCE_S = 2_000.0  # so long may a job wait for machines; then a person stops it
 REPORT_S = 0.4
 
 
@@ -48,6 +50,7 @@ class Fleet(Samples):
         self.spans, self.saved = {}, {}
         self.changes = deque()  # [number, change, step at which it takes effect or None]
         self.end = scene.steps
+        self.gave_up = False
         self.log, self.commands, self.lines = [], [], []
         self.published, self.manifests = None, {}
         self.in_flight = 0
@@ -279,6 +282,23 @@ class Fleet(Samples):
             self.at(self.now_s + self.some_s(), lambda: self.feed(lost))
         self.bodies[member].mute = True
 
+    def leaves(self):
+        """Somebody hears that its machine is going to be gone, and then it is."""
+        alive = [m for m, body in sorted(self.bodies.items()) if not body.mute]
+        if self.job.finished or not alive:
+            return
+        member = self.random.choice(alive)
+        self.say(member, e.MemberLeaving(member=member, reason="spot", deadline_s=NOTICE_S))
+
+        def gone():
+            body = self.bodies.get(member)
+            if body is not None and not body.mute and not self.job.finished:
+                lost = e.MemberLost(member=member, reason="its node is gone")
+                self.at(self.now_s + self.some_s(), lambda: self.feed(lost))
+                body.mute = True
+
+        self.at(self.now_s + NOTICE_S, gone)
+
     def breaks(self):
         """A connection is cut between two steps; all hear of it, now or later."""
         if not self.running or self.broken or self.step >= self.end:
@@ -299,6 +319,8 @@ class Fleet(Samples):
         for room_s, workers in self.scene.rooms:
             word = e.CapacityChanged(workers=workers)
             self.at(room_s, lambda word=word: self.feed(word))
+        for leaves_s in self.scene.leaves_s:
+            self.at(leaves_s, self.leaves)
         for breaks_s in self.scene.breaks_s:
             self.at(breaks_s, self.breaks)
         for kind in ("freezes", "fails"):
@@ -325,6 +347,9 @@ class Fleet(Samples):
         if lost is not None:
             self.feed(lost)
         self.carry_out(self.job.tick(self.now_s), "tick")
+        if self.job.phase is Phase.WAITING and self.now_s > PATIENCE_S and not self.gave_up:
+            self.gave_up = True
+            self.feed(stop("it waits in vain"))
         if not self.job.finished:
             self.at(self.now_s + 1.0, self.tick)
 

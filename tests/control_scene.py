@@ -23,6 +23,7 @@ class Scene:
     grows: tuple[tuple[float, int], ...] = ()  # (seconds, samples more)
     stops_s: tuple[float, ...] = ()
     dies_s: tuple[float, ...] = ()
+    leaves_s: tuple[float, ...] = ()  # a notice; some seconds later it dies
     breaks_s: tuple[float, ...] = ()
     rooms: tuple[tuple[float, int], ...] = ()  # (seconds, how many members the machines hold)
     clumsy: int = 0  # so many of those that were to join die before they are ready

@@ -173,3 +173,18 @@ class Slowed(Steady):
             for _ in range(16):
                 work = work @ work  # stays what it is; takes its time
         return super().loss(model, batch)
+
+
+class Stuck(Steady):
+    """After `after` batches one member, whoever is first to `claimed`, waits for ever."""
+
+    def __init__(self, *, claimed: str | None = None, after: int = 0, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.claimed, self.after = claimed, after
+        self.calls = 0
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.calls += 1
+        if self.calls == self.after and claim(self.claimed):
+            threading.Event().wait()
+        return super().loss(model, batch)

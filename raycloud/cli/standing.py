@@ -128,19 +128,19 @@ def stop(
 ) -> None:
     """Ask a run to write a checkpoint and end, as Ctrl-C does; returns once it is asked."""
     with errors_told(debug=debug):
-        if (directory := _local(run, address)) is not None:
+        if (directory := local_run(run, address)) is not None:
             from raycloud.report.local import stop_driver
 
             pid = stop_driver(directory)
             typer.echo(f"asked {run}, driven by process {pid}, to write a checkpoint and end")
             return
-        jobs = _jobs(address, insecure=insecure)
+        jobs = jobs_of(address, insecure=insecure)
         found = jobs.find(run)
         jobs.stop(found)
         typer.echo(f"asked {found.id} to write a checkpoint and end")
 
 
-def _local(run: str, address: str | None) -> Path | None:
+def local_run(run: str, address: str | None) -> Path | None:
     """The run directory that is meant, if one here is."""
     from raycloud.errors import RunDirectoryError
     from raycloud.report.local import is_run
@@ -169,7 +169,8 @@ def _jobs_address(address: str | None) -> str | None:
     return address or Environment.from_process().jobs_address
 
 
-def _jobs(address: str | None, *, insecure: bool) -> JobsApi:
+def jobs_of(address: str | None, *, insecure: bool) -> JobsApi:
+    """The Jobs API of the cluster that is meant."""
     from raycloud.on_ray.jobs_api import JobsApi
 
     return JobsApi.at(address, insecure=insecure)
@@ -184,13 +185,13 @@ def _found(
     from raycloud.spec.rundir import RUNS
 
     clock = SystemClock()
-    here = None if run is None else _local(run, address)
+    here = None if run is None else local_run(run, address)
     if here is not None or (run is None and _jobs_address(address) is None):
         directories = runs_below() if here is None else [here]
         stands = standing_of if here is not None else standing_or_why
         cards = [(str(path), stands(path, clock)) for path in directories]
         return [Listed(id=name, card=card) for name, card in cards], f"{RUNS}/ on this machine", []
-    jobs = _jobs(address, insecure=insecure)
+    jobs = jobs_of(address, insecure=insecure)
     found = [jobs.find(run)] if run is not None else jobs.with_cards(jobs.runs())
     return [_listed(one, clock) for one in found], jobs.address, _notes(found)
 
@@ -224,7 +225,7 @@ def _lines(
     raw: bool,
 ) -> Iterable[str]:
     """The lines that are asked for."""
-    here = _local(run, address)
+    here = local_run(run, address)
     if here is not None:
         from raycloud.report.local import log_lines
         from raycloud.report.said import member_lines
@@ -232,7 +233,7 @@ def _lines(
         if member is not None:
             return member_lines(here, member, raw=raw)
         return log_lines(here, SystemClock(), follow=follow)
-    jobs = _jobs(address, insecure=insecure)
+    jobs = jobs_of(address, insecure=insecure)
     found = jobs.find(run)
     if member is not None:
         words = ["logs", found.directory, "--member", str(member)]

@@ -25,7 +25,7 @@ from raycloud.commands import (
     TellRecovery,
 )
 from raycloud.control.forming import become, grown, next_meeting
-from raycloud.control.growing import missed
+from raycloud.control.growing import missed, prepare_for_leave
 from raycloud.control.state import Outstanding, Recovery
 from raycloud.control.tables import MemberState, Phase
 from raycloud.errors import InternalError
@@ -42,6 +42,7 @@ from raycloud.events import (
     GenerationFormed,
     MemberDone,
     MemberFailed,
+    MemberLeaving,
     MemberLost,
     MemberReady,
     MemberSpawned,
@@ -75,8 +76,8 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
             yield from _progressed(state, event, now_s)
         case PartWritten():
             yield from _written(state, event)
-        case MemberLost():
-            yield from _lost(state, event, now_s)
+        case MemberLost() | MemberLeaving():
+            yield from _parts(state, event, now_s)
         case ExchangeBroken():
             if state.broken is None:
                 state.broken, state.broken_s = event, now_s
@@ -103,8 +104,11 @@ def _written(state: JobState, event: PartWritten) -> Iterator[Command]:
         yield Publish(step=event.step, parts=parts)
 
 
-def _lost(state: JobState, event: MemberLost, now_s: float) -> Iterator[Command]:
+def _parts(state: JobState, event: MemberLost | MemberLeaving, now_s: float) -> Iterator[Command]:
     member = state.members[event.member]
+    if isinstance(event, MemberLeaving):
+        yield from prepare_for_leave(state, member, now_s)
+        return
     if not member.joined and state.progress is not None:
         yield from missed(state, member, event.reason, now_s)
         if state.spare(event.member):
@@ -158,7 +162,7 @@ def end(state: JobState, status: str, now_s: float) -> Iterator[Command]:
 
 
 def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
-    """One change at a time: the halt if a stop was asked for, else data, members, shares."""
+    """One change at a time: a halt that was asked for, else data, a save, members, shares."""
     if (
         state.phase not in {Phase.TRAINING, Phase.STOPPING}
         or state.outstanding is not None
@@ -173,6 +177,9 @@ def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
     elif state.data_ahead is not None:
         grew, state.data_ahead = state.data_ahead, None
         change = Extend(version=grew.version, samples=grew.samples, partitions=grew.partitions)
+    elif state.save_asked:
+        change = Save()
+        state.save_asked = False
     else:
         change = next_meeting(state, now_s) or _better_shares(state, now_s)
     if change is None:
@@ -196,7 +203,7 @@ def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterato
     if event.generation >= state.formed_as:
         state.met = True
         if event.last_step > event.first_step:
-            state.meetings = 1
+            state.meetings, state.losing = 1, 0
             yield from _recovered(state, event.generation, now_s)
     state.formed().change_generation(event.generation, event.first_step)
     member.step, member.generation = event.last_step, event.generation

@@ -76,6 +76,7 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
         state.members[number].enter(MemberState.RELEASED, now_s)
     new = spares(state)[: max(0, state.workers[0] - len(left))]
     state.meetings = 1 if lost or surplus or new else state.meetings + 1
+    state.losing += bool(lost)
     if state.broken is not None and state.recovery is None:
         detected_s = state.broken_s - state.started_s
         state.recovery = Recovery(detected_s=detected_s, cause=state.broken.why)
@@ -115,10 +116,27 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     )
 
 
+def wait(state: JobState, now_s: float) -> Iterator[Command]:
+    """Too few are left: they keep processes and state, and others are asked for."""
+    lost = tuple(m.number for m in state.in_group() if m.gone)
+    left = len(state.group) - len(lost)
+    for member in state.in_group():
+        member.heard_s = now_s
+    what = f"{left} workers are left, at least {state.workers[0]} are needed: waiting for more"
+    yield Notice(what=what, detail={"machines_hold": state.capacity})
+    yield Release(members=lost)
+
+
 def next_meeting(state: JobState, now_s: float) -> Meet | None:
-    """The generation to change to, as members are there to join and may compute; None: stay."""
-    left = state.in_group()[: state.workers[1]]
-    new = [] if state.data_version else spares(state)
+    """The generation to change to, as members join, leave or may not compute; None: stay.
+
+    Who is to leave does so if enough others are there.
+    """
+    new = [] if state.data_version else [m for m in spares(state) if not m.leaving]
+    left = [member for member in state.in_group() if not member.leaving]
+    if len(left) + len(new) < state.workers[0] or not any(member.joined for member in left):
+        left = state.in_group()
+    left = left[: state.workers[1]]
     members = [*left, *new[: state.workers[1] - len(left)]]
     numbers = tuple(member.number for member in members)
     if numbers == state.group:

@@ -27,12 +27,13 @@ def grow(state: JobState, now_s: float) -> Iterator[Command]:
     A member that joins learns the data as the run has found it at its start: where that has grown
     since, nobody joins.
     """
-    if state.progress is None or state.phase is not Phase.TRAINING:
+    if state.progress is None or state.phase not in {Phase.TRAINING, Phase.WAITING}:
         return
-    coming = [m for m in state.present() if state.spare(m.number)]
-    surplus = max(0, len(state.present()) - state.workers[1])
+    staying = state.staying()
+    coming = [m for m in staying if state.spare(m.number)]
+    surplus = max(0, len(staying) - state.workers[1])
     unplaced = [m for m in coming if not m.placed]
-    lacking = min(state.workers[1], state.capacity) - len(state.present())
+    lacking = min(state.workers[1], state.capacity) - len(staying)
     if state.data_version:
         yield from _none_joins(state, now_s)
     elif surplus and coming and state.outstanding is None:
@@ -57,10 +58,23 @@ def missed(state: JobState, member: Member, why: str, now_s: float) -> Iterator[
     state.misses += 1
     wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (state.misses - 1))
     state.ask_again_s = now_s + wait_s
-    last = state.misses >= MOST_MISSES
+    last = state.misses >= MOST_MISSES and state.phase is not Phase.WAITING
     then = "no other is asked for" if last else f"another is asked for in {wait_s:g} s"
     what = f"a member could not join, {then}"
     yield Notice(what=what, member=member.number, detail={"why": why})
+
+
+def prepare_for_leave(state: JobState, member: Member, now_s: float) -> Iterator[Command]:
+    """A member is going to be gone: the others get along without it, or keep what there is.
+
+    One that was to join is given up. Where fewer than the job must run with would be left, it goes
+    on computing as long as it is there, but a checkpoint is made now.
+    """
+    member.leaving = True
+    if state.spare(member.number):
+        yield from _let_go([member], now_s)
+    elif len(state.staying()) < state.workers[0]:
+        state.save_asked = True
 
 
 def _none_joins(state: JobState, now_s: float) -> Iterator[Command]:
@@ -104,6 +118,9 @@ def _let_go(members: Iterable[Member], now_s: float) -> Iterator[Command]:
 
 
 def _may_ask(state: JobState, now_s: float) -> bool:
+    """Where the others cannot go on without more, as often as it takes."""
+    if state.phase is Phase.WAITING:
+        return now_s >= state.ask_again_s
     return (
         now_s >= state.ask_again_s
         and state.misses < MOST_MISSES

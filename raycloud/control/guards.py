@@ -34,6 +34,7 @@ from raycloud.events import (
     GenerationFormed,
     MemberDone,
     MemberFailed,
+    MemberLeaving,
     MemberLost,
     MemberReady,
     MemberSpawned,
@@ -62,6 +63,7 @@ MemberEvent = (
     | EvaluationPart
     | MemberDone
     | MemberLost
+    | MemberLeaving
     | ExchangeBroken
     | MemberFailed
 )
@@ -138,11 +140,26 @@ def _all_done(state: JobState) -> bool:
 
 
 def _too_few(state: JobState) -> bool:
-    """One that has the state of the training must be among those that are left."""
-    if state.progress is not None and not any(m.gone for m in state.in_group()):
+    """Who is to stop may do so with fewer."""
+    if state.progress is None:
+        return len(state.present()) < state.workers[0]
+    if not any(m.gone for m in state.in_group()):
         return False  # the range may be another one than that they began with
-    left = [m for m in state.present() if not state.spare(m.number)]
-    return not any(m.joined for m in left) or len(left) + len(spares(state)) < state.workers[0]
+    return not state.stop_requests and not _enough(state)
+
+
+def _enough(state: JobState) -> bool:
+    left = [number for number in state.group if state.here(number)]
+    return state.stop_requests > 0 or len(left) + len(spares(state)) >= state.workers[0]
+
+
+def _nobody(state: JobState) -> bool:
+    """Where data has grown, those that are left have read it, and nobody can join them."""
+    left = [number for number in state.group if state.here(number)]
+    if state.progress is None or len(left) == len(state.group):
+        return False
+    alone = state.data_version > 0 and _too_few(state)
+    return alone or not any(state.members[number].joined for number in left)
 
 
 def _broken(state: JobState) -> bool:
@@ -151,8 +168,16 @@ def _broken(state: JobState) -> bool:
     return any(state.members[number].gone for number in (*state.group, *coming))
 
 
+def _hopeless(state: JobState) -> bool:
+    """Another loss of the generation: whoever computes this step seems to be lost by it."""
+    return state.losing >= state.settings.losing and _broken(state)
+
+
 _HOLDS: Final[Mapping[Condition, Callable[[JobState], bool]]] = {
     Condition.TOO_FEW: _too_few,
+    Condition.NOBODY: _nobody,
+    Condition.HOPELESS: _hopeless,
+    Condition.ENOUGH: _enough,
     Condition.BROKEN: _broken,
     Condition.APART: _apart,
     Condition.MET: lambda state: state.met,
@@ -229,7 +254,7 @@ def _check_of_member(state: JobState, event: MemberEvent) -> None:
             _check_done(state, event)
         case MemberSpawned() | MemberLost() | ExchangeBroken() | MemberFailed() | EvaluationPart():
             pass
-        case DataPreparing() | DataPrepared():
+        case DataPreparing() | DataPrepared() | MemberLeaving():
             pass
         case _:
             assert_never(event)

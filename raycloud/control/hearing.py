@@ -23,11 +23,13 @@ class Heard:
         looked_s: When it looked.
         late_s: By member that has answered since: how much later than due, at least.
         due_s: By member: until when it is, or was, to answer the call that was made last.
+        still_s: By member that stands still in the midst of computing: for how long, as it says.
     """
 
     looked_s: float
     late_s: Mapping[int, float] = field(default_factory=dict)
     due_s: Mapping[int, float] = field(default_factory=dict)
+    still_s: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -37,9 +39,13 @@ class Hearing:
     Args:
         patience_s: An answer that is less late than this is never missing. As long a silence of
             all is the driver's own.
+
+    Attributes:
+        still_s: See `Heard`.
     """
 
     patience_s: float
+    still_s: Mapping[int, float] = field(default_factory=dict)
     _pulses: dict[int, Pulse] = field(default_factory=dict)
     _answered_s: dict[int, float] = field(default_factory=dict)
     _due_s: Mapping[int, float] = field(default_factory=dict)
@@ -57,6 +63,7 @@ class Hearing:
             own_s = min(late_s, heard.looked_s - self._since_s)  # the rest is the driver's
             self._pulses.setdefault(member, Pulse()).answered(own_s)
         self._looked_s, self._due_s = heard.looked_s, heard.due_s
+        self.still_s = heard.still_s
 
     def begin(self, member: int) -> None:
         """From now on it computes; how late it was while it was building tells nothing."""

@@ -246,6 +246,8 @@ class Control:
                     member.heard_s = now_s
                     if member.state is MemberState.READY:
                         member.enter(MemberState.ACTIVE, now_s)
+            case Phase.WAITING:
+                yield from forming.wait(self._state, now_s)
             case Phase.CLOSING:
                 self._state.outstanding = None  # the last step came before it took effect
                 yield from growing.dismiss(self._state, now_s)
@@ -272,6 +274,9 @@ class Control:
                 yield from forming.regroup(state, now_s)
             elif condition is Condition.UNFIT:
                 state.error = unfit(state)
+            elif condition is Condition.HOPELESS:
+                step = state.formed().committed_step
+                state.error = f"{state.losing + 1} times in step {step}: {state.error}"
             elif condition is Condition.PART_MISSING:
                 step = state.checkpoints.collecting[0]
                 lacking = state.checkpoints.missing(step, state.group)

@@ -19,6 +19,7 @@ from raycloud.events import (
     GenerationFormed,
     MemberDone,
     MemberFailed,
+    MemberLeaving,
     MemberLost,
     MemberReady,
     MemberSpawned,
@@ -38,9 +39,11 @@ MEANING: Final[Mapping[type[Event], str]] = {
     DataPreparing: "For the log; a sign of life.",
     DataPrepared: "For the log; a sign of life.",
     MemberReady: "The member can compute. When all can, shares are fitted and they meet.",
-    MemberLost: "The machine's fault. Where the job may go on without it, those that are left meet "
-    "as the next generation; otherwise the run ends as failed, and a resumed run goes on from the "
-    "last checkpoint.",
+    MemberLost: "The machine's fault. Those that are left meet as the next generation; where they "
+    "are too few, they wait until others have come. Where nobody is left who has the state, the "
+    "run ends as failed, and a resumed run goes on from the last checkpoint.",
+    MemberLeaving: "It leaves between two steps that all agree on, if enough others are left or "
+    "have come; until then it computes. Where they are too few, a checkpoint is made at once.",
     CapacityChanged: "Where there is room for more members, and the job may have them, they are "
     "asked for and join the others as soon as they are ready; where there is less, those that "
     "found no place are given up.",

@@ -32,10 +32,14 @@ class ControlSettings:
         late_s: A member is lost if its answer to a call comes this much later than due, and later
             than is usual for it, where the job can go on without it.
         outage_s: The same where members on several machines do not answer.
+        still_s: A member is lost that has used no processor time for this long while it was to
+            compute, where the job can go on without it.
         broken_s: From the first word of a broken exchange to a new meeting, if nobody is found to
             be lost meanwhile.
         meetings: So often the same members meet anew without a step between; then the one whose
             exchange broke is lost.
+        losing: After so many generations in a row that lost members, without a step between, the
+            run ends: the step itself seems to be what ends them.
         step: The first step to compute; more than 0 if the run goes on from a checkpoint.
         position: Where the sequence stands before `step`.
         ledger: The checkpoint's `Ledger.state()`; None if nothing is committed yet.
@@ -58,8 +62,10 @@ class ControlSettings:
     silence_s: float = 60.0
     late_s: float = 1.25
     outage_s: float = 10.0
+    still_s: float = 2.0
     broken_s: float = 3.0
     meetings: int = 3
+    losing: int = 8
     step: int = 0
     position: Position = field(default_factory=Position)
     ledger: Mapping[str, Any] | None = None

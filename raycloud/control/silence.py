@@ -17,7 +17,7 @@ _COMPUTING = frozenset({Phase.TRAINING, Phase.STOPPING, Phase.REGROUPING})
 
 def overdue(state: JobState, now_s: float) -> MemberLost | None:
     """The member to take for lost now, with the reason; None if all are in time."""
-    return _mute(state) or _apart(state) or _idle(state, now_s)
+    return _mute(state) or _still(state) or _apart(state) or _idle(state, now_s)
 
 
 def _mute(state: JobState) -> MemberLost | None:
@@ -47,6 +47,21 @@ def _mute(state: JobState) -> MemberLost | None:
         return None
     reason = f"frozen, or cut off: its answer is {missing[first]:.1f} s overdue"
     return MemberLost(member=first, reason=reason)
+
+
+def _still(state: JobState) -> MemberLost | None:
+    """A process answers, but what it computes does not go on."""
+    if state.phase not in _COMPUTING:
+        return None
+    for member in state.in_group():
+        seconds = state.hearing.still_s.get(member.number, 0.0)
+        if member.gone or seconds < state.settings.still_s:
+            continue
+        others = [m for m in state.in_group() if m is not member and not m.gone and m.joined]
+        if len(others) >= state.workers[0]:
+            reason = f"it stands still: no processor time for {seconds:.1f} s while it computes"
+            return MemberLost(member=member.number, reason=reason)
+    return None
 
 
 def _apart(state: JobState) -> MemberLost | None:
@@ -95,6 +110,8 @@ def _idle(state: JobState, now_s: float) -> MemberLost | None:
 def _limit_s(state: JobState, member: Member) -> float:
     if member.state is MemberState.SPAWNING:
         return state.settings.spawn_s if member.placed else float("inf")
+    if state.phase is Phase.WAITING:  # there is nothing to do, and nothing to say
+        return float("inf")
     change = state.outstanding.change if state.outstanding else None
     if isinstance(change, Meet) and member.number in change.members and member in spares(state):
         return state.settings.form_s

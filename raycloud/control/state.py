@@ -31,6 +31,7 @@ class Member:
         slot: Which of the job's places for workers it has, from 0.
         placed: There is a place on a machine for it.
         joined: It is known to compute, and has the state of the training.
+        leaving: It is going to be gone: the job gets along without it as soon as it can.
     """
 
     number: int
@@ -45,6 +46,7 @@ class Member:
     slot: int = 0
     placed: bool = True
     joined: bool = True
+    leaving: bool = False
 
     @property
     def gone(self) -> bool:
@@ -121,11 +123,13 @@ class JobState:
         broken: The first word of an exchange of the present group that broke; None: none did.
         broken_s: When it came.
         meetings: How often the present group has met since its last step.
+        losing: How many generations in a row lost members, without a step between.
         capacity: How many members the machines hold, as far as is known.
         next_member: The number of the next member that is asked for.
         misses: How many members in a row were lost before they had joined.
         ask_again_s: Not before is another one asked for.
         told_that_none_joins: A person knows that members do not join any more.
+        save_asked: A checkpoint is to be made, since members leave that are needed.
         started_s: When the job was started.
         now_s: When control was last asked.
         error: Why the run fails.
@@ -160,11 +164,13 @@ class JobState:
     broken: ExchangeBroken | None = None
     broken_s: float = 0.0
     meetings: int = 1
+    losing: int = 0
     capacity: int = 0
     next_member: int = 0
     misses: int = 0
     ask_again_s: float = 0.0
     told_that_none_joins: bool = False
+    save_asked: bool = False
     started_s: float = 0.0
     now_s: float = 0.0
     error: str = ""
@@ -183,6 +189,10 @@ class JobState:
     def present(self) -> list[Member]:
         """Members that are not gone, in order of number."""
         return [self.members[number] for number in sorted(self.members) if self.here(number)]
+
+    def staying(self) -> list[Member]:
+        """Members that are not gone and are not going to be, in order of number."""
+        return [member for member in self.present() if not member.leaving]
 
     def here(self, number: int) -> bool:
         """Whether this member is not gone."""

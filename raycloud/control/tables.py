@@ -35,6 +35,7 @@ from raycloud.events import (
     GenerationFormed,
     MemberDone,
     MemberFailed,
+    MemberLeaving,
     MemberLost,
     MemberReady,
     MemberSpawned,
@@ -57,6 +58,7 @@ class Phase(StrEnum):
     TRAINING = "TRAINING"  # steps are computed
     STOPPING = "STOPPING"  # steps are computed until the halt takes effect
     REGROUPING = "REGROUPING"  # those that are left meet as the next generation
+    WAITING = "WAITING"  # too few are left: they keep what they have until others come
     CLOSING = "CLOSING"  # members are done; their last checkpoints are being published
     FINISHED = "FINISHED"
     STOPPED = "STOPPED"
@@ -80,6 +82,9 @@ class Condition(StrEnum):
     """What must hold over all members together."""
 
     TOO_FEW = "fewer members are left than the job may run with"
+    NOBODY = "nobody is left who has the state, or nobody can join those that have it"
+    HOPELESS = "members were lost in one meeting after the other, without a step between"
+    ENOUGH = "as many members are there as the job must run with, or it is to stop"
     UNFIT = "all members are ready but their data does not fit"
     ALL_READY = "all members are ready"
     BROKEN = "a member of the generation, or of the one to come, is gone"
@@ -113,6 +118,7 @@ _OF_MEMBERS: tuple[type[Event], ...] = (
     EvaluationPart,
     MemberDone,
     MemberLost,
+    MemberLeaving,
     ExchangeBroken,
     MemberFailed,
 )
@@ -121,6 +127,22 @@ _OF_MEMBERS: tuple[type[Event], ...] = (
 # A member may be started while others compute.
 _JOINING: tuple[type[Event], ...] = (MemberSpawned, DataPreparing, DataPrepared, MemberReady)
 _FROM_OUTSIDE: tuple[type[Event], ...] = (RangeChanged, CapacityChanged, DataGrew, Noticed)
+
+_WHILE_COMPUTING: tuple[type[Event], ...] = (
+    GenerationFormed,
+    ChangeApplied,
+    StepsCommitted,
+    PartWritten,
+    CheckpointPublished,
+    EvaluationPart,
+    Evaluated,
+    *_JOINING,
+    MemberDone,
+    MemberLeaving,
+    ExchangeBroken,
+    *_FROM_OUTSIDE,
+    Recovered,
+)
 
 
 def _stay(state: State, *events: type[Event]) -> dict[Trigger, State]:
@@ -134,6 +156,7 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
             Phase.PLACING,
             RunStarted,
             *_JOINING,
+            MemberLeaving,
             *_FROM_OUTSIDE,
         ),
         StopRequested: Phase.STOPPED,
@@ -141,7 +164,7 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
         MemberFailed: Phase.FAILED,
     },
     Phase.FORMING: {
-        **_stay(Phase.FORMING, ExchangeBroken, DataPrepared, *_FROM_OUTSIDE),
+        **_stay(Phase.FORMING, ExchangeBroken, MemberLeaving, DataPrepared, *_FROM_OUTSIDE),
         GenerationFormed: Phase.TRAINING,
         # A member may be heard before the word that all have met; what it did proves it.
         StepsCommitted: Phase.TRAINING,
@@ -153,63 +176,22 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
         MemberFailed: Phase.FAILED,
     },
     Phase.TRAINING: {
-        **_stay(
-            Phase.TRAINING,
-            GenerationFormed,
-            ChangeApplied,
-            StepsCommitted,
-            PartWritten,
-            CheckpointPublished,
-            EvaluationPart,
-            Evaluated,
-            *_JOINING,
-            MemberDone,
-            ExchangeBroken,
-            *_FROM_OUTSIDE,
-            Recovered,
-        ),
+        **_stay(Phase.TRAINING, *_WHILE_COMPUTING),
         StopRequested: Phase.STOPPING,
         MemberLost: Phase.REGROUPING,
         MemberFailed: Phase.FAILED,
     },
     Phase.STOPPING: {
-        **_stay(
-            Phase.STOPPING,
-            GenerationFormed,
-            ChangeApplied,
-            StepsCommitted,
-            PartWritten,
-            CheckpointPublished,
-            EvaluationPart,
-            Evaluated,
-            *_JOINING,
-            MemberDone,
-            ExchangeBroken,
-            StopRequested,
-            *_FROM_OUTSIDE,
-            Recovered,
-        ),
+        **_stay(Phase.STOPPING, *_WHILE_COMPUTING, StopRequested),
         MemberLost: Phase.REGROUPING,
         MemberFailed: Phase.FAILED,
     },
     Phase.REGROUPING: {
-        **_stay(
-            Phase.REGROUPING,
-            GenerationFormed,
-            ChangeApplied,
-            StepsCommitted,
-            PartWritten,
-            CheckpointPublished,
-            EvaluationPart,
-            Evaluated,
-            *_JOINING,
-            MemberDone,
-            MemberLost,
-            ExchangeBroken,
-            StopRequested,
-            *_FROM_OUTSIDE,
-            Recovered,
-        ),
+        **_stay(Phase.REGROUPING, *_WHILE_COMPUTING, MemberLost, StopRequested),
+        MemberFailed: Phase.FAILED,
+    },
+    Phase.WAITING: {
+        **_stay(Phase.WAITING, *_WHILE_COMPUTING, MemberLost, StopRequested),
         MemberFailed: Phase.FAILED,
     },
     Phase.CLOSING: {
@@ -219,6 +201,7 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
             CheckpointPublished,
             Evaluated,
             DataPrepared,
+            MemberLeaving,
             StopRequested,
             *_FROM_OUTSIDE,
             Recovered,
@@ -241,10 +224,17 @@ PHASE_ON_CONDITION: Final[Mapping[Phase, Mapping[Condition, Phase]]] = {
     },
     Phase.REGROUPING: {
         Condition.STOPPED_TWICE: Phase.STOPPED,
-        Condition.TOO_FEW: Phase.FAILED,
+        Condition.NOBODY: Phase.FAILED,
+        Condition.HOPELESS: Phase.FAILED,
+        Condition.TOO_FEW: Phase.WAITING,
         Condition.BROKEN: Phase.REGROUPING,
         Condition.APART: Phase.REGROUPING,
         Condition.MET: Phase.TRAINING,
+    },
+    Phase.WAITING: {
+        Condition.STOPPED_TWICE: Phase.STOPPED,
+        Condition.NOBODY: Phase.FAILED,
+        Condition.ENOUGH: Phase.REGROUPING,
     },
     Phase.TRAINING: {
         Condition.BROKEN: Phase.REGROUPING,
@@ -274,6 +264,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
         DataPrepared: MemberState.SPAWNING,
         MemberReady: MemberState.READY,
         MemberLost: MemberState.LOST,
+        MemberLeaving: MemberState.SPAWNING,
         MemberFailed: MemberState.FAILED,
     },
     MemberState.READY: {
@@ -284,6 +275,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
         EvaluationPart: MemberState.ACTIVE,
         MemberDone: MemberState.DONE,
         MemberLost: MemberState.LOST,
+        MemberLeaving: MemberState.READY,
         ExchangeBroken: MemberState.READY,
         MemberFailed: MemberState.FAILED,
     },
@@ -300,6 +292,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
         EvaluationPart: MemberState.ACTIVE,
         MemberDone: MemberState.DONE,
         MemberLost: MemberState.LOST,
+        MemberLeaving: MemberState.ACTIVE,
         ExchangeBroken: MemberState.ACTIVE,
         MemberFailed: MemberState.FAILED,
     },
@@ -311,6 +304,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
         EvaluationPart: MemberState.DRAINING,
         MemberDone: MemberState.DONE,
         MemberLost: MemberState.LOST,
+        MemberLeaving: MemberState.DRAINING,
         ExchangeBroken: MemberState.DRAINING,
         MemberFailed: MemberState.FAILED,
     },
@@ -318,6 +312,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
         GenerationFormed: MemberState.DONE,
         DataPrepared: MemberState.DONE,
         MemberLost: LATE,  # its work is kept: nothing is lost
+        MemberLeaving: LATE,
         MemberFailed: MemberState.FAILED,
     },
     MemberState.LOST: dict.fromkeys(_OF_MEMBERS, LATE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import ray
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from raycloud.on_ray.collators import Delivery, Unable
     from raycloud.order import Layout, MicroBatch, Order
     from raycloud.training.meeting import Meeting
+    from raycloud.training.stillness import Still
 
 
 @ray.remote
@@ -46,10 +48,11 @@ class MemberActor:
         self._member = Member(told, SystemClock(), self._provider)
         self._journal.listen()
 
-    def poll(self, timeout_s: float) -> list[Event | Lines]:
+    def poll(self, timeout_s: float) -> list[Event | Lines | Still]:
         """See `Member.poll`; with what its provider has noticed, and what was logged."""
         events = self._member.poll(timeout_s)
-        return [*events, *self._provider.notices(), *self._journal.fetch()]
+        told = self._provider.notices(), self._journal.fetch(), self._member.still()
+        return [*events, *chain.from_iterable(told)]
 
     def form(self, meeting: Meeting) -> None:
         """See `Member.form`."""

@@ -41,11 +41,11 @@ from raycloud.events import (
 from raycloud.on_ray.cluster import inventory
 from raycloud.on_ray.failure import failure_of
 from raycloud.on_ray.fleet import Fleet
-from raycloud.on_ray.machines import Machines
 from raycloud.on_ray.manifests import manifest_of
 from raycloud.on_ray.measures import Measures
 from raycloud.on_ray.meeting import MeetingPlace
 from raycloud.on_ray.outlets import Outlets, for_the_log
+from raycloud.on_ray.outside import Outside
 from raycloud.on_ray.profile import profile_of
 from raycloud.on_ray.run import Run
 from raycloud.on_ray.session import Session, origin_of
@@ -114,13 +114,13 @@ class Driver:
         self._recorder, self._outlets = recorder, outlets
         self._store = store
         self._manifest = manifest
-        self._machines = Machines(nodes, job.resources.worker, session.clock)
+        self._outside = Outside(nodes, job.resources.worker, session.directory, session.clock)
         tally = recorder.tally
         settings = ControlSettings(
             min_workers=job.elastic.min_workers,
             max_workers=job.most_workers,
             silence_s=_SILENCE_S,
-            capacity=self._machines.room,
+            capacity=self._outside.room,
             global_batch=job.global_batch,
             micro_batch=job.micro_batch,
             drop_last=job.drop_last,
@@ -180,7 +180,7 @@ class Driver:
             self._stop_sent = True
             self._pending.append(StopRequested(reason=stop.reason))
         self._pending.extend(self._fleet.poll(_TURN_S))
-        self._pending.extend(self._machines.poll())
+        self._pending.extend(self._outside.poll())
         self._pending.extend(self._sources.poll())
         self._pending.extend(self._outlets.poll(self._fleet.lines()))
         while self._pending and self._finish is None:
@@ -302,7 +302,7 @@ class Driver:
         elastic = job.elastic.model_copy(update={"shares": formed.shares})
         self._plan = make(
             job.model_copy(update={"elastic": elastic}),
-            self._machines.inventory,
+            self._outside.inventory,
             profile_of(readies),
             placed={r.member: r.node for r in readies},
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from raycloud.events import Event, MemberLost, MemberSpawned
 from raycloud.on_ray.actors import MemberActor
 from raycloud.on_ray.crew import Crew
 from raycloud.training.journal import Lines
+from raycloud.training.stillness import Still
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -61,6 +62,7 @@ class Fleet:
         self._clock = clock
         self._polled_s = float("-inf")
         self._late_s: dict[int, float] = {}
+        self._still_s: dict[int, float] = {}
         self._waiting: dict[int, tuple[PlacementGroup, MemberConfig]] = {}
         self._looked_s = 0.0
         self._collators: tuple[str, ...] = ()
@@ -144,8 +146,7 @@ class Fleet:
         for poll in ready:
             member = by_poll[poll]
             try:
-                for told in ray.get(poll):
-                    (self._lines if isinstance(told, Lines) else events).append(told)
+                events += self._sorted(member, ray.get(poll))
             except RayError as error:  # died, was evicted, or its node or reservation is gone
                 events.append(MemberLost(member=member, reason=_reason(error)))
                 self._drop(member)
@@ -153,6 +154,17 @@ class Fleet:
             seat = self._seats[member]
             self._late_s[member] = max(0.0, before_s - seat.due_s)  # then it was not there yet
             self._ask(seat)
+        return events
+
+    def _sorted(self, member: int, told: Iterable[Event | Lines | Still]) -> list[Event]:
+        """The events of an answer; the rest is kept for who asks for it."""
+        self._still_s[member] = 0.0
+        events: list[Event] = []
+        for one in told:
+            if isinstance(one, Still):
+                self._still_s[member] = one.seconds
+            else:
+                (self._lines if isinstance(one, Lines) else events).append(one)  # type: ignore[arg-type]
         return events
 
     def _ask(self, seat: _Seat) -> None:
@@ -166,7 +178,8 @@ class Fleet:
         """
         late_s, self._late_s = self._late_s, {}
         due_s = {member: seat.due_s for member, seat in self._seats.items()}
-        return Heard(looked_s=self._polled_s, late_s=late_s, due_s=due_s)
+        still_s = {m: s for m, s in self._still_s.items() if s > 0.0 and m in self._seats}
+        return Heard(looked_s=self._polled_s, late_s=late_s, due_s=due_s, still_s=still_s)
 
     def lines(self) -> list[Lines]:
         """What members' logs have said since the last call; it came with their events."""

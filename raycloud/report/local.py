@@ -19,6 +19,7 @@ from raycloud.report.log import from_line, read_events
 from raycloud.report.progress import note
 from raycloud.report.standing import Card, Identity, card_of
 from raycloud.report.tally import Tally
+from raycloud.spec.requests import ask_range, parse_range
 from raycloud.spec.rundir import RUNS, RunDirectory
 
 if TYPE_CHECKING:
@@ -145,6 +146,24 @@ def stop_driver(directory: Path) -> int:
             hint="ask as the user who started it",
         ) from error
     return pid
+
+
+def ask_driver(directory: Path, workers: str) -> str:
+    """Ask the run in a directory for other workers, as people write them: how many it then has.
+
+    Raises:
+        JobError: Nobody drives it on this machine, or that is no range for it.
+        MachineError: Its driver cannot be reached.
+    """
+    asked = parse_range(workers, RunDirectory(directory).job().micro_batches)
+    if driver_of(directory) is None:
+        raise JobError(
+            f"nobody on this machine drives the run in {directory}",
+            hint="it has ended, or is driven elsewhere: `raycloud status` shows it, and "
+            "`raycloud scale ID WORKERS --address` reaches it on a cluster",
+        )
+    ask_range(directory, asked)
+    return f"{asked['min_workers']} to {asked['max_workers']}"
 
 
 def log_lines(directory: Path, clock: Clock, *, follow: bool) -> Iterator[str]:

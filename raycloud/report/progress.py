@@ -14,6 +14,7 @@ from raycloud.events import (
     ExchangeBroken,
     GenerationFormed,
     MemberFailed,
+    MemberLeaving,
     MemberLost,
     Noticed,
     Recovered,
@@ -77,7 +78,7 @@ def note(event: Event) -> str | None:
         case GenerationFormed():
             text = f"generation {event.generation} from step {event.first_step}: "
             text += f"{_workers(len(event.members))}, shares {' '.join(map(str, event.shares))}"
-        case MemberLost() | ExchangeBroken() | MemberFailed():
+        case MemberLost() | MemberLeaving() | ExchangeBroken() | MemberFailed():
             text = _trouble(event)
         case Recovered():
             seconds = event.resumed_s - event.detected_s
@@ -97,10 +98,13 @@ def note(event: Event) -> str | None:
     return printable_line(text)
 
 
-def _trouble(event: MemberLost | ExchangeBroken | MemberFailed) -> str:
+def _trouble(event: MemberLost | MemberLeaving | ExchangeBroken | MemberFailed) -> str:
     match event:
         case MemberLost():
             return f"lost member {event.member}: {event.reason}"
+        case MemberLeaving():
+            when = "" if event.deadline_s is None else f" in {event.deadline_s:.0f} s"
+            return f"member {event.member} is going to leave{when}: {event.reason}"
         case ExchangeBroken():
             return f"member {event.member} cannot reach a peer"
         case MemberFailed():

@@ -14,6 +14,7 @@ from raycloud.events import (
     GenerationFormed,
     MemberDone,
     MemberFailed,
+    MemberLeaving,
     MemberLost,
     MemberReady,
     MemberSpawned,
@@ -140,6 +141,8 @@ class Watched:
                 member.exchange_s = event.exchange_s / steps
             case MemberDone():
                 member.state, member.step = "done", event.step
+            case MemberLeaving():
+                member.state = "leaving"
             case MemberLost():
                 member.state, member.share = "lost", None
             case MemberFailed():

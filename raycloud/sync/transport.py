@@ -15,7 +15,7 @@ from raycloud.errors import TransportError
 if TYPE_CHECKING:
     import torch
 
-_LOOK_UP_S = 0.25
+_LOOK_UP_S = 0.05
 
 
 class Work(Protocol):

@@ -148,11 +148,16 @@ class Life:
         """The step being computed; None before the first."""
         return None if self._footing.loop is None else self._footing.loop.step
 
+    @property
+    def computing(self) -> bool:
+        """Whether the processor has something to compute for it, and nobody to wait for."""
+        return self._device.type == "cpu" and self._replica.computing
+
     def measure(self) -> None:
         """Compute a little without effect, and report how fast, how much and from what state."""
         replica, member = self._replica, self._config.member
         trial = Trial(self._config.job, replica, self._collate, member=member, clock=self._clock)
-        fixed_s, micro_batch_s = trial.speed()
+        fixed_s, micro_batch_s = trial.speed(briefly=self._config.joins)
         tensors = replica.state.tensors()
         encode(replica.state.values())  # refuse now what no checkpoint could carry
         self._report(

@@ -23,9 +23,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from raycloud.errors import DivergedError, RaycloudError, TaskError, TransportError
+from raycloud.errors import DivergedError, TaskError, TransportError
 from raycloud.order import stream_seed
 from raycloud.sync.gradients import Exchanged, GradientExchange
+from raycloud.training.calling import call, call_backward, check_loss
 from raycloud.training.device import arrived
 from raycloud.training.kept import Kept
 from raycloud.training.randomness import random_state, seed_compute
@@ -56,6 +57,7 @@ class Replica:
 
     Attributes:
         kept: What is computed of the step that is to be committed next; None: nothing.
+        computing: In the midst of `compute`, which waits for others only in short turns.
     """
 
     def __init__(
@@ -73,11 +75,11 @@ class Replica:
         self._device = device
         self._clock = clock
         torch.default_generator.manual_seed(stream_seed(job.seed, _MODEL_STREAM))
-        self.model = _call("model", task.model).to(device)
+        self.model = call("model", task.model).to(device)
         self.model.train()
-        self.optimizer = _call("optimizer", lambda: task.optimizer(self.model))
+        self.optimizer = call("optimizer", lambda: task.optimizer(self.model))
         self.steps = steps if isinstance(steps, int) else steps()
-        self.scheduler = _call("scheduler", lambda: task.scheduler(self.optimizer, self.steps))
+        self.scheduler = call("scheduler", lambda: task.scheduler(self.optimizer, self.steps))
         if isinstance(self.scheduler, ReduceLROnPlateau):
             raise TaskError(
                 "Task.scheduler returned ReduceLROnPlateau, which waits for a measured loss",
@@ -100,6 +102,7 @@ class Replica:
         )
         self._transport: Transport | None = None
         self._broken: TransportError | None = None
+        self.computing = False
         self.kept: Kept | None = None
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
 
@@ -136,7 +139,19 @@ class Replica:
             scale: One over the step's weight, from the control lane; may wait.
             at_hand: See `GradientExchange.arm`.
         """
-        self._at_hand = at_hand
+        self.computing = True
+        try:
+            self._compute(work, collate, scale, at_hand)
+        finally:
+            self.computing = False
+
+    def _compute(
+        self,
+        work: StepWork,
+        collate: Collate,
+        scale: Callable[[], float],
+        at_hand: Callable[[], bool],
+    ) -> None:
         if self.kept is None:
             self.statistics.stage()
             self._loss.zero_()
@@ -156,10 +171,10 @@ class Replica:
                 continue
             self._loss += loss.detach() * one.weight
             if todo:
-                _call_backward(loss * one.weight)
+                call_backward(loss * one.weight)
             else:
                 last = (one, loss)
-        self._launch_last(last, self.kept.weight, scale)
+        self._launch_last(last, self.kept.weight, scale, at_hand)
 
     def _worth_computing(self, passes: tuple[Pass, ...]) -> deque[Pass]:
         """All that weigh something, last; and before them the others, where they leave a trace."""
@@ -177,6 +192,7 @@ class Replica:
         last: tuple[Pass, torch.Tensor] | None,
         weight: float,
         scale: Callable[[], float],
+        at_hand: Callable[[], bool],
     ) -> None:
         """The last backward, and all that travels beside it, in the same order everywhere."""
         self._broken = None
@@ -185,9 +201,9 @@ class Replica:
                 self.statistics.launch(self._transport, scale, weight)
             except TransportError as error:
                 self._broken = error
-        self.gradients.arm(scale, self._at_hand)
+        self.gradients.arm(scale, at_hand)
         if last is not None:
-            _call_backward(last[1] * last[0].weight)
+            call_backward(last[1] * last[0].weight)
         self.gradients.launch()
 
     def collect(self, step: int, abandoned: Callable[[], bool]) -> Exchanged:
@@ -216,9 +232,9 @@ class Replica:
     def commit(self, work: StepWork) -> None:
         """The step counts."""
         seed_compute(stream_seed(self._job.seed, _UPDATE_STREAM, work.span.step), self._device)
-        _call("optimizer", self.optimizer.step)
+        call("optimizer", self.optimizer.step)
         if self.scheduler is not None:
-            _call("scheduler", self.scheduler.step)
+            call("scheduler", self.scheduler.step)
         self.statistics.commit(len(work.span.micro_batches))
         self.gradients.clear()
         self.kept = None
@@ -263,7 +279,7 @@ class Replica:
         loss = self._pass_forward(one, index=0, count=1)
         if random_state(self._device) != before:
             self.fuse = 1
-        _call_backward(loss * one.weight)
+        call_backward(loss * one.weight)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self.statistics.end_trial()
@@ -298,8 +314,8 @@ class Replica:
         if self._job.precision == "bf16":
             cast = torch.autocast(self._device.type, dtype=torch.bfloat16)
         with cast:
-            loss = _call("loss", lambda: self._task.loss(self._forward, batch))
-        _check_loss(loss)
+            loss = call("loss", lambda: self._task.loss(self._forward, batch))
+        check_loss(loss)
         if single:
             self.statistics.after(index, count)
         checked: torch.Tensor = loss
@@ -311,35 +327,3 @@ class Replica:
             return 1
         whole = self._job.global_batch // self._job.micro_batch
         return whole if self._job.fuse == "auto" else int(self._job.fuse)
-
-
-def _call(what: str, function: Callable[[], Any]) -> Any:
-    """Call the user's code; what it raises is the task's fault and says so."""
-    try:
-        return function()
-    except RaycloudError:
-        raise
-    except Exception as error:
-        raise TaskError(f"Task.{what} raised {type(error).__name__}: {error}") from error
-
-
-def _call_backward(loss: torch.Tensor) -> None:
-    try:
-        loss.backward()
-    except RaycloudError:
-        raise
-    except Exception as error:
-        raise TaskError(f"the backward pass raised {type(error).__name__}: {error}") from error
-
-
-def _check_loss(loss: Any) -> None:
-    if not isinstance(loss, torch.Tensor) or loss.dim() != 0 or not loss.requires_grad:
-        got = (
-            f"a tensor of shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}"
-            if isinstance(loss, torch.Tensor)
-            else type(loss).__name__
-        )
-        raise TaskError(
-            f"Task.loss returned {got}",
-            hint="return the mean loss of the batch: a tensor without dimensions, with a gradient",
-        )

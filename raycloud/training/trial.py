@@ -41,8 +41,12 @@ class Trial:
         self._member = member
         self._clock = clock
 
-    def speed(self) -> tuple[float, float]:
+    def speed(self, *, briefly: bool = False) -> tuple[float, float]:
         """Seconds of `T(b) = fixed_s + b * micro_batch_s` for b micro-batches: both of them.
+
+        Args:
+            briefly: Of one micro-batch only, once it is warm: others wait for this member, and what
+                it computes with them will tell the rest.
 
         Raises:
             TaskError: The task's code raised, or drew from a global random generator.
@@ -51,6 +55,9 @@ class Trial:
         micro = min(job.micro_batch, samples)
         many = max(1, min(job.micro_batches // job.elastic.max_workers, samples // micro))
         if job.elastic.shares != "auto":
+            return 0.0, self._seconds(1, micro)
+        if briefly:
+            self._seconds(1, micro)
             return 0.0, self._seconds(1, micro)
         single_s = self._warm_seconds(1, micro)
         if self._replica.fuse == 1 or many == 1:

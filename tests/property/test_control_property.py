@@ -35,6 +35,7 @@ def scenes(draw, *, faults=True):
         elif kind != "none":
             fault[kind] = draw(times_s)
         fault["clumsy"] = draw(st.sampled_from([0, 0, 1, 9]))
+        fault["leaves_s"] = tuple(draw(st.lists(times_s, max_size=2)))
         fault["breaks_s"] = tuple(draw(st.lists(times_s, max_size=3)))
         stops = draw(st.sampled_from([0, 0, 1, 1, 2]))
         fault["stops_s"] = tuple(draw(times_s) for _ in range(stops))
@@ -167,8 +168,12 @@ def test_whatever_happens_the_run_ends_and_is_exact(scene):
         case "finished":
             assert fleet.published == fleet.job.committed_step == scene.steps
         case "stopped":
-            assert scene.stops_s
-            if len(scene.stops_s) == 1 and fleet.job.ledger and fleet.published is not None:
+            assert scene.stops_s or fleet.gave_up
+            if (
+                len(scene.stops_s) + fleet.gave_up == 1
+                and fleet.job.ledger
+                and fleet.published is not None
+            ):
                 assert fleet.published == fleet.job.committed_step
         case "failed":
             assert fleet.finish().error

@@ -124,30 +124,37 @@ def test_checkpoints_of_another_run_are_not_written_over(tmp_path: Path) -> None
     assert not (tmp_path / "two").exists()
 
 
-def test_killed_worker_fails_the_run_which_can_be_resumed(tmp_path: Path, ray_tmpdir: Path) -> None:
+def test_where_nobody_is_left_the_run_fails_and_can_be_resumed(
+    tmp_path: Path, ray_tmpdir: Path
+) -> None:
     job = asked("Steady", [5, 3], steps=100_000, checkpoint={"every_steps": 10})
     killed: list[int] = []
 
-    def kill_one(event: Event) -> None:
+    def kill_all(event: Event) -> None:
         if isinstance(event, CheckpointPublished) and event.step == 20 and not killed:
             members = members_below(ray_tmpdir)
             assert len(members) == 2
-            os.kill(members[0], signal.SIGKILL)
-            killed.append(members[0])
+            for pid in members:
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
 
     with pytest.raises(MemberLostError, match=r"member \d.* was lost") as caught:
-        raycloud.train(job, run_dir=tmp_path / "run", observer=kill_one)
+        raycloud.train(job, run_dir=tmp_path / "run", observer=kill_all)
     last = published(tmp_path / "run")[-1]
     assert f"--resume goes on from the last checkpoint, of step {last}" in caught.value.hint
     assert str(tmp_path / "run") in caught.value.hint
-    assert len(of_kind(MemberLost, events(tmp_path / "run"))) == 1
+    assert len(of_kind(MemberLost, events(tmp_path / "run"))) == 2
     assert read_summary(tmp_path / "run/summary.json").status == "failed"
     _all_free()
 
     longer = asked("Steady", [5, 3], steps=last + 10)
     run = raycloud.train(longer, run_dir=tmp_path / "run", resume=True)
     check_result(run, longer, Steady(), last + 10)
-    assert [r["kind"] for r in run.summary["recoveries"]] == ["member lost", "resumed"]
+    assert [r["kind"] for r in run.summary["recoveries"]] == [
+        "member lost",
+        "member lost",
+        "resumed",
+    ]
 
 
 def test_impossible_resources_are_refused_and_leave_nothing(tmp_path: Path) -> None:

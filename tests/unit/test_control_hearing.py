@@ -143,3 +143,28 @@ def test_several_machines_at_once_are_waited_for():
     assert world.go(29.0, silent=(1, 2)) == []
     assert world.go(40.0) == []
     assert only(c.Form, world.go(53.0, silent=(1, 2))[:2]).members == (0, 2)
+
+
+def test_who_answers_but_does_not_compute_is_lost():
+    job = three(still_s=2.0)
+    to(job, 5)
+
+    def look(now_s, **still_s):
+        job.hear(Heard(looked_s=now_s, still_s={int(m[1:]): s for m, s in still_s.items()}))
+        return job.overdue(now_s)
+
+    assert look(3.0, m1=1.4) is None
+    assert look(4.0) is None  # it went on
+    assert look(6.0, m1=1.9) is None
+    lost = look(7.0, m1=2.1)
+    assert lost.member == 1
+    assert "stands still: no processor time for 2.1 s" in lost.reason
+    job.on(lost, 7.0)
+    assert job.overdue(7.1) is None
+
+
+def test_who_stands_still_is_waited_for_where_the_others_are_too_few():
+    job = three(min_workers=3)
+    to(job, 5)
+    job.hear(Heard(looked_s=9.0, still_s={1: 30.0}))
+    assert job.overdue(9.0) is None

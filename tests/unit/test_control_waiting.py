@@ -1,0 +1,246 @@
+"""Control where fewer members are left than the job may run with: they wait, and others come."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from raycloud import commands as c
+from raycloud import events as e
+from raycloud.control import MemberState, Phase
+from tests.control_events import ready, stop
+from tests.control_job import control, of, only, report, tick
+from tests.control_three import formed, lost, three, to
+
+
+def waiting(**settings):
+    """Member 1 of three is lost after step 5, and all three are needed; with its commands."""
+    job = three(**{"min_workers": 3, **settings})
+    to(job, 5)
+    commands = job.on(lost(1), 2.0)
+    assert job.phase is Phase.WAITING
+    return job, commands
+
+
+def test_who_is_left_waits_and_others_are_asked_for():
+    job, commands = waiting()
+    assert only(c.Notice, commands).what == (
+        "2 workers are left, at least 3 are needed: waiting for more"
+    )
+    assert only(c.Release, commands) == c.Release(members=(1,))
+    assert only(c.Spawn, commands) == c.Spawn(members=(3,), joins=True)
+    assert not of(c.Form, commands)
+    assert not of(c.Finish, commands)
+    assert job.committed_step == 5
+
+
+def test_they_go_on_as_soon_as_enough_are_there():
+    job, _ = waiting()
+    job.on(e.MemberSpawned(member=3, node="n"), 3.0)
+    form = only(c.Form, job.on(ready(3), 9.0))
+    assert (form.generation, form.members, form.step) == (1, (0, 2, 3), 5)
+    assert job.phase is Phase.REGROUPING
+    job.on(formed(job, 5), 9.5)
+    for member in (0, 2, 3):
+        job.on(report(job, member, 5, 7), 10.0)
+    assert (job.phase, job.committed_step) == (Phase.TRAINING, 7)
+    recovered = [x for x in to(job, 8, job.group, first=7) if isinstance(x, c.TellRecovery)]
+    assert not recovered  # it was told with the first step
+    assert job.ledger.audit().exact
+
+
+def test_waiting_makes_nobody_overdue():
+    job, _ = waiting(silence_s=60.0, capacity=3)
+    job.on(e.CapacityChanged(workers=2), 3.0)
+    for now_s in range(4, 400, 4):
+        tick(job, float(now_s))
+        assert job.overdue(float(now_s)) is None
+    job.on(e.CapacityChanged(workers=3), 400.0)
+    job.on(e.MemberSpawned(member=4, node="n"), 401.0)
+    form = only(c.Form, job.on(ready(4), 405.0))
+    assert form.members == (0, 2, 4)
+    assert job.overdue(460.0) is None  # their time begins anew
+
+
+def test_words_of_the_step_that_broke_may_still_come():
+    job, _ = waiting()
+    job.on(report(job, 0, 5, 6), 2.1)
+    job.on(e.ExchangeBroken(member=0, generation=0, why="reset"), 2.2)
+    job.on(e.ExchangeBroken(member=2, generation=0, why="reset"), 2.3)
+    assert job.phase is Phase.WAITING
+    assert tick(job, 60.0) == ()
+    assert job.phase is Phase.WAITING
+
+
+def test_others_are_asked_for_as_often_as_it_takes():
+    job, commands = waiting()
+    now_s, times = 3.0, []
+    while len(times) < 12:
+        if spawns := of(c.Spawn, commands):
+            times.append(now_s)
+            (member,) = spawns[0].members
+            commands = job.on(lost(member, "no memory"), now_s + 0.1)
+        else:
+            now_s += 1.0
+            commands = tick(job, now_s)
+    gaps = [b - a for a, b in pairwise(times)]
+    assert gaps == sorted(gaps)
+    assert 55.0 <= gaps[-1] <= 65.0  # at most every minute
+    assert job.phase is Phase.WAITING
+
+
+def test_where_nobody_is_left_who_has_the_state_the_run_ends():
+    job, _ = waiting()
+    job.on(ready(3), 3.0)
+    assert job.phase is Phase.REGROUPING
+    job.on(lost(0), 4.0)
+    assert job.phase is Phase.WAITING
+    finish = only(c.Finish, job.on(lost(2), 5.0))
+    assert finish.status == "failed"
+    assert "member 2 was lost" in finish.error
+
+
+def test_a_stop_is_carried_out_by_who_is_left():
+    job, _ = waiting()
+    form = only(c.Form, job.on(stop(), 3.0))
+    assert form.members == (0, 2)
+    commands = job.on(formed(job, 5), 4.0)
+    assert isinstance(only(c.Prepare, commands).change, c.Halt)
+    assert job.phase is Phase.STOPPING
+
+
+def test_two_stops_end_it_at_once():
+    job, _ = waiting()
+    job.on(stop(), 3.0)
+    assert only(c.Finish, job.on(stop(), 3.5)).status == "stopped"
+
+
+def test_a_range_that_allows_it_lets_them_go_on():
+    job, _ = waiting()
+    form = only(c.Form, job.on(e.RangeChanged(min_workers=2, max_workers=3), 3.0))
+    assert form.members == (0, 2)
+
+
+def test_where_data_has_grown_nobody_can_join_so_there_is_nothing_to_wait_for():
+    job = three(min_workers=3)
+    to(job, 5)
+    job.on(e.DataGrew(samples=200, version=1), 1.0)
+    assert only(c.Finish, job.on(lost(1), 2.0)).status == "failed"
+
+
+def test_a_step_that_ends_whoever_computes_it_ends_the_run():
+    job = three(min_workers=2, losing=3)
+    to(job, 5)
+    newest, commands = 2, ()
+    for times in range(1, 5):
+        commands = job.on(lost(job.group[0], "segmentation fault"), 10.0 * times)
+        if times == 4:
+            break
+        job.on(formed(job, 5), 10.0 * times + 1)
+        newest += 1
+        job.on(ready(newest), 10.0 * times + 2)
+        if job.change_outstanding is not None:
+            for member in job.group:
+                job.on(
+                    e.ChangeApplied(member=member, change=job._state.changes, step=5),
+                    10.0 * times + 3,
+                )
+            job.on(formed(job, 5), 10.0 * times + 4)
+    finish = only(c.Finish, commands)
+    assert finish.status == "failed"
+    assert finish.error.startswith("4 times in step 5: member ")
+    assert "segmentation fault" in finish.error
+
+
+# ---- notices
+
+
+def leaving(member, deadline_s=120.0):
+    return e.MemberLeaving(member=member, reason="spot", deadline_s=deadline_s)
+
+
+def test_who_is_going_to_leave_leaves_between_two_steps():
+    job = three(min_workers=2)
+    to(job, 5)
+    commands = job.on(leaving(1), 2.0)
+    prepare = only(c.Prepare, commands)
+    assert isinstance(prepare.change, c.Meet)
+    assert prepare.change.members == (0, 2)
+    assert prepare.members == (0, 1, 2)
+    assert not of(c.Release, commands)
+    for member in (0, 1, 2):
+        job.on(report(job, member, 5, 6, generation=0), 3.0)
+        commands = job.on(e.ChangeApplied(member=member, change=1, step=6), 3.0)
+    assert only(c.Release, commands) == c.Release(members=(1,))
+    assert job.group == (0, 2)
+    assert job.members[1] is MemberState.RELEASED
+    job.on(lost(1, "its node is gone"), 9.0)  # as it was said
+    job.on(formed(job, 6), 9.0)
+    assert (job.phase, job.group) == (Phase.TRAINING, (0, 2))
+
+
+def test_another_is_asked_for_in_its_place_at_once():
+    job = three(min_workers=2)
+    to(job, 5)
+    assert only(c.Spawn, job.on(leaving(1), 2.0)).members == (3,)
+
+
+def test_where_it_is_needed_it_stays_while_it_can_and_a_checkpoint_is_made():
+    job = three(min_workers=3)
+    to(job, 5)
+    commands = job.on(leaving(1), 2.0)
+    prepare = only(c.Prepare, commands)
+    assert isinstance(prepare.change, c.Save)
+    for member in (0, 1, 2):
+        job.on(e.ChangeApplied(member=member, change=1, step=6), 3.0)
+    assert only(c.Spawn, commands).members == (3,)
+    prepare = only(c.Prepare, job.on(ready(3), 8.0))  # now it can be done without
+    assert prepare.change.members == (0, 2, 3)
+
+
+def test_of_all_that_leave_one_checkpoint_is_made():
+    job = three(min_workers=1)
+    to(job, 5)
+    first = only(c.Prepare, job.on(leaving(0), 2.0))
+    assert first.change.members == (1, 2)
+    job.on(leaving(1), 2.1)
+    job.on(leaving(2), 2.2)
+    for member in (0, 1, 2):
+        commands = job.on(e.ChangeApplied(member=member, change=1, step=5), 3.0)
+    save = only(c.Prepare, commands)
+    assert isinstance(save.change, c.Save)
+    for member in (1, 2):
+        commands = job.on(e.ChangeApplied(member=member, change=2, step=6), 4.0)
+    assert not of(c.Prepare, commands)  # the last ones compute on
+
+
+def test_who_was_to_join_and_is_going_to_leave_is_given_up():
+    job = three(min_workers=2, max_workers=4)
+    to(job, 5)
+    (spawned,) = only(c.Spawn, job.on(e.CapacityChanged(workers=4), 2.0)).members
+    commands = job.on(leaving(spawned), 3.0)
+    assert only(c.Release, commands).members == (spawned,)
+    assert only(c.Spawn, commands).members == (spawned + 1,)
+
+
+@pytest.mark.parametrize("phase", ["placing", "forming", "closing"])
+def test_a_notice_may_come_at_any_time(phase):
+    job = three(min_workers=2)
+    if phase == "closing":
+        to(job, 5)
+        for member in (0, 1, 2):
+            job.on(e.MemberDone(member=member, step=5, generation=0), 2.0)
+        assert job.on(leaving(1), 3.0) == ()
+        return
+    job = control(min_workers=1, max_workers=2, capacity=2)
+    job.start(0.0)
+    if phase == "forming":
+        for member in (0, 1):
+            job.on(ready(member), 0.0)
+    assert job.on(leaving(1), 1.0) == ()
+    if phase == "placing":
+        for member in (0, 1):
+            job.on(ready(member), 2.0)
+    prepare = only(c.Prepare, job.on(formed(job, 0), 3.0))
+    assert prepare.change.members == (0,)
