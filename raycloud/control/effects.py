@@ -98,6 +98,8 @@ def _written(state: JobState, event: PartWritten) -> Iterator[Command]:
         return  # of a generation that broke
     state.met = True
     state.members[event.member].part_step = event.step
+    if state.saving is not None:
+        state.saving.wrote(event.blocked_s, event.write_s)
     group = state.group_of(event.generation)
     parts = state.checkpoints.add(event.step, event.member, event.part, group)
     if parts is not None:
@@ -118,6 +120,8 @@ def _parts(state: JobState, event: MemberLost | MemberLeaving, now_s: float) -> 
         if len(state.present()) > state.workers[0]:
             yield Release(members=(event.member,))
         return
+    if state.saving is not None:
+        state.saving.losses += 1
     if state.recovery is None:
         known_s = now_s if state.broken is None else state.broken_s
         state.recovery = Recovery(detected_s=known_s - state.started_s, cause=event.reason)
@@ -129,6 +133,8 @@ def absorb_of_job(state: JobState, event: JobEvent) -> None:
     match event:
         case CheckpointPublished():
             state.checkpoints.published(event.step)
+            if state.saving is not None:
+                state.saving.saved(state.now_s)
         case StopRequested():
             state.stop_requests += 1
             state.stop_reason = state.stop_reason or event.reason
@@ -177,9 +183,10 @@ def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
     elif state.data_ahead is not None:
         grew, state.data_ahead = state.data_ahead, None
         change = Extend(version=grew.version, samples=grew.samples, partitions=grew.partitions)
-    elif state.save_asked:
-        change = Save()
-        state.save_asked = False
+    elif state.save_asked or _save_due(state, now_s):
+        change, state.save_asked = Save(), False
+        if state.saving is not None:
+            state.saving.saved(now_s)
     else:
         change = next_meeting(state, now_s) or _better_shares(state, now_s)
     if change is None:
@@ -187,6 +194,12 @@ def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
     state.changes += 1
     state.outstanding = Outstanding(number=state.changes, members=state.group, change=change)
     yield Prepare(number=state.changes, members=state.group, change=change)
+
+
+def _save_due(state: JobState, now_s: float) -> bool:
+    """One after the other: a place that is slow to write to would never be done."""
+    under_way = state.checkpoints.collecting or state.checkpoints.publishing
+    return state.saving is not None and not under_way and state.saving.due(now_s)
 
 
 def _better_shares(state: JobState, now_s: float) -> Reshare | None:

@@ -13,6 +13,7 @@ from raycloud.commands import Change, Command, Notice, Spawn
 from raycloud.control import effects, forming, growing
 from raycloud.control.guards import MemberEvent, holds, judge, unfit
 from raycloud.control.hearing import Hearing
+from raycloud.control.saving import Saving
 from raycloud.control.silence import overdue
 from raycloud.control.state import JobState, Member
 from raycloud.control.tables import (
@@ -149,6 +150,7 @@ class Control:
         if state.phase is not Phase.NEW:
             raise InternalError(f"start() is illegal in phase {state.phase}")
         state.started_s = now_s
+        state.saving = Saving(began_s=now_s) if settings.saves else None
         first = settings.first_member
         numbers = tuple(range(first, first + settings.workers))
         state.members = {

@@ -40,6 +40,7 @@ class ControlSettings:
             exchange broke is lost.
         losing: After so many generations in a row that lost members, without a step between, the
             run ends: the step itself seems to be what ends them.
+        saves: Checkpoints are asked for when they are worth it (see `saving`).
         step: The first step to compute; more than 0 if the run goes on from a checkpoint.
         position: Where the sequence stands before `step`.
         ledger: The checkpoint's `Ledger.state()`; None if nothing is committed yet.
@@ -66,6 +67,7 @@ class ControlSettings:
     broken_s: float = 3.0
     meetings: int = 3
     losing: int = 8
+    saves: bool = False
     step: int = 0
     position: Position = field(default_factory=Position)
     ledger: Mapping[str, Any] | None = None

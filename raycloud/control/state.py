@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from raycloud.control.hearing import Hearing
     from raycloud.control.progress import Progress
     from raycloud.control.resharing import Resharing
+    from raycloud.control.saving import Saving
     from raycloud.control.settings import ControlSettings
     from raycloud.events import DataGrew, ExchangeBroken, MemberReady
 
@@ -130,6 +131,7 @@ class JobState:
         ask_again_s: Not before is another one asked for.
         told_that_none_joins: A person knows that members do not join any more.
         save_asked: A checkpoint is to be made, since members leave that are needed.
+        saving: When one is due; None where the job says itself.
         started_s: When the job was started.
         now_s: When control was last asked.
         error: Why the run fails.
@@ -171,6 +173,7 @@ class JobState:
     ask_again_s: float = 0.0
     told_that_none_joins: bool = False
     save_asked: bool = False
+    saving: Saving | None = None
     started_s: float = 0.0
     now_s: float = 0.0
     error: str = ""

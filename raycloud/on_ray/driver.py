@@ -120,6 +120,7 @@ class Driver:
             min_workers=job.elastic.min_workers,
             max_workers=job.most_workers,
             silence_s=_SILENCE_S,
+            saves=job.checkpoint.every_steps == "auto",
             capacity=self._outside.room,
             global_batch=job.global_batch,
             micro_batch=job.micro_batch,

@@ -249,10 +249,10 @@ class CheckpointSection(Section):
         description="Directory or fsspec URL for checkpoints. A relative path starts at the "
         "current directory. null: `checkpoints/` in the run directory.",
     )
-    every_steps: int | None = Field(
-        default=None,
-        ge=1,
-        description="Steps between two checkpoints. null: only when the run ends or is stopped.",
+    every_steps: Annotated[int, Field(ge=1)] | Auto | None = Field(
+        default="auto",
+        description="Steps between two checkpoints. `auto`: as often as is worth it, by what one "
+        "costs and how often workers are lost. null: only when the run ends or is stopped.",
     )
     keep: int = Field(default=2, ge=1, description="Newest checkpoints that stay.")
 

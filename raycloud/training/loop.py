@@ -335,7 +335,7 @@ class Loop:
         if done in (first, last) or self._tally.age_s >= _REPORT_S:
             self._report()
         every = job.checkpoint.every_steps
-        if done == last or (every is not None and done % every == 0):
+        if done == last or (isinstance(every, int) and done % every == 0):
             self.save()
         measure = job.evaluate.every_steps
         if done == last or (measure is not None and done % measure == 0):

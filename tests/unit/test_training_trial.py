@@ -86,6 +86,19 @@ def test_fixed_seconds_are_told_from_those_of_a_micro_batch() -> None:
     assert made.speed() == (pytest.approx(1.0), pytest.approx(0.25))
 
 
+def test_whom_others_wait_for_is_measured_briefly() -> None:
+    clock, seconds = VirtualClock(), iter([9.0, 0.3])
+
+    class Counted(NetTask):
+        def loss(self, model: Any, batch: Any) -> Any:
+            clock.advance(next(seconds))  # no more than two passes
+            return super().loss(model, batch)
+
+    task = Counted(dropout=0.0, branch=False)
+    made = trial(task, task.data(None).train, Order(samples=70, seed=1), clock=clock, fuse=8)
+    assert made.speed(briefly=True) == (0.0, pytest.approx(0.3))
+
+
 def test_what_a_first_pass_and_a_busy_moment_cost_is_left_out() -> None:
     clock, seconds = VirtualClock(), iter([9.0, 0.3, 0.05, 0.05, 0.05, 0.05, 5.0, 0.2, 0.1, 0.4])
 
