@@ -105,11 +105,15 @@ class MemberLost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberLeaving:
-    """A notice: a member is going to be gone in `deadline_s` seconds; None: when is unknown."""
+    """A notice: a member is going to be gone in `deadline_s` seconds; None: it may be at once.
+
+    `node` is the id of its node if all that is on it goes; empty: this member alone.
+    """
 
     member: int
     reason: str
     deadline_s: float | None = None
+    node: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,10 +125,7 @@ class CapacityChanged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExchangeBroken:
-    """A member's word that it cannot reach a peer of this generation, and why.
-
-    The peer may be dead, frozen or cut off, or only the connection is gone.
-    """
+    """A member's word that it cannot reach a peer, which may be alive, and why."""
 
     member: int
     generation: int
@@ -143,10 +144,7 @@ class MemberFailed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberDone:
-    """A member reached the last step, or the one it was told to stop at; nothing is left to do.
-
-    `generation` is the one as which its group met.
-    """
+    """A member of the group that met as `generation` is done: `step` was its last one."""
 
     member: int
     step: int

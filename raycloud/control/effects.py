@@ -109,7 +109,7 @@ def _written(state: JobState, event: PartWritten) -> Iterator[Command]:
 def _parts(state: JobState, event: MemberLost | MemberLeaving, now_s: float) -> Iterator[Command]:
     member = state.members[event.member]
     if isinstance(event, MemberLeaving):
-        yield from prepare_for_leave(state, member, now_s)
+        yield from prepare_for_leave(state, event, now_s)
         return
     if not member.joined and state.progress is not None:
         yield from missed(state, member, event.reason, now_s)

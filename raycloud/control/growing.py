@@ -15,6 +15,7 @@ from raycloud.control.tables import MemberState, Phase
 
 if TYPE_CHECKING:
     from raycloud.control.state import JobState
+    from raycloud.events import MemberLeaving
 
 _FIRST_WAIT_S = 1.0  # after a member that could not join; doubled with each further one
 _LONGEST_WAIT_S = 60.0
@@ -64,16 +65,21 @@ def missed(state: JobState, member: Member, why: str, now_s: float) -> Iterator[
     yield Notice(what=what, member=member.number, detail={"why": why})
 
 
-def prepare_for_leave(state: JobState, member: Member, now_s: float) -> Iterator[Command]:
-    """A member is going to be gone: the others get along without it, or keep what there is.
+def prepare_for_leave(state: JobState, event: MemberLeaving, now_s: float) -> Iterator[Command]:
+    """Members are going to be gone: the others get along without them, or keep what there is.
 
-    One that was to join is given up. Where fewer than the job must run with would be left, it goes
-    on computing as long as it is there, but a checkpoint is made now.
+    Those that were to join are given up. Where fewer than the job must run with would be left, they
+    go on computing as long as they are there, but a checkpoint is made now.
     """
-    member.leaving = True
-    if state.spare(member.number):
-        yield from _let_go([member], now_s)
-    elif len(state.staying()) < state.workers[0]:
+    going = [
+        m
+        for m in state.staying()
+        if m.number == event.member or (event.node and m.node == event.node)
+    ]
+    for member in going:
+        member.leaving = True
+    yield from _let_go([m for m in going if state.spare(m.number)], now_s)
+    if going and len(state.staying()) < state.workers[0]:
         state.save_asked = True
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, assert_never
 
 from raycloud import __version__
-from raycloud.checkpoint import Manifest, Store, marked, open_store, publish, retain
+from raycloud.checkpoint import Manifest, Store, marked, open_store
 from raycloud.commands import (
     Command,
     Finish,
@@ -23,12 +23,13 @@ from raycloud.commands import (
     TellRecovery,
 )
 from raycloud.control import Control, ControlSettings
+from raycloud.control.tables import GONE
 from raycloud.errors import InternalError, RaycloudError
 from raycloud.events import (
-    CheckpointPublished,
     EvaluationPart,
     Event,
     MemberFailed,
+    MemberLeaving,
     MemberLost,
     MemberReady,
     MemberSpawned,
@@ -41,7 +42,7 @@ from raycloud.events import (
 from raycloud.on_ray.cluster import inventory
 from raycloud.on_ray.failure import failure_of
 from raycloud.on_ray.fleet import Fleet
-from raycloud.on_ray.manifests import manifest_of
+from raycloud.on_ray.manifests import manifest_of, publish_manifest
 from raycloud.on_ray.measures import Measures
 from raycloud.on_ray.meeting import MeetingPlace
 from raycloud.on_ray.outlets import Outlets, for_the_log
@@ -181,7 +182,7 @@ class Driver:
             self._stop_sent = True
             self._pending.append(StopRequested(reason=stop.reason))
         self._pending.extend(self._fleet.poll(_TURN_S))
-        self._pending.extend(self._outside.poll())
+        self._pending.extend(self._outside.poll(self._placed()))
         self._pending.extend(self._sources.poll())
         self._pending.extend(self._outlets.poll(self._fleet.lines()))
         while self._pending and self._finish is None:
@@ -192,6 +193,11 @@ class Driver:
             self._take(lost)
         if self._finish is None:
             self._carry_out(self._control.tick(now_s))
+
+    def _placed(self) -> dict[int, str]:
+        """The nodes of the members that are there."""
+        members, ready = self._control.members, self._known.ready
+        return {m: told.node for m, told in ready.items() if members.get(m) not in GONE}
 
     def _log(self, event: Event) -> None:
         """Keep an event, and show it."""
@@ -206,6 +212,8 @@ class Driver:
         match event:
             case MemberReady():
                 self._known.ready[event.member] = event
+            case MemberLeaving():
+                self._outside.leaves(event)
             case EvaluationPart():
                 control = self._control
                 group = control.group_of(event.generation)
@@ -310,24 +318,13 @@ class Driver:
         self._session.directory.write_plan(self._plan.to_json())
 
     def _publish(self, command: Publish) -> None:
-        clock, job = self._session.clock, self._session.job
-        began_s = clock.monotonic_s()
         manifest = manifest_of(
             command,
             self._session.written,
             samples=self._control.samples_at(command.step),
             ledger=self._control.ledger_at(command.step),
         )
-        publish(self._store, manifest)
-        retain(self._store, job.checkpoint.keep, newest=command.step)
-        self._pending.append(
-            CheckpointPublished(
-                step=command.step,
-                path=f"{self._session.checkpoints}/step-{command.step:08d}",
-                state_bytes=manifest.state_bytes,
-                write_s=clock.monotonic_s() - began_s,
-            )
-        )
+        self._pending.append(publish_manifest(manifest, self._store, self._session))
 
     def _close(self, status: str, why: str | None) -> dict[str, Any]:
         """The last events, and the summary."""

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from raycloud import __version__
-from raycloud.checkpoint import Manifest, PartRecord, decode
+from raycloud.checkpoint import Manifest, PartRecord, decode, publish, retain
+from raycloud.events import CheckpointPublished
 from raycloud.spec.secrets import kept
 
 if TYPE_CHECKING:
+    from raycloud.checkpoint import Store
     from raycloud.commands import Publish
+    from raycloud.on_ray.session import Session
     from raycloud.spec import Job
 
 
@@ -43,4 +46,17 @@ def manifest_of(command: Publish, job: Job, *, samples: int, ledger: Mapping[str
         parts=tuple(PartRecord.parse(part["record"]) for part in by_rank),
         raycloud_version=__version__,
         torch_version=torch.__version__,
+    )
+
+
+def publish_manifest(manifest: Manifest, store: Store, session: Session) -> CheckpointPublished:
+    """Make a checkpoint whole, and remove those that are not kept any longer."""
+    clock, began_s = session.clock, session.clock.monotonic_s()
+    publish(store, manifest)
+    retain(store, session.job.checkpoint.keep, newest=manifest.step)
+    return CheckpointPublished(
+        step=manifest.step,
+        path=f"{session.checkpoints}/step-{manifest.step:08d}",
+        state_bytes=manifest.state_bytes,
+        write_s=clock.monotonic_s() - began_s,
     )

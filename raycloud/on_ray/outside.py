@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raycloud.events import CapacityChanged, Noticed, RangeChanged
+from raycloud.events import CapacityChanged, MemberLeaving, Noticed, RangeChanged
 from raycloud.on_ray.cluster import inventory
-from raycloud.planning.inventory import capacity
+from raycloud.on_ray.draining import draining
+from raycloud.planning.inventory import Inventory, capacity
 from raycloud.spec.requests import take_range
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from raycloud.clock import Clock
     from raycloud.events import Event
-    from raycloud.planning.inventory import Inventory
     from raycloud.spec import RoleResources
     from raycloud.spec.rundir import RunDirectory
 
@@ -46,23 +48,62 @@ class Outside:
         self._directory = directory
         self._clock = clock
         self._looked_s = self._asked_s = clock.monotonic_s()
+        self._leaving: set[str] = set()  # nodes
+        self._told: set[int] = set()  # members on them
         self._room = self.room
 
     @property
     def room(self) -> int:
-        """How many members they hold together, those that they hold already counted."""
-        return capacity(self.inventory, self._resources)
+        """How many members they hold together, those that they hold already counted.
 
-    def poll(self) -> list[Event]:
-        """What has happened since this was last asked."""
-        return [*self._asked(), *self._machines()]
+        What is going to leave holds none.
+        """
+        nodes = (node for node in self.inventory.nodes if node.name not in self._leaving)
+        return capacity(Inventory(nodes=tuple(nodes)), self._resources)
+
+    def poll(self, placed: Mapping[int, str]) -> list[Event]:
+        """What has happened since this was last asked.
+
+        Args:
+            placed: The nodes of members, by member.
+        """
+        now_s = self._clock.monotonic_s()
+        found: list[Event] = []
+        if now_s - self._asked_s >= _ASKED_S:
+            self._asked_s = now_s
+            found += [*self._asked(), *self._drained(placed)]
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            found += self._machines()
+        return found
+
+    def leaves(self, event: MemberLeaving) -> None:
+        """A member has said of itself or its node that it is going to leave."""
+        self._told.add(event.member)
+        if event.node:
+            self._leaving.add(event.node)
+
+    def _drained(self, placed: Mapping[int, str]) -> list[Event]:
+        """The members on nodes that Ray drains, each told once."""
+        found: list[Event] = []
+        for node, leaving in draining(self._clock).items():
+            self._leaving.add(node)
+            for member in sorted(m for m, at in placed.items() if at == node):
+                if member not in self._told:
+                    self._told.add(member)
+                    found.append(
+                        MemberLeaving(
+                            member=member,
+                            reason=leaving.reason,
+                            deadline_s=leaving.deadline_s,
+                            node=node,
+                        )
+                    )
+        return found
 
     def _machines(self) -> list[Event]:
         """Whether they hold more or fewer members than before."""
-        now_s = self._clock.monotonic_s()
-        if now_s - self._looked_s < LOOK_S:
-            return []
-        self._looked_s, self.inventory = now_s, inventory()
+        self.inventory = inventory()
         room = self.room
         if room == self._room:
             return []
@@ -70,10 +111,6 @@ class Outside:
         return [CapacityChanged(workers=room)]
 
     def _asked(self) -> list[Event]:
-        now_s = self._clock.monotonic_s()
-        if now_s - self._asked_s < _ASKED_S:
-            return []
-        self._asked_s = now_s
         try:
             asked = take_range(self._directory.path)
         except ValueError as error:
