@@ -134,7 +134,7 @@ def absorb_of_job(state: JobState, event: JobEvent) -> None:
         case CheckpointPublished():
             state.checkpoints.published(event.step)
             if state.saving is not None:
-                state.saving.saved(state.now_s)
+                state.saving.published(state.now_s)
         case StopRequested():
             state.stop_requests += 1
             state.stop_reason = state.stop_reason or event.reason
@@ -183,10 +183,10 @@ def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
     elif state.data_ahead is not None:
         grew, state.data_ahead = state.data_ahead, None
         change = Extend(version=grew.version, samples=grew.samples, partitions=grew.partitions)
-    elif state.save_asked or _save_due(state, now_s):
+    elif state.save_asked or (state.saving is not None and state.saving.due(now_s)):
         change, state.save_asked = Save(), False
         if state.saving is not None:
-            state.saving.saved(now_s)
+            state.saving.asked(now_s)
     else:
         change = next_meeting(state, now_s) or _better_shares(state, now_s)
     if change is None:
@@ -194,12 +194,6 @@ def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
     state.changes += 1
     state.outstanding = Outstanding(number=state.changes, members=state.group, change=change)
     yield Prepare(number=state.changes, members=state.group, change=change)
-
-
-def _save_due(state: JobState, now_s: float) -> bool:
-    """One after the other: a place that is slow to write to would never be done."""
-    under_way = state.checkpoints.collecting or state.checkpoints.publishing
-    return state.saving is not None and not under_way and state.saving.due(now_s)
 
 
 def _better_shares(state: JobState, now_s: float) -> Reshare | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Command, Extend, Form, Meet, Notice, Record, Release, Reshare
-from raycloud.control.growing import spares
+from raycloud.control.growing import spares, who_may_stay
 from raycloud.control.progress import Progress
 from raycloud.control.resharing import Resharing, asked_shares, first_shares
 from raycloud.control.state import Recovery
@@ -100,6 +100,8 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     state.groups = {state.generation: state.group}
     state.shares = _fit(state, state.in_group(), now_s)
     state.checkpoints.drop()
+    if state.saving is not None:
+        state.saving.dropped()
     state.error = ""
     for member in state.in_group():
         member.heard_s, member.part_step = now_s, -1
@@ -133,10 +135,7 @@ def next_meeting(state: JobState, now_s: float) -> Meet | None:
     Who is to leave does so if enough others are there.
     """
     new = [] if state.data_version else [m for m in spares(state) if not m.leaving]
-    left = [member for member in state.in_group() if not member.leaving]
-    if len(left) + len(new) < state.workers[0] or not any(member.joined for member in left):
-        left = state.in_group()
-    left = left[: state.workers[1]]
+    left = (who_may_stay(state) or state.in_group())[: state.workers[1]]
     members = [*left, *new[: state.workers[1] - len(left)]]
     numbers = tuple(member.number for member in members)
     if numbers == state.group:

@@ -79,8 +79,16 @@ def prepare_for_leave(state: JobState, event: MemberLeaving, now_s: float) -> It
     for member in going:
         member.leaving = True
     yield from _let_go([m for m in going if state.spare(m.number)], now_s)
-    if going and len(state.staying()) < state.workers[0]:
+    if going and state.progress is not None and not who_may_stay(state):
         state.save_asked = True
+
+
+def who_may_stay(state: JobState) -> list[Member]:
+    """Members of the group without those that are going to be gone, if they can do without them."""
+    left = [m for m in state.in_group() if not m.gone and not m.leaving]
+    new = [] if state.data_version else [m for m in spares(state) if not m.leaving]
+    enough = len(left) + len(new) >= state.workers[0]
+    return left if enough and any(m.joined for m in left) else []
 
 
 def _none_joins(state: JobState, now_s: float) -> Iterator[Command]:

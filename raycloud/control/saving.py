@@ -42,17 +42,28 @@ class Saving:
     losses: int = 0
     _cost_s: float = 0.0
     _saved_s: float | None = None
+    _under_way: bool = False
 
     def wrote(self, blocked_s: float, write_s: float) -> None:
         """A member has written its part: the slowest one counts, older ones less and less."""
         self._cost_s = max(blocked_s + write_s, 0.9 * self._cost_s)
 
-    def saved(self, now_s: float) -> None:
-        """A checkpoint was asked for, or published."""
-        self._saved_s = now_s
+    def asked(self, now_s: float) -> None:
+        """A checkpoint was asked for: there is no other until it is published."""
+        self._saved_s, self._under_way = now_s, True
+
+    def published(self, now_s: float) -> None:
+        """One is complete."""
+        self._saved_s, self._under_way = now_s, False
+
+    def dropped(self) -> None:
+        """Those that were under way never will be: members met anew."""
+        self._under_way = False
 
     def due(self, now_s: float) -> bool:
         """Whether another one is worth it now."""
+        if self._under_way:  # a place that is slow to write to would never be done
+            return False
         since_s = self.began_s if self._saved_s is None else self._saved_s
         between_s = (_SELDOM_S + now_s - self.began_s) / (1 + self.losses)
         after_s = interval_s(self._cost_s or _COST_S, between_s)

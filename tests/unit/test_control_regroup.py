@@ -110,13 +110,14 @@ def test_recovering_is_told_where_no_step_was_left():
     assert (told.lost, told.resumed_s) == ((2,), 2.5)
 
 
-def test_too_few_are_left():
+def test_nobody_is_left():
     job = three(min_workers=2)
     to(job, 5)
     job.on(lost(1), 2.0)
-    finish = only(c.Finish, job.on(lost(0, "it too"), 2.1))
+    assert not of(c.Finish, job.on(lost(0, "it too"), 2.1))
+    finish = only(c.Finish, job.on(lost(2, "and it"), 2.2))
     assert finish.status == "failed"
-    assert "member 0 on node-0 was lost: it too" in finish.error
+    assert "member 2 on node-2 was lost: and it" in finish.error
 
 
 def test_a_member_is_lost_before_it_is_ready():

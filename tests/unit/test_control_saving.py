@@ -51,15 +51,15 @@ def test_what_one_cost_and_how_many_were_lost_is_learned() -> None:
     assert unknown_s == pytest.approx(interval_s(1.0, 6 * 3600.0), rel=0.05)
     saving.wrote(0.01, 0.1)
     saving.wrote(0.01, 0.04)
-    saving.saved(300.0)
+    saving.published(300.0)
     cheap_s = first_due(saving, 300.0)
     assert cheap_s == pytest.approx(interval_s(0.11, 6 * 3600.0), rel=0.05)
-    saving.saved(600.0)
+    saving.published(600.0)
     saving.losses = 60
     assert first_due(saving, 600.0) == 30.0  # not more often than that
     saving.losses = 0
     saving.wrote(0.0, 4000.0)
-    saving.saved(900.0)
+    saving.published(900.0)
     assert first_due(saving, 900.0) == 3600.0  # once an hour whatever it costs
 
 

@@ -98,7 +98,7 @@ def test_where_nobody_is_left_who_has_the_state_the_run_ends():
     assert job.phase is Phase.WAITING
     finish = only(c.Finish, job.on(lost(2), 5.0))
     assert finish.status == "failed"
-    assert "member 2 was lost" in finish.error
+    assert "member 2 on node-2 was lost" in finish.error
 
 
 def test_a_stop_is_carried_out_by_who_is_left():
@@ -147,6 +147,7 @@ def test_a_step_that_ends_whoever_computes_it_ends_the_run():
                     10.0 * times + 3,
                 )
             job.on(formed(job, 5), 10.0 * times + 4)
+            job.on(report(job, newest, 5, 5), 10.0 * times + 4)
     finish = only(c.Finish, commands)
     assert finish.status == "failed"
     assert finish.error.startswith("4 times in step 5: member ")
