@@ -20,15 +20,15 @@ from raycloud.control.hearing import Heard
 from raycloud.order import ledger_line
 from tests.control_events import committed, part, published, ready, stop
 from tests.control_scene import Body, Samples
+from tests.control_troubles import Troubles
 
 LEAD = 3  # steps between the last member's holding a change and its taking effect
 LIMIT_S = 5_000.0
-NOTICE_S = 4.0
 PATIENCE_S = 2_000.0  # so long may a job wait for machines; then a person stops it
 REPORT_S = 0.4
 
 
-class Fleet(Samples):
+class Fleet(Samples, Troubles):
     """Carries out commands, and feeds what happens back, in virtual time."""
 
     def __init__(self, scene):
@@ -267,46 +267,6 @@ class Fleet(Samples):
             self.say(m, word, after_s=self.some_s())
 
     # ---- one run
-
-    def fault(self, kind):
-        if self.job.finished or not self.bodies:
-            return
-        alive = [m for m, body in sorted(self.bodies.items()) if not body.mute]
-        if not alive:
-            return
-        member = self.random.choice(alive)
-        if kind == "fails":
-            self.say(member, e.MemberFailed(member=member, error="TaskError", message="no"))
-        elif kind == "dies":
-            lost = e.MemberLost(member=member, reason="died")
-            self.at(self.now_s + self.some_s(), lambda: self.feed(lost))
-        self.bodies[member].mute = True
-
-    def leaves(self):
-        """Somebody hears that its machine is going to be gone, and then it is."""
-        alive = [m for m, body in sorted(self.bodies.items()) if not body.mute]
-        if self.job.finished or not alive:
-            return
-        member = self.random.choice(alive)
-        self.say(member, e.MemberLeaving(member=member, reason="spot", deadline_s=NOTICE_S))
-
-        def gone():
-            body = self.bodies.get(member)
-            if body is not None and not body.mute and not self.job.finished:
-                lost = e.MemberLost(member=member, reason="its node is gone")
-                self.at(self.now_s + self.some_s(), lambda: self.feed(lost))
-                body.mute = True
-
-        self.at(self.now_s + NOTICE_S, gone)
-
-    def breaks(self):
-        """A connection is cut between two steps; all hear of it, now or later."""
-        if not self.running or self.broken or self.step >= self.end:
-            return
-        self.broken = True
-        for m in self.group:
-            word = e.ExchangeBroken(member=m, generation=self.formed_as, why="reset")
-            self.say(m, word, after_s=self.some_s())
 
     def run(self):
         self.carry_out(self.job.start(0.0), None)

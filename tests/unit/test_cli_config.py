@@ -82,7 +82,7 @@ def test_diff_names_what_is_changed_and_its_default(odd: Path) -> None:
     text = shown(ROOT / "jobs/gpt.yaml", "--diff", "--set", "precision=bf16")
     assert "precision: bf16  # default: fp32\n" in text
     assert "steps: 600  # default: null\n" in text
-    assert "  every_steps: 200  # default: null\n" in text
+    assert "  every_steps: 200  # default: auto\n" in text
     assert "  width: 96\n" in text
     assert "global_batch" not in text  # 32, as without it
     odd_text = shown(odd, "--diff")

@@ -323,38 +323,3 @@ def test_too_few_counts_those_that_are_ready():
     assert not of(c.Form, job.on(e.MemberLost(member=0, reason="died"), 3.0))
     assert job.phase is Phase.WAITING  # member 2 is not ready yet
     assert only(c.Form, job.on(ready(2), 4.0)).members == (1, 2)
-
-
-def test_who_was_heard_to_compute_has_joined_also_if_the_others_are_then_lost():
-    """Their word that they changed may still be on its way, or never come."""
-    job = two()
-    to(job, 5)
-    job.on(e.CapacityChanged(workers=3), 2.0)
-    prepare = only(c.Prepare, job.on(ready(2), 8.0))
-    job.on(report(job, 2, 5, 7, generation=1), 9.0)
-    assert (job.generation, job.group, job.shares) == (1, (0, 1, 2), prepare.change.shares)
-    job.on(e.MemberLost(member=0, reason="died"), 9.1)
-    commands = job.on(e.MemberLost(member=1, reason="died"), 9.2)
-    assert only(c.Form, commands).members == (2,)
-    job.on(formed(job, 7), 10.0)
-    job.on(report(job, 2, 7, 41), 11.0)
-    assert (job.phase, job.committed_step) == (Phase.TRAINING, 41)
-    assert job.ledger.audit().exact
-
-
-def test_who_joins_after_another_that_has_not_said_a_word_yet():
-    job = two()
-    to(job, 5)
-    job.on(e.CapacityChanged(workers=4), 2.0)
-    first = only(c.Prepare, job.on(ready(2), 8.0))
-    job.on(ready(3), 8.1)
-    second = only(c.Prepare, applied(job, first, 6))
-    assert second.change.members == (0, 1, 2, 3)
-    for member in (0, 1):
-        job.on(report(job, member, 5, 6, generation=0), 9.0)
-        job.on(report(job, member, 6, 8, generation=1), 9.0)
-    applied(job, second, 8, (0, 1))
-    assert job.committed_step == 6
-    job.on(report(job, 2, 6, 8, generation=1), 9.0)
-    assert job.committed_step == 8
-    assert job.ledger.audit().exact

@@ -181,6 +181,20 @@ def test_who_is_going_to_leave_leaves_between_two_steps():
     assert (job.phase, job.group) == (Phase.TRAINING, (0, 2))
 
 
+def test_its_last_word_may_come_after_the_others_went_on():
+    job = three(min_workers=2)
+    to(job, 5)
+    prepare = only(c.Prepare, job.on(leaving(1), 2.0))
+    for member in (0, 2):
+        job.on(report(job, member, 5, 6, generation=0), 3.0)
+        job.on(e.ChangeApplied(member=member, change=prepare.number, step=6), 3.0)
+        job.on(report(job, member, 6, 9, generation=1), 4.0)
+    assert job.committed_step == 9
+    job.on(report(job, 1, 5, 6, generation=0), 5.0)
+    commands = job.on(e.ChangeApplied(member=1, change=prepare.number, step=6), 5.0)
+    assert only(c.Release, commands) == c.Release(members=(1,))
+
+
 def test_another_is_asked_for_in_its_place_at_once():
     job = three(min_workers=2)
     to(job, 5)

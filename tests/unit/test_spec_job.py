@@ -71,7 +71,7 @@ def test_defaults() -> None:
             "codec": "auto",
             "bucket_bytes": "auto",
         },
-        "checkpoint": {"path": None, "every_steps": None, "keep": 2},
+        "checkpoint": {"path": None, "every_steps": "auto", "keep": 2},
         "evaluate": {"every_steps": None, "max_samples": None, "batch": 32},
         "resources": {
             "worker": {"cpus": 1, "gpus": 0, "memory_bytes": None, "labels": {}},
