@@ -26,6 +26,7 @@ class Environment:
             `RAY_ADDRESS` where it is an `http` address.
         auth_token: The token of Ray clusters, in the environment (`RAY_AUTH_TOKEN`).
         auth_token_path: The file that holds it (`RAY_AUTH_TOKEN_PATH`).
+        cloud: Which cloud this node is in, `none` to ask nobody (`RAYCLOUD_CLOUD`); `None`: look.
         variables: All of it, for the secrets that a job names.
     """
 
@@ -36,6 +37,7 @@ class Environment:
     jobs_address: str | None = None
     auth_token: str | None = field(default=None, repr=False)
     auth_token_path: Path | None = None
+    cloud: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -71,5 +73,6 @@ class Environment:
             jobs_address=variables.get("RAY_API_SERVER_ADDRESS", "").strip() or http or None,
             auth_token=variables.get("RAY_AUTH_TOKEN", "").strip() or None,
             auth_token_path=Path(token_path) if token_path else None,
+            cloud=variables.get("RAYCLOUD_CLOUD", "").strip().lower() or None,
             variables=dict(variables),
         )

@@ -30,6 +30,7 @@ def test_from_process(monkeypatch: pytest.MonkeyPatch) -> None:
         {"NO_COLOR": ""},
         {"TERM": "xterm-256color"},
         {"RAYCLOUD_CACHE": " "},
+        {"RAYCLOUD_CLOUD": " "},
         {"XDG_CACHE_HOME": "relative"},
     ],
 )
@@ -48,3 +49,8 @@ def test_what_says_nothing(variables: dict[str, str]) -> None:
 )
 def test_cache(variables: dict[str, str], cache: str) -> None:
     assert Environment.from_mapping(variables).cache == Path(cache)
+
+
+def test_cloud() -> None:
+    assert Environment.from_mapping({"RAYCLOUD_CLOUD": " AWS "}).cloud == "aws"
+    assert Environment.from_mapping({"RAYCLOUD_CLOUD": "none"}).cloud == "none"
