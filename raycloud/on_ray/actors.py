@@ -10,10 +10,12 @@ import ray
 
 from raycloud.clock import SystemClock
 from raycloud.errors import RaycloudError
+from raycloud.events import MemberLeaving, Noticed
 from raycloud.on_ray.collators import Collator
 from raycloud.on_ray.confidential import keep_confidential
 from raycloud.on_ray.provider import RayProvider
 from raycloud.planning.inventory import price_per_hour
+from raycloud.preemption import Leaving, on_sigterm, watch_here
 from raycloud.redact import know
 from raycloud.spec import Environment
 from raycloud.spec.secrets import secrets_of
@@ -47,12 +49,31 @@ class MemberActor:
         self._journal = Journal(config.member, SystemClock(), lambda: self._member.step)
         self._member = Member(told, SystemClock(), self._provider)
         self._journal.listen()
+        cloud, run = Environment.from_process().cloud, context.get_job_id()
+        self._number, self._node = config.member, here
+        self._watch = watch_here(config.member, f"{run}/{here}", SystemClock(), cloud)
+        on_sigterm(self._watch.add)
 
     def poll(self, timeout_s: float) -> list[Event | Lines | Still]:
         """See `Member.poll`; with what its provider has noticed, and what was logged."""
         events = self._member.poll(timeout_s)
-        told = self._provider.notices(), self._journal.fetch(), self._member.still()
+        noticed = map(self._event, self._watch.fetch())
+        told = self._provider.notices(), noticed, self._journal.fetch(), self._member.still()
         return [*events, *chain.from_iterable(told)]
+
+    def _event(self, told: Leaving | Noticed) -> MemberLeaving | Noticed:
+        """A word of the cloud or the system, as an event of this member."""
+        if not isinstance(told, Leaving):
+            return told
+        if not told.certain:
+            what = "this machine may have to leave"
+            return Noticed(what=what, member=self._number, detail={"why": told.reason})
+        return MemberLeaving(
+            member=self._number,
+            reason=told.reason,
+            deadline_s=told.deadline_s,
+            node=self._node if told.node else "",
+        )
 
     def form(self, meeting: Meeting) -> None:
         """See `Member.form`."""

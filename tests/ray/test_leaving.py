@@ -1,4 +1,4 @@
-"""Nodes that Ray drains, and SIGTERM to a member's process, on a real cluster of two nodes."""
+"""Nodes that Ray drains, and SIGTERM to a member's process, on a real cluster of three nodes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,29 @@ from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+import raycloud
 from raycloud.clock import SystemClock
+from raycloud.events import (
+    Event,
+    GenerationFormed,
+    MemberLeaving,
+    MemberLost,
+    MemberReady,
+    Recovered,
+    StepsCommitted,
+)
 from raycloud.on_ray.draining import REASON, draining
 from raycloud.preemption import Leaving, on_sigterm
-from tests.live import wait_for
+from tests.live import asked, check_result, of_kind, wait_for
+from tests.live_tasks import Steady
+from tests.ray.test_regroup import Opening, Trouble
 
 PREEMPTION = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
 
 
 @pytest.fixture(scope="module")
-def nodes(ray_tmpdir: Path) -> Iterator[tuple[str, str]]:
-    """The ids of two nodes, the head's first."""
+def nodes(ray_tmpdir: Path) -> Iterator[tuple[str, ...]]:
+    """The ids of three nodes, the head's first."""
     from ray.cluster_utils import Cluster
 
     from raycloud.on_ray.cluster import _EMBEDDED, _QUIET
@@ -36,10 +48,10 @@ def nodes(ray_tmpdir: Path) -> Iterator[tuple[str, str]]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (_QUIET | _EMBEDDED).items():
             patch.setenv(name, value)
-        added = [cluster.add_node(num_cpus=2, include_dashboard=False) for _ in range(2)]
+        added = [cluster.add_node(num_cpus=n, include_dashboard=False) for n in (2, 2, 1)]
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         try:
-            yield added[0].node_id, added[1].node_id
+            yield tuple(node.node_id for node in added)
         finally:
             ray.shutdown()
             cluster.shutdown()
@@ -81,7 +93,7 @@ def ended(one: Any) -> bool:
 
 
 def test_a_member_hears_sigterm_while_it_computes_and_ends_with_the_second(
-    nodes: tuple[str, str],
+    nodes: tuple[str, ...],
 ) -> None:
     one = member(nodes[0])
     process, constructed_in_main, called_in_main = ray.get(one.where.remote())
@@ -100,25 +112,82 @@ def test_a_member_hears_sigterm_while_it_computes_and_ends_with_the_second(
     wait_for("its end", lambda: ended(one))
 
 
-def test_a_member_ends_at_its_deadline(nodes: tuple[str, str]) -> None:
+def test_a_member_ends_at_its_deadline(nodes: tuple[str, ...]) -> None:
     one = member(nodes[0], 0.5)
     os.kill(ray.get(one.where.remote())[0], signal.SIGTERM)
     assert ray.get(one.wait.remote())[0].deadline_s == 0.5
     wait_for("its end", lambda: ended(one))
 
 
-def test_nodes_that_ray_drains_are_listed(nodes: tuple[str, str]) -> None:
+def test_a_worker_that_gets_sigterm_leaves_and_is_replaced(
+    nodes: tuple[str, ...], ray_tmpdir: Path, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    job = asked(
+        "Paced",
+        2,
+        steps=300,
+        elastic={"min_workers": 1, "max_workers": 2},
+        settings={"gate": str(gate)},
+    )
+    trouble = Trouble(ray_tmpdir, [20], lambda pid: os.kill(pid, signal.SIGTERM))
+    run = raycloud.train(job, run_dir=tmp_path / "run", observer=Opening(gate, 2, trouble))
+    check_result(run, job, Steady(), 300)
+    [notice] = of_kind(MemberLeaving, run.events)
+    assert "SIGTERM" in notice.reason
+    assert not of_kind(MemberLost, run.events)
+    assert not of_kind(Recovered, run.events)
+    groups = [set(e.members) for e in of_kind(GenerationFormed, run.events)]
+    assert groups[-1] == {0, 1, 2} - {notice.member}
+
+
+def drain(node: str, seconds: float) -> None:
+    client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+    until_ms = int((SystemClock().unix_s() + seconds) * 1000)
+    assert client.drain_node(node, PREEMPTION, "for a test", until_ms)[0]
+
+
+def test_nodes_that_ray_drains_are_listed(nodes: tuple[str, ...]) -> None:
     clock = SystemClock()
     assert draining(clock) == {}
-    one = member(nodes[1])  # an idle node that is drained ends at once
+    one = member(nodes[2])  # an idle node that is drained ends at once
     process = ray.get(one.where.remote())[0]
-    client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
-    until_ms = int((clock.unix_s() + 60) * 1000)
-    assert client.drain_node(nodes[1], PREEMPTION, "for a test", until_ms)[0]
+    drain(nodes[2], 60.0)
     found = wait_for("the drained node", lambda: draining(clock))
-    assert list(found) == [nodes[1]]
-    leaving = found[nodes[1]]
+    assert list(found) == [nodes[2]]
+    leaving = found[nodes[2]]
     assert (leaving.reason, leaving.certain, leaving.node) == (REASON, True, True)
     assert leaving.deadline_s is not None
     assert 0 < leaving.deadline_s <= 60
     assert ray.get(one.where.remote())[0] == process  # nothing is ended
+
+
+def test_workers_leave_a_node_that_is_drained(nodes: tuple[str, ...], tmp_path: Path) -> None:
+    """Three of them on two nodes of two CPUs; the third node drains already."""
+    job = asked(
+        "Paced",
+        3,
+        steps=300,
+        elastic={"min_workers": 1, "max_workers": 3},
+        settings={"gate": str(tmp_path / "gate")},
+    )
+    placed: dict[int, str] = {}
+    drained: list[str] = []
+
+    def watching(event: Event) -> None:
+        if isinstance(event, MemberReady):
+            placed[event.member] = event.node
+        if isinstance(event, StepsCommitted) and event.last_step >= 20 and not drained:
+            drained.append(next(node for node in placed.values() if node != nodes[0]))
+            drain(drained[0], 120.0)
+        if isinstance(event, GenerationFormed) and event.generation > 0:
+            (tmp_path / "gate").touch()
+
+    run = raycloud.train(job, run_dir=tmp_path / "run", observer=watching)
+    check_result(run, job, Steady(), 300)
+    leave = {m for m, node in placed.items() if node == drained[0]}
+    assert {e.member for e in of_kind(MemberLeaving, run.events)} == leave
+    assert not of_kind(MemberLost, run.events)
+    assert not of_kind(Recovered, run.events)
+    last = of_kind(GenerationFormed, run.events)[-1]
+    assert set(last.members) == {0, 1, 2} - leave
