@@ -87,7 +87,7 @@ def take_range(directory: Path) -> Range | None:
         path.unlink(missing_ok=True)
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
         raise ValueError(f"{path} is of another format")
-    asked = {name: found.get(name) for name in Range.__annotations__}
+    asked: Any = {name: found.get(name) for name in Range.__annotations__}
     if not all(type(count) is int for count in asked.values()) or not _is_range(asked):
         raise ValueError(f"{path} asks for no range of workers")
     return Range(min_workers=asked["min_workers"], max_workers=asked["max_workers"])
