@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from raycloud.events import MemberReady, StepsCommitted
 
 _LOOKS = 2  # a gain must be seen this often in a row
+_LARGE_GAIN = 0.2  # of a step's seconds
 
 
 def speed(ready: MemberReady) -> Speed:
@@ -55,7 +56,7 @@ class Resharing:
     """Follows the members' speeds and says when other shares are worth a change.
 
     A change must be worth it in two looks in a row, so that one odd moment moves no work. Where a
-    member's speed has a new level, which no odd moment makes, it need not, and is looked at once.
+    member's speed has a new level, which no odd moment makes, a large gain is taken at once.
     """
 
     def __init__(
@@ -100,18 +101,20 @@ class Resharing:
     ) -> tuple[int, ...] | None:
         """The shares to change to now, if it is time to look and the gain has lasted."""
         changed, self._changed = self._changed, False
-        if not changed and (
-            now_s - self._looked_s < self._settings.reshare_every_s
-            or step - self._looked_step < self._settings.reshare_steps
+        settings, speeds = self._settings, [self._estimates[m].speed for m in group]
+        if changed:
+            gain = max(settings.reshare_gain, _LARGE_GAIN)
+            better = better_shares(shares, speeds, settings.micro_batches, gain=gain)
+            if better is not None:
+                self.wait(step, now_s)
+                return better
+        if (
+            now_s - self._looked_s < settings.reshare_every_s
+            or step - self._looked_step < settings.reshare_steps
         ):
             return None
-        self.wait(step, now_s, worth=_LOOKS if changed else self._worth)
-        better = better_shares(
-            shares,
-            [self._estimates[m].speed for m in group],
-            self._settings.micro_batches,
-            gain=self._settings.reshare_gain,
-        )
+        self.wait(step, now_s, worth=self._worth)
+        better = better_shares(shares, speeds, settings.micro_batches, gain=settings.reshare_gain)
         self._worth = 0 if better is None else self._worth + 1
         return better if self._worth >= _LOOKS else None
 
