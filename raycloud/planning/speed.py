@@ -12,6 +12,7 @@ _GATE_SCALES = 3.0  # standard deviations of an observation beyond which it is a
 _LASTING = 3  # outliers in a row, all slower or all faster, that make a new level
 _LONG_S = 3.0  # ... or one that has taken so long, if it is off by more than
 _FAR = math.log(2.0)  # this factor: with long steps, three would be a minute
+_TOLD_S = 0.5  # seconds of computing that a new level has to rest on, to be told as one
 _CLIPPED = math.log(3.0)  # one hiccup must not make the gate wide
 _LEVEL_UNKNOWN = 2.0**2  # variance of the log level once it is known to have changed
 _SLOPE_UNKNOWN = 0.3**2  # variance of the slope's part of the prior's seconds
@@ -104,6 +105,7 @@ class SpeedEstimate:
         self._gain = 1.0 - 0.5 ** (1.0 / half_life)  # of a steady level
         self._deviation = 0.0  # usual |log ratio| of an observation to the fit
         self._held: list[float] = []  # log ratios of outliers in a row, all on one side
+        self._held_s = 0.0  # of computing, in them
 
     @property
     def speed(self) -> Speed:
@@ -118,7 +120,8 @@ class SpeedEstimate:
         computed nothing there is nothing to learn, and nothing changes.
 
         Returns:
-            Whether the machine has turned out to be another than it was: a new level.
+            Whether the machine has turned out to be another than it was: a new level, seen for
+            half a second of computing at least.
 
         Raises:
             ValueError: A negative number, or seconds that are not finite.
@@ -143,6 +146,7 @@ class SpeedEstimate:
             return False
         if self._held and (off > 0) != (self._held[0] > 0):
             self._drop_held()
+        self._held_s = compute_s + (self._held_s if self._held else 0.0)
         self._held.append(off)
         at_once = off > _FAR and compute_s >= _LONG_S
         if len(self._held) < _LASTING and not at_once:
@@ -155,7 +159,7 @@ class SpeedEstimate:
         if at_once:
             level, both, slope = self._covariance
             self._covariance = (level + _FAR**2, both, slope)
-        return True
+        return self._held_s >= _TOLD_S
 
     def _start(self, share: float) -> None:
         """Express the prior by its level and slope at the first share."""

@@ -91,6 +91,16 @@ def test_what_has_taken_long_and_far_too_long_is_no_hiccup(
     assert estimate.speed.seconds(8) == pytest.approx(step_s * factor, rel=0.01)
 
 
+def test_three_short_reports_are_believed_but_make_no_haste() -> None:
+    quick = Speed(fixed_s=0.0, micro_batch_s=0.01)
+    estimate = SpeedEstimate(quick)
+    told = [estimate.observe(4, 1, 0.16) for _ in range(3)]
+    assert told == [False, False, False]
+    assert estimate.speed.seconds(4) == pytest.approx(0.16, rel=0.01)
+    told = [estimate.observe(4, 1, 0.8) for _ in range(3)]
+    assert told == [False, False, True]
+
+
 def test_a_machine_that_changes_in_the_midst_of_a_long_step() -> None:
     """Seconds of a real one that fell to a quarter of its quota, got less to do, and came back."""
     estimate = SpeedEstimate(Speed(fixed_s=0.012, micro_batch_s=0.237))
