@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from raycloud.cli import (  # each adds its commands to the app
+    auditing,
     caching,
     comparing,
     configuring,
@@ -25,6 +26,7 @@ from raycloud.clock import SystemClock
 
 __all__ = [
     "app",
+    "auditing",
     "caching",
     "comparing",
     "configuring",
