@@ -8,9 +8,12 @@ taken back; what the checkpoint's steps did stays.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from raycloud.order.commits import Commit, SampleRange
@@ -75,14 +78,6 @@ class _Gap:
     last_step: int
     line: int
 
-    def holds_some_of(self, samples: SampleRange) -> bool:
-        """Whether it has some of these samples."""
-        last = samples.epoch + samples.epochs - 1
-        return (
-            Position(epoch=samples.epoch, offset=samples.start) < self.end
-            and Position(epoch=last, offset=samples.stop) > self.begin
-        )
-
 
 class Trail:
     """Follows the records of a ledger's file, in order.
@@ -145,8 +140,9 @@ class Trail:
 
     def missing(self, ranges: Iterable[SampleRange]) -> Iterator[Fault]:
         """What an audit misses, with the steps that should have taken it."""
+        in_order = sorted(self._gaps, key=attrgetter("end"))
         for samples in ranges:
-            gaps = [gap for gap in self._gaps if gap.holds_some_of(samples)]
+            gaps = _of(samples, in_order)
             yield Fault(
                 kind=Kind.MISSING,
                 range=samples,
@@ -174,6 +170,14 @@ class Trail:
 def _whole(commit: Commit) -> SampleRange:
     stop = commit.stop + commit.left_out
     return SampleRange(epoch=commit.epoch, start=commit.start, stop=stop, epochs=commit.epochs)
+
+
+def _of(samples: SampleRange, in_order: list[_Gap]) -> list[_Gap]:
+    """The gaps that some of these samples lie in, of all by their ends."""
+    begin = Position(epoch=samples.epoch, offset=samples.start)
+    end = Position(epoch=samples.epoch + samples.epochs - 1, offset=samples.stop)
+    first = bisect_right(in_order, begin, key=attrgetter("end"))
+    return list(takewhile(lambda gap: gap.begin < end, in_order[first:]))
 
 
 def _are_whole(ledger: Ledger, commit: Commit) -> bool:
