@@ -22,7 +22,7 @@ SITE = $(shell mktemp -d)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check lint types layers docs audit sbom release format clean
+.PHONY: help setup train test mutants check lint types layers docs audit sbom release format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -64,6 +64,9 @@ ifeq ($(ARGS),)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+mutants: setup  ## twenty planted bugs, one at a time: do the tests catch them?
+	$(BIN)/python -m tests.mutants
 
 check: lint types layers docs audit  ## style, types, layers, generated docs, advisories
 

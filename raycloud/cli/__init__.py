@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from raycloud.cli import (  # each adds its commands to the app
+    auditing,
     caching,
     comparing,
     configuring,
@@ -26,6 +27,7 @@ from raycloud.clock import SystemClock
 
 __all__ = [
     "app",
+    "auditing",
     "caching",
     "comparing",
     "configuring",

@@ -5,6 +5,7 @@ torch, no Ray, no clock, no I/O.
 """
 
 from raycloud.order.assignment import Assignment, assign, deal, prefer
+from raycloud.order.auditing import Expected, LedgerAudit, audit_ledger
 from raycloud.order.commits import Audit, Commit, SampleRange, lockstep_commits
 from raycloud.order.epochs import EpochSizes
 from raycloud.order.layout import Layout, lanes_of
@@ -22,16 +23,21 @@ from raycloud.order.quality import displacement, neighbours_together
 from raycloud.order.seeds import mix, stream_seed
 from raycloud.order.sequence import Order
 from raycloud.order.steps import MicroBatch, Position, Steps, StepSpan
+from raycloud.order.trail import Fault, Kind
 
 __all__ = [
     "Assignment",
     "Audit",
     "Commit",
     "EpochSizes",
+    "Expected",
+    "Fault",
+    "Kind",
     "Layout",
     "Lease",
     "LeaseBook",
     "Ledger",
+    "LedgerAudit",
     "MicroBatch",
     "Order",
     "Position",
@@ -40,6 +46,7 @@ __all__ = [
     "StepSpan",
     "Steps",
     "assign",
+    "audit_ledger",
     "commit_record",
     "deal",
     "displacement",

@@ -7,8 +7,10 @@ lockstep the set is a prefix of the canonical sequence; with leases it may have 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Self
 
 from raycloud.errors import InternalError
@@ -28,7 +30,10 @@ class _Stretch:
     left_out: Ranges = ()
 
     def cut(self, first: int, last: int) -> _Stretch:
-        return replace(self, first=max(self.first, first), last=min(self.last, last))
+        if first <= self.first and self.last <= last:
+            return self
+        first, last = max(self.first, first), min(self.last, last)
+        return _Stretch(first, last, self.committed, self.left_out)
 
     def known(self) -> Ranges:
         """What needs no step any more: committed or left out."""
@@ -127,14 +132,18 @@ class Ledger:
             named = ", ".join(str(r) for r in doubled)
             raise InternalError(f"{steps} would count samples twice: {named}")
 
-    def replay(self, commit: Commit) -> None:
+    def replay(self, commit: Commit) -> tuple[SampleRange, ...]:
         """Count a range that someone else wrote down: a doubled part is kept for the audit.
+
+        Returns:
+            What of it counted before.
 
         Raises:
             InternalError: The range is not inside the epoch.
         """
         doubled = self._count(commit, refuse=False)
         self._doubled += tuple((commit.last_step, r) for r in doubled)
+        return tuple(doubled)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to an older state: what was committed or grown after it is taken back.
@@ -143,21 +152,28 @@ class Ledger:
             state: What `state()` returned, of a ledger of the same samples in epoch 0.
 
         Raises:
-            InternalError: The state is of another data set.
+            InternalError: The state is of another data set, or of no ledger. This one is then as it
+                was.
         """
         if state["samples"] != self.samples:
             raise InternalError(
                 f"this ledger counts {self.samples} samples per epoch, the restored one "
                 f"{state['samples']}"
             )
-        self._sizes = EpochSizes.from_state(state)
-        self._next_step = state["next_step"]
-        self._stretches = tuple(
+        sizes, next_step = EpochSizes.from_state(state), state["next_step"]
+        stretches = tuple(
             _Stretch(
                 s["epoch"], s["epoch"] + s["epochs"], _pairs(s["committed"]), _pairs(s["left_out"])
             )
             for s in state["ranges"]
         )
+        growths = (number for growth in sizes.later for number in growth)
+        if not _are_numbers(next_step, sizes.samples, *growths) or next_step < 0:
+            raise InternalError(
+                f"not numbers of a ledger: next_step={next_step!r:.80}, sizes {sizes!r:.80}"
+            )
+        _check(stretches, sizes)
+        self._sizes, self._next_step, self._stretches = sizes, next_step, stretches
         self._doubled = tuple(d for d in self._doubled if d[0] <= self._next_step)
 
     def state(self) -> dict[str, Any]:
@@ -214,18 +230,22 @@ class Ledger:
         if not (0 <= commit.start <= commit.stop <= end <= samples) or commit.epochs < 1:
             raise InternalError(f"not a range of an epoch of {samples} samples: {commit}")
         first, last = commit.epoch, commit.epoch + commit.epochs
+        low = bisect_left(self._stretches, first, key=attrgetter("last"))
+        high = bisect_right(self._stretches, last, key=attrgetter("first"))
+        near = self._stretches[low:high]
         doubled: list[SampleRange] = []
         inside: list[_Stretch] = []
-        for s in _cover(self._stretches, first, last):
+        for s in _cover(near, first, last):
             doubled += s.ranges(overlap(s.known(), commit.start, end))
             committed = union(s.committed, commit.start, commit.stop)
             left_out = union(s.left_out, commit.stop, end)
             inside.append(_Stretch(s.first, s.last, committed, left_out))
         if doubled and refuse:
             return doubled
-        before = [s.cut(0, first) for s in self._stretches if s.first < first]
-        after = [s.cut(last, s.last) for s in self._stretches if s.last > last]
-        self._stretches = _merge([*before, *inside, *after])
+        before = [s.cut(0, first) for s in near if s.first < first]
+        after = [s.cut(last, s.last) for s in near if s.last > last]
+        merged = _merge([*before, *inside, *after])
+        self._stretches = (*self._stretches[:low], *merged, *self._stretches[high:])
         self._next_step = max(self._next_step, commit.last_step)
         return doubled
 
@@ -234,11 +254,30 @@ def _pairs(values: Sequence[Sequence[int]]) -> Ranges:
     return tuple((low, high) for low, high in values)
 
 
+def _are_numbers(*values: object) -> bool:
+    return all(type(value) is int for value in values)
+
+
+def _check(stretches: tuple[_Stretch, ...], sizes: EpochSizes) -> None:
+    """Refuse what no ledger comes to: epochs that do not rise, ranges outside of them or twice."""
+    before = 0
+    for s in stretches:
+        known = sorted((*s.committed, *s.left_out))
+        right = _are_numbers(s.first, s.last) and before <= s.first < s.last and bool(known)
+        at, samples = 0, sizes.at(s.first) if right else 0
+        for low, high in known:
+            right = right and _are_numbers(low, high) and at <= low < high <= samples
+            at = high
+        if not right or any(list(which) != sorted(which) for which in (s.committed, s.left_out)):
+            raise InternalError(f"not what a ledger comes to, after epoch {before}: {s!r:.200}")
+        before = s.last
+
+
 def _cover(stretches: tuple[_Stretch, ...], first: int, last: int) -> Iterator[_Stretch]:
     """Stretches that together are the epochs [first, last); empty ones where nothing is known."""
     for s in stretches:
-        piece = s.cut(first, last)
-        if piece.first < piece.last:
+        if s.last > first and s.first < last:
+            piece = s.cut(first, last)
             if first < piece.first:
                 yield _Stretch(first, piece.first)
             yield piece
@@ -253,8 +292,9 @@ def _merge(stretches: list[_Stretch]) -> tuple[_Stretch, ...]:
         if not s.committed and not s.left_out:
             continue
         before = merged[-1] if merged else None
-        if before and before.last == s.first and replace(before, first=s.first, last=s.last) == s:
-            merged[-1] = replace(before, last=s.last)
+        alike = before and (before.committed, before.left_out) == (s.committed, s.left_out)
+        if before and alike and before.last == s.first:
+            merged[-1] = _Stretch(before.first, s.last, s.committed, s.left_out)
         else:
             merged.append(s)
     return tuple(merged)

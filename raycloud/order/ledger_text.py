@@ -17,15 +17,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raycloud.bounded import json_value
 from raycloud.errors import InternalError, RunDirectoryError
 from raycloud.order.commits import Commit
 from raycloud.order.ledger import Ledger
 
+if TYPE_CHECKING:
+    from raycloud.order.trail import Trail
+
 FORMAT = 2
 _DEFAULTS = {"epochs": 1, "left_out": 0}
+_FIELDS = frozenset(f.name for f in fields(Commit))
 
 
 def header_record(samples: int) -> dict[str, Any]:
@@ -58,14 +62,15 @@ def ledger_line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, separators=(",", ":")) + "\n"
 
 
-def read_ledger(lines: Iterable[str]) -> Ledger:
+def read_ledger(lines: Iterable[str], trail: Trail | None = None) -> Ledger:
     """Replay a ledger file.
 
     A last line that a killed writer left unfinished is not counted; it is kept in `Ledger.torn`.
-    Ranges committed twice do not stop the replay: `Ledger.audit` names them.
+    Ranges committed twice do not stop the replay: `Ledger.audit` names those of the last start.
 
     Args:
         lines: The lines of the file, with or without line ends.
+        trail: Is told of every record. Reading ends where it is full.
 
     Raises:
         RunDirectoryError: The file is no ledger, is damaged, or was written by a newer version.
@@ -82,7 +87,9 @@ def read_ledger(lines: Iterable[str]) -> Ledger:
         except ValueError:
             broken = (number, line)
             continue
-        ledger = _replay(ledger, record, number)
+        ledger = _replay(ledger, record, number, trail)
+        if trail is not None and trail.full:
+            break
     if ledger is None:
         raise RunDirectoryError(
             "the ledger has no header line, so nothing can be said about its run",
@@ -92,7 +99,9 @@ def read_ledger(lines: Iterable[str]) -> Ledger:
     return ledger
 
 
-def _replay(ledger: Ledger | None, record: object, number: int) -> Ledger:
+def _replay(
+    ledger: Ledger | None, record: object, number: int, trail: Trail | None = None
+) -> Ledger:
     try:
         match record:
             case {"kind": "ledger", "format": int(version), "samples": int(samples)}:
@@ -102,15 +111,23 @@ def _replay(ledger: Ledger | None, record: object, number: int) -> Ledger:
                         f"up to {FORMAT}",
                         hint="read it with the raycloud that wrote it, or a newer one",
                     )
+                if trail is not None:
+                    trail.start()
                 return Ledger(samples=samples)
             case {"commit": dict(values)} if ledger is not None:
-                ledger.replay(_commit(values))
+                commit = _commit(values)
+                if trail is None:
+                    ledger.replay(commit)
+                else:
+                    trail.replay(ledger, commit, number)
                 return ledger
             case {"grow": {"epoch": int(epoch), "samples": int(samples)}} if ledger is not None:
                 ledger.grow(epoch, samples)
                 return ledger
             case {"restore": dict(state)} if ledger is not None:
                 ledger.restore(state)
+                if trail is not None:
+                    trail.restore(ledger)
                 return ledger
             case _:
                 raise _damaged(number, "not a record of a ledger, or one before its header")
@@ -119,10 +136,9 @@ def _replay(ledger: Ledger | None, record: object, number: int) -> Ledger:
 
 
 def _commit(values: dict[str, Any]) -> Commit:
-    known = {f.name for f in fields(Commit)}
     if not all(type(v) is int for v in values.values()):
         raise ValueError("a commit record holds whole numbers only")
-    if unknown := sorted(set(values) - known):
+    if unknown := sorted(values.keys() - _FIELDS):
         raise ValueError(f"a commit record has no field {unknown[0]!r}")
     return Commit(**values)
 

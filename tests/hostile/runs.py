@@ -13,6 +13,8 @@ from raycloud.errors import RunDirectoryError
 from raycloud.on_ray.sources import read_known
 from raycloud.order import Position, read_ledger
 from raycloud.planning.plan import from_json
+from raycloud.report.audited import audited_text
+from raycloud.report.auditing import audit
 from raycloud.report.summary import of_run, read_summary
 from raycloud.spec import RunDirectory, choose
 from tests.hostile.jobs import Payload
@@ -77,6 +79,42 @@ def _record(record: Any, says: str = "ledger") -> Case:
     return _ledger(_LEDGER + json.dumps(record) + "\n", says)
 
 
+def _audited(
+    ledger: str | Callable[[Path], Any], says: str, *, steps: int = 2, job: str = ""
+) -> Case:
+    """A run that has ended at `steps`, with a ledger that is refused, or found to be not exact."""
+
+    def make(folder: Path) -> None:
+        (folder / "job.yaml").write_text(f"{_JOB}{job}")
+        (folder / "events.jsonl").write_text(_ENDED.replace("STEPS", str(steps)))
+        if callable(ledger):
+            ledger(folder / "ledger")
+        else:
+            (folder / "ledger").write_text(ledger)
+
+    def act(folder: Path) -> None:
+        found = audit(folder)
+        assert not found.ledger.exact
+        text = audited_text(found)
+        raise RunDirectoryError(text if len(text) < 1500 else f"{text[:500]} {text[-1000:]}")
+
+    return Case(make=make, open=act, error=RunDirectoryError, says=says)
+
+
+def _commits(*changed: dict[str, int]) -> str:
+    return "".join(json.dumps({"commit": {**_COMMIT, **one}}) + "\n" for one in changed)
+
+
+def _restored(ranges: Any) -> str:
+    state = {"samples": 10**6, "next_step": 1, "ranges": ranges}
+    return _LEDGER.replace("10", "1000000") + json.dumps({"restore": state}) + "\n"
+
+
+def _holes(count: int) -> Any:
+    pairs = [[4 * n, 4 * n + 2] for n in range(count)]
+    return [{"epoch": 0, "epochs": 1, "committed": pairs, "left_out": []}]
+
+
 def _known(content: Any) -> Case:
     return _case("data.json", content, "data.json", lambda f: read_known(f / "data.json"))
 
@@ -91,6 +129,15 @@ def _resume(folder: Path) -> None:
 
 
 _COMMIT = {"first_step": 0, "last_step": 1, "epoch": 0, "start": 0, "stop": 8, "generation": 1}
+
+_JOB = "task: os:system\nsteps: 2\nglobal_batch: 8\nmicro_batch: 4\n"
+_ENDED = (
+    '{"format":1,"t":1.0,"event":"RunStarted","job":"a","version":"1"}\n'
+    '{"format":1,"t":2.0,"event":"GenerationFormed","generation":0,"members":[0],"shares":[2],'
+    '"first_step":0}\n'
+    '{"format":1,"t":3.0,"event":"RunFinished","status":"finished","steps":STEPS}\n'
+)
+_SECOND = {"first_step": 1, "last_step": 2, "start": 8, "stop": 10}
 
 CASES = {
     "events: deep": _events(_DEEP + "\n", "line 1"),
@@ -132,6 +179,49 @@ CASES = {
     "ledger: restored from lists": _record(
         {"restore": {"format": 1, "next_step": 1, "samples": 10, "stretches": [[[[[]]]]]}}
     ),
+    "audit: 1 TB without a line end": _audited(_sparse, "ledger"),
+    "audit: a pipe": _audited(os.mkfifo, "no regular file"),
+    "audit: ever deeper": _audited(_LEDGER + _DEEP + "\n" + _LEDGER, "line 2 of the ledger"),
+    "audit: a hundred thousand times the same": _audited(
+        _LEDGER + _commits({}) * 100_000, "and 981 more, which --json names"
+    ),
+    "audit: every other record of a hundred thousand": _audited(
+        lambda path: path.write_text(
+            _LEDGER + _commits(*({"epoch": n, "stop": 10} for n in range(0, 100_000, 2)))
+        ),
+        "the rest was not read",
+    ),
+    "audit: two samples fewer": _audited(
+        _LEDGER + _commits({}, {**_SECOND, "start": 9}), "epoch 0 [8, 9)"
+    ),
+    "audit: samples of a step that the run never did": _audited(
+        _LEDGER + _commits({}, _SECOND), "steps [1, 2)", steps=1
+    ),
+    "audit: records that end before the run": _audited(
+        _LEDGER + _commits({}), "epoch 0 [8, 10), steps [1, 2): in no record"
+    ),
+    "audit: a run of more steps than there is time": _audited(
+        _LEDGER + _commits({}), "missing", steps=2**62
+    ),
+    "audit: steps beyond all": _audited(
+        _LEDGER + _commits({"last_step": 2**200}), "misplaced", steps=1
+    ),
+    "audit: a trillion epochs away": _audited(_LEDGER + _commits({"epoch": 10**12}), "missing"),
+    "audit: large enough in a trillion epochs": _audited(
+        _LEDGER.replace("10", "4") + '{"grow":{"epoch":1000000000000,"samples":9}}\n',
+        "not of this run's job",
+        job="drop_last: true\n",
+    ),
+    "audit: a checkpoint of twenty thousand holes": _audited(
+        lambda path: path.write_text(_restored(_holes(20_000))), "the rest was not read"
+    ),
+    "audit: a checkpoint with more than there is": _audited(
+        _restored(_holes(2)).replace("[4, 6]", "[4, 9000000]"), "line 2 of the ledger is damaged"
+    ),
+    "audit: a checkpoint of nothing": _audited(
+        _restored([{"epoch": 0, "epochs": 1, "committed": [], "left_out": []}]), "damaged"
+    ),
+    "audit: a checkpoint of floats": _audited(_restored(_holes(1)).replace("2]", "2.5]"), "line 2"),
     "data: deep": _known(_DEEP),
     "data: a pickle": _known(pickle.dumps(Payload())),
     "data: 1 TB": _known(_sparse),

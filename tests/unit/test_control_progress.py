@@ -93,6 +93,20 @@ def test_shares_follow_a_gain_that_lasts():
     assert job.ledger.audit().exact
 
 
+def test_a_report_of_an_older_generation_than_the_last_one_is_refused():
+    job = training()
+    walk(job, until=120, slow_s=0.3)
+    at = job.committed_step + 3
+    for member in (0, 1):
+        job.on(e.ChangeApplied(member=member, change=1, step=at), 20.0)
+        job.on(report(job, member, job.committed_step, at, generation=0), 21.0)
+    job.on(report(job, 0, at, at + 5, generation=1), 22.0)
+    with pytest.raises(InternalError, match="generations 1 to 1 are possible"):
+        job.on(report(job, 0, at + 5, at + 6, generation=0), 23.0)
+    job.on(report(job, 1, at, at + 5, generation=1), 23.0)
+    assert job.committed_step == at + 5
+
+
 @pytest.mark.parametrize("shares", ["equal", (4, 4)])
 def test_shares_that_were_asked_for_stay(shares):
     assert not of(c.Prepare, walk(training(shares=shares), until=200, slow_s=0.3))

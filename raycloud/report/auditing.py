@@ -1,0 +1,187 @@
+"""Whether a run holds each sample exactly once: its ledger, beside what its log tells of faults."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raycloud.bounded import open_regular, text_lines
+from raycloud.errors import RunDirectoryError
+from raycloud.events import Recovered, RunFinished, RunStarted
+from raycloud.order import Expected, Kind, LedgerAudit, Position, audit_ledger
+from raycloud.redact import redact
+from raycloud.report.log import read_events
+from raycloud.report.tally import Tally
+from raycloud.spec.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from raycloud.events import Event
+    from raycloud.order import Fault
+    from raycloud.spec.job import Job
+
+FORMAT = 1
+
+_COPY = "restore the file from a copy; a run can still be resumed from its last checkpoint"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunAudit:
+    """What a run's ledger proves, and what happened on the way.
+
+    Attributes:
+        run: Its directory.
+        status: As in its summary; `unfinished` while it goes on or after it was killed.
+        logged_steps: Steps that the log tells of. While a run goes on the ledger may be some ahead;
+            where it was killed, the log.
+        ledger: What the ledger proves.
+        generations: Formed in all starts.
+        members_lost: Of those that computed: `member`, `t` (unix seconds), `step`, `reason`.
+        recoveries: `Recovered` events, with `t`; None for seconds that are no number.
+        resumes: Starts from a checkpoint: `t`, `step`, and `steps_again`, which were done before.
+    """
+
+    run: Path
+    status: str
+    logged_steps: int
+    ledger: LedgerAudit
+    generations: int
+    members_lost: tuple[Mapping[str, Any], ...] = ()
+    recoveries: tuple[Mapping[str, Any], ...] = ()
+    resumes: tuple[Mapping[str, Any], ...] = ()
+
+    def to_record(self) -> dict[str, Any]:
+        """JSON-ready values with the format number, without what looks like a secret."""
+        ledger = self.ledger
+        record = {
+            "format": FORMAT,
+            "run": str(self.run),
+            "exact": ledger.exact,
+            "status": self.status,
+            "steps": ledger.steps,
+            "logged_steps": self.logged_steps,
+            "through": asdict(ledger.through),
+            "samples": ledger.committed_samples,
+            "left_out": [asdict(samples) for samples in ledger.left_out],
+            **{kind.value: [_record_of(f) for f in ledger.of(kind)] for kind in Kind},
+            "more": ledger.more,
+            "whole": ledger.whole,
+            "torn": ledger.torn,
+            "records": ledger.records,
+            "starts": ledger.starts,
+            "generations": self.generations,
+            "members_lost": list(self.members_lost),
+            "recoveries": list(self.recoveries),
+            "resumes": list(self.resumes),
+        }
+        redacted: dict[str, Any] = redact(record)
+        return redacted
+
+
+def audit(directory: Path) -> RunAudit:
+    """Read a run in any state: first its log, then its ledger, which is never behind it for long.
+
+    Raises:
+        RunDirectoryError: There is no run, or its log or ledger is missing or damaged.
+        SpecError: Its job is damaged.
+    """
+    run = RunDirectory(directory)
+    if not run.job_yaml.is_file():
+        raise RunDirectoryError(
+            f"{directory} holds no run: there is no {run.job_yaml.name}",
+            hint="name the directory of a run, such as runs/gpt-1",
+        )
+    job, log = run.job(), _Log()
+    for t, event in read_events(run.events_jsonl):
+        log.add(t, event)
+    tally = log.tally
+    return RunAudit(
+        run=directory,
+        status=tally.status,
+        logged_steps=log.steps,
+        ledger=_ledger(run.ledger, log, job),
+        generations=tally.generations,
+        members_lost=_picked(tally, "member lost", ("member", "t", "step", "reason")),
+        recoveries=tuple(log.recoveries),
+        resumes=_picked(tally, "resumed", ("t", "step", "steps_again")),
+    )
+
+
+class _Log:
+    """What a run's events tell that its ledger is held against."""
+
+    def __init__(self) -> None:
+        self.tally = Tally()
+        self.recoveries: list[dict[str, Any]] = []
+        self._ended_at: int | None = None
+
+    def add(self, t: float, event: Event) -> None:
+        self.tally.add(t, event)
+        match event:
+            case RunStarted():
+                self._ended_at = None
+            case RunFinished():
+                self._ended_at = event.steps
+            case Recovered():
+                self.recoveries.append(_finite({"t": t, **asdict(event)}))
+            case _:
+                pass
+
+    @property
+    def steps(self) -> int:
+        return self.tally.steps if self._ended_at is None else self._ended_at
+
+    def expected(self, job: Job) -> Expected | None:
+        """Where the ledger has to end: nowhere if the last start wrote nothing into it."""
+        if self._ended_at is None or not self.tally.members:
+            return None
+        return Expected(
+            steps=self._ended_at,
+            global_batch=job.global_batch,
+            micro_batch=job.micro_batch,
+            drop_last=job.drop_last,
+        )
+
+
+def _ledger(path: Path, log: _Log, job: Job) -> LedgerAudit:
+    try:
+        with open_regular(path) as file:
+            if not log.steps and not os.fstat(file.fileno()).st_size:  # members have not met yet
+                return LedgerAudit(steps=0, through=Position(), committed_samples=0)
+            return audit_ledger(text_lines(file), log.expected(job))
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot read the ledger {path}: {error.strerror}",
+            hint=f"{_COPY}; without it nothing is proved",
+        ) from error
+    except ValueError as error:
+        raise RunDirectoryError(
+            f"the ledger {path} cannot be read: {error}",
+            hint=_COPY,
+        ) from error
+
+
+def _picked(tally: Tally, kind: str, names: tuple[str, ...]) -> tuple[Mapping[str, Any], ...]:
+    found = (entry for entry in tally.recoveries if entry["kind"] == kind)
+    return tuple({name: entry[name] for name in names} for entry in found)
+
+
+def _finite(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry with None for what is no number, which JSON has no word for."""
+    off = {name for name, value in entry.items() if isinstance(value, float)}
+    off = {name for name in off if not math.isfinite(entry[name])}
+    return {name: None if name in off else value for name, value in entry.items()}
+
+
+def _record_of(fault: Fault) -> dict[str, Any]:
+    """A fault as JSON-ready values; its kind is the name that it stands under."""
+    where = {} if fault.range is None else asdict(fault.range)
+    return {
+        **where,
+        "first_step": fault.first_step,
+        "last_step": fault.last_step,
+        "line": fault.line,
+    }

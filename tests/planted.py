@@ -1,0 +1,146 @@
+"""Bugs that code like this has had: each a small change, and what it breaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mutant:
+    """A bug that is planted.
+
+    Attributes:
+        file: Below `raycloud/`.
+        old: What stands there exactly once.
+        new: What is put in its place.
+        breaks: What is wrong then.
+    """
+
+    file: str
+    old: str
+    new: str
+    breaks: str
+
+
+MUTANTS = (
+    Mutant(
+        file="order/ranges.py",
+        old="    if start < stop:\n        found.append((start, stop))\n",
+        new="    if start < stop - 1:\n        found.append((start, stop))\n",
+        breaks="a hole of one sample at the end of a range is not found",
+    ),
+    Mutant(
+        file="order/steps.py",
+        old="        if left < 0:\n            return Position(epoch=at.epoch, offset",
+        new="        if left <= 0:\n            return Position(epoch=at.epoch, offset",
+        breaks="the position after an epoch's last step lies behind the epoch's end",
+    ),
+    Mutant(
+        file="order/commits.py",
+        old="        epochs = epochs if grows is None else min(epochs, grows - here.epoch)\n",
+        new="        epochs = epochs if grows is None else min(epochs, grows - here.epoch + 1)\n",
+        breaks="the first epoch of grown data is counted with its old size",
+    ),
+    Mutant(
+        file="order/assignment.py",
+        old="    for r in by_remainder[: total - sum(floors)]:\n",
+        new="    for r in by_remainder[1 : total - sum(floors)]:\n",
+        breaks="a micro-batch of a short step is dealt to nobody",
+    ),
+    Mutant(
+        file="order/lease.py",
+        old="            heapq.heappush(self._back, (held.epoch, held.start, held.stop))\n",
+        new="            heapq.heappush(self._back, (held.epoch, held.start, held.stop - 1))\n",
+        breaks="the last sample that a lost worker held is not handed out again",
+    ),
+    Mutant(
+        file="order/ledger.py",
+        old="doubled += s.ranges(overlap(s.known(), commit.start, end))",
+        new="doubled += s.ranges(overlap(s.committed, commit.start, end))",
+        breaks="samples that were left out on purpose can be counted later",
+    ),
+    Mutant(
+        file="order/ledger.py",
+        old="        if doubled and refuse:\n            return doubled\n",
+        new="        if doubled and refuse and len(doubled) > 1:\n            return doubled\n",
+        breaks="a range that counted before is added once more before it is refused",
+    ),
+    Mutant(
+        file="order/ledger_text.py",
+        old="        if broken:\n            raise _damaged",
+        new="        if broken and ledger is None:\n            raise _damaged",
+        breaks="a damaged line in the midst of the ledger is passed over",
+    ),
+    Mutant(
+        file="order/trail.py",
+        old="elif not doubled and (begin, commit.first_step) != (due, step):",
+        new="elif not doubled and begin != due:",
+        breaks="an audit does not see that steps were moved",
+    ),
+    Mutant(
+        file="control/progress.py",
+        old="            if at <= step:\n",
+        new="            if at < step:\n",
+        breaks="a checkpoint at the step where the data grew does not know that it has",
+    ),
+    Mutant(
+        file="control/effects.py",
+        old="state.formed().commit_to(min(m.step for m in state.in_group()))",
+        new="state.formed().commit_to(max(m.step for m in state.in_group()))",
+        breaks="a step counts when one member has committed it, and not all",
+    ),
+    Mutant(
+        file="control/effects.py",
+        old="    if event.generation < state.sound_from:\n        return",
+        new="    if event.generation < 0:\n        return",
+        breaks="a checkpoint takes in a part that was divided among a generation that broke",
+    ),
+    Mutant(
+        file="control/guards.py",
+        old="    if not member.generation <= event.generation <= newest:\n",
+        new="    if not event.generation <= newest:\n",
+        breaks="a member's report of an older generation than its last one is accepted",
+    ),
+    Mutant(
+        file="control/guards.py",
+        old="    if event.member in change.applied:\n",
+        new="    if change.applied.get(event.member, event.step) != event.step:\n",
+        breaks="a member may apply the same change twice",
+    ),
+    Mutant(
+        file="control/guards.py",
+        old="event.change <= state.settled:",
+        new="event.change < state.settled:",
+        breaks="a late word about the change that was just withdrawn is taken for an illegal one",
+    ),
+    Mutant(
+        file="control/checkpoints.py",
+        old="        return tuple(m for m in group if m not in self._parts.get(step, {}))\n",
+        new="        return tuple(m for m in group[:-1] if m not in self._parts.get(step, {}))\n",
+        breaks="a checkpoint is published without the part of the last member",
+    ),
+    Mutant(
+        file="control/growing.py",
+        old="    wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (state.misses - 1))\n",
+        new="    wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S)\n",
+        breaks="the wait before another member is asked for never grows",
+    ),
+    Mutant(
+        file="control/forming.py",
+        old="            newest = max(newest, outstanding.change.generation)\n",
+        new="            newest = max(newest, outstanding.change.generation - 1)\n",
+        breaks="the number of a generation that was withdrawn is given away again",
+    ),
+    Mutant(
+        file="control/forming.py",
+        old="    return asked_shares(settings, [member.slot for member in members])\n",
+        new="    return asked_shares(settings, range(len(members)))\n",
+        breaks="who is left gets the pinned shares of others",
+    ),
+    Mutant(
+        file="control/state.py",
+        old="(g for g in self.groups if g <= generation)",
+        new="(g for g in self.groups if g < generation)",
+        breaks="words of a generation are held against the group before it",
+    ),
+)
