@@ -10,7 +10,7 @@ _NOISE = 0.05  # least relative scatter assumed of an observation; also the prio
 _NARROW_GATE = math.log(1.25)  # nothing closer to the fit than this (as a log ratio) is an outlier
 _GATE_SCALES = 3.0  # standard deviations of an observation beyond which it is an outlier
 _LASTING = 3  # outliers in a row, all slower or all faster, that make a new level
-_LONG_S = 3.0  # ... or one that has taken so long, if it is off by more than
+_LONG_S = 2.0  # ... or one that has taken so long, if it is off by more than
 _FAR = math.log(2.0)  # this factor: with long steps, three would be a minute
 _TOLD_S = 0.5  # seconds of computing that a new level has to rest on, to be told as one
 _CLIPPED = math.log(3.0)  # one hiccup must not make the gate wide
@@ -71,8 +71,9 @@ class SpeedEstimate:
     An observation further from the fit than a gate (25%, or three standard deviations) is held
     back. One or two such are a hiccup and leave no trace in the fit; three in a row, all slower or
     all faster, are a new level: their median, taken over at once. So is one of more than twice the
-    time, where that is at least three seconds: no hiccup is as long. The machine may have changed
-    in the midst of it, so the next one is believed wherever it is.
+    time, where that is at least two seconds: hardly a hiccup is as long. The machine may have
+    changed in the midst of it, so the next one is believed wherever it is; where that is far from
+    it, it is a new level, too.
 
     >>> estimate = SpeedEstimate(Speed(fixed_s=0.1, micro_batch_s=0.1))
     >>> for seconds in (0.5, 0.5, 5.0, 0.5):  # four micro-batches a step, one hiccup
@@ -143,7 +144,7 @@ class SpeedEstimate:
             self._scatter(off)
             self._update(grown, off)
             self._share = share
-            return False
+            return abs(off) > _FAR and compute_s >= _TOLD_S
         if self._held and (off > 0) != (self._held[0] > 0):
             self._drop_held()
         self._held_s = compute_s + (self._held_s if self._held else 0.0)

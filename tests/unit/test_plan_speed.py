@@ -73,7 +73,7 @@ def test_a_lasting_slow_down_is_followed_soon_after_a_hiccup_too() -> None:
 
 @pytest.mark.parametrize(
     ("step_s", "factor", "believed"),
-    [(1.0, 4.0, True), (0.5, 4.0, False), (2.0, 1.6, False), (1.6, 2.1, True)],
+    [(1.0, 4.0, True), (0.45, 4.0, False), (2.0, 1.6, False), (1.0, 2.1, True)],
 )
 def test_what_has_taken_long_and_far_too_long_is_no_hiccup(
     step_s: float, factor: float, believed: bool
@@ -115,6 +115,13 @@ def test_a_machine_that_changes_in_the_midst_of_a_long_step() -> None:
     told = [estimate.observe(1, 1, seconds) for seconds in (0.54, 0.26, 0.26)]
     assert told == [False, False, True]
     assert estimate.speed.seconds(4) == pytest.approx(1.03, rel=0.1)
+
+
+def test_a_long_hiccup_is_found_out_by_the_next_observation() -> None:
+    estimate = SpeedEstimate(Speed(fixed_s=0.0, micro_batch_s=0.25))
+    told = [estimate.observe(4, 1, seconds) for seconds in (1.0, 1.0, 4.0, 1.0, 1.0)]
+    assert told == [False, False, True, True, False]
+    assert estimate.speed.seconds(4) == pytest.approx(1.0, rel=0.05)
 
 
 def test_a_recovery_is_followed_too() -> None:
