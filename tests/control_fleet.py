@@ -155,7 +155,7 @@ class Fleet(Samples, Troubles):
             return
         if isinstance(change, c.Meet) and any(self.bodies[m].mute for m in change.members):
             return  # somebody does not come to meet them
-        entry[2] = self.step + LEAD
+        entry[2] = self.step + (LEAD if isinstance(change, c.Extend) else 1)
         if isinstance(change, c.Extend):
             at = self.position
             for _ in range(LEAD):

@@ -116,6 +116,9 @@ def _parts(state: JobState, event: MemberLost | MemberLeaving, now_s: float) -> 
         yield from missed(state, member, event.reason, now_s)
         if state.spare(event.member):
             return
+    if state.progress is not None and member.number not in state.group:
+        yield from _left_early(state, member, now_s)
+        return
     state.error = f"{member} was lost: {event.reason}\n\nhint: {_resume(state)}"
     if state.progress is None:
         if len(state.present()) > state.workers[0]:
@@ -127,6 +130,19 @@ def _parts(state: JobState, event: MemberLost | MemberLeaving, now_s: float) -> 
         known_s = now_s if state.broken is None else state.broken_s
         state.recovery = Recovery(detected_s=known_s - state.started_s, cause=event.reason)
     state.recovery.lost.append(event.member)
+
+
+def _left_early(state: JobState, member: Member, now_s: float) -> Iterator[Command]:
+    """The others go on without it already: only a checkpoint may lack its part."""
+    yield Release(members=(member.number,))
+    if state.checkpoints.collecting:
+        state.drop_checkpoints()
+    outstanding = state.outstanding
+    if outstanding is not None and member.number in outstanding.members:
+        outstanding.members = tuple(m for m in outstanding.members if m != member.number)
+        if outstanding.everywhere:
+            step = next(iter(outstanding.applied.values()), state.formed().committed_step)
+            yield from _completed(state, outstanding, step, now_s)
 
 
 def absorb_of_job(state: JobState, event: JobEvent) -> None:
@@ -208,7 +224,7 @@ def _better_shares(state: JobState, now_s: float) -> Reshare | None:
 def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterator[Command]:
     member = state.members[event.member]
     yield from _joined(state, member, event.generation, event.first_step, now_s)
-    if event.generation >= state.formed_as:
+    if event.generation >= state.formed_as and state.phase is not Phase.WAITING:
         state.met = True
         if event.last_step > event.first_step:
             state.meetings, state.losing = 1, 0
@@ -258,13 +274,19 @@ def _applied(state: JobState, event: ChangeApplied, now_s: float) -> Iterator[Co
         raise InternalError(f"no change is outstanding: {event}")
     yield from _in_force(state, outstanding, event.step, now_s)
     outstanding.applied[event.member] = event.step
-    if not outstanding.everywhere:
-        return
+    if outstanding.everywhere:
+        yield from _completed(state, outstanding, event.step, now_s)
+
+
+def _completed(
+    state: JobState, outstanding: Outstanding, step: int, now_s: float
+) -> Iterator[Command]:
+    """All have switched."""
     match outstanding.change:
         case Reshare(generation=generation, shares=shares):
             state.generation, state.shares = generation, shares
             if state.resharing is not None:
-                state.resharing.wait(event.step, now_s)
+                state.resharing.wait(step, now_s)
         case Meet():
             yield from _part_with(state, outstanding.members, now_s)
         case Extend() | Halt() | Save():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from raycloud.commands import Command, Extend, Form, Meet, Notice, Record, Release, Reshare
+from raycloud.commands import Command, Extend, Form, Meet, Notice, Record, Release, Reshare, Save
 from raycloud.control.growing import spares, who_may_stay
 from raycloud.control.progress import Progress
 from raycloud.control.resharing import Resharing, asked_shares, first_shares
@@ -70,45 +70,39 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     growth of the data is not, since some may have taken it in.
     """
     lost = tuple(m.number for m in state.in_group() if m.gone)
-    left = [number for number in state.group if state.here(number)]
-    surplus, left = tuple(left[state.workers[1] :]), left[: state.workers[1]]
-    for number in surplus:
-        state.members[number].enter(MemberState.RELEASED, now_s)
+    left = _who_goes_on(state)
     new = spares(state)[: max(0, state.workers[0] - len(left))]
-    state.meetings = 1 if lost or surplus or new else state.meetings + 1
-    state.losing += bool(lost)
+    same = set(left) == set(state.group) and not new
+    state.meetings = state.meetings + 1 if same else 1
+    state.losing += any(state.members[number].joined for number in lost)
     if state.broken is not None and state.recovery is None:
         detected_s = state.broken_s - state.started_s
         state.recovery = Recovery(detected_s=detected_s, cause=state.broken.why)
     state.broken = None
     state.group = (*left, *(member.number for member in new))
+    gone = tuple(m.number for m in state.present() if m.joined and m.number not in state.group)
+    for number in gone:  # too many, or they were to leave and the others went on without them
+        state.members[number].enter(MemberState.RELEASED, now_s)
     for member in new:
         state.hearing.begin(member.number)
         member.step = state.formed().committed_step  # or a later one, as it will say
     if state.resharing is not None:
         state.resharing.wait(state.formed().committed_step, now_s)
-    newest = state.generation
-    outstanding = state.outstanding
-    if outstanding is not None:
-        outstanding.members = state.group
-        if isinstance(outstanding.change, Reshare | Meet):
-            newest = max(newest, outstanding.change.generation)
-        if not isinstance(outstanding.change, Extend) or outstanding.everywhere:
-            state.settled, state.outstanding = outstanding.number, None
+    newest = _withdraw(state)
     state.halt_sent = state.halted = state.met = False
     state.generation = state.formed_as = state.sound_from = newest + 1
     state.groups = {state.generation: state.group}
     state.shares = _fit(state, state.in_group(), now_s)
-    state.checkpoints.drop()
-    if state.saving is not None:
-        state.saving.dropped()
+    state.drop_checkpoints()
+    if any(m.leaving for m in state.in_group()) and not who_may_stay(state):
+        state.save_asked = True
     state.error = ""
     for member in state.in_group():
         member.heard_s, member.part_step = now_s, -1
         if member.state in {MemberState.DRAINING, MemberState.DONE}:
             member.enter(MemberState.ACTIVE, now_s)
-    if lost or surplus:
-        yield Release(members=lost + surplus)
+    if lost or gone:
+        yield Release(members=lost + gone)
     yield Form(
         generation=state.generation,
         members=state.group,
@@ -116,6 +110,32 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
         step=state.formed().committed_step,
         settled=state.settled,
     )
+
+
+def _who_goes_on(state: JobState) -> list[int]:
+    """Those that are left, by rank, and no more than may compute: who has the state and stays."""
+    left = [number for number in state.group if state.here(number)]
+
+    def worth(number: int) -> tuple[bool, bool]:
+        member = state.members[number]
+        return not member.joined, member.leaving
+
+    kept = set(sorted(left, key=worth)[: state.workers[1]])
+    return [number for number in left if number in kept]
+
+
+def _withdraw(state: JobState) -> int:
+    """Take back the change that is outstanding; the newest generation that anybody may know of."""
+    outstanding, newest = state.outstanding, state.generation
+    if outstanding is None:
+        return newest
+    outstanding.members = state.group
+    if isinstance(outstanding.change, Reshare | Meet):
+        newest = max(newest, outstanding.change.generation)
+    state.save_asked |= isinstance(outstanding.change, Save)
+    if not isinstance(outstanding.change, Extend) or outstanding.everywhere:
+        state.settled, state.outstanding = outstanding.number, None
+    return newest
 
 
 def wait(state: JobState, now_s: float) -> Iterator[Command]:
@@ -135,8 +155,10 @@ def next_meeting(state: JobState, now_s: float) -> Meet | None:
     Who is to leave does so if enough others are there.
     """
     new = [] if state.data_version else [m for m in spares(state) if not m.leaving]
-    left = (who_may_stay(state) or state.in_group())[: state.workers[1]]
-    members = [*left, *new[: state.workers[1] - len(left)]]
+    most = state.workers[1]
+    left = (who_may_stay(state) or _making_room(state, len(new)))[:most]
+    room = most - sum(not member.leaving for member in left)
+    members = [*left, *new[: max(0, room)]]
     numbers = tuple(member.number for member in members)
     if numbers == state.group:
         return None
@@ -149,6 +171,20 @@ def next_meeting(state: JobState, now_s: float) -> Meet | None:
     )
 
 
+def _making_room(state: JobState, count: int) -> list[Member]:
+    """The group without those that are to leave and in whose place `count` others have come.
+
+    One that has the state stays until another has it, even if it is one too many for that time.
+    """
+    staying = sum(not member.leaving for member in state.in_group())
+    room = max(0, state.workers[1] - staying - count)
+    if not any(member.joined and not member.leaving for member in state.in_group()):
+        room = max(room, 1)
+    leavers = [m for m in state.in_group() if m.leaving]
+    kept = sorted(leavers, key=lambda m: not m.joined)[:room]
+    return [m for m in state.in_group() if not m.leaving or m in kept]
+
+
 def become(state: JobState, meeting: Meet, step: int, now_s: float) -> None:
     """One member has changed to this generation at `step`: so will all others."""
     for number in meeting.members:
@@ -159,8 +195,7 @@ def become(state: JobState, meeting: Meet, step: int, now_s: float) -> None:
         if member.state is MemberState.READY:
             member.enter(MemberState.ACTIVE, now_s)
         member.heard_s = now_s
-    before = state.groups if state.checkpoints.collecting else {state.formed_as: state.group}
-    state.groups = {**before, meeting.generation: meeting.members}
+    state.groups[meeting.generation] = meeting.members
     state.group, state.shares = meeting.members, meeting.shares
     state.generation = state.formed_as = meeting.generation
     state.formed().change_generation(meeting.generation, step)

@@ -142,7 +142,8 @@ def _all_done(state: JobState) -> bool:
 def _too_few(state: JobState) -> bool:
     """Who is to stop may do so with fewer."""
     if state.progress is None:
-        return len(state.present()) < state.workers[0]
+        fewest = min(state.workers[0], state.settings.min_workers)  # or asked for meanwhile
+        return len(state.present()) < fewest
     if not any(m.gone for m in state.in_group()):
         return False  # the range may be another one than that they began with
     return not state.stop_requests and not _enough(state)

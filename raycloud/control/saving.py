@@ -42,6 +42,7 @@ class Saving:
     losses: int = 0
     _cost_s: float = 0.0
     _saved_s: float | None = None
+    _before_s: float | None = None  # when the one before that was
     _under_way: bool = False
 
     def wrote(self, blocked_s: float, write_s: float) -> None:
@@ -50,7 +51,7 @@ class Saving:
 
     def asked(self, now_s: float) -> None:
         """A checkpoint was asked for: there is no other until it is published."""
-        self._saved_s, self._under_way = now_s, True
+        self._before_s, self._saved_s, self._under_way = self._saved_s, now_s, True
 
     def published(self, now_s: float) -> None:
         """One is complete."""
@@ -58,7 +59,8 @@ class Saving:
 
     def dropped(self) -> None:
         """Those that were under way never will be: members met anew."""
-        self._under_way = False
+        if self._under_way:
+            self._saved_s, self._under_way = self._before_s, False
 
     def due(self, now_s: float) -> bool:
         """Whether another one is worth it now."""

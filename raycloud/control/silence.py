@@ -70,6 +70,8 @@ def _apart(state: JobState) -> MemberLost | None:
     Those that the others came to meet ahead are given up at once: nobody needs them yet.
     """
     broken, settings = state.broken, state.settings
+    if state.phase is Phase.WAITING:
+        return None
     coming = state.outstanding.change if state.outstanding else None
     if broken is not None and isinstance(coming, Meet) and broken.generation == coming.generation:
         new = [n for n in coming.members if not state.members[n].joined and state.here(n)]

@@ -193,6 +193,12 @@ class JobState:
         """Members that are not gone, in order of number."""
         return [self.members[number] for number in sorted(self.members) if self.here(number)]
 
+    def drop_checkpoints(self) -> None:
+        """Forget those of which a part is missing: who was to write one is gone, or meets anew."""
+        self.checkpoints.drop()
+        if self.saving is not None:
+            self.saving.dropped()
+
     def staying(self) -> list[Member]:
         """Members that are not gone and are not going to be, in order of number."""
         return [member for member in self.present() if not member.leaving]

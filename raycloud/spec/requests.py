@@ -76,15 +76,17 @@ def take_range(directory: Path) -> Range | None:
     Raises:
         ValueError: What was left is no range; it is taken away, too.
     """
-    path = directory / _NAME
+    path, taken = directory / _NAME, directory / f"{_NAME}.taken"
     if not path.exists():
         return None
     try:
-        found: Any = json_value(read_whole(path, _LARGEST_BYTES))
+        path.replace(taken)  # another wish may come at any moment
+        try:
+            found: Any = json_value(read_whole(taken, _LARGEST_BYTES))
+        finally:
+            taken.unlink(missing_ok=True)
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    finally:
-        path.unlink(missing_ok=True)
+        raise ValueError(f"{path} cannot be taken: {error.strerror}") from error
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
         raise ValueError(f"{path} is of another format")
     asked: Any = {name: found.get(name) for name in Range.__annotations__}

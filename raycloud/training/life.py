@@ -149,9 +149,11 @@ class Life:
         return None if self._footing.loop is None else self._footing.loop.step
 
     @property
-    def computing(self) -> bool:
-        """Whether the processor has something to compute for it, and nobody to wait for."""
-        return self._device.type == "cpu" and self._replica.computing
+    def usual_s(self) -> float | None:
+        """See `stillness.Watch`; None also on a GPU, and where other processes compile."""
+        if self._device.type != "cpu" or self._config.job.compile or not self._replica.computing:
+            return None
+        return self._replica.longest_s
 
     def measure(self) -> None:
         """Compute a little without effect, and report how fast, how much and from what state."""

@@ -56,7 +56,7 @@ class Member:
         self._newest = -1  # the generation that was called last, or one past one given up
         self._thread = threading.Thread(target=self._live, name="member", daemon=True)
         self._thread.start()
-        self._watch = Watch(clock, self._thread.ident or 0, self._computing)
+        self._watch = Watch(clock, self._thread.ident or 0, self._usual_s)
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Events since the last call; waits at most `timeout_s` for the first one."""
@@ -75,8 +75,8 @@ class Member:
         """Whether it has stood still in the midst of computing; to be asked about once a second."""
         return self._watch.look() if self._thread.is_alive() else []
 
-    def _computing(self) -> bool:
-        return self._life is not None and self._life.computing
+    def _usual_s(self) -> float | None:
+        return None if self._life is None else self._life.usual_s
 
     def form(self, meeting: Meeting) -> None:
         """Meet the others and compute, once built; the generation before, if any, is over.

@@ -58,6 +58,7 @@ class Replica:
     Attributes:
         kept: What is computed of the step that is to be committed next; None: nothing.
         computing: In the midst of `compute`, which waits for others only in short turns.
+        longest_s: The most seconds that it has taken; None before the first time.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Replica:
         self._transport: Transport | None = None
         self._broken: TransportError | None = None
         self.computing = False
+        self.longest_s: float | None = None
         self.kept: Kept | None = None
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
 
@@ -139,9 +141,10 @@ class Replica:
             scale: One over the step's weight, from the control lane; may wait.
             at_hand: See `GradientExchange.arm`.
         """
-        self.computing = True
+        self.computing, began_s = True, self._clock.monotonic_s()
         try:
             self._compute(work, collate, scale, at_hand)
+            self.longest_s = max(self.longest_s or 0.0, self._clock.monotonic_s() - began_s)
         finally:
             self.computing = False
 

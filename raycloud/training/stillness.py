@@ -24,17 +24,19 @@ class Watch:
     """Looks at a thread now and then.
 
     A slow machine, or a busy one, gives a thread some processor time; one that waits for a lock
-    that nobody opens, or for a file that does not come, uses none at all.
+    that nobody opens, or for a file that does not come, uses none at all. Where computing a step
+    has taken long before, it may stand still for twice that time: it may be waiting for something.
 
     Args:
         clock: For seconds, and the thread's own.
         thread: Its identity.
-        computing: Whether it has anything to compute, and nobody to wait for.
+        usual_s: The longest that a step has taken to compute, while one is being computed; None
+            while none is, or where that is not known yet.
     """
 
-    def __init__(self, clock: Clock, thread: int, computing: Callable[[], bool]) -> None:
+    def __init__(self, clock: Clock, thread: int, usual_s: Callable[[], float | None]) -> None:
         """It moves."""
-        self._clock, self._thread, self._computing = clock, thread, computing
+        self._clock, self._thread, self._usual_s = clock, thread, usual_s
         self._used_s, self._still_s = -1.0, 0.0
         self._looked_s = clock.monotonic_s()
 
@@ -42,9 +44,11 @@ class Watch:
         """What is to be told: nothing, mostly."""
         now_s, used_s = self._clock.monotonic_s(), self._clock.thread_cpu_s(self._thread)
         between_s, self._looked_s = now_s - self._looked_s, now_s
-        if used_s > self._used_s or not self._computing():
+        usual_s = self._usual_s()
+        if used_s > self._used_s or usual_s is None:
             self._still_s = 0.0
         else:
             self._still_s += min(between_s, _BETWEEN_S)
         self._used_s = used_s
-        return [Still(self._still_s)] if self._still_s >= TOLD_FROM_S else []
+        told = usual_s is not None and self._still_s >= max(TOLD_FROM_S, 2.0 * usual_s)
+        return [Still(self._still_s)] if told else []

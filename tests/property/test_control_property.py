@@ -88,6 +88,7 @@ def check_commands(fleet):
     assert [x.number for x in prepares] == list(range(1, len(prepares) + 1))
     generation, group, halted = fleet.scene.settings.first_generation - 1, (), False
     spawned, coming = set(), None
+    most = fleet.scene.settings.max_workers + bool(fleet.scene.leaves_s)  # until its state is had
     for x in fleet.commands:
         match x:
             case c.Spawn():
@@ -98,7 +99,7 @@ def check_commands(fleet):
             case c.Form():
                 assert x.generation > generation
                 assert set(x.members) <= spawned
-                assert len(x.members) <= fleet.scene.settings.max_workers
+                assert len(x.members) <= most
                 generation, group, halted, coming = x.generation, x.members, False, None
                 assert sum(x.shares) == fleet.scene.settings.micro_batches
                 assert min(x.shares) >= 0
@@ -110,7 +111,7 @@ def check_commands(fleet):
         if isinstance(x, c.Prepare) and isinstance(x.change, c.Meet):
             coming = x.change.members
             assert set(coming) <= spawned
-            assert len(coming) <= fleet.scene.settings.max_workers
+            assert len(coming) <= most
         if isinstance(x, c.Prepare) and isinstance(x.change, c.Reshare | c.Meet):
             assert x.change.generation == (generation := generation + 1)
             assert sum(x.change.shares) == fleet.scene.settings.micro_batches
@@ -167,6 +168,7 @@ def test_whatever_happens_the_run_ends_and_is_exact(scene):
     match fleet.finish().status:
         case "finished":
             assert fleet.published == fleet.job.committed_step == scene.steps
+            assert not fleet.finish().error
         case "stopped":
             assert scene.stops_s or fleet.gave_up
             if (

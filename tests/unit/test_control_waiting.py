@@ -259,3 +259,78 @@ def test_a_notice_may_come_at_any_time(phase):
             job.on(ready(member), 2.0)
     prepare = only(c.Prepare, job.on(formed(job, 0), 3.0))
     assert prepare.change.members == (0,)
+
+
+def leaves_after_the_first_word():
+    """Member 1 of three is to leave; member 0 has said that it changed."""
+    job = three(min_workers=2)
+    to(job, 5)
+    prepare = only(c.Prepare, job.on(leaving(1), 2.0))
+    job.on(e.ChangeApplied(member=0, change=prepare.number, step=5), 3.0)
+    assert job.group == (0, 2)
+    return job, prepare
+
+
+def test_a_leaver_may_die_before_its_own_word():
+    job, prepare = leaves_after_the_first_word()
+    assert only(c.Release, job.on(lost(1, "gone"), 3.1)).members == (1,)
+    job.on(e.ChangeApplied(member=2, change=prepare.number, step=5), 3.2)
+    assert job.change_outstanding is None
+    job.on(formed(job, 5), 3.3)
+    for member in (0, 2):
+        commands = job.on(report(job, member, 5, 8), 4.0)
+    assert not of(c.TellRecovery, commands)
+    assert isinstance(only(c.Prepare, job.on(stop(), 5.0)).change, c.Halt)
+    assert job.phase is Phase.STOPPING
+
+
+def test_a_leaver_is_not_left_over_where_another_is_lost_then():
+    job, _ = leaves_after_the_first_word()
+    commands = job.on(lost(2), 3.1)
+    assert set(only(c.Release, commands).members) == {1, 2} or job.phase is Phase.WAITING
+    job.on(e.MemberSpawned(member=3, node="n"), 4.0)
+    commands = job.on(ready(3), 5.0)
+    assert only(c.Form, commands).members == (0, 3)
+    assert job.members[1] is MemberState.RELEASED
+
+
+def test_where_all_are_to_leave_those_that_come_take_their_places():
+    job = three(min_workers=1)
+    to(job, 5)
+    commands = [x for m in (0, 1, 2) for x in job.on(leaving(m), 2.0)]
+    spawned = [m for x in of(c.Spawn, commands) for m in x.members]
+    assert spawned == [3, 4, 5]
+    meet = of(c.Prepare, commands)[0]
+    for member in (0, 1, 2):
+        commands = job.on(e.ChangeApplied(member=member, change=meet.number, step=5), 3.0)
+    save = only(c.Prepare, commands)
+    assert isinstance(save.change, c.Save)
+    for member in job.group:
+        job.on(e.ChangeApplied(member=member, change=save.number, step=5), 3.5)
+    for member in (3, 4):
+        job.on(ready(member), 8.0)
+    commands = job.on(ready(5), 8.0)
+    coming = job.change_outstanding
+    assert isinstance(coming, c.Meet)
+    assert any(member in coming.members for member in (1, 2))  # who has the state
+    assert any(member in coming.members for member in spawned)
+    assert len(coming.members) <= 4
+
+
+def test_more_workers_may_be_asked_for_before_the_first_are_there():
+    job = control(min_workers=1, max_workers=2, capacity=2)
+    job.start(0.0)
+    assert job.on(e.RangeChanged(min_workers=4, max_workers=4), 1.0) == ()
+    for member in (0, 1):
+        job.on(ready(member), 2.0)
+    assert job.phase is Phase.FORMING
+
+
+def test_a_recovery_is_told_when_it_is_one():
+    job, _ = waiting()
+    told = [*job.on(report(job, 0, 5, 6), 2.1), *job.on(report(job, 2, 5, 6), 2.1)]
+    assert not of(c.TellRecovery, told)
+    job.on(ready(3), 9.0)
+    job.on(formed(job, 6), 9.5)
+    told = only(c.TellRecovery, job.on(report(job, 0, 6, 7), 10.0))
+    assert (told.detected_s, told.resumed_s) == (2.0, 10.0)

@@ -21,15 +21,15 @@ class Clock(VirtualClock):
         self.used_s += used_s
 
 
-def watch(clock: Clock, computing: list[bool]) -> Watch:
-    made = Watch(clock, 1, lambda: computing[0])
+def watch(clock: Clock, usual_s: list[float | None]) -> Watch:
+    made = Watch(clock, 1, lambda: usual_s[0])
     assert made.look() == []
     return made
 
 
 def test_it_is_told_for_how_long_it_stands_still() -> None:
     clock = Clock()
-    one = watch(clock, [True])
+    one = watch(clock, [0.1])
     clock.passes(0.75)
     assert one.look() == []
     for seconds in (1.5, 2.25, 3.0):
@@ -42,19 +42,29 @@ def test_it_is_told_for_how_long_it_stands_still() -> None:
 
 
 def test_who_waits_for_others_may_stand_still() -> None:
-    clock, computing = Clock(), [False]
-    one = watch(clock, computing)
+    clock, usual_s = Clock(), list[float | None]([None])
+    one = watch(clock, usual_s)
     for _ in range(20):
         clock.passes(1.0)
         assert one.look() == []
-    computing[0] = True
+    usual_s[0] = 0.1
     clock.passes(1.0)
     assert one.look() == [Still(1.0)]
 
 
+def test_who_has_taken_long_before_is_given_twice_that() -> None:
+    clock = Clock()
+    one = watch(clock, [3.0])
+    for _ in range(5):
+        clock.passes(1.0)
+        assert one.look() == []
+    clock.passes(1.0)
+    assert one.look() == [Still(6.0)]
+
+
 def test_a_process_that_was_frozen_does_not_take_its_own_silence_for_that() -> None:
     clock = Clock()
-    one = watch(clock, [True])
+    one = watch(clock, [0.1])
     clock.passes(60.0)
     assert one.look() == [Still(1.5)]  # less than anybody is given up for
     clock.passes(0.1, used_s=0.05)
