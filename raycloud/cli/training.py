@@ -231,6 +231,8 @@ def _interrupts(stop: StopSwitch) -> Iterator[None]:
     try:
         yield
     finally:
+        if stop.is_set():  # this command is about to end, with a code that says how
+            before[signal.SIGTERM] = signal.SIG_IGN
         for number, handler in before.items():
             signal.signal(number, handler)
 
