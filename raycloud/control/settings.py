@@ -33,7 +33,7 @@ class ControlSettings:
             than is usual for it, where the job can go on without it.
         outage_s: The same where members on several machines do not answer.
         still_s: A member is lost that has used no processor time for this long while it was to
-            compute, where the job can go on without it.
+            compute, where another one has the state.
         broken_s: From the first word of a broken exchange to a new meeting, if nobody is found to
             be lost meanwhile.
         meetings: So often the same members meet anew without a step between; then the one whose

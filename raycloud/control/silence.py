@@ -23,8 +23,8 @@ def overdue(state: JobState, now_s: float) -> MemberLost | None:
 def _mute(state: JobState) -> MemberLost | None:
     """A process that is frozen or cut off does not answer, while others do.
 
-    A member without which the job would end is waited for longer, as one that has nothing to
-    report.
+    One that the others cannot go on without is waited for longer, as one that has nothing to
+    report: it may thaw, and another may not come sooner.
     """
     if state.phase not in _COMPUTING:
         return None
@@ -58,7 +58,7 @@ def _still(state: JobState) -> MemberLost | None:
         if member.gone or seconds < state.settings.still_s:
             continue
         others = [m for m in state.in_group() if m is not member and not m.gone and m.joined]
-        if len(others) >= state.workers[0]:
+        if others:
             reason = f"it stands still: no processor time for {seconds:.1f} s while it computes"
             return MemberLost(member=member.number, reason=reason)
     return None

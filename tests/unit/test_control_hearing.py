@@ -163,8 +163,14 @@ def test_who_answers_but_does_not_compute_is_lost():
     assert job.overdue(7.1) is None
 
 
-def test_who_stands_still_is_waited_for_where_the_others_are_too_few():
+def test_who_stands_still_is_replaced_also_where_the_others_are_too_few():
     job = three(min_workers=3)
     to(job, 5)
     job.hear(Heard(looked_s=9.0, still_s={1: 30.0}))
-    assert job.overdue(9.0) is None
+    assert job.overdue(9.0).member == 1
+    job = control(min_workers=1, max_workers=1, capacity=1)
+    job.start(0.0)
+    job.on(ready(0), 0.0)
+    job.on(formed(job, 0), 0.0)
+    job.hear(Heard(looked_s=9.0, still_s={0: 30.0}))
+    assert job.overdue(9.0) is None  # nobody else has the state
