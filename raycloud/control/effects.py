@@ -85,6 +85,7 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
             state.error = f"{member}: {event.error}: {event.message}{hint}"
         case MemberDone():
             yield from _joined(state, member, event.generation, event.step, now_s)
+            yield from _counted(state)
             yield from _recovered(state, event.generation, now_s)  # nothing was left to compute
         case EvaluationPart() | DataPreparing() | DataPrepared():
             pass
@@ -202,6 +203,11 @@ def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterato
     member.step, member.generation = event.last_step, event.generation
     if state.resharing is not None:
         state.resharing.observe(event)
+    yield from _counted(state)
+
+
+def _counted(state: JobState) -> Iterator[Command]:
+    """Steps count that all members have; also those that only a lost one had not told of."""
     commits = state.formed().commit_to(min(m.step for m in state.in_group()))
     if commits:
         yield Record(records=tuple(commit_record(c) for c in commits))

@@ -289,7 +289,7 @@ def _check_applied(state: JobState, event: ChangeApplied) -> None:
     others = set(change.applied.values())
     if others and others != {event.step}:
         raise illegal(state, event, f"other members applied it at step {others.pop()}")
-    if event.step < state.formed().committed_step:
+    if not others and event.step < state.formed().committed_step:
         raise illegal(state, event, f"steps up to {state.formed().committed_step} are committed")
 
 
