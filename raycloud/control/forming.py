@@ -117,8 +117,10 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
 
 def next_meeting(state: JobState, now_s: float) -> Meet | None:
     """The generation to change to, as members are there to join and may compute; None: stay."""
-    left = state.in_group()[: state.workers[1]]
     new = [] if state.data_version else spares(state)
+    if not new and len(state.group) <= state.workers[1]:
+        return None
+    left = state.in_group()[: state.workers[1]]
     members = [*left, *new[: state.workers[1] - len(left)]]
     numbers = tuple(member.number for member in members)
     if numbers == state.group:

@@ -134,13 +134,15 @@ def _all_ready(state: JobState) -> bool:
 
 
 def _all_done(state: JobState) -> bool:
-    return all(m.state is MemberState.DONE for m in state.in_group())
+    return all(state.members[number].state is MemberState.DONE for number in state.group)
 
 
 def _too_few(state: JobState) -> bool:
     """One that has the state of the training must be among those that are left."""
     if state.progress is not None and not any(m.gone for m in state.in_group()):
         return False  # the range may be another one than that they began with
+    if state.progress is None:
+        return len(state.present()) < state.workers[0]  # all of them are to begin
     left = [m for m in state.present() if not state.spare(m.number)]
     return not any(m.joined for m in left) or len(left) + len(spares(state)) < state.workers[0]
 
@@ -148,7 +150,7 @@ def _too_few(state: JobState) -> bool:
 def _broken(state: JobState) -> bool:
     change = state.outstanding.change if state.outstanding else None
     coming = change.members if isinstance(change, Meet) else ()
-    return any(state.members[number].gone for number in (*state.group, *coming))
+    return state.any_gone() or any(state.members[number].gone for number in coming)
 
 
 _HOLDS: Final[Mapping[Condition, Callable[[JobState], bool]]] = {
@@ -314,6 +316,7 @@ def _check_done(state: JobState, event: MemberDone) -> None:
     member = state.member(event.member)
     if event.step != member.step and member.joined:
         raise illegal(state, event, f"the member has reported steps up to {member.step}")
-    for other in state.in_group():
-        if other.state is MemberState.DONE and other.step != event.step:
-            raise illegal(state, event, f"{other} is done at step {other.step}")
+    members = (state.members[number] for number in state.group)
+    other = next((m for m in members if m.state is MemberState.DONE), None)
+    if other is not None and other.step != event.step:  # all others are done where it is
+        raise illegal(state, event, f"{other} is done at step {other.step}")

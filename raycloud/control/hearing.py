@@ -62,6 +62,15 @@ class Hearing:
         """From now on it computes; how late it was while it was building tells nothing."""
         self._pulses[member] = Pulse()
 
+    def late(self) -> frozenset[int]:
+        """Members of which an answer is overdue for so long that it may be missing."""
+        looked_s, since_s, patience_s = self._looked_s, self._since_s, self.patience_s
+        return frozenset(
+            member
+            for member, due_s in self._due_s.items()
+            if looked_s - (due_s if due_s > since_s else since_s) >= patience_s
+        )
+
     def missing_s(self, member: int, others: Iterable[int]) -> float | None:
         """How many seconds an answer is overdue that will not come any more; None: it may.
 

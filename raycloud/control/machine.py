@@ -153,7 +153,12 @@ class Control:
         numbers = tuple(range(first, first + settings.workers))
         state.members = {
             n: Member(
-                number=n, state=MemberState.SPAWNING, since_s=now_s, heard_s=now_s, slot=n - first
+                number=n,
+                state=MemberState.SPAWNING,
+                since_s=now_s,
+                heard_s=now_s,
+                slot=n - first,
+                turns=state.turns,
             )
             for n in numbers
         }

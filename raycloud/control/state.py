@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True, slots=True)
+class Turns:
+    """What has become of a job's members together, so that not all are looked at each time.
+
+    Attributes:
+        count: How often one has gone or joined: what is known of who is there is old.
+        done: How many have nothing left to do.
+    """
+
+    count: int = 0
+    done: int = 0
+
+
+@dataclass(kw_only=True, slots=True)
 class Member:
     """One member, from the moment it was asked for.
 
@@ -31,6 +45,7 @@ class Member:
         slot: Which of the job's places for workers it has, from 0.
         placed: There is a place on a machine for it.
         joined: It is known to compute, and has the state of the training.
+        turns: Those of its job.
     """
 
     number: int
@@ -45,6 +60,7 @@ class Member:
     slot: int = 0
     placed: bool = True
     joined: bool = True
+    turns: Turns = field(default_factory=Turns, compare=False, repr=False)
 
     @property
     def gone(self) -> bool:
@@ -54,7 +70,14 @@ class Member:
     def enter(self, state: MemberState, now_s: float) -> None:
         """It is in `state` from now on."""
         if self.state is not state:
+            self.turns.count += state in GONE
+            self.turns.done += (state is MemberState.DONE) - (self.state is MemberState.DONE)
             self.state, self.since_s = state, now_s
+
+    def join(self, step: int) -> None:
+        """It computes from `step` on."""
+        self.joined, self.step = True, step
+        self.turns.count += 1
 
     def __str__(self) -> str:
         """As people read it."""
@@ -97,6 +120,17 @@ class Recovery:
     lost: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Known:
+    """What holds over all members, as long as none turns and the generation is the same."""
+
+    at: tuple[int, int]
+    group: tuple[int, ...]
+    present: Sequence[Member]
+    joining: Sequence[Member]
+    gone: bool
+
+
 @dataclass(kw_only=True, slots=True)
 class JobState:
     """Everything that one job's control remembers.
@@ -129,6 +163,7 @@ class JobState:
         started_s: When the job was started.
         now_s: When control was last asked.
         error: Why the run fails.
+        turns: What has become of all members together.
     """
 
     settings: ControlSettings
@@ -168,6 +203,8 @@ class JobState:
     started_s: float = 0.0
     now_s: float = 0.0
     error: str = ""
+    turns: Turns = field(default_factory=Turns)
+    _known: _Known | None = None
 
     def member(self, number: int) -> Member:
         """The member of this number.
@@ -180,9 +217,37 @@ class JobState:
             raise InternalError(f"there is no member {number}; known are {sorted(self.members)}")
         return found
 
-    def present(self) -> list[Member]:
+    def present(self) -> Sequence[Member]:
         """Members that are not gone, in order of number."""
-        return [self.members[number] for number in sorted(self.members) if self.here(number)]
+        return self._now().present
+
+    def joining(self) -> Sequence[Member]:
+        """Those of them that are not known to compute, in order of number."""
+        return self._now().joining
+
+    def any_gone(self) -> bool:
+        """Whether a member of the present generation is gone."""
+        return self._now().gone
+
+    def any_done(self) -> bool:
+        """Whether a member of the present generation has nothing left to do."""
+        return self.turns.done > 0 and any(
+            self.members[number].state is MemberState.DONE for number in self.group
+        )
+
+    def _now(self) -> _Known:
+        """What holds over all members, looked up again where one has turned."""
+        at = (self.turns.count, len(self.members))
+        if self._known is None or self._known.at != at or self._known.group is not self.group:
+            present = [self.members[n] for n in sorted(self.members) if self.here(n)]
+            self._known = _Known(
+                at=at,
+                group=self.group,
+                present=present,
+                joining=[m for m in present if not m.joined],
+                gone=any(m.gone for m in self.in_group()),
+            )
+        return self._known
 
     def here(self, number: int) -> bool:
         """Whether this member is not gone."""
