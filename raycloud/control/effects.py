@@ -291,7 +291,8 @@ def _in_force(
 
 def _part_with(state: JobState, before: tuple[int, ...], now_s: float) -> Iterator[Command]:
     """Who left has written all that was its part."""
-    gone = tuple(number for number in before if number not in state.group)
+    stays = set(state.group)
+    gone = tuple(number for number in before if number not in stays)
     for number in gone:
         state.members[number].enter(MemberState.RELEASED, now_s)
     if gone:

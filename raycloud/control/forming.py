@@ -136,9 +136,10 @@ def next_meeting(state: JobState, now_s: float) -> Meet | None:
 
 def become(state: JobState, meeting: Meet, step: int, now_s: float) -> None:
     """One member has changed to this generation at `step`: so will all others."""
+    before_it = set(state.group)
     for number in meeting.members:
         member = state.members[number]
-        if number not in state.group:
+        if number not in before_it:
             state.hearing.begin(number)
             member.step = step
         if member.state is MemberState.READY:

@@ -29,7 +29,7 @@ def grow(state: JobState, now_s: float) -> Iterator[Command]:
     """
     if state.progress is None or state.phase is not Phase.TRAINING:
         return
-    coming = [m for m in state.joining() if state.spare(m.number)]
+    coming = state.joining()
     surplus = max(0, len(state.present()) - state.workers[1])
     unplaced = [m for m in coming if not m.placed]
     lacking = min(state.workers[1], state.capacity) - len(state.present())
@@ -73,7 +73,7 @@ def missed(state: JobState, member: Member, why: str, now_s: float) -> Iterator[
 
 def _none_joins(state: JobState, now_s: float) -> Iterator[Command]:
     """Said once, where there could be more members, or some are on their way."""
-    coming = [m for m in state.joining() if state.spare(m.number)]
+    coming = state.joining()
     lacking = min(state.workers[1], state.capacity) > len(state.in_group())
     if (coming or lacking) and not state.told_that_none_joins:
         state.told_that_none_joins = True
@@ -94,12 +94,12 @@ def unfit_to_join(state: JobState, member: Member) -> str:
 
 def spares(state: JobState) -> list[Member]:
     """Members that are ready and do not take part yet."""
-    return [m for m in state.joining() if state.spare(m.number) and m.state is MemberState.READY]
+    return [m for m in state.joining() if m.state is MemberState.READY]
 
 
 def dismiss(state: JobState, now_s: float) -> Iterator[Command]:
     """Nobody is going to join any more."""
-    yield from _let_go([m for m in state.joining() if state.spare(m.number)], now_s)
+    yield from _let_go(state.joining(), now_s)
 
 
 def _let_go(members: Iterable[Member], now_s: float) -> Iterator[Command]:

@@ -147,15 +147,9 @@ def _too_few(state: JobState) -> bool:
     return not any(m.joined for m in left) or len(left) + len(spares(state)) < state.workers[0]
 
 
-def _broken(state: JobState) -> bool:
-    change = state.outstanding.change if state.outstanding else None
-    coming = change.members if isinstance(change, Meet) else ()
-    return state.any_gone() or any(state.members[number].gone for number in coming)
-
-
 _HOLDS: Final[Mapping[Condition, Callable[[JobState], bool]]] = {
     Condition.TOO_FEW: _too_few,
-    Condition.BROKEN: _broken,
+    Condition.BROKEN: lambda state: state.any_gone(),
     Condition.APART: _apart,
     Condition.MET: lambda state: state.met,
     Condition.STOP_ASKED: lambda state: state.stop_requests > 0,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from raycloud.commands import Meet
 from raycloud.control.checkpoints import Checkpoints
 from raycloud.control.tables import GONE, MemberState, Phase
 from raycloud.errors import InternalError
@@ -102,7 +103,8 @@ class Outstanding:
     @property
     def everywhere(self) -> bool:
         """Every member has switched."""
-        return self.applied.keys() >= set(self.members)
+        enough = len(self.applied) >= len(self.members)
+        return enough and self.applied.keys() >= set(self.members)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -126,6 +128,7 @@ class _Known:
 
     at: tuple[int, int]
     group: tuple[int, ...]
+    coming: tuple[int, ...]
     present: Sequence[Member]
     joining: Sequence[Member]
     gone: bool
@@ -222,11 +225,11 @@ class JobState:
         return self._now().present
 
     def joining(self) -> Sequence[Member]:
-        """Those of them that are not known to compute, in order of number."""
-        return self._now().joining
+        """Those of them that are to join those that compute, and do not yet: see `spare`."""
+        return self._now().joining if self.progress is not None else ()
 
     def any_gone(self) -> bool:
-        """Whether a member of the present generation is gone."""
+        """Whether a member of the present generation, or of the one to come, is gone."""
         return self._now().gone
 
     def any_done(self) -> bool:
@@ -237,17 +240,22 @@ class JobState:
 
     def _now(self) -> _Known:
         """What holds over all members, looked up again where one has turned."""
-        at = (self.turns.count, len(self.members))
-        if self._known is None or self._known.at != at or self._known.group is not self.group:
+        at, known = (self.turns.count, len(self.members)), self._known
+        change = self.outstanding.change if self.outstanding is not None else None
+        coming = change.members if isinstance(change, Meet) else ()
+        alike = known is not None and known.group is self.group and known.coming is coming
+        if known is None or not alike or known.at != at:
+            group = set(self.group)
             present = [self.members[n] for n in sorted(self.members) if self.here(n)]
-            self._known = _Known(
+            known = self._known = _Known(
                 at=at,
                 group=self.group,
+                coming=coming,
                 present=present,
-                joining=[m for m in present if not m.joined],
-                gone=any(m.gone for m in self.in_group()),
+                joining=[m for m in present if not m.joined and m.number not in group],
+                gone=any(self.members[n].gone for n in (*self.group, *coming)),
             )
-        return self._known
+        return known
 
     def here(self, number: int) -> bool:
         """Whether this member is not gone."""
