@@ -46,8 +46,8 @@ class Hearing:
     _looked_s: float = float("-inf")
     _since_s: float = float("-inf")  # from when on answers come in
 
-    def hear(self, heard: Heard) -> None:
-        """Take in who has answered."""
+    def hear(self, heard: Heard) -> float:
+        """Take in who has answered; returns the seconds that the driver itself stood still."""
         last_s = max(self._answered_s.values(), default=float("-inf"))
         stood_still = heard.looked_s - self._looked_s > self.patience_s
         if stood_still or (heard.late_s and heard.looked_s - last_s > self.patience_s):
@@ -56,7 +56,9 @@ class Hearing:
             self._answered_s[member] = heard.looked_s
             own_s = min(late_s, heard.looked_s - self._since_s)  # the rest is the driver's
             self._pulses.setdefault(member, Pulse()).answered(own_s)
+        still_s = heard.looked_s - self._looked_s if stood_still else 0.0
         self._looked_s, self._due_s = heard.looked_s, heard.due_s
+        return still_s if still_s < float("inf") else 0.0
 
     def begin(self, member: int) -> None:
         """From now on it computes; how late it was while it was building tells nothing."""
