@@ -110,6 +110,12 @@ def _lost(state: JobState, event: MemberLost, now_s: float) -> Iterator[Command]
         yield from missed(state, member, event.reason, now_s)
         if state.spare(event.member):
             return
+    sent = state.outstanding
+    if sent is not None and sent.in_force and event.member not in state.group:  # it was to leave
+        sent.members = tuple(number for number in sent.members if number != event.member)
+        yield Release(members=(event.member,))
+        yield from _everywhere(state, sent, state.formed().committed_step, now_s)
+        return
     state.error = f"{member} was lost: {event.reason}\n\nhint: {_resume(state)}"
     if state.progress is None:
         if len(state.present()) > state.workers[0]:
@@ -248,13 +254,20 @@ def _applied(state: JobState, event: ChangeApplied, now_s: float) -> Iterator[Co
         raise InternalError(f"no change is outstanding: {event}")
     yield from _in_force(state, outstanding, event.step, now_s)
     outstanding.applied[event.member] = event.step
+    yield from _everywhere(state, outstanding, event.step, now_s)
+
+
+def _everywhere(
+    state: JobState, outstanding: Outstanding, step: int, now_s: float
+) -> Iterator[Command]:
+    """It is over, if all have switched."""
     if not outstanding.everywhere:
         return
     match outstanding.change:
         case Reshare(generation=generation, shares=shares):
             state.generation, state.shares = generation, shares
             if state.resharing is not None:
-                state.resharing.wait(event.step, now_s)
+                state.resharing.wait(step, now_s)
         case Meet():
             yield from _part_with(state, outstanding.members, now_s)
         case Extend() | Halt() | Save():

@@ -70,7 +70,7 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     growth of the data is not, since some may have taken it in.
     """
     lost = tuple(m.number for m in state.in_group() if m.gone)
-    left = [number for number in state.group if state.here(number)]
+    left = [number for number in (*state.group, *_leaving(state)) if state.here(number)]
     surplus, left = tuple(left[state.workers[1] :]), left[: state.workers[1]]
     for number in surplus:
         state.members[number].enter(MemberState.RELEASED, now_s)
@@ -113,6 +113,15 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
         step=state.formed().committed_step,
         settled=state.settled,
     )
+
+
+def _leaving(state: JobState) -> tuple[int, ...]:
+    """Who is to leave with a planned meeting that is in force, and has not been heard to."""
+    sent = state.outstanding
+    if sent is None or not sent.in_force or not isinstance(sent.change, Meet):
+        return ()
+    stays = set(sent.change.members)
+    return tuple(number for number in sent.members if number not in stays)
 
 
 def next_meeting(state: JobState, now_s: float) -> Meet | None:

@@ -293,7 +293,7 @@ def _check_steps(state: JobState, event: StepsCommitted) -> None:
     member, progress = state.member(event.member), state.formed()
     begins = event.first_step == member.step
     if not member.joined:  # from the others it has all steps before its first
-        begins = event.first_step >= progress.committed_step
+        begins = begins or event.first_step >= progress.committed_step
     if not begins or event.last_step < event.first_step:
         raise illegal(state, event, f"the member's next step is {member.step}")
     change = state.outstanding.change if state.outstanding else None
