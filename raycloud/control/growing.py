@@ -6,6 +6,7 @@ iterated.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -42,13 +43,13 @@ def grow(state: JobState, now_s: float) -> Iterator[Command]:
     elif lacking > 0 and _may_ask(state, now_s):
         numbers = tuple(range(state.next_member, state.next_member + lacking))
         state.next_member += lacking
-        for number in numbers:
+        for number, slot in zip(numbers, _free_slots(state), strict=False):
             member = Member(
                 number=number,
                 state=MemberState.SPAWNING,
                 since_s=now_s,
                 heard_s=now_s,
-                slot=_free_slot(state),
+                slot=slot,
                 placed=False,
                 joined=False,
                 turns=state.turns,
@@ -115,6 +116,7 @@ def _may_ask(state: JobState, now_s: float) -> bool:
     return now_s >= state.ask_again_s and state.misses < MOST_MISSES and not state.any_done()
 
 
-def _free_slot(state: JobState) -> int:
+def _free_slots(state: JobState) -> Iterator[int]:
+    """Without end, the lowest first."""
     taken = {m.slot for m in state.present()}
-    return next(slot for slot in range(len(taken) + 1) if slot not in taken)
+    return (slot for slot in itertools.count() if slot not in taken)

@@ -139,7 +139,7 @@ def _all_done(state: JobState) -> bool:
 
 def _too_few(state: JobState) -> bool:
     """One that has the state of the training must be among those that are left."""
-    if state.progress is not None and not any(m.gone for m in state.in_group()):
+    if state.progress is not None and not state.any_gone():
         return False  # the range may be another one than that they began with
     if state.progress is None:
         return len(state.present()) < state.workers[0]  # all of them are to begin
@@ -149,7 +149,7 @@ def _too_few(state: JobState) -> bool:
 
 _HOLDS: Final[Mapping[Condition, Callable[[JobState], bool]]] = {
     Condition.TOO_FEW: _too_few,
-    Condition.BROKEN: lambda state: state.any_gone(),
+    Condition.BROKEN: lambda state: state.any_missing(),
     Condition.APART: _apart,
     Condition.MET: lambda state: state.met,
     Condition.STOP_ASKED: lambda state: state.stop_requests > 0,

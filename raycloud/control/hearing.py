@@ -85,6 +85,6 @@ class Hearing:
         pulse = self._pulses.setdefault(member, Pulse())
         if not late_s >= self.patience_s or pulse.phi(late_s) < _SURE:
             return None
-        answered = [self._answered_s.get(m, float("-inf")) for m in others if m != member]
-        heard = any(answered_s >= due_s for answered_s in answered)
+        never = float("-inf")
+        heard = any(self._answered_s.get(m, never) >= due_s for m in others if m != member)
         return late_s if heard else None

@@ -132,6 +132,7 @@ class _Known:
     present: Sequence[Member]
     joining: Sequence[Member]
     gone: bool
+    broken: bool
 
 
 @dataclass(kw_only=True, slots=True)
@@ -229,8 +230,12 @@ class JobState:
         return self._now().joining if self.progress is not None else ()
 
     def any_gone(self) -> bool:
-        """Whether a member of the present generation, or of the one to come, is gone."""
+        """Whether a member of the present generation is gone."""
         return self._now().gone
+
+    def any_missing(self) -> bool:
+        """The same, or one of the generation to come."""
+        return self._now().broken
 
     def any_done(self) -> bool:
         """Whether a member of the present generation has nothing left to do."""
@@ -253,7 +258,8 @@ class JobState:
                 coming=coming,
                 present=present,
                 joining=[m for m in present if not m.joined and m.number not in group],
-                gone=any(self.members[n].gone for n in (*self.group, *coming)),
+                gone=any(self.members[n].gone for n in self.group),
+                broken=any(self.members[n].gone for n in (*self.group, *coming)),
             )
         return known
 
