@@ -283,41 +283,6 @@ def test_steps_that_only_the_lost_one_had_not_told_of_count_where_no_other_is_le
     assert job.committed_step == job.ledger.next_step == 5
 
 
-def test_a_leaver_may_be_heard_to_change_after_the_others_have_gone_on():
-    job = three()
-    to(job, 5)
-    prepare = only(c.Prepare, job.on(e.RangeChanged(min_workers=1, max_workers=2), 2.0))
-    assert prepare.change.members == (0, 1)
-    for member in (0, 1):
-        job.on(e.ChangeApplied(member=member, change=1, step=5), 3.0)
-    to(job, 7, members=(0, 1), first=5)
-    assert job.committed_step == 7
-    leaving = job.on(e.ChangeApplied(member=2, change=1, step=5), 4.0)
-    assert only(c.Release, leaving).members == (2,)
-
-
-def test_those_that_were_to_leave_go_on_where_the_others_are_lost():
-    job = three()
-    to(job, 5)
-    job.on(e.RangeChanged(min_workers=1, max_workers=1), 2.0)
-    job.on(e.ChangeApplied(member=2, change=1, step=5), 3.0)
-    assert job.group == (0,)
-    form = only(c.Form, commands := job.on(lost(0), 4.0))
-    assert (form.members, form.shares, form.settled) == ((1,), (8,), 1)
-    assert only(c.Release, commands).members == (0, 2)
-
-
-def test_one_that_was_to_leave_may_be_lost_first():
-    job = three()
-    to(job, 5)
-    job.on(e.RangeChanged(min_workers=1, max_workers=2), 2.0)
-    for member in (0, 1):
-        job.on(e.ChangeApplied(member=member, change=1, step=5), 3.0)
-    job.on(lost(2), 4.0)
-    assert job.change_outstanding is None
-    assert job.group == (0, 1)
-
-
 def test_one_that_is_done_dies_and_nobody_minds():
     job = three()
     to(job, 5)
