@@ -49,7 +49,7 @@ class Checkpoints:
             return None
         parts = self._parts.setdefault(step, {})
         parts[member] = part
-        if self.missing(step, group):
+        if any(m not in parts for m in group):
             return None
         del self._parts[step]
         self._publishing.add(step)

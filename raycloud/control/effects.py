@@ -190,7 +190,7 @@ def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
         state.phase not in {Phase.TRAINING, Phase.STOPPING}
         or state.outstanding is not None
         or state.halt_sent
-        or any(m.state is MemberState.DONE for m in state.in_group())
+        or state.any_done()
     ):
         return
     change: Change | None
@@ -238,6 +238,9 @@ def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterato
 
 def _counted(state: JobState) -> Iterator[Command]:
     """Steps count that all members have; also those that only a lost one had not told of."""
+    before = state.formed().committed_step
+    if any(state.members[number].step <= before for number in state.group):
+        return
     commits = state.formed().commit_to(min(m.step for m in state.in_group()))
     if commits:
         yield Record(records=tuple(commit_record(c) for c in commits))
@@ -252,7 +255,8 @@ def _joined(
     sent = state.outstanding
     if sent is not None and isinstance(sent.change, Meet) and sent.change.generation == generation:
         yield from _in_force(state, sent, step, now_s)
-    member.joined, member.step, state.misses = True, step, 0
+    member.join(step)
+    state.misses = 0
 
 
 def _recovered(state: JobState, generation: int, now_s: float) -> Iterator[Command]:
@@ -323,7 +327,8 @@ def _in_force(
 
 def _part_with(state: JobState, before: tuple[int, ...], now_s: float) -> Iterator[Command]:
     """Who left has written all that was its part."""
-    gone = tuple(number for number in before if number not in state.group)
+    stays = set(state.group)
+    gone = tuple(number for number in before if number not in stays)
     for number in gone:
         state.members[number].enter(MemberState.RELEASED, now_s)
     if gone:

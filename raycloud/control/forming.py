@@ -114,7 +114,7 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
 
 def _who_goes_on(state: JobState) -> list[int]:
     """Those that are left, by rank, and no more than may compute: who has the state and stays."""
-    left = [number for number in state.group if state.here(number)]
+    left = state.left()
 
     def worth(number: int) -> tuple[bool, bool]:
         member = state.members[number]
@@ -154,6 +154,8 @@ def next_meeting(state: JobState, now_s: float) -> Meet | None:
 
     Who is to leave does so if enough others are there.
     """
+    if not (state.joining() or state.turns.leaving or len(state.group) > state.workers[1]):
+        return None
     new = [] if state.data_version else [m for m in spares(state) if not m.leaving]
     most = state.workers[1]
     left = (who_may_stay(state) or _making_room(state, len(new)))[:most]
@@ -187,9 +189,10 @@ def _making_room(state: JobState, count: int) -> list[Member]:
 
 def become(state: JobState, meeting: Meet, step: int, now_s: float) -> None:
     """One member has changed to this generation at `step`: so will all others."""
+    before_it = set(state.group)
     for number in meeting.members:
         member = state.members[number]
-        if number not in state.group:
+        if number not in before_it:
             state.hearing.begin(number)
             member.step = step
         if member.state is MemberState.READY:

@@ -6,6 +6,7 @@ iterated.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ def grow(state: JobState, now_s: float) -> Iterator[Command]:
     if state.progress is None or state.phase not in {Phase.TRAINING, Phase.WAITING}:
         return
     staying = state.staying()
-    coming = [m for m in staying if state.spare(m.number)]
+    coming = [m for m in state.joining() if not m.leaving]
     surplus = max(0, len(staying) - state.workers[1])
     unplaced = [m for m in coming if not m.placed]
     lacking = min(state.workers[1], state.capacity) - len(staying)
@@ -44,9 +45,17 @@ def grow(state: JobState, now_s: float) -> Iterator[Command]:
     elif lacking > 0 and _may_ask(state, now_s):
         numbers = tuple(range(state.next_member, state.next_member + lacking))
         state.next_member += lacking
-        for number in numbers:
-            member = Member(number=number, state=MemberState.SPAWNING, since_s=now_s, heard_s=now_s)
-            member.slot, member.placed, member.joined = _free_slot(state), False, False
+        for number, slot in zip(numbers, _free_slots(state), strict=False):
+            member = Member(
+                number=number,
+                state=MemberState.SPAWNING,
+                since_s=now_s,
+                heard_s=now_s,
+                slot=slot,
+                placed=False,
+                joined=False,
+                turns=state.turns,
+            )
             state.members[number] = member
         yield Spawn(members=numbers, joins=True)
 
@@ -78,6 +87,7 @@ def prepare_for_leave(state: JobState, event: MemberLeaving, now_s: float) -> It
     ]
     for member in going:
         member.leaving = True
+        state.turns.leaving += 1
     yield from _let_go([m for m in going if state.spare(m.number)], now_s)
     if going and state.progress is not None and not who_may_stay(state):
         state.save_asked = True
@@ -93,7 +103,7 @@ def who_may_stay(state: JobState) -> list[Member]:
 
 def _none_joins(state: JobState, now_s: float) -> Iterator[Command]:
     """Said once, where there could be more members, or some are on their way."""
-    coming = [m for m in state.present() if state.spare(m.number)]
+    coming = state.joining()
     lacking = min(state.workers[1], state.capacity) > len(state.in_group())
     if (coming or lacking) and not state.told_that_none_joins:
         state.told_that_none_joins = True
@@ -114,12 +124,12 @@ def unfit_to_join(state: JobState, member: Member) -> str:
 
 def spares(state: JobState) -> list[Member]:
     """Members that are ready and do not take part yet."""
-    return [m for m in state.present() if state.spare(m.number) and m.state is MemberState.READY]
+    return [m for m in state.joining() if m.state is MemberState.READY]
 
 
 def dismiss(state: JobState, now_s: float) -> Iterator[Command]:
     """Nobody is going to join any more."""
-    yield from _let_go([m for m in state.present() if state.spare(m.number)], now_s)
+    yield from _let_go(state.joining(), now_s)
 
 
 def _let_go(members: Iterable[Member], now_s: float) -> Iterator[Command]:
@@ -135,13 +145,10 @@ def _may_ask(state: JobState, now_s: float) -> bool:
     """Where the others cannot go on without more, as often as it takes."""
     if state.phase is Phase.WAITING:
         return now_s >= state.ask_again_s
-    return (
-        now_s >= state.ask_again_s
-        and state.misses < MOST_MISSES
-        and not any(m.state is MemberState.DONE for m in state.in_group())
-    )
+    return now_s >= state.ask_again_s and state.misses < MOST_MISSES and not state.any_done()
 
 
-def _free_slot(state: JobState) -> int:
+def _free_slots(state: JobState) -> Iterator[int]:
+    """Without end, the lowest first."""
     taken = {m.slot for m in state.present()}
-    return next(slot for slot in range(len(taken) + 1) if slot not in taken)
+    return (slot for slot in itertools.count() if slot not in taken)

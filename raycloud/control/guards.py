@@ -136,7 +136,7 @@ def _all_ready(state: JobState) -> bool:
 
 
 def _all_done(state: JobState) -> bool:
-    return all(m.state is MemberState.DONE for m in state.in_group())
+    return all(state.members[number].state is MemberState.DONE for number in state.group)
 
 
 def _too_few(state: JobState) -> bool:
@@ -144,34 +144,28 @@ def _too_few(state: JobState) -> bool:
     if state.progress is None:
         fewest = min(state.workers[0], state.settings.min_workers)  # or asked for meanwhile
         return len(state.present()) < fewest
-    if not any(m.gone for m in state.in_group()):
+    if not state.any_gone():
         return False  # the range may be another one than that they began with
     return not state.stop_requests and not _enough(state)
 
 
 def _enough(state: JobState) -> bool:
-    left = [number for number in state.group if state.here(number)]
+    left = state.left()
     return state.stop_requests > 0 or len(left) + len(spares(state)) >= state.workers[0]
 
 
 def _nobody(state: JobState) -> bool:
     """Where data has grown, those that are left have read it, and nobody can join them."""
-    left = [number for number in state.group if state.here(number)]
-    if state.progress is None or len(left) == len(state.group):
+    if state.progress is None or not state.any_gone():
         return False
+    left = state.left()
     alone = state.data_version > 0 and _too_few(state)
     return alone or not any(state.members[number].joined for number in left)
 
 
-def _broken(state: JobState) -> bool:
-    change = state.outstanding.change if state.outstanding else None
-    coming = change.members if isinstance(change, Meet) else ()
-    return any(state.members[number].gone for number in (*state.group, *coming))
-
-
 def _hopeless(state: JobState) -> bool:
     """Another loss of the generation: whoever computes this step seems to be lost by it."""
-    return state.losing >= state.settings.losing and _broken(state)
+    return state.losing >= state.settings.losing and state.any_missing()
 
 
 _HOLDS: Final[Mapping[Condition, Callable[[JobState], bool]]] = {
@@ -179,7 +173,7 @@ _HOLDS: Final[Mapping[Condition, Callable[[JobState], bool]]] = {
     Condition.NOBODY: _nobody,
     Condition.HOPELESS: _hopeless,
     Condition.ENOUGH: _enough,
-    Condition.BROKEN: _broken,
+    Condition.BROKEN: lambda state: state.any_missing(),
     Condition.APART: _apart,
     Condition.MET: lambda state: state.met,
     Condition.STOP_ASKED: lambda state: state.stop_requests > 0,
@@ -323,7 +317,7 @@ def _check_steps(state: JobState, event: StepsCommitted) -> None:
     member, progress = state.member(event.member), state.formed()
     begins = event.first_step == member.step
     if not member.joined:  # from the others it has all steps before its first
-        begins = event.first_step >= progress.committed_step
+        begins = begins or event.first_step >= progress.committed_step
     if not begins or event.last_step < event.first_step:
         raise illegal(state, event, f"the member's next step is {member.step}")
     change = state.outstanding.change if state.outstanding else None
@@ -340,6 +334,7 @@ def _check_done(state: JobState, event: MemberDone) -> None:
     member = state.member(event.member)
     if event.step != member.step and member.joined:
         raise illegal(state, event, f"the member has reported steps up to {member.step}")
-    for other in state.in_group():
-        if other.state is MemberState.DONE and other.step != event.step:
-            raise illegal(state, event, f"{other} is done at step {other.step}")
+    members = (state.members[number] for number in state.group)
+    other = next((m for m in members if m.state is MemberState.DONE), None)
+    if other is not None and other.step != event.step:  # all others are done where it is
+        raise illegal(state, event, f"{other} is done at step {other.step}")

@@ -52,8 +52,8 @@ class Hearing:
     _looked_s: float = float("-inf")
     _since_s: float = float("-inf")  # from when on answers come in
 
-    def hear(self, heard: Heard) -> None:
-        """Take in who has answered."""
+    def hear(self, heard: Heard) -> float:
+        """Take in who has answered; returns the seconds that the driver itself stood still."""
         last_s = max(self._answered_s.values(), default=float("-inf"))
         stood_still = heard.looked_s - self._looked_s > self.patience_s
         if stood_still or (heard.late_s and heard.looked_s - last_s > self.patience_s):
@@ -62,12 +62,23 @@ class Hearing:
             self._answered_s[member] = heard.looked_s
             own_s = min(late_s, heard.looked_s - self._since_s)  # the rest is the driver's
             self._pulses.setdefault(member, Pulse()).answered(own_s)
+        still_s = heard.looked_s - self._looked_s if stood_still else 0.0
         self._looked_s, self._due_s = heard.looked_s, heard.due_s
         self.still_s = heard.still_s
+        return still_s if still_s < float("inf") else 0.0
 
     def begin(self, member: int) -> None:
         """From now on it computes; how late it was while it was building tells nothing."""
         self._pulses[member] = Pulse()
+
+    def late(self) -> frozenset[int]:
+        """Members of which an answer is overdue for so long that it may be missing."""
+        looked_s, since_s, patience_s = self._looked_s, self._since_s, self.patience_s
+        return frozenset(
+            member
+            for member, due_s in self._due_s.items()
+            if looked_s - (due_s if due_s > since_s else since_s) >= patience_s
+        )
 
     def missing_s(self, member: int, others: Iterable[int]) -> float | None:
         """How many seconds an answer is overdue that will not come any more; None: it may.
@@ -81,6 +92,6 @@ class Hearing:
         pulse = self._pulses.setdefault(member, Pulse())
         if not late_s >= self.patience_s or pulse.phi(late_s) < _SURE:
             return None
-        answered = [self._answered_s.get(m, float("-inf")) for m in others if m != member]
-        heard = any(answered_s >= due_s for answered_s in answered)
+        never = float("-inf")
+        heard = any(self._answered_s.get(m, never) >= due_s for m in others if m != member)
         return late_s if heard else None

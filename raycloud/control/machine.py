@@ -155,7 +155,12 @@ class Control:
         numbers = tuple(range(first, first + settings.workers))
         state.members = {
             n: Member(
-                number=n, state=MemberState.SPAWNING, since_s=now_s, heard_s=now_s, slot=n - first
+                number=n,
+                state=MemberState.SPAWNING,
+                since_s=now_s,
+                heard_s=now_s,
+                slot=n - first,
+                turns=state.turns,
             )
             for n in numbers
         }
@@ -210,8 +215,13 @@ class Control:
         return MemberLost(member=event.member, reason=f"{event.error}: {event.message}")
 
     def hear(self, heard: Heard) -> None:
-        """Take in which members have answered the driver's calls; about as often as `tick`."""
-        self._state.hearing.hear(heard)
+        """Take in which members have answered the driver's calls; about as often as `tick`.
+
+        Where the driver itself stood still, or its clock has jumped, nobody was silent meanwhile.
+        """
+        still_s = self._state.hearing.hear(heard)
+        for member in self._state.present() if still_s else ():
+            member.heard_s = min(heard.looked_s, member.heard_s + still_s)
 
     def overdue(self, now_s: float) -> MemberLost | None:
         """The member that is to be taken for lost now, as an event for `on`; None: nobody is.

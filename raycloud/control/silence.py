@@ -26,14 +26,16 @@ def _mute(state: JobState) -> MemberLost | None:
     One that the others cannot go on without is waited for longer, as one that has nothing to
     report: it may thaw, and another may not come sooner.
     """
-    if state.phase not in _COMPUTING:
+    late = state.hearing.late()
+    if state.phase not in _COMPUTING or not late:
         return None
     group = [m for m in state.in_group() if not m.gone]
     numbers = [m.number for m in group]
+    joined = sum(m.joined for m in group)
     missing = {}
-    for member in group:
-        others = [m for m in group if m is not member and m.joined]
-        if member.state is MemberState.DONE or len(others) < state.workers[0]:
+    for member in (m for m in group if m.number in late):
+        others = joined - member.joined
+        if member.state is MemberState.DONE or others < state.workers[0]:
             continue
         late_s = state.hearing.missing_s(member.number, numbers)
         if late_s is not None:
@@ -93,7 +95,10 @@ def _idle(state: JobState, now_s: float) -> MemberLost | None:
 
     The one heard least recently is named, and the reason lists all.
     """
-    late = [m for m in state.members.values() if now_s - m.heard_s > _limit_s(state, m)]
+    settings = state.settings
+    least_s = min(settings.spawn_s, settings.form_s, settings.silence_s)
+    silent = [m for m in state.present() if now_s - m.heard_s > least_s]
+    late = [m for m in silent if now_s - m.heard_s > _limit_s(state, m)]
     if not late:
         return None
     first = min(late, key=lambda m: (m.joined, m.heard_s, m.number))
@@ -115,7 +120,8 @@ def _limit_s(state: JobState, member: Member) -> float:
     if state.phase is Phase.WAITING:  # there is nothing to do, and nothing to say
         return float("inf")
     change = state.outstanding.change if state.outstanding else None
-    if isinstance(change, Meet) and member.number in change.members and member in spares(state):
+    coming = change.members if isinstance(change, Meet) and not member.joined else ()
+    if member.number in coming and member in spares(state):
         return state.settings.form_s
     if (
         member.state is MemberState.READY

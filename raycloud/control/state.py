@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from raycloud.commands import Meet
 from raycloud.control.checkpoints import Checkpoints
 from raycloud.control.tables import GONE, MemberState, Phase
 from raycloud.errors import InternalError
@@ -17,6 +19,21 @@ if TYPE_CHECKING:
     from raycloud.control.saving import Saving
     from raycloud.control.settings import ControlSettings
     from raycloud.events import DataGrew, ExchangeBroken, MemberReady
+
+
+@dataclass(kw_only=True, slots=True)
+class Turns:
+    """What has become of a job's members together, so that not all are looked at each time.
+
+    Attributes:
+        count: How often one has gone or joined: what is known of who is there is old.
+        done: How many have nothing left to do.
+        leaving: How many have ever been going to leave.
+    """
+
+    count: int = 0
+    done: int = 0
+    leaving: int = 0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -33,6 +50,7 @@ class Member:
         placed: There is a place on a machine for it.
         joined: It is known to compute, and has the state of the training.
         leaving: It is going to be gone: the job gets along without it as soon as it can.
+        turns: Those of its job.
     """
 
     number: int
@@ -48,6 +66,7 @@ class Member:
     placed: bool = True
     joined: bool = True
     leaving: bool = False
+    turns: Turns = field(default_factory=Turns, compare=False, repr=False)
 
     @property
     def gone(self) -> bool:
@@ -57,7 +76,14 @@ class Member:
     def enter(self, state: MemberState, now_s: float) -> None:
         """It is in `state` from now on."""
         if self.state is not state:
+            self.turns.count += state in GONE
+            self.turns.done += (state is MemberState.DONE) - (self.state is MemberState.DONE)
             self.state, self.since_s = state, now_s
+
+    def join(self, step: int) -> None:
+        """It computes from `step` on."""
+        self.joined, self.step = True, step
+        self.turns.count += 1
 
     def __str__(self) -> str:
         """As people read it."""
@@ -82,7 +108,8 @@ class Outstanding:
     @property
     def everywhere(self) -> bool:
         """Every member has switched."""
-        return self.applied.keys() >= set(self.members)
+        enough = len(self.applied) >= len(self.members)
+        return enough and self.applied.keys() >= set(self.members)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -98,6 +125,19 @@ class Recovery:
     detected_s: float
     cause: str
     lost: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Known:
+    """What holds over all members, as long as none turns and the generation is the same."""
+
+    at: tuple[int, int]
+    group: tuple[int, ...]
+    coming: tuple[int, ...]
+    present: Sequence[Member]
+    joining: Sequence[Member]
+    gone: bool
+    broken: bool
 
 
 @dataclass(kw_only=True, slots=True)
@@ -135,6 +175,7 @@ class JobState:
         started_s: When the job was started.
         now_s: When control was last asked.
         error: Why the run fails.
+        turns: What has become of all members together.
     """
 
     settings: ControlSettings
@@ -177,6 +218,8 @@ class JobState:
     started_s: float = 0.0
     now_s: float = 0.0
     error: str = ""
+    turns: Turns = field(default_factory=Turns)
+    _known: _Known | None = None
 
     def member(self, number: int) -> Member:
         """The member of this number.
@@ -189,9 +232,47 @@ class JobState:
             raise InternalError(f"there is no member {number}; known are {sorted(self.members)}")
         return found
 
-    def present(self) -> list[Member]:
+    def present(self) -> Sequence[Member]:
         """Members that are not gone, in order of number."""
-        return [self.members[number] for number in sorted(self.members) if self.here(number)]
+        return self._now().present
+
+    def joining(self) -> Sequence[Member]:
+        """Those of them that are to join those that compute, and do not yet: see `spare`."""
+        return self._now().joining if self.progress is not None else ()
+
+    def any_gone(self) -> bool:
+        """Whether a member of the present generation is gone."""
+        return self._now().gone
+
+    def any_missing(self) -> bool:
+        """The same, or one of the generation to come."""
+        return self._now().broken
+
+    def any_done(self) -> bool:
+        """Whether a member of the present generation has nothing left to do."""
+        return self.turns.done > 0 and any(
+            self.members[number].state is MemberState.DONE for number in self.group
+        )
+
+    def _now(self) -> _Known:
+        """What holds over all members, looked up again where one has turned."""
+        at, known = (self.turns.count, len(self.members)), self._known
+        change = self.outstanding.change if self.outstanding is not None else None
+        coming = change.members if isinstance(change, Meet) else ()
+        alike = known is not None and known.group is self.group and known.coming is coming
+        if known is None or not alike or known.at != at:
+            group = set(self.group)
+            present = [self.members[n] for n in sorted(self.members) if self.here(n)]
+            known = self._known = _Known(
+                at=at,
+                group=self.group,
+                coming=coming,
+                present=present,
+                joining=[m for m in present if not m.joined and m.number not in group],
+                gone=any(self.members[n].gone for n in self.group),
+                broken=any(self.members[n].gone for n in (*self.group, *coming)),
+            )
+        return known
 
     def drop_checkpoints(self) -> None:
         """Forget those of which a part is missing: who was to write one is gone, or meets anew."""
@@ -201,7 +282,17 @@ class JobState:
 
     def staying(self) -> list[Member]:
         """Members that are not gone and are not going to be, in order of number."""
+        if not self.turns.leaving:
+            return list(self.present())
         return [member for member in self.present() if not member.leaving]
+
+    def left(self) -> list[int]:
+        """Who is left of the group, by rank, and then of those that leave it just now."""
+        sent, there = self.outstanding, list(self.group)
+        if sent is not None and sent.in_force and isinstance(sent.change, Meet):
+            stays = set(self.group)
+            there += [number for number in sent.members if number not in stays]
+        return [number for number in there if self.here(number)]
 
     def here(self, number: int) -> bool:
         """Whether this member is not gone."""

@@ -94,6 +94,17 @@ def test_a_driver_that_stood_still_takes_nobody_for_lost():
     assert world.go(40.0) == []
 
 
+def test_nobody_was_silent_while_the_driver_stood_still():
+    """Its machine was paused, or its clock jumped; words come one by one then."""
+    job = three(silence_s=60.0)
+    to(job, 5)
+    world = World(job)
+    assert world.go(20.0) == []
+    world.now_s += 900.0
+    assert world.go(930.0) == []
+    assert only(c.Form, world.go(990.0)).members == (1, 2)  # nothing was reported since
+
+
 def test_who_is_often_late_is_waited_for():
     job = three()
     to(job, 5)

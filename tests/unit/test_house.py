@@ -47,6 +47,7 @@ PURE = (
     "order",
     "planning",
     "control",
+    "simulate",
     "bounded",
     "commands",
     "events",

@@ -1,0 +1,260 @@
+"""What each fault does to the machines, the members and the driver."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, assert_never
+
+from raycloud.events import CapacityChanged, RangeChanged, StopRequested
+from raycloud.simulate.scenario import Fault, Kind
+
+if TYPE_CHECKING:
+    from raycloud.simulate.machines import Machines
+    from raycloud.simulate.scenario import Scenario
+    from raycloud.simulate.start import Start
+    from raycloud.simulate.world import World
+
+_LOOK_S = 2.0  # the driver looks at the machines so often
+_DIES_S = (0.05, 2.0)  # from a process's end to the driver's knowing
+_VANISHES_S = (1.0, 40.0)  # and from a node's end
+_DECLARED_S = (30.0, 60.0)  # a node that is silent for so long is taken for dead
+_RESETS = 0.5  # the chance that connections do not survive a cut
+_DRIVER_ONLY = 0.3  # the chance that a cut is one from the driver, and not from peers
+
+
+class Befalling:
+    """Lets faults befall a run.
+
+    Args:
+        scenario: Which faults.
+        world: Whose time and chance.
+        machines: The machines.
+
+    Attributes:
+        start: The present start of the run; None between two.
+        counts: How many faults of each kind befell it.
+        calm: Nothing befalls it any more, and all is well again.
+        full: There is no room on the disk of the checkpoints.
+    """
+
+    def __init__(self, scenario: Scenario, world: World, machines: Machines) -> None:
+        """All is planned."""
+        self._scenario, self._world, self._machines = scenario, world, machines
+        self.start: Start | None = None
+        self.counts: Counter[str] = Counter()
+        self.calm = False
+        self.full = False
+        self._mends: dict[int, Callable[[], None]] = {}
+        self._mended = 0
+        for fault in sorted(scenario.faults):
+            world.at(fault.at_s, lambda fault=fault: self._befall(fault))  # type: ignore[misc]
+        world.at(scenario.lasts_s, self._calm)
+
+    def _befall(self, fault: Fault) -> None:
+        if self.calm:
+            return
+        self._wake()
+        self.counts[str(fault.kind)] += 1
+        told = f"{fault.kind} {fault.many} for {fault.lasts_s:.3f} s"
+        self._world.log.add(f"{self._world.now_s:.6f} ! {told}")
+        match fault.kind:
+            case Kind.LEAVE | Kind.ZONE | Kind.HOLD:
+                self._come_and_go(fault)
+            case Kind.FREEZE | Kind.CUT | Kind.SLOW:
+                self._of_nodes(fault)
+            case Kind.DIE | Kind.BREAK | Kind.FAIL:
+                self._of_members(fault)
+            case Kind.JUMP:
+                self._world.ahead_s += fault.lasts_s
+            case Kind.DEAF:
+                if self.start is not None:
+                    self.start.words.deaf_until_s = self._world.now_s + fault.lasts_s
+            case Kind.FULL:
+                self._full(fault)
+            case Kind.STOP:
+                self._tell(StopRequested(reason="asked"))
+            case Kind.RANGE:
+                most = max(self._scenario.least, min(fault.many, self._scenario.members))
+                self._tell(RangeChanged(min_workers=self._scenario.least, max_workers=most))
+            case _:
+                assert_never(fault.kind)
+
+    def _wake(self) -> None:
+        if self.start is not None:
+            self.start.wake()
+
+    def _tell(self, event: StopRequested | RangeChanged | CapacityChanged) -> None:
+        if self.start is not None:
+            self.start.words.tell(event, self._world.now_s)
+
+    def _mend_after(self, seconds: float, mend: Callable[[], None]) -> None:
+        """Do this then, or when all becomes well."""
+        self._mended += 1
+        number = self._mended
+        self._mends[number] = mend
+        self._world.after(seconds, lambda: self._mend(number))
+
+    def _mend(self, number: int) -> None:
+        mend = self._mends.pop(number, None)
+        if mend is not None:
+            self._wake()
+            mend()
+
+    def _calm(self) -> None:
+        self._wake()
+        self._world.log.add(f"{self._world.now_s:.6f} ! calm")
+        for number in list(self._mends):
+            self._mend(number)
+        for node in self._machines.away:
+            self._machines.come(node)
+        self.calm = True
+        self._look_soon()
+        self._tell(
+            RangeChanged(min_workers=self._scenario.least, max_workers=self._scenario.members)
+        )
+        if self._scenario.steps is None:
+            self._tell(StopRequested(reason="the time is over"))
+
+    # ---- members
+
+    def _of_members(self, fault: Fault) -> None:
+        if self.start is None:
+            return
+        ending, fleet = self.start.ending, self.start.fleet
+        alive = fleet.alive
+        if fault.kind is Kind.BREAK:
+            ending.breaks()
+        elif fault.kind is Kind.FAIL:
+            for i in self._world.some(1, len(alive)):
+                ending.fail(alive[i])
+        else:
+            for i in self._world.some(fault.many, len(alive)):
+                ending.die(alive[i])
+                fleet.lose(alive[i], "its process died", self._world.between(*_DIES_S))
+
+    def _full(self, fault: Fault) -> None:
+        self._fill(full=True)
+        self._mend_after(fault.lasts_s, lambda: self._fill(full=False))
+
+    def _fill(self, *, full: bool) -> None:
+        self.full = full
+        if self.start is not None:
+            self.start.computing.full = full
+
+    # ---- nodes
+
+    def _come_and_go(self, fault: Fault) -> None:
+        there, away = self._machines.there, self._machines.away
+        chance = self._world
+        if fault.kind is Kind.HOLD:
+            more = fault.many - len(there)
+            for i in chance.some(max(0, more), len(away)):
+                self._machines.come(away[i])
+            self._vanish(there[i] for i in chance.some(max(0, -more), len(there)))
+        elif fault.kind is Kind.ZONE:
+            self._leave(self._machines.in_zone(chance.below(self._scenario.zones)), fault)
+        else:
+            self._leave([there[i] for i in chance.some(fault.many, len(there))], fault)
+        self._look_soon()
+
+    def _leave(self, nodes: list[int], fault: Fault) -> None:
+        self._vanish(nodes)
+        self._mend_after(fault.lasts_s, lambda: self._come(nodes))
+
+    def _vanish(self, nodes: Iterable[int]) -> None:
+        gone = list(nodes)
+        for node in gone:
+            self._machines.vanish(node)
+        known_s = self._world.between(*_VANISHES_S)
+        for node in gone if self.start is not None else ():
+            self._die(node, "its node is gone", known_s)
+
+    def _die(self, node: int, why: str, known_s: float) -> None:
+        start = self.start
+        for body in start.fleet.on_node(node) if start is not None else ():
+            if start is not None:
+                start.ending.die(body)
+                start.fleet.lose(body, why, known_s + self._world.between(0.0, 1.0))
+
+    def _come(self, nodes: Iterable[int]) -> None:
+        for node in nodes:
+            self._machines.come(node)
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        """The driver looks at the machines now and then."""
+        self._world.after(self._world.between(0.0, _LOOK_S), self._look)
+
+    def _look(self) -> None:
+        start = self.start
+        if start is None:
+            return
+        start.fleet.place()
+        if start.room != self._machines.room:
+            start.room = self._machines.room
+            self._tell(CapacityChanged(workers=start.room))
+
+    def _of_nodes(self, fault: Fault) -> None:
+        there = self._machines.there
+        nodes = [there[i] for i in self._world.some(fault.many, len(there))]
+        if fault.kind is Kind.SLOW:
+            self._slow(nodes, fault)
+        elif fault.kind is Kind.FREEZE:
+            for node in nodes:
+                self._hold(node, fault.lasts_s, driver_only=False)
+        else:
+            begins_s = sorted(self._world.between(0.0, fault.lasts_s / 2) for _ in nodes)
+            for node, begin_s in zip(nodes, begins_s, strict=True):
+                last_s = fault.lasts_s * self._world.between(0.5, 1.0) - begin_s
+                only = self._world.likely(_DRIVER_ONLY)
+                self._world.after(begin_s, self._cutting(node, last_s, driver_only=only))
+
+    def _cutting(self, node: int, lasts_s: float, *, driver_only: bool) -> Callable[[], None]:
+        def cut() -> None:
+            if not self.calm:
+                self._wake()
+                self._hold(node, lasts_s, driver_only=driver_only, resets=True)
+
+        return cut
+
+    def _hold(self, node: int, lasts_s: float, *, driver_only: bool, resets: bool = False) -> None:
+        """Members of a node stand still, or cannot be reached, until it is mended."""
+        start = self.start
+        self._machines.cut[node] += 1
+        bodies = start.fleet.on_node(node) if start is not None else []
+        for body in bodies if start is not None else ():
+            if start is not None:
+                (start.ending.lose_sight if driver_only else start.ending.freeze)(body)
+
+        def mend() -> None:
+            self._machines.cut[node] -= 1
+            for body in bodies if start is self.start and start is not None else ():
+                if start is not None and body.alive:
+                    (start.ending.see_again if driver_only else start.ending.thaw)(body)
+            if start is None or start is not self.start:
+                return
+            if resets and not driver_only and self._world.likely(_RESETS):
+                start.ending.breaks()
+            self._look_soon()
+
+        self._mend_after(lasts_s, mend)
+        dead_s = self._world.between(*_DECLARED_S)
+        if lasts_s > dead_s:
+            self._world.after(dead_s, lambda: self._declare_dead(node, start))
+
+    def _declare_dead(self, node: int, start: Start | None) -> None:
+        if start is self.start and self._machines.cut[node]:
+            self._wake()
+            self._die(node, "its node was declared dead", 0.0)
+
+    def _slow(self, nodes: list[int], fault: Fault) -> None:
+        factor = self._world.between(1.5, 6.0)
+        self._turn(nodes, factor)
+        self._mend_after(fault.lasts_s, lambda: self._turn(nodes, 1 / factor))
+
+    def _turn(self, nodes: list[int], factor: float) -> None:
+        for node in nodes:
+            self._machines.speeds[node] *= factor
+        if self.start is not None:
+            self.start.computing.retime()

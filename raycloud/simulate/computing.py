@@ -1,0 +1,299 @@
+"""What members do together: they compute, report and save.
+
+How they meet stands in `meeting`, what changes on the way in `changes`, and how a generation ends
+when somebody dies or a connection breaks in `ending`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raycloud.commands import Halt, Meet
+from raycloud.events import GenerationFormed, MemberDone, MemberFailed, PartWritten
+from raycloud.order import Position, Steps
+from raycloud.simulate.changes import Changes
+from raycloud.simulate.meeting import Meetings
+from raycloud.simulate.words import Body, committed
+
+if TYPE_CHECKING:
+    from raycloud.simulate.fleet import Fleet
+    from raycloud.simulate.lockstep import Lockstep
+    from raycloud.simulate.scenario import Scenario
+    from raycloud.simulate.words import Words
+    from raycloud.simulate.world import World
+
+_FAILURES = 3  # members that say that the disk is full
+_MANY = 64  # of so many members, each reports in every round
+_FAR = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a start of the run begins."""
+
+    step: int
+    at: Position
+    value: int
+
+
+class Computing:
+    """The generations of one start of a run, one after the other.
+
+    Args:
+        scenario: What is simulated.
+        world: Whose time and chance.
+        fleet: The members.
+        words: What they say.
+        origin: Where they begin.
+
+    Attributes:
+        group: The generation that computes; None: none does.
+        meetings: Those that the driver calls for.
+        changes: What is sent ahead.
+        full: There is no room on the disk of the checkpoints.
+        reached: One past the newest step that anyone has committed.
+        stopped_s: Since when nobody computes although members had begun; None: they do.
+        pauses_s: How long that was, each time.
+        useful_s: Seconds in which steps were computed.
+        wrong: What cannot be: the simulation or the run is broken.
+    """
+
+    def __init__(
+        self, scenario: Scenario, world: World, fleet: Fleet, words: Words, origin: Origin
+    ) -> None:
+        """Nobody computes before they are told to meet."""
+        self.scenario, self.world, self.fleet, self.words = scenario, world, fleet, words
+        self.origin = origin
+        self.cut = Steps(
+            samples=scenario.samples,
+            global_batch=scenario.global_batch,
+            micro_batch=scenario.micro_batch,
+            drop_last=scenario.drop_last,
+        )
+        self.last_step = scenario.steps or _FAR
+        self.group: Lockstep | None = None
+        self.meetings = Meetings(self)
+        self.changes = Changes(self)
+        self.full = False
+        self.reached = origin.step
+        self.stopped_s: float | None = None
+        self.pauses_s: list[float] = []
+        self.useful_s = 0.0
+        self.wrong = ""
+        self.stop: Callable[[], None] = lambda: None  # `Ending` knows how
+
+    def position(self, step: int) -> Position:
+        """Where the sequence stands before `step`."""
+        return self.cut.position_after(step - self.origin.step, self.origin.at)
+
+    def bodies(self, group: Lockstep) -> list[Body | None]:
+        """Its members by rank, as far as the driver still holds them."""
+        return [self.fleet.seats.get(number) for number in group.members]
+
+    def look(self) -> None:
+        """Someone can be reached again."""
+        self.meetings.look()
+        self.changes.look()
+
+    def absent(self, members: Sequence[int] | set[int]) -> bool:
+        """Whether one of them does not live, or cannot be reached or compute."""
+        seats = self.fleet.seats
+        return any(number not in seats or not seats[number].well for number in members)
+
+    def calls_s(self, number: int) -> tuple[float, float]:
+        """When the first and the last of so many calls arrive."""
+        calls_s = self.world.chance.random(number) * self.scenario.delay_s
+        return float(calls_s.min()), float(calls_s.max())
+
+    def tell(self, body: Body, step: int) -> None:
+        """It tells of all steps before `step` of which it has not told."""
+        word = committed(body, step, self.position(step), self.fleet.micro_batch_s(body))
+        self.words.say(body, word)
+        body.told, body.owes = step, 0
+
+    def catch_up(self, body: Body, step: int, value: int) -> None:
+        """It stands at `step` from now on, and has told of all before."""
+        if not body.begun:
+            body.told = step
+        elif body.told < step:
+            self.tell(body, step)
+        body.begun, body.step, body.value, body.kept = True, step, value, ()
+
+    def announce(self, group: Lockstep) -> None:
+        """Its first member says that it has formed."""
+        first = self.fleet.seats.get(group.members[0])
+        if first is not None:
+            word = GenerationFormed(
+                generation=group.generation,
+                members=group.members,
+                shares=group.shares,
+                first_step=group.step,
+            )
+            self.words.say(first, word)
+
+    def resumed(self) -> None:
+        """They compute, again."""
+        if self.stopped_s is not None:
+            self.pauses_s.append(self.world.now_s - self.stopped_s)
+            self.stopped_s = None
+
+    def start(self, group: Lockstep, ticket: int) -> None:
+        """Newcomers have the state."""
+        if group is not self.group or ticket != group.ticket or self.fleet.over:
+            return
+        for number in group.newcomers:
+            self.catch_up(self.fleet.seats[number], group.step, group.value)
+        group.newcomers = frozenset()
+        self.announce(group)
+        self.go_on(group)
+
+    # ---- steps
+
+    def step_s(self, members: Sequence[int], shares: Sequence[int]) -> float:
+        """How long a step takes these members with these shares."""
+        fleet = self.fleet
+        longest_s = max(
+            share * fleet.micro_batch_s(fleet.seats[number])
+            for number, share in zip(members, shares, strict=True)
+        )
+        return longest_s + self.scenario.exchange_s
+
+    def retime(self) -> None:
+        """A machine has another speed."""
+        group = self.group
+        if group is None or any(body is None for body in self.bodies(group)):
+            return
+        now_s = self.world.now_s if group.stalled_s is None else group.stalled_s
+        group.advance(now_s)
+        step_s = self.step_s(group.members, group.shares)
+        if now_s > group.begun_s:  # what of the step is done stays done
+            group.begun_s = now_s - (now_s - group.begun_s) / group.step_s * step_s
+        group.step_s = step_s
+        self.plan(group)
+
+    def plan(self, group: Lockstep) -> None:
+        """Think of the next step before which something is due."""
+        if group is not self.group or group.stalled_s is not None:
+            return
+        group.ticket += 1
+        ticket = group.ticket
+        if group.newcomers:
+            self.world.at(group.begun_s, lambda: self.start(group, ticket))
+            return
+        stops = [self.last_step]
+        if group.step <= group.first_step:
+            stops.append(group.first_step + 1)
+        if self.scenario.every_steps is not None:
+            every = self.scenario.every_steps
+            stops.append((group.step // every + 1) * every)
+        if self.changes.ahead is not None and self.changes.ahead.due is not None:
+            stops.append(self.changes.ahead.due)
+        group.barrier = min(stop for stop in stops if stop > group.step)
+        self.world.at(group.barrier_s, lambda: self._arrive(group, ticket))
+
+    def _arrive(self, group: Lockstep, ticket: int) -> None:
+        if group is not self.group or ticket != group.ticket or self.fleet.over:
+            return
+        group.advance(self.world.now_s)
+        if group.step < group.barrier:  # rounding
+            self.plan(group)
+            return
+        self.between(group, range(len(group.members)))
+        self.go_on(group)
+
+    def go_on(self, group: Lockstep) -> None:
+        """What is due before the present step."""
+        self.reached = max(self.reached, group.step)
+        ranks = range(len(group.members))
+        if group.step >= self.last_step:
+            self.finish(group, ranks)
+            self.end(group)
+            return
+        ahead = self.changes.ahead
+        if ahead is not None and ahead.due == group.step:
+            self.changes.ahead = None
+            self.changes.apply(group, ahead, ranks)
+            if isinstance(ahead.told.change, Halt):
+                self.finish(group, ranks)
+                self.end(group)
+                return
+            if isinstance(ahead.told.change, Meet):
+                self.end(group)
+                self.changes.become(group, ahead.told.change)
+                return
+        self.changes.agree(group)
+        self.plan(group)
+
+    def between(self, group: Lockstep, ranks: Sequence[int]) -> None:
+        """What these ranks do after a step, by arithmetic: report, save."""
+        every, step = self.scenario.every_steps, group.step
+        if step in {group.first_step + 1, self.last_step}:
+            self.report(group, ranks)
+        if step == self.last_step or (every is not None and step % every == 0):
+            self.save(group, ranks)
+
+    def finish(self, group: Lockstep, ranks: Sequence[int]) -> None:
+        """These ranks have nothing left to do."""
+        bodies = self.bodies(group)
+        for rank in ranks:
+            if (body := bodies[rank]) is not None:
+                done = MemberDone(member=body.number, step=group.step, generation=group.formed_as)
+                self.words.say(body, done)
+
+    def end(self, group: Lockstep) -> None:
+        """It is over, in order: all of its members stand where it does."""
+        self.useful_s += group.useful_s
+        self.group = None
+        for body in self.bodies(group):
+            if body is not None:
+                body.step, body.value, body.kept = group.step, group.value, ()
+
+    def report(self, group: Lockstep, ranks: Sequence[int]) -> None:
+        """These ranks tell of the steps that they have not told of."""
+        done, bodies = (group.micro - group.told).tolist(), self.bodies(group)
+        for rank in ranks:
+            body = bodies[rank]
+            if body is None or body.told >= group.step:
+                continue
+            body.owes += done[rank]
+            group.told[rank] += done[rank]
+            body.generation = group.generation
+            self.tell(body, group.step)
+
+    def round(self, *, everyone: bool) -> None:
+        """Members tell of their steps, as they do about once a second."""
+        group = self.group
+        if group is None or group.newcomers:
+            return
+        group.advance(self.world.now_s)
+        self.reached = max(self.reached, group.step)
+        ranks = range(len(group.members))
+        if everyone or len(ranks) > _MANY:
+            self.report(group, ranks)
+        else:
+            self.report(group, [rank for rank in ranks if self.world.likely(0.7)])
+
+    def save(self, group: Lockstep, ranks: Sequence[int]) -> None:
+        """These ranks write their parts of the checkpoint before the present step, once."""
+        if group.saved_step == group.step:
+            return
+        group.saved_step = group.step
+        self.report(group, ranks)
+        bodies, delay_s = self.bodies(group), self.scenario.delay_s
+        for rank in ranks[:_FAILURES] if self.full else ranks:
+            if (body := bodies[rank]) is None:
+                continue
+            word: PartWritten | MemberFailed = PartWritten(
+                member=body.number,
+                step=group.step,
+                part={"value": group.value},
+                blocked_s=0.0,
+                write_s=0.0,
+                generation=group.formed_as,
+            )
+            if self.full:
+                why = "no space left on device"
+                word = MemberFailed(member=body.number, error="CheckpointError", message=why)
+            self.words.say(body, word, self.world.between(0.0, delay_s))

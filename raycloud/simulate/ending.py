@@ -1,0 +1,218 @@
+"""How a generation ends when a member dies, stands still, or a connection breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from raycloud.commands import Halt, Meet
+from raycloud.events import ExchangeBroken, MemberFailed
+
+if TYPE_CHECKING:
+    from raycloud.simulate.computing import Computing
+    from raycloud.simulate.lockstep import Lockstep
+    from raycloud.simulate.words import Body
+
+_HEARD_OF = 16  # members that tell that their exchange broke; control needs one
+
+
+class Ending:
+    """What befalls the members of a start.
+
+    Args:
+        computing: What they do together.
+    """
+
+    def __init__(self, computing: Computing) -> None:
+        """From now on it is asked when a generation is to stop."""
+        self._computing, self._world = computing, computing.world
+        self._fleet, self._words = computing.fleet, computing.words
+        computing.stop = self.stop
+        computing.fleet.die = self.die
+
+    def stop(self) -> None:
+        """The generation stops in the midst of its step."""
+        self._stop()
+
+    def _stop(self) -> list[Body]:
+        """Returns those of it that wait for another meeting now."""
+        computing, world = self._computing, self._world
+        group = computing.group
+        if group is None:
+            return []
+        group.advance(world.now_s)
+        computing.reached = max(computing.reached, group.step)
+        computing.useful_s += group.useful_s
+        computing.group = None
+        at_s = world.now_s if group.stalled_s is None else group.stalled_s
+        if computing.stopped_s is None:
+            computing.stopped_s = at_s
+        over = self._over(group, at_s)
+        twin = group.once_more() if over else group
+        done, bodies = (group.micro - group.told).tolist(), computing.bodies(group)
+        owned = group.owned() if group.step < computing.last_step else [()] * len(bodies)
+        for rank, body in enumerate(bodies):
+            if body is None or body.number in group.newcomers:
+                continue
+            body.generation = group.generation
+            if rank in over:
+                body.step, body.value, body.kept = twin.step, twin.value, ()
+            else:
+                body.step, body.value = group.step, group.value
+                body.kept = self._kept(group, rank, owned[rank], at_s)
+                body.owes += done[rank]
+        waiting = self._pass_on(twin, sorted(over)) if over else True
+        for rank, body in enumerate(bodies):
+            if body is not None and rank not in over and world.likely(0.5):
+                self._tell(body)
+        return [
+            body
+            for rank, body in enumerate(bodies)
+            if body is not None and (waiting or rank not in over)
+        ]
+
+    def _tell(self, body: Body) -> None:
+        if body.begun and body.told < body.step:
+            self._computing.tell(body, body.step)
+
+    def _over(self, group: Lockstep, at_s: float) -> frozenset[int]:
+        """Ranks that have committed the present step all the same: all of it had reached them."""
+        exchange_s = self._computing.scenario.exchange_s
+        late = at_s - group.begun_s >= group.step_s - exchange_s
+        if not late or group.step >= self._computing.last_step or not self._world.likely(0.7):
+            return frozenset()
+        number = len(group.members)
+        return frozenset(self._world.some(self._world.below(number + 1), number))
+
+    def _kept(
+        self, group: Lockstep, rank: int, owned: Sequence[int], at_s: float
+    ) -> tuple[int, ...]:
+        """The micro-batches of the present step that a rank has by then."""
+        before = len(owned) - group.fresh[rank] if group.adopted is not None else 0
+        if at_s < group.begun_s:
+            return tuple(owned[:before])
+        new = len(owned) - before
+        number = (0, new, self._world.below(new + 1))[self._world.below(3)]
+        return tuple(owned[: before + number])
+
+    def _pass_on(self, twin: Lockstep, ranks: list[int]) -> bool:
+        """Those that have committed the step do what is due then; False: and have ended."""
+        computing = self._computing
+        computing.reached = max(computing.reached, twin.step)
+        twin.told = twin.told.copy()
+        computing.between(twin, ranks)
+        computing.report(twin, ranks)
+        if twin.step >= computing.last_step:
+            computing.finish(twin, ranks)
+            return False
+        ahead = computing.changes.ahead
+        if ahead is not None and ahead.due == twin.step:
+            computing.changes.apply(twin, ahead, ranks)
+            if isinstance(ahead.told.change, Halt):
+                computing.finish(twin, ranks)
+                return False
+        return True
+
+    # ---- what befalls members
+
+    def die(self, body: Body) -> None:
+        """A member's process ends; its peers' connections to it do, too."""
+        if not body.alive:
+            return
+        group = self._computing.group
+        waiting: list[Body] = []
+        generation = -1
+        if group is not None and body.number in group.members:
+            generation = group.formed_as
+            waiting = self._stop()
+        self._fleet.kill(body)
+        self._complain(waiting, generation, "connection reset by peer")
+        self._miss(body)
+
+    def _miss(self, body: Body) -> None:
+        """Some hear of the death of one whom they were to meet ahead."""
+        ahead = self._computing.changes.ahead
+        if ahead is None or ahead.held or not self._world.likely(0.3):
+            return
+        change = ahead.told.change
+        if isinstance(change, Meet) and body.number in change.members:
+            others = [self._fleet.seats.get(number) for number in ahead.told.members]
+            peers = [other for other in others if other is not None]
+            self._complain(peers, change.generation, "it cannot be met")
+
+    def breaks(self) -> bool:
+        """Connections are reset: nobody is gone, and nobody can go on."""
+        group = self._computing.group
+        if group is None:
+            return False
+        generation = group.formed_as
+        self._complain(self._stop(), generation, "connection reset", all_of_them=True)
+        return True
+
+    def _complain(
+        self, bodies: Sequence[Body], generation: int, why: str, *, all_of_them: bool = False
+    ) -> None:
+        told = 0
+        for body in bodies:
+            if not body.alive or told >= _HEARD_OF:
+                continue
+            if all_of_them or self._world.likely(0.8):
+                told += 1
+                self._tell(body)
+                word = ExchangeBroken(member=body.number, generation=generation, why=why)
+                self._words.say(body, word, self._world.between(0.04, 1.0))
+
+    def fail(self, body: Body) -> None:
+        """Its task raises; its process goes on answering, and does nothing any more."""
+        word = MemberFailed(member=body.number, error="TaskError", message="the task raised")
+        self._words.say(body, word)
+        self._freeze(body)
+
+    def freeze(self, body: Body) -> None:
+        """It stands still, and does not answer."""
+        self._fleet.hush(body)
+        self._freeze(body)
+
+    def _freeze(self, body: Body) -> None:
+        body.frozen += 1
+        group, now_s = self._computing.group, self._world.now_s
+        if group is None or body.number not in group.members or group.stalled_s is not None:
+            return
+        group.advance(now_s)
+        group.stalled_s = now_s
+        group.ticket += 1
+        if self._computing.stopped_s is None:
+            self._computing.stopped_s = now_s
+
+    def thaw(self, body: Body) -> None:
+        """It goes on where it stood still."""
+        body.frozen -= 1
+        self._fleet.unhush(body)
+        group, computing = self._computing.group, self._computing
+        if group is not None and group.stalled_s is not None:
+            seats = self._fleet.seats
+            if not any(n in seats and seats[n].frozen for n in group.members):
+                group.begun_s += self._world.now_s - group.stalled_s
+                group.stalled_s = None
+                computing.resumed()
+                computing.plan(group)
+        computing.look()
+
+    def lose_sight(self, body: Body) -> None:
+        """The driver cannot reach it; its peers can."""
+        self._fleet.hush(body)
+        body.unheard += 1
+
+    def see_again(self, body: Body) -> None:
+        """The driver can reach it."""
+        body.unheard -= 1
+        self._fleet.unhush(body)
+        self._computing.look()
+
+    def release(self, members: Sequence[int]) -> None:
+        """The driver ends these members' processes."""
+        group = self._computing.group
+        if group is not None and not set(members).isdisjoint(group.members):
+            self._stop()
+        for number in members:
+            self._fleet.drop(number)

@@ -1,0 +1,160 @@
+"""The members' processes: placed, built, ended; and which of them answer the driver's calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from raycloud.control.hearing import Heard
+from raycloud.events import MemberLost, MemberSpawned
+from raycloud.simulate.words import Body, ready
+
+if TYPE_CHECKING:
+    from raycloud.simulate.machines import Machines
+    from raycloud.simulate.scenario import Scenario
+    from raycloud.simulate.words import Words
+    from raycloud.simulate.world import World
+
+_POLL_S = 1.0  # as the real one asks
+_LOOK_S = 0.5
+_FEW = 64  # members whose answers come late by chance
+
+
+class Fleet:
+    """Members of one start of a run.
+
+    Attributes:
+        seats: Members whose processes the driver holds, dead ones too until it knows.
+        waiting: Members for which there is no place yet.
+        building: How many are not ready yet.
+        over: The start is over: nothing that was planned happens any more.
+    """
+
+    def __init__(self, scenario: Scenario, world: World, machines: Machines, words: Words) -> None:
+        """No members yet."""
+        self._scenario, self._world, self._machines = scenario, world, machines
+        self._words = words
+        self.seats: dict[int, Body] = {}
+        self.waiting: dict[int, Body] = {}
+        self.building = 0
+        self.over = False
+        self._due_s: dict[int, float] = {}  # of those that do not answer
+        self.die: Callable[[Body], None] = self.kill  # whoever knows more of a death replaces it
+
+    def later(self, seconds: float, act: Callable[[], None]) -> None:
+        """Let `act` happen so many seconds from now, unless this start is over by then."""
+        self._world.after(seconds, lambda: None if self.over else act())
+
+    def spawn(self, members: Sequence[int], *, joins: bool) -> None:
+        """Start these members, those that join as soon as there is a place."""
+        for number in members:
+            self.waiting[number] = Body(number=number, joins=joins)
+        self.place()
+
+    def place(self) -> None:
+        """Start whoever has found a place meanwhile."""
+        for number, body in list(self.waiting.items()):
+            place = self._machines.seat()
+            if place is None:
+                return
+            del self.waiting[number]
+            self._start(body, place)
+
+    def _start(self, body: Body, place: int) -> None:
+        body.place, body.well_since_s = place, self._world.now_s
+        self.seats[body.number] = body
+        self.building += 1
+        after_s = self._world.between(0.0, _LOOK_S) if body.joins else 0.0
+        self._words.tell(MemberSpawned(member=body.number), self._world.now_s + after_s)
+        built = self._world.between(1.0 - self._scenario.spread, 1.0)
+        build_s = self._scenario.build_s * built + after_s
+        if body.joins and self._world.likely(self._scenario.stillborn):
+            self.later(build_s * self._world.between(0.0, 1.0), lambda: self._miss(body))
+        else:
+            self.later(build_s, lambda: self._build(body))
+
+    def _build(self, body: Body) -> None:
+        if not body.alive:
+            return
+        self.building -= 1
+        body.built = True
+        # A probe of a few micro-batches is noisy.
+        probed_s = self.micro_batch_s(body) * self._world.between(0.8, 1.3)
+        node = self._machines.node_of(body.place or 0)
+        samples = self._scenario.samples
+        self._words.say(body, ready(body, samples=samples, micro_batch_s=probed_s, node=node))
+
+    def _miss(self, body: Body) -> None:
+        if body.alive:
+            self.die(body)
+            self.lose(body, "no memory", 0.5)
+
+    def micro_batch_s(self, body: Body) -> float:
+        """How long a micro-batch takes it now."""
+        return self._machines.speeds[self._machines.node_of(body.place or 0)]
+
+    def on_node(self, node: int) -> list[Body]:
+        """Living members that are on a node."""
+        return [
+            body
+            for body in self.seats.values()
+            if body.alive and body.place is not None and self._machines.node_of(body.place) == node
+        ]
+
+    @property
+    def alive(self) -> list[Body]:
+        """Members whose processes live."""
+        return [body for body in self.seats.values() if body.alive]
+
+    def kill(self, body: Body) -> None:
+        """Its process ends."""
+        if not body.alive:
+            return
+        if not body.built:
+            self.building -= 1
+        self.hush(body)
+        body.alive = False
+        body.heard_until_s = self._world.now_s + self._world.between(0.0, self._scenario.delay_s)
+        if body.place is not None:
+            self._machines.leave(body.place)
+        self.later(_LOOK_S, self.place)
+
+    def lose(self, body: Body, reason: str, after_s: float) -> None:
+        """Its end becomes known to the driver, after its last words."""
+        at_s = max(self._world.now_s + after_s, body.heard_until_s)
+        self._words.tell(MemberLost(member=body.number, reason=reason), at_s)
+
+    def drop(self, member: int) -> None:
+        """The driver does not hold it any more."""
+        self.waiting.pop(member, None)
+        self._due_s.pop(member, None)
+        body = self.seats.pop(member, None)
+        if body is not None:
+            self.kill(body)
+            self._due_s.pop(member, None)
+
+    def hush(self, body: Body) -> None:
+        """It does not answer from now on."""
+        due_s = self._world.clock_s + self._world.between(0.0, _POLL_S)
+        self._due_s.setdefault(body.number, due_s)
+
+    def unhush(self, body: Body) -> None:
+        """It answers again, and says what it has kept to itself."""
+        if not body.well:
+            return
+        self._due_s.pop(body.number, None)
+        body.well_since_s = self._world.now_s
+        withheld, body.withheld = body.withheld, []
+        for event, after_s in withheld:
+            self._words.say(body, event, after_s)
+
+    def heard(self) -> Heard:
+        """Who has answered since the last call, and until when the next answers are due."""
+        clock_s, chance = self._world.clock_s, self._world.chance
+        answering = [n for n in self.seats if n not in self._due_s] if self._due_s else self.seats
+        late_s = dict.fromkeys(answering, 0.0)
+        if len(late_s) <= _FEW:
+            lateness = chance.exponential(0.05, len(late_s)).tolist()
+            late_s = dict(zip(late_s, lateness, strict=True))
+        due_s = {**dict.fromkeys(self.seats, clock_s + _POLL_S), **self._due_s}
+        return Heard(looked_s=clock_s, late_s=late_s, due_s=due_s)

@@ -1,0 +1,104 @@
+"""The machines: places for members on nodes in zones, which come and go."""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from raycloud.simulate.scenario import Scenario
+
+
+class Machines:
+    """Nodes with places, numbered from 0; each node has the next `per_node` places.
+
+    Args:
+        scenario: How many there are.
+
+    Attributes:
+        speeds: Seconds per micro-batch, by node.
+        cut: By node, how many faults keep it from being reached now.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        """Those that are there at the beginning are there."""
+        number = scenario.machines
+        there = scenario.there or number
+        self._per_node = scenario.per_node
+        self._zones = scenario.zones
+        self._up = [node < there for node in range(number)]
+        self._free: set[int] = {
+            place for place in range(number * self._per_node) if self._up[self.node_of(place)]
+        }
+        self._lowest = sorted(self._free)  # a heap, which may name taken ones too
+        self.speeds = [scenario.speeds[n % len(scenario.speeds)] for n in range(number)]
+        self.cut = [0] * number
+
+    @property
+    def room(self) -> int:
+        """How many members the nodes hold that are there."""
+        return sum(self._up) * self._per_node
+
+    @property
+    def there(self) -> list[int]:
+        """Nodes that are there."""
+        return [node for node, up in enumerate(self._up) if up]
+
+    @property
+    def away(self) -> list[int]:
+        """Nodes that are not."""
+        return [node for node, up in enumerate(self._up) if not up]
+
+    @property
+    def open(self) -> int:
+        """Free places on nodes that can be reached."""
+        return sum(1 for place in self._free if not self.cut[self.node_of(place)])
+
+    def node_of(self, place: int) -> int:
+        """Which node a place is on."""
+        return place // self._per_node
+
+    def in_zone(self, zone: int) -> list[int]:
+        """Nodes of a zone that are there."""
+        return [node for node in self.there if node % self._zones == zone % self._zones]
+
+    def seat(self) -> int | None:
+        """Take the lowest free place on a node that can be reached; None: there is none."""
+        passed: list[int] = []
+        found = None
+        while self._lowest and found is None:
+            place = heapq.heappop(self._lowest)
+            if place not in self._free:
+                continue
+            if self.cut[self.node_of(place)]:
+                passed.append(place)
+            else:
+                found = place
+                self._free.discard(place)
+        for place in passed:
+            heapq.heappush(self._lowest, place)
+        return found
+
+    def leave(self, place: int) -> None:
+        """Give a place back."""
+        if self._up[self.node_of(place)]:
+            self._offer([place])
+
+    def vanish(self, node: int) -> None:
+        """The node is gone, with its places."""
+        self._up[node] = False
+        self._free.difference_update(self._places(node))
+
+    def come(self, node: int) -> None:
+        """The node is there again, empty."""
+        if not self._up[node]:
+            self._up[node] = True
+            self._offer(self._places(node))
+
+    def _places(self, node: int) -> range:
+        return range(node * self._per_node, (node + 1) * self._per_node)
+
+    def _offer(self, places: range | list[int]) -> None:
+        self._free.update(places)
+        for place in places:
+            heapq.heappush(self._lowest, place)

@@ -1,0 +1,54 @@
+"""What is known of a run over all of its starts."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raycloud.order import Position
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A published checkpoint: what a later start goes on from."""
+
+    step: int
+    position: Position
+    ledger: dict[str, Any]
+    value: int
+    useful_s: float
+    generation: int
+
+
+@dataclass(eq=False)
+class Story:
+    """What is known of a run over all of its starts.
+
+    Attributes:
+        lines: Of its ledger's file.
+        kept: The newest published checkpoint.
+        values: The parameters in each published checkpoint, by step.
+        generation: The newest.
+        spawned: One past the newest member's number.
+        recoveries: How often training went on after a generation broke.
+        generations: How many were formed.
+        mistaken: How often a member was given up that was well.
+        wrong: Which promises were broken.
+        took_s: Processor seconds of each decision.
+        worst: The longest decision's kind.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    kept: Kept | None = None
+    values: dict[int, int] = field(default_factory=dict)
+    generation: int = 0
+    spawned: int = 0
+    recoveries: int = 0
+    generations: int = 0
+    mistaken: int = 0
+    wrong: list[str] = field(default_factory=list)
+    took_s: array[float] = field(default_factory=lambda: array("d"))
+    worst: str = ""
+    worst_s: float = 0.0

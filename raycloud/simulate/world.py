@@ -1,0 +1,116 @@
+"""Virtual time: what happens when, what is left to chance, and the log of all that happened."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from raycloud.order import stream_seed
+
+_TAIL = 60  # lines
+_BATCH = 2000  # lines from one look at the digest to the next
+
+
+class World:
+    """Time that stands still until something happens.
+
+    What happens at the same moment happens in the order in which it was asked for.
+
+    Args:
+        seed: Of everything that is left to chance.
+
+    Attributes:
+        now_s: Seconds since the beginning.
+        ahead_s: How far the driver's clock has jumped ahead.
+        chance: Where all that is left to chance comes from.
+        log: All that happened.
+    """
+
+    def __init__(self, seed: int) -> None:
+        """Nothing happens before something is asked for."""
+        self.now_s = 0.0
+        self.ahead_s = 0.0
+        self.chance = np.random.Generator(np.random.PCG64(stream_seed(seed, 1)))
+        self.log = Log()
+        self._acts: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def at(self, at_s: float, act: Callable[[], None]) -> None:
+        """Let `act` happen at `at_s`, or now where that is past."""
+        self._count += 1
+        heapq.heappush(self._acts, (max(at_s, self.now_s), self._count, act))
+
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        """Let `act` happen so many seconds from now."""
+        self.at(self.now_s + seconds, act)
+
+    @property
+    def clock_s(self) -> float:
+        """What the driver's clock says."""
+        return self.now_s + self.ahead_s
+
+    @property
+    def next_s(self) -> float:
+        """When the next thing happens; infinite where nothing will."""
+        return self._acts[0][0] if self._acts else float("inf")
+
+    def happen(self) -> None:
+        """Go on to the next thing, and let it happen."""
+        self.now_s, _, act = heapq.heappop(self._acts)
+        act()
+
+    def between(self, low: float, high: float) -> float:
+        """Some number from `low` to `high`."""
+        return low + (high - low) * float(self.chance.random())
+
+    def likely(self, chance: float) -> bool:
+        """True with this chance."""
+        return bool(self.chance.random() < chance)
+
+    def below(self, number: int) -> int:
+        """Some integer from 0 to below `number`."""
+        return int(self.chance.integers(number))
+
+    def some(self, number: int, of: int) -> list[int]:
+        """So many different integers from 0 to below `of`, in any order."""
+        return [int(i) for i in self.chance.permutation(of)[:number]]
+
+
+class Log:
+    """Every word and every decision as a line: a digest of all, and the last ones.
+
+    Attributes:
+        lines: How many there were.
+        tail: The last ones that were not left out of it.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was said yet."""
+        self.lines = 0
+        self.tail: deque[str] = deque(maxlen=_TAIL)
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._pending: list[str] = []
+
+    def add(self, line: str, *, shown: bool = True) -> None:
+        """Add a line; one that is not `shown` counts in the digest only."""
+        self.lines += 1
+        self._pending.append(line)
+        if shown:
+            self.tail.append(line)
+        if len(self._pending) >= _BATCH:
+            self._take_in()
+
+    def digest(self) -> str:
+        """Of all lines so far, in order: 32 hexadecimal digits."""
+        self._take_in()
+        return self._digest.hexdigest()
+
+    def _take_in(self) -> None:
+        for line in self._pending:
+            self._digest.update(line.encode())
+            self._digest.update(b"\n")
+        self._pending.clear()

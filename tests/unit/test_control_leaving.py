@@ -1,0 +1,62 @@
+"""Control when members leave, as fewer may compute: their words come late, and they may die."""
+
+from __future__ import annotations
+
+from raycloud import commands as c
+from raycloud import events as e
+from tests.control_events import ready
+from tests.control_job import only, report
+from tests.control_three import lost, three, to
+
+
+def test_a_leaver_may_be_heard_to_change_after_the_others_have_gone_on():
+    job = three()
+    to(job, 5)
+    prepare = only(c.Prepare, job.on(e.RangeChanged(min_workers=1, max_workers=2), 2.0))
+    assert prepare.change.members == (0, 1)
+    for member in (0, 1):
+        job.on(e.ChangeApplied(member=member, change=1, step=5), 3.0)
+    to(job, 7, members=(0, 1), first=5)
+    assert job.committed_step == 7
+    leaving = job.on(e.ChangeApplied(member=2, change=1, step=5), 4.0)
+    assert only(c.Release, leaving).members == (2,)
+
+
+def test_one_that_joined_and_left_again_may_be_heard_after_the_others_have_gone_on():
+    job = three(max_workers=4, capacity=3)
+    to(job, 5)
+    job.on(e.CapacityChanged(workers=4), 2.0)
+    job.on(e.MemberSpawned(member=3), 2.5)
+    assert only(c.Prepare, job.on(ready(3), 3.0)).change.members == (0, 1, 2, 3)
+    job.on(e.RangeChanged(min_workers=1, max_workers=3), 3.5)
+    told = [x for m in (0, 1, 2) for x in job.on(e.ChangeApplied(member=m, change=1, step=5), 4.0)]
+    assert only(c.Prepare, told).change.members == (0, 1, 2)
+    for member in (0, 1, 2):
+        job.on(report(job, member, 5, 6, share=2), 6.0)
+        job.on(e.ChangeApplied(member=member, change=2, step=6), 6.0)
+    assert job.committed_step == 6
+    job.on(report(job, 3, 5, 6, generation=1, share=2), 7.0)
+    released = job.on(e.ChangeApplied(member=3, change=2, step=6), 7.0)
+    assert only(c.Release, released).members == (3,)
+
+
+def test_those_that_were_to_leave_go_on_where_the_others_are_lost():
+    job = three()
+    to(job, 5)
+    job.on(e.RangeChanged(min_workers=1, max_workers=1), 2.0)
+    job.on(e.ChangeApplied(member=2, change=1, step=5), 3.0)
+    assert job.group == (0,)
+    form = only(c.Form, commands := job.on(lost(0), 4.0))
+    assert (form.members, form.shares, form.settled) == ((1,), (8,), 1)
+    assert only(c.Release, commands).members == (0, 2)
+
+
+def test_one_that_was_to_leave_may_be_lost_first():
+    job = three()
+    to(job, 5)
+    job.on(e.RangeChanged(min_workers=1, max_workers=2), 2.0)
+    for member in (0, 1):
+        job.on(e.ChangeApplied(member=member, change=1, step=5), 3.0)
+    job.on(lost(2), 4.0)
+    assert job.change_outstanding is None
+    assert job.group == (0, 1)

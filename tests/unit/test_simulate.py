@@ -1,0 +1,283 @@
+"""The simulation: exact, the same for the same seed, and it sees what is broken."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raycloud import commands as c
+from raycloud.control.checkpoints import Checkpoints
+from raycloud.control.progress import Progress
+from raycloud.errors import DataError, SpecError
+from raycloud.simulate import (
+    Fault,
+    Kind,
+    Scenario,
+    faults_by_chance,
+    large,
+    simulate,
+    small,
+    traces,
+)
+from raycloud.simulate.__main__ import main
+from raycloud.simulate.changes import Changes
+from raycloud.simulate.meeting import Meetings
+from raycloud.simulate.words import Words
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT.parent / "shared" / "data"
+FOUR = Scenario(
+    seed=1, members=4, samples=101, global_batch=16, steps=300, lasts_s=300.0, every_steps=50
+)
+
+
+def with_faults(*faults, **settings):
+    return replace(FOUR, faults=tuple(Fault(**fault) for fault in faults), **settings)
+
+
+def test_nothing_happens():
+    outcome = simulate(FOUR)
+    assert (outcome.status, outcome.steps, outcome.starts) == ("finished", 300, 1)
+    assert (outcome.recoveries, outcome.pauses_s, outcome.mistaken) == (0, (), 0)
+    assert not outcome.broken
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_run_ends_exactly_whatever_befalls_it(kind):
+    fault = {"kind": kind, "many": 2, "lasts_s": 20.0}
+    outcome = simulate(with_faults({"at_s": 30.0, **fault}, {"at_s": 60.0, **fault}, least=2))
+    assert not outcome.broken, outcome.broken
+    assert (outcome.status, outcome.steps) == ("finished", 300)
+    assert outcome.faults[kind] >= 1
+
+
+@pytest.mark.parametrize("second", [Kind.DIE, Kind.BREAK, Kind.LEAVE, Kind.FREEZE, Kind.CUT])
+@pytest.mark.parametrize("after_s", [0.0, 0.3, 1.5, 4.0])
+def test_two_faults_in_one_recovery(second, after_s):
+    first = {"at_s": 40.0, "kind": Kind.DIE}
+    then = {"at_s": 40.0 + after_s, "kind": second, "lasts_s": 12.0}
+    outcome = simulate(with_faults(first, then, delay_s=1.0))
+    assert not outcome.broken, outcome.broken
+    assert outcome.steps == 300
+    assert outcome.pauses_s
+
+
+def test_a_run_that_failed_goes_on_from_its_checkpoint():
+    outcome = simulate(with_faults({"at_s": 35.0, "kind": Kind.FAIL}))
+    assert (outcome.starts, outcome.steps, outcome.broken) == (2, 300, ())
+
+
+def test_a_full_disk_ends_starts_until_there_is_room_again():
+    outcome = simulate(with_faults({"at_s": 25.0, "kind": Kind.FULL, "lasts_s": 90.0}))
+    assert outcome.starts > 2
+    assert (outcome.steps, outcome.broken) == (300, ())
+
+
+def test_where_machines_lack_a_run_waits_for_them():
+    outcome = simulate(
+        with_faults({"at_s": 40.0, "kind": Kind.ZONE, "lasts_s": 120.0}, least=2, zones=1)
+    )
+    assert (outcome.starts, outcome.steps, outcome.broken) == (2, 300, ())
+
+
+def test_days_are_thinned_out_and_come_to_the_same():
+    scenario = large(3, members=12, days=0.3, per_day=20)
+    thin, whole = simulate(scenario), simulate(replace(scenario, awake_s=float("inf")))
+    assert thin.lines < whole.lines / 5
+    assert not thin.broken
+    assert not whole.broken
+    assert thin.goodput == pytest.approx(whole.goodput, abs=0.05)
+
+
+def test_the_same_seed_gives_the_same_log_in_another_process_too():
+    code = (
+        "from raycloud.simulate import simulate, small\n"
+        "print(*[simulate(small(seed)).digest for seed in range(8)])"
+    )
+    here = [simulate(small(seed)).digest for seed in range(8)]
+    assert len(set(here)) == 8
+    for hashing in ("1", "77"):
+        told = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=ROOT,
+            env={"PYTHONHASHSEED": hashing, "PATH": ""},
+        )
+        assert told.stdout.split() == here
+    assert simulate(small(3)) == simulate(small(3))
+
+
+def test_small_seeds():
+    broken = {
+        seed: outcome.broken for seed in range(300) if (outcome := simulate(small(seed))).broken
+    }
+    assert not broken
+
+
+# ---- what is wrong is seen
+
+
+def test_a_step_that_counts_twice_is_seen(monkeypatch):
+    def forgetful(self, samples):
+        counts, bounds = dealt(self, samples)
+        bounds = bounds.copy()
+        bounds[1] += 1 if len(bounds) > 2 and self.step == 77 else 0
+        bounds[-1] += 1 if self.step == 77 else 0
+        return counts, bounds
+
+    from raycloud.simulate.lockstep import Lockstep
+
+    dealt = Lockstep.dealt
+    monkeypatch.setattr(Lockstep, "dealt", forgetful)
+    assert "the parameters after 100 steps are others than due" in simulate(FOUR).broken
+
+
+def test_a_ledger_that_leaves_steps_out_is_seen(monkeypatch):
+    commit_to = Progress.commit_to
+    monkeypatch.setattr(Progress, "commit_to", lambda self, step: commit_to(self, min(step, 290)))
+    assert simulate(FOUR).broken
+
+
+def test_a_meeting_that_never_ends_is_seen(monkeypatch):
+    monkeypatch.setattr(Meetings, "_begin", lambda self, meeting: None)
+    assert any("does not end" in promise for promise in simulate(FOUR).broken)
+
+
+def test_a_change_that_members_do_not_take_in_together_is_seen(monkeypatch):
+    agree = Changes.agree
+
+    def hasty(self, group):
+        agree(self, group)
+        if self.ahead is not None and self.ahead.due is not None:
+            self.ahead = replace_change(self.ahead)
+
+    def replace_change(ahead):
+        if isinstance(ahead.told.change, c.Reshare):
+            shares = ahead.told.change.shares[::-1]
+            ahead.told = replace(ahead.told, change=replace(ahead.told.change, shares=shares))
+        return ahead
+
+    monkeypatch.setattr(Changes, "agree", hasty)
+    slow = {"at_s": 30.0, "kind": Kind.SLOW, "lasts_s": 200.0}
+    assert any("illegal" in promise for promise in simulate(with_faults(slow)).broken)
+
+
+def test_words_that_come_twice_are_seen(monkeypatch):
+    push = Words._push
+
+    def twice(self, arrives_s, body, event):
+        push(self, arrives_s, body, event)
+        if self._count == 40:
+            push(self, arrives_s, body, event)
+
+    monkeypatch.setattr(Words, "_push", twice)
+    assert any("illegal" in promise for promise in simulate(FOUR).broken)
+
+
+def test_a_checkpoint_with_a_part_missing_is_seen(monkeypatch):
+    monkeypatch.setattr(Checkpoints, "add", lambda *_: None)
+    assert simulate(FOUR).broken
+
+
+# ---- what is asked
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("members", 0),
+        ("least", 5),
+        ("steps", 0),
+        ("every_steps", 0),
+        ("speeds", ()),
+        ("delay_s", -1.0),
+        ("report_s", 0.0),
+        ("stillborn", 1.0),
+        ("nodes", 1),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(field, value):
+    with pytest.raises(SpecError, match=field):
+        replace(FOUR, **{"least": 2, field: value})
+
+
+def test_more_faults_come_where_more_are_asked_for():
+    few = faults_by_chance(1, per_day=2, lasts_s=86_400 * 30)
+    many = faults_by_chance(1, per_day=20, lasts_s=86_400 * 30)
+    assert 30 < len(few) < 140
+    assert len(many) > 5 * len(few)
+    assert {fault.kind for fault in many} >= {Kind.DIE, Kind.LEAVE, Kind.CUT, Kind.BREAK}
+
+
+# ---- the command
+
+
+def test_the_command_tells_what_came_of_it(capsys):
+    assert main(["--members", "20", "--days", "0.1", "--faults-per-day", "40", "--seed", "2"]) == 0
+    told = capsys.readouterr().out
+    assert "goodput" in told
+    assert "digest" in told
+
+
+def test_the_command_repeats_what_was_broken(capsys, monkeypatch):
+    monkeypatch.setattr(Checkpoints, "add", lambda *_: None)
+    assert main(["--small", "--seeds", "11:12"]) == 1
+    told = capsys.readouterr().out
+    assert "BROKEN: " in told
+    assert "repeat: python -m raycloud.simulate --small --seed 11" in told
+
+
+def test_the_command_refuses_what_is_no_trace(capsys, tmp_path):
+    (tmp_path / "spot.json").write_text("{}")
+    assert main(["--members", "4", "--spot", str(tmp_path / "spot.json")]) == 2
+    assert "no trace with gap_seconds" in capsys.readouterr().err
+
+
+# ---- traces
+
+
+def test_a_spot_trace_is_followed(tmp_path):
+    path = tmp_path / "spot.json"
+    path.write_text('{"metadata": {"gap_seconds": 300}, "data": [4, 4, 1, 0, 4, 2]}')
+    held = traces.held(path, nodes=8, until_s=1400.0)
+    assert [(fault.at_s, fault.many) for fault in held] == [(600.0, 2), (900.0, 0), (1200.0, 8)]
+
+
+def test_workers_have_the_speeds_of_a_trace(tmp_path):
+    path = tmp_path / "job.csv"
+    path.write_text("worker,time,batch_time_norm\n0,1,50\n1,1,300\n0,2,70\n1,2,100\n0,3,60\n")
+    assert traces.speeds(path) == (0.6, 2.0)
+    path.write_text("worker,time,batch_time_norm\n")
+    with pytest.raises(DataError, match="batch times"):
+        traces.speeds(path)
+
+
+def test_real_machines_come_and_go():
+    path = DATA / "spot" / "availability_16-node_aws-08-27-2023_us-west-2a_v100_1.json"
+    if not path.exists():
+        pytest.skip("no real spot traces beside the repository (shared/data/spot)")
+    scenario = large(1, members=16, days=4, per_day=2)
+    held = traces.held(path, nodes=16, until_s=scenario.lasts_s)
+    faults = tuple(sorted([*scenario.faults, *held]))
+    outcome = simulate(replace(scenario, faults=faults, least=1))
+    assert not outcome.broken
+    assert outcome.faults[Kind.HOLD] == len(held) > 20
+    assert outcome.steps > 0
+
+
+def test_real_stragglers():
+    path = DATA / "straggler" / "job_4_norm.csv"
+    if not path.exists():
+        pytest.skip("no real straggler traces beside the repository (shared/data/straggler)")
+    speeds = traces.speeds(path)
+    scenario = replace(large(1, members=len(speeds), days=0.05, per_day=40), speeds=speeds)
+    fitted, equal = simulate(scenario), simulate(replace(scenario, shares="equal"))
+    assert not fitted.broken
+    assert not equal.broken
+    assert fitted.steps > 1.5 * equal.steps
