@@ -288,8 +288,12 @@ def test_a_leaver_stays_for_a_moment_where_another_is_lost_then():
     job, _ = leaves_after_the_first_word()
     commands = job.on(lost(2), 3.1)
     assert only(c.Form, commands).members == (0, 1)  # it is there, and has the state
-    job.on(formed(job, 5), 4.0)
-    assert only(c.Prepare, job.on(ready(3), 5.0)).change.members == (0, 3)
+    save = only(c.Prepare, job.on(formed(job, 5), 4.0))
+    assert isinstance(save.change, c.Save)  # it is needed, and will not be there for long
+    job.on(ready(3), 5.0)
+    for member in (0, 1):
+        commands = job.on(e.ChangeApplied(member=member, change=save.number, step=5), 6.0)
+    assert only(c.Prepare, commands).change.members == (0, 3)
 
 
 def test_where_all_are_to_leave_those_that_come_take_their_places():
