@@ -127,8 +127,8 @@ MUTANTS = (
     ),
     Mutant(
         file="control/forming.py",
-        old="            newest = max(newest, outstanding.change.generation)\n",
-        new="            newest = max(newest, outstanding.change.generation - 1)\n",
+        old="        newest = max(newest, outstanding.change.generation)\n",
+        new="        newest = max(newest, outstanding.change.generation - 1)\n",
         breaks="the number of a generation that was withdrawn is given away again",
     ),
     Mutant(
