@@ -122,7 +122,7 @@ def _limit_s(state: JobState, member: Member) -> float:
     change = state.outstanding.change if state.outstanding else None
     coming = change.members if isinstance(change, Meet) and not member.joined else ()
     if member.number in coming and member in spares(state):
-        return state.settings.form_s
+        return state.settings.silence_s  # the others come after a step, which may take minutes
     if (
         member.state is MemberState.READY
         and state.phase in {Phase.FORMING, Phase.REGROUPING}
