@@ -76,14 +76,14 @@ class SpeedEstimate:
     it, it is a new level, too.
 
     >>> estimate = SpeedEstimate(Speed(fixed_s=0.1, micro_batch_s=0.1))
-    >>> for seconds in (0.5, 0.5, 5.0, 0.5):  # four micro-batches a step, one hiccup
-    ...     estimate.observe(micro_batches=4, steps=1, compute_s=seconds)
+    >>> for seconds in (0.5, 0.5, 1.5, 0.5):  # four micro-batches a step, one hiccup
+    ...     told = estimate.observe(micro_batches=4, steps=1, compute_s=seconds)
     >>> round(estimate.speed.seconds(4), 2)
     0.5
     >>> for _ in range(3):  # now twice as slow, to stay
-    ...     estimate.observe(micro_batches=4, steps=1, compute_s=1.0)
-    >>> round(estimate.speed.seconds(4), 2), round(estimate.speed.fixed_s, 2)
-    (1.0, 0.2)
+    ...     told = estimate.observe(micro_batches=4, steps=1, compute_s=1.0)
+    >>> round(estimate.speed.seconds(4), 2), round(estimate.speed.fixed_s, 2), told
+    (1.0, 0.2, True)
 
     Args:
         prior: What a short probe measured; counts as one observation. Its seconds must not be 0.
