@@ -182,7 +182,7 @@ class Driver:
             self._stop_sent = True
             self._pending.append(StopRequested(reason=stop.reason))
         self._pending.extend(self._fleet.poll(_TURN_S))
-        self._pending.extend(self._outside.poll(self._placed()))
+        self._pending.extend(self._outside.poll(self._placed))
         self._pending.extend(self._sources.poll())
         self._pending.extend(self._outlets.poll(self._fleet.lines()))
         while self._pending and self._finish is None:

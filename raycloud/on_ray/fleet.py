@@ -163,8 +163,10 @@ class Fleet:
         for one in told:
             if isinstance(one, Still):
                 self._still_s[member] = one.seconds
+            elif isinstance(one, Lines):
+                self._lines.append(one)
             else:
-                (self._lines if isinstance(one, Lines) else events).append(one)  # type: ignore[arg-type]
+                events.append(one)
         return events
 
     def _ask(self, seat: _Seat) -> None:
@@ -178,7 +180,7 @@ class Fleet:
         """
         late_s, self._late_s = self._late_s, {}
         due_s = {member: seat.due_s for member, seat in self._seats.items()}
-        still_s = {m: s for m, s in self._still_s.items() if s > 0.0 and m in self._seats}
+        still_s = {member: seconds for member, seconds in self._still_s.items() if seconds > 0.0}
         return Heard(looked_s=self._polled_s, late_s=late_s, due_s=due_s, still_s=still_s)
 
     def lines(self) -> list[Lines]:
@@ -210,6 +212,7 @@ class Fleet:
 
     def _drop(self, member: int) -> None:
         seat = self._seats.pop(member, None)
+        self._still_s.pop(member, None)
         waiting, _ = self._waiting.pop(member, (None, None))
         group = waiting if seat is None else seat.group
         with contextlib.suppress(RayError):  # the cluster is going away itself

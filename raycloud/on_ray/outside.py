@@ -11,7 +11,7 @@ from raycloud.planning.inventory import Inventory, capacity
 from raycloud.spec.requests import take_range
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from raycloud.clock import Clock
     from raycloud.events import Event
@@ -61,17 +61,17 @@ class Outside:
         nodes = (node for node in self.inventory.nodes if node.name not in self._leaving)
         return capacity(Inventory(nodes=tuple(nodes)), self._resources)
 
-    def poll(self, placed: Mapping[int, str]) -> list[Event]:
+    def poll(self, placed: Callable[[], Mapping[int, str]]) -> list[Event]:
         """What has happened since this was last asked.
 
         Args:
-            placed: The nodes of members, by member.
+            placed: Gives the nodes of members, by member; asked now and then.
         """
         now_s = self._clock.monotonic_s()
         found: list[Event] = []
         if now_s - self._asked_s >= _ASKED_S:
             self._asked_s = now_s
-            found += [*self._asked(), *self._drained(placed)]
+            found += [*self._asked(), *self._drained(placed())]
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             found += self._machines()

@@ -155,7 +155,14 @@ def ask_driver(directory: Path, workers: str) -> str:
         JobError: Nobody drives it on this machine, or that is no range for it.
         MachineError: Its driver cannot be reached.
     """
-    asked = parse_range(workers, RunDirectory(directory).job().micro_batches)
+    job = RunDirectory(directory).job()
+    most, why = job.micro_batches, f"a step has {job.micro_batches} micro-batches"
+    if isinstance(job.elastic.shares, tuple):
+        most, why = (
+            len(job.elastic.shares),
+            f"elastic.shares names {len(job.elastic.shares)} workers",
+        )
+    asked = parse_range(workers, most, why)
     if driver_of(directory) is None:
         raise JobError(
             f"nobody on this machine drives the run in {directory}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from raycloud.events import CapacityChanged, RangeChanged, StopRequested
@@ -48,7 +49,7 @@ class Befalling:
         self._mends: dict[int, Callable[[], None]] = {}
         self._mended = 0
         for fault in sorted(scenario.faults):
-            world.at(fault.at_s, lambda fault=fault: self._befall(fault))  # type: ignore[misc]
+            world.at(fault.at_s, partial(self._befall, fault))
         world.at(scenario.lasts_s, self._calm)
 
     def _befall(self, fault: Fault) -> None:

@@ -22,18 +22,19 @@ class Range(TypedDict):
     max_workers: int
 
 
-def parse_range(text: str, most: int) -> Range:
+def parse_range(text: str, most: int, why: str) -> Range:
     """A range as people write it: `4`, `2:6`.
 
     Args:
         text: What was written.
-        most: More workers than this would have nothing to compute.
+        most: More workers than this cannot be used.
+        why: The reason, as a clause.
 
     Raises:
         SpecError: It is none, or too large.
 
-    >>> parse_range("2:6", 8), parse_range("4", 8)["min_workers"]
-    ({'min_workers': 2, 'max_workers': 6}, 4)
+    >>> parse_range("2:6", 8, "a step has 8 micro-batches")
+    {'min_workers': 2, 'max_workers': 6}
     """
     fewest, _, highest = text.partition(":")
     hint = "write the number of workers, or the fewest and the most: 4 or 2:6"
@@ -47,8 +48,8 @@ def parse_range(text: str, most: int) -> Range:
         raise SpecError(
             "WORKERS",
             text,
-            f"a step has {most} micro-batches, and more workers would have nothing to compute",
-            hint=f"ask for at most {most}, or start a run with a smaller micro_batch",
+            f"{why}, so more workers would have nothing to compute",
+            hint=f"ask for at most {most}, or start a run that can use more",
         )
     return asked
 

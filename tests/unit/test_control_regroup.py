@@ -284,19 +284,6 @@ def test_steps_that_only_the_lost_one_had_not_told_of_count_where_no_other_is_le
     assert job.committed_step == job.ledger.next_step == 5
 
 
-def test_a_leaver_may_be_heard_to_change_after_the_others_have_gone_on():
-    job = three()
-    to(job, 5)
-    prepare = only(c.Prepare, job.on(e.RangeChanged(min_workers=1, max_workers=2), 2.0))
-    assert prepare.change.members == (0, 1)
-    for member in (0, 1):
-        job.on(e.ChangeApplied(member=member, change=1, step=5), 3.0)
-    to(job, 7, members=(0, 1), first=5)
-    assert job.committed_step == 7
-    leaving = job.on(e.ChangeApplied(member=2, change=1, step=5), 4.0)
-    assert only(c.Release, leaving).members == (2,)
-
-
 def test_one_that_is_done_dies_and_nobody_minds():
     job = three()
     to(job, 5)

@@ -11,24 +11,26 @@ import pytest
 from raycloud.errors import MachineError, SpecError
 from raycloud.spec.requests import ask_range, parse_range, take_range
 
+WHY = "a step has 8 micro-batches"
+
 
 @pytest.mark.parametrize(
     ("text", "fewest", "most"), [("4", 4, 4), ("2:6", 2, 6), ("1:8", 1, 8), ("3:", 3, 3)]
 )
 def test_a_range_is_a_number_or_two(text: str, fewest: int, most: int) -> None:
-    assert parse_range(text, 8) == {"min_workers": fewest, "max_workers": most}
+    assert parse_range(text, 8, WHY) == {"min_workers": fewest, "max_workers": most}
 
 
 @pytest.mark.parametrize("text", ["", "a", "0", "4:2", "0:2", "-1", "2:6:8", "1.5", ":4"])
 def test_what_is_no_range_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="no range of workers") as refused:
-        parse_range(text, 8)
+        parse_range(text, 8, WHY)
     assert "2:6" in refused.value.hint
 
 
 def test_more_workers_than_micro_batches_are_refused() -> None:
     with pytest.raises(SpecError, match="8 micro-batches") as refused:
-        parse_range("2:9", 8)
+        parse_range("2:9", 8, WHY)
     assert "at most 8" in refused.value.hint
 
 
