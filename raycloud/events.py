@@ -181,6 +181,7 @@ class StepsCommitted:
     Byte counts are this member's own, for the exchange of gradients alone: sent, and what an
     uncompressed exchange would have sent. Both follow from sizes and the ring's formula; what
     travels for BatchNorm and other changing buffers, and for the control lane, is left out.
+    `skips` are records of what these steps took and did not count: see `order.Skip`.
     """
 
     member: int
@@ -204,6 +205,7 @@ class StepsCommitted:
     bytes_dense: int
     read_s: float = 0.0
     collate_s: float = 0.0
+    skips: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

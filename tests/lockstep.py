@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from raycloud.clock import SystemClock
 from raycloud.errors import TransportError
-from raycloud.order import Order, Position, Steps, StepSpan, assign, stream_seed
+from raycloud.order import MicroBatch, Order, Position, Steps, StepSpan, assign, stream_seed
 from raycloud.spec import Job
 from raycloud.sync.lane import Lane, LaneReport
 from raycloud.sync.loopback import Loopback
@@ -251,11 +251,21 @@ def never() -> bool:
     return False
 
 
-def plain_loop(job: Job, task: NetTask, steps: int, *, backwards: bool = False) -> nn.Module:
+def plain_loop(
+    job: Job,
+    task: NetTask,
+    steps: int,
+    *,
+    backwards: bool = False,
+    without: Callable[[MicroBatch], bool] = lambda _: False,
+    passed_over: Callable[[StepSpan], bool] = lambda _: False,
+) -> nn.Module:
     """What a single process computes, written without any of raycloud's training code.
 
     Args:
         backwards: Sum the micro-batches' gradients in reverse order: the rounding of float32 alone.
+        without: Micro-batches that weigh nothing.
+        passed_over: Steps that are not made.
     """
     torch.default_generator.manual_seed(stream_seed(job.seed, 3))
     model = task.model()
@@ -270,7 +280,11 @@ def plain_loop(job: Job, task: NetTask, steps: int, *, backwards: bool = False) 
         batches = [
             (m, task.batch([samples[i] for i in order.ids(m.epoch, m.start, m.stop)], None))
             for m in span.micro_batches
+            if not without(m)
         ]
+        at = cut.after(span)
+        if passed_over(span) or not batches:
+            continue
         weights = [task.weight(batch, m.samples) for m, batch in batches]
         total = sum(weights)
         pairs = list(zip(batches, weights, strict=True))
@@ -281,7 +295,6 @@ def plain_loop(job: Job, task: NetTask, steps: int, *, backwards: bool = False) 
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-        at = cut.after(span)
     return model
 
 

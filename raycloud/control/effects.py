@@ -26,6 +26,7 @@ from raycloud.commands import (
 )
 from raycloud.control.forming import become, grown, next_meeting
 from raycloud.control.growing import missed, prepare_for_leave
+from raycloud.control.skipping import hear_of_skips, write_skips
 from raycloud.control.state import Outstanding, Recovery
 from raycloud.control.tables import MemberState, Phase
 from raycloud.errors import InternalError
@@ -233,17 +234,18 @@ def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterato
     member.step, member.generation = event.last_step, event.generation
     if state.resharing is not None:
         state.resharing.observe(event)
+    hear_of_skips(state, event)
     yield from _counted(state)
 
 
 def _counted(state: JobState) -> Iterator[Command]:
     """Steps count that all members have; also those that only a lost one had not told of."""
     before = state.formed().committed_step
-    if any(state.members[number].step <= before for number in state.group):
-        return
-    commits = state.formed().commit_to(min(m.step for m in state.in_group()))
-    if commits:
-        yield Record(records=tuple(commit_record(c) for c in commits))
+    if not any(state.members[number].step <= before for number in state.group):
+        commits = state.formed().commit_to(min(m.step for m in state.in_group()))
+        if commits:
+            yield Record(records=tuple(commit_record(c) for c in commits))
+    yield from write_skips(state)
 
 
 def _joined(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 from raycloud.commands import Meet, Reshare
 from raycloud.control.growing import spares
+from raycloud.control.skipping import why_wrong
 from raycloud.control.tables import (
     FINAL,
     MEMBER_ON_EVENT,
@@ -328,6 +329,8 @@ def _check_steps(state: JobState, event: StepsCommitted) -> None:
     due = progress.position_at(event.last_step)
     if event.last_step > event.first_step and not progress.same_position(reached, due):
         raise illegal(state, event, f"after step {event.last_step} the sequence stands at {due}")
+    if event.skips and (wrong := why_wrong(event)):
+        raise illegal(state, event, wrong)
 
 
 def _check_done(state: JobState, event: MemberDone) -> None:

@@ -96,6 +96,9 @@ class Progress:
                 ledger.grow(epoch, samples)
         for commit in self._commits(self._first_step, step):
             ledger.commit(commit)
+        for skip in self.ledger.skips:
+            if self._first_step <= skip.step < step:
+                ledger.skip(skip)
         return ledger.state()
 
     def _commits(self, first_step: int, last_step: int) -> Iterator[Commit]:

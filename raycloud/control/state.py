@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from raycloud.control.saving import Saving
     from raycloud.control.settings import ControlSettings
     from raycloud.events import DataGrew, ExchangeBroken, MemberReady
+    from raycloud.order import Skip
 
 
 @dataclass(kw_only=True, slots=True)
@@ -176,6 +177,7 @@ class JobState:
         now_s: When control was last asked.
         error: Why the run fails.
         turns: What has become of all members together.
+        skips: What steps took and did not count, and who has said so; until it is written down.
     """
 
     settings: ControlSettings
@@ -219,6 +221,7 @@ class JobState:
     now_s: float = 0.0
     error: str = ""
     turns: Turns = field(default_factory=Turns)
+    skips: dict[Skip, set[int]] = field(default_factory=dict)
     _known: _Known | None = None
 
     def member(self, number: int) -> Member:

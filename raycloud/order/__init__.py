@@ -18,14 +18,18 @@ from raycloud.order.ledger_text import (
     ledger_line,
     read_ledger,
     restore_record,
+    skip_record,
 )
 from raycloud.order.quality import displacement, neighbours_together
 from raycloud.order.seeds import mix, stream_seed
 from raycloud.order.sequence import Order
+from raycloud.order.skips import ERROR, NAN, Skip, skip_of
 from raycloud.order.steps import MicroBatch, Position, Steps, StepSpan
 from raycloud.order.trail import Fault, Kind
 
 __all__ = [
+    "ERROR",
+    "NAN",
     "Assignment",
     "Audit",
     "Commit",
@@ -43,6 +47,7 @@ __all__ = [
     "Position",
     "SampleRange",
     "Settled",
+    "Skip",
     "StepSpan",
     "Steps",
     "assign",
@@ -60,5 +65,7 @@ __all__ = [
     "prefer",
     "read_ledger",
     "restore_record",
+    "skip_of",
+    "skip_record",
     "stream_seed",
 ]

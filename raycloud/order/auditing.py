@@ -14,6 +14,7 @@ from raycloud.order.trail import MOST_FAULTS, Fault, Kind, Trail
 
 if TYPE_CHECKING:
     from raycloud.order.ledger import Ledger
+    from raycloud.order.skips import Skip
 
 _MOST_SMALL = 1000  # epochs in a row without a step: data grows while a run goes on
 
@@ -37,6 +38,7 @@ class LedgerAudit:
         through: The samples before this position are asked for.
         committed_samples: Samples that counted, each counted here once.
         left_out: Left out on purpose (`drop_last`).
+        skips: Taken by a step, in which they did not count.
         faults: What is missing, doubled or misplaced: at most about a thousand.
         more: How many faults are not named.
         records: Commits that were read.
@@ -49,6 +51,7 @@ class LedgerAudit:
     through: Position
     committed_samples: int
     left_out: tuple[SampleRange, ...] = ()
+    skips: tuple[Skip, ...] = ()
     faults: tuple[Fault, ...] = ()
     more: int = 0
     records: int = 0
@@ -58,7 +61,7 @@ class LedgerAudit:
 
     @property
     def exact(self) -> bool:
-        """Each sample counted exactly once, and every record stands where it belongs."""
+        """Each sample counted once, or was skipped, and every record stands where it belongs."""
         return not self.faults
 
     def of(self, kind: Kind) -> tuple[Fault, ...]:
@@ -94,6 +97,7 @@ def audit_ledger(lines: Iterable[str], expected: Expected | None = None) -> Ledg
         through=through,
         committed_samples=ledger.committed_samples,
         left_out=own.left_out,
+        skips=own.skips,
         faults=tuple(faults),
         more=max(0, len(missing) - MOST_FAULTS),
         records=trail.records,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from raycloud.order.skips import Skip
     from raycloud.order.steps import Position, Steps
 
 
@@ -64,6 +65,7 @@ class Audit:
         missing: Before `through`, yet neither committed nor left out.
         doubled: Committed more than once.
         left_out: Left out on purpose (`drop_last`).
+        skips: Taken by a step, in which they did not count.
     """
 
     through: Position
@@ -71,10 +73,11 @@ class Audit:
     missing: tuple[SampleRange, ...]
     doubled: tuple[SampleRange, ...]
     left_out: tuple[SampleRange, ...]
+    skips: tuple[Skip, ...] = ()
 
     @property
     def exact(self) -> bool:
-        """Each sample counted exactly once."""
+        """Each sample counted exactly once, or is named as skipped."""
         return not self.missing and not self.doubled
 
     def __str__(self) -> str:
@@ -85,6 +88,8 @@ class Audit:
             if found:
                 ranges = ", ".join(str(r) for r in found)
                 parts.append(f"{sum(r.samples for r in found)} {name.replace('_', ' ')}: {ranges}")
+        if self.skips:
+            parts.append(f"skipped: {', '.join(map(str, self.skips))}")
         return "; ".join(parts)
 
 

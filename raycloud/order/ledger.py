@@ -17,6 +17,7 @@ from raycloud.errors import InternalError
 from raycloud.order.commits import Audit, Commit, SampleRange
 from raycloud.order.epochs import EpochSizes
 from raycloud.order.ranges import Ranges, gaps, overlap, size, union
+from raycloud.order.skips import Skip, skip_of
 from raycloud.order.steps import Position
 
 
@@ -67,6 +68,7 @@ class Ledger:
         self._next_step = 0
         self._stretches: tuple[_Stretch, ...] = ()
         self._doubled: tuple[tuple[int, SampleRange], ...] = ()  # (last step of the commit, range)
+        self._skips: tuple[Skip, ...] = ()
 
     @property
     def samples(self) -> int:
@@ -101,7 +103,32 @@ class Ledger:
     @property
     def committed_samples(self) -> int:
         """Samples that counted."""
-        return sum(size(s.committed) * (s.last - s.first) for s in self._stretches)
+        taken = sum(size(s.committed) * (s.last - s.first) for s in self._stretches)
+        return taken - sum(skip.range.samples for skip in self._skips)
+
+    @property
+    def skips(self) -> tuple[Skip, ...]:
+        """What steps took and did not count, in order: neither missing nor to be taken again."""
+        return self._skips
+
+    def skip(self, skip: Skip) -> None:
+        """Samples that a committed step took did not count in it.
+
+        Raises:
+            InternalError: No step has taken them, or they were skipped before. The ledger is then
+                as it was.
+        """
+        at = bisect_right(self._stretches, skip.epoch, key=attrgetter("first")) - 1
+        there = self._stretches[at].cut(skip.epoch, skip.epoch + 1) if at >= 0 else None
+        taken = () if there is None or there.first != skip.epoch else there.committed
+        whole = overlap(taken, skip.start, skip.stop) == ((skip.start, skip.stop),)
+        if not whole or skip.step >= self._next_step:
+            raise InternalError(f"no step has taken what is to be skipped: {skip}")
+        place = attrgetter("epoch", "start")
+        after = bisect_right(self._skips, place(skip), key=place)
+        if any(_overlap(skip, other) for other in self._skips[max(0, after - 1) : after + 1]):
+            raise InternalError(f"skipped twice: {skip}")
+        self._skips = (*self._skips[:after], skip, *self._skips[after:])
 
     def grow(self, epoch: int, samples: int) -> None:
         """From `epoch` on, an epoch has `samples` samples.
@@ -173,7 +200,15 @@ class Ledger:
                 f"not numbers of a ledger: next_step={next_step!r:.80}, sizes {sizes!r:.80}"
             )
         _check(stretches, sizes)
+        before = self._sizes, self._next_step, self._stretches, self._skips
         self._sizes, self._next_step, self._stretches = sizes, next_step, stretches
+        self._skips = ()
+        try:
+            for record in state.get("skips", ()):
+                self.skip(skip_of(record))
+        except (InternalError, ValueError) as error:
+            self._sizes, self._next_step, self._stretches, self._skips = before
+            raise InternalError(str(error)) from error
         self._doubled = tuple(d for d in self._doubled if d[0] <= self._next_step)
 
     def state(self) -> dict[str, Any]:
@@ -192,6 +227,7 @@ class Ledger:
                 }
                 for s in self._stretches
             ],
+            **({"skips": [skip.to_record() for skip in self._skips]} if self._skips else {}),
         }
 
     @classmethod
@@ -222,6 +258,7 @@ class Ledger:
             missing=tuple(missing),
             doubled=tuple(r for _, r in self._doubled),
             left_out=tuple(r for s in self._stretches for r in s.ranges(s.left_out)),
+            skips=self._skips,
         )
 
     def _count(self, commit: Commit, *, refuse: bool) -> list[SampleRange]:
@@ -248,6 +285,10 @@ class Ledger:
         self._stretches = (*self._stretches[:low], *merged, *self._stretches[high:])
         self._next_step = max(self._next_step, commit.last_step)
         return doubled
+
+
+def _overlap(one: Skip, other: Skip) -> bool:
+    return one.epoch == other.epoch and one.start < other.stop and other.start < one.stop
 
 
 def _pairs(values: Sequence[Sequence[int]]) -> Ranges:

@@ -1,15 +1,18 @@
 """The text of a run's `ledger` file: JSON lines, appended to and never rewritten.
 
-    {"format": 2, "kind": "ledger", "samples": 60000}
+    {"format": 3, "kind": "ledger", "samples": 60000}
     {"commit": {"first_step": 0, "last_step": 120, "epoch": 0, "start": 0, "stop": 3840, ...}}
     {"grow": {"epoch": 3, "samples": 61000}}
+    {"skip": {"step": 100, "epoch": 0, "start": 3208, "stop": 3216, "why": "error"}}
     {"restore": {"next_step": 100, ...}}
 
 A header opens the file, and again each later start of the run: from there on nothing is committed
 until a `restore` record says what the checkpoint held. So replaying the file from the top gives
 what counts now, and nothing that was ever written is lost. There is one commit record per report,
 not per step: the file grows with time, not with speed. A `grow` record says from which epoch on
-there are more samples; it stands before the first commit of that epoch. Format 1 had none.
+there are more samples; it stands before the first commit of that epoch. A `skip` record, after the
+commit of its step, names samples that the step took and that did not count in it. Format 1 had no
+`grow`, formats 1 and 2 no `skip`.
 """
 
 from __future__ import annotations
@@ -23,11 +26,12 @@ from raycloud.bounded import json_value
 from raycloud.errors import InternalError, RunDirectoryError
 from raycloud.order.commits import Commit
 from raycloud.order.ledger import Ledger
+from raycloud.order.skips import Skip, skip_of
 
 if TYPE_CHECKING:
     from raycloud.order.trail import Trail
 
-FORMAT = 2
+FORMAT = 3
 _DEFAULTS = {"epochs": 1, "left_out": 0}
 _FIELDS = frozenset(f.name for f in fields(Commit))
 
@@ -46,6 +50,11 @@ def commit_record(commit: Commit) -> dict[str, Any]:
 def growth_record(epoch: int, samples: int) -> dict[str, Any]:
     """The record that from `epoch` on an epoch has `samples` samples."""
     return {"grow": {"epoch": epoch, "samples": samples}}
+
+
+def skip_record(skip: Skip) -> dict[str, Any]:
+    """The record that a committed step took samples which did not count."""
+    return {"skip": skip.to_record()}
 
 
 def restore_record(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,6 +132,9 @@ def _replay(
                 return ledger
             case {"grow": {"epoch": int(epoch), "samples": int(samples)}} if ledger is not None:
                 ledger.grow(epoch, samples)
+                return ledger
+            case {"skip": dict(values)} if ledger is not None:
+                ledger.skip(skip_of(values))
                 return ledger
             case {"restore": dict(state)} if ledger is not None:
                 ledger.restore(state)

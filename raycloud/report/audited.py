@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from raycloud.order import Kind, LedgerAudit
+from raycloud.order import ERROR, NAN, Kind, LedgerAudit
 from raycloud.redact import redact_text
 from raycloud.report.figures import duration, printable_line
 
@@ -20,6 +20,10 @@ _MEANING = {
     Kind.DOUBLED: "counted before",
     Kind.MISPLACED: "not where the record before ended",
 }
+_WHY = {
+    ERROR: "it failed each time",
+    NAN: "the loss or gradient was not finite",
+}
 
 
 def audited_text(found: RunAudit) -> str:
@@ -27,6 +31,8 @@ def audited_text(found: RunAudit) -> str:
     ledger, run = found.ledger, printable_line(str(found.run))
     verdict = "exact" if ledger.exact else "NOT EXACT"
     what = "each sample counted once" if ledger.exact else "not every sample counted exactly once"
+    if ledger.exact and ledger.skips:
+        what += ", but for those that were skipped"
     through = ledger.through
     lines = [
         f"{run}: {verdict}: {what}, as far as epoch {through.epoch}, sample {through.offset}",
@@ -36,6 +42,7 @@ def audited_text(found: RunAudit) -> str:
     ]
     if ledger.torn:
         lines.append(_row("", "its last line is unfinished, and was left out"))
+    lines += _listed("skipped", [f"{skip}: {_WHY[skip.why]}" for skip in ledger.skips])
     for kind in Kind:
         lines += _listed(kind.value, [f"{fault}: {_MEANING[kind]}" for fault in ledger.of(kind)])
     if ledger.more:

@@ -66,6 +66,7 @@ class RunAudit:
             "through": asdict(ledger.through),
             "samples": ledger.committed_samples,
             "left_out": [asdict(samples) for samples in ledger.left_out],
+            "skipped": [skip.to_record() for skip in ledger.skips],
             **{kind.value: [_record_of(f) for f in ledger.of(kind)] for kind in Kind},
             "more": ledger.more,
             "whole": ledger.whole,

@@ -28,6 +28,7 @@ from raycloud.spec.sections import (
     CheckpointSection,
     DataSection,
     ElasticSection,
+    ErrorsSection,
     EvaluateSection,
     ResourcesSection,
     RoleResources,
@@ -47,6 +48,7 @@ __all__ = [
     "CheckpointSection",
     "DataSection",
     "ElasticSection",
+    "ErrorsSection",
     "EvaluateSection",
     "Job",
     "ResourcesSection",
@@ -178,6 +180,10 @@ class Job(Section):
     )
     checkpoint: CheckpointSection = Field(
         default_factory=CheckpointSection, description="What is kept, where and how often."
+    )
+    errors: ErrorsSection = Field(
+        default_factory=ErrorsSection,
+        description="What becomes of samples that cannot be computed.",
     )
     evaluate: EvaluateSection = Field(
         default_factory=EvaluateSection, description="When the held-out samples are measured."

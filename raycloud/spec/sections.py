@@ -257,6 +257,33 @@ class CheckpointSection(Section):
     keep: int = Field(default=2, ge=1, description="Newest checkpoints that stay.")
 
 
+class ErrorsSection(Section):
+    """What becomes of samples that cannot be computed, and of steps that are not finite."""
+
+    on_error: Literal["stop", "skip"] = Field(
+        default="stop",
+        description="A micro-batch that fails twice: the task raises on it, or the workers that "
+        "compute it die. stop: end with an error that names its samples. skip: leave it out of "
+        "its step, whose mean is then that of the others.",
+    )
+    on_nan: Literal["stop", "skip"] = Field(
+        default="stop",
+        description="A step whose loss or gradient is not finite. stop: end before it changes "
+        "anything. skip: go on without it; model, optimizer and schedule stay as they are.",
+    )
+    most_skipped: int = Field(
+        default=10,
+        ge=1,
+        description="Micro-batches, and likewise steps that are not finite, that may be skipped "
+        "in the whole run; one more ends it.",
+    )
+    most_nan_in_a_row: int = Field(
+        default=3,
+        ge=1,
+        description="Steps in a row that may be skipped as not finite; one more ends the run.",
+    )
+
+
 class EvaluateSection(Section):
     """When the held-out samples are measured."""
 

@@ -18,7 +18,7 @@ class Bucket:
         last: Whether it is the last of a step.
 
     Attributes:
-        flat: The message: gradients, then `used`, then `behind`.
+        flat: The message: gradients, then `used`, `behind` and `astray`.
         values: The gradients one after the other, as one tensor.
         slots: The same, in the shapes of the parameters.
         used: For each parameter, whether it was used. Summed over members it tells apart a gradient
@@ -26,6 +26,7 @@ class Bucket:
             process.
         behind: In the last bucket one number: 0 where the next change is at hand, else 1. Empty in
             the others.
+        astray: The same: 0 where what this member sends is its part of the step.
         missing: Indices of parameters whose gradients are not yet in place.
     """
 
@@ -36,6 +37,7 @@ class Bucket:
     slots: tuple[torch.Tensor, ...]
     used: torch.Tensor
     behind: torch.Tensor
+    astray: torch.Tensor
     missing: set[int] = field(default_factory=set)
 
     def __init__(self, group: Sequence[tuple[str, nn.Parameter]], *, last: bool) -> None:
@@ -45,7 +47,8 @@ class Bucket:
         self.missing = set()
         self._sizes = [parameter.numel() for parameter in self.parameters]
         first = self.parameters[0]
-        length = sum(self._sizes) + len(group) + last
+        self._ends = int(last)
+        length = sum(self._sizes) + len(group) + 2 * self._ends
         self._hold(torch.zeros(length, dtype=first.dtype, device=first.device))
 
     @property
@@ -60,7 +63,9 @@ class Bucket:
     def _hold(self, flat: torch.Tensor) -> None:
         self.flat = flat
         total, count = sum(self._sizes), len(self._sizes)
-        self.values, self.used, self.behind = flat.tensor_split((total, total + count))
+        used = total + count
+        parts = flat.tensor_split((total, used, used + self._ends))
+        self.values, self.used, self.behind, self.astray = parts
         self.slots = tuple(
             part.view(parameter.shape)
             for part, parameter in zip(self.values.split(self._sizes), self.parameters, strict=True)

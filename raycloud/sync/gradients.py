@@ -23,12 +23,14 @@ class Exchanged:
         norm: The gradients' global norm before clipping.
         bytes_sent: By this member.
         agreed: All members held the next change when they sent their last gradients.
+        astray: A member has not sent its part of the step: this is no sum to go on with.
         exchange_s: Seconds waited for it.
     """
 
     norm: float
     bytes_sent: int
     agreed: bool
+    astray: bool = False
     exchange_s: float = 0.0
 
 
@@ -42,6 +44,10 @@ class GradientExchange:
     travels is a scaled copy. When the exchange breaks, which no backward pass is disturbed by and
     `collect` raises, they are still there: after `connect`, more backward passes may add to them,
     and `arm`, `launch` and `collect` exchange them in another generation.
+
+    When the last backward raises, `restart` forgets them, so that they are computed again; `launch`
+    then sends the rest of what the others wait for, and what `collect` brings everywhere is
+    `astray`, as it is where `arm` was told so. All then call `arm` and `launch` once more.
 
     Args:
         parameters: Qualified names and parameters that require gradients.
@@ -61,6 +67,8 @@ class GradientExchange:
         self._transport: Transport | None = None
         self._scale: Callable[[], float] | None = None
         self._at_hand: Callable[[], bool] = lambda: False
+        self._astray: Callable[[], torch.Tensor | float] = lambda: 0.0
+        self._hears = False  # what the backward pass under way finishes is sent
         self._works: list[Work | None] = []
         self._next = 0
         self._broken: TransportError | None = None
@@ -82,15 +90,21 @@ class GradientExchange:
         self._broken = None
         self._transport = transport
 
-    def arm(self, scale: Callable[[], float], at_hand: Callable[[], bool] = lambda: False) -> None:
+    def arm(
+        self,
+        scale: Callable[[], float],
+        at_hand: Callable[[], bool] = lambda: False,
+        astray: Callable[[], torch.Tensor | float] = lambda: 0.0,
+    ) -> None:
         """The next backward is the step's last: send each bucket as soon as it is full.
 
         Args:
             scale: Gives the factor that makes the sum over members a mean; asked once, when the
                 first gradient is finished, so that it may wait for the control lane.
             at_hand: Says whether this member holds the next change; asked with the last bucket.
+            astray: Not 0 where this is not this member's part of the step; asked with it, too.
         """
-        self._at_hand = at_hand
+        self._at_hand, self._astray, self._hears = at_hand, astray, True
         for bucket in self.buckets:
             bucket.missing = set(range(len(bucket.parameters)))
         self._works = []
@@ -105,6 +119,22 @@ class GradientExchange:
 
         self._scale = once
 
+    @property
+    def begun(self) -> bool:
+        """It is armed, and `launch` is still to come."""
+        return self._scale is not None
+
+    @property
+    def sent(self) -> bool:
+        """The last backward has sent all there is: nothing can be taken back."""
+        return self.begun and self._next >= len(self.buckets)
+
+    def restart(self) -> None:
+        """Forget this member's gradients, to compute them again: none is sent before `launch`."""
+        self._hears, self._astray = False, lambda: 1.0
+        for parameter in self._place:
+            parameter.grad = None
+
     def launch(self) -> None:
         """Send what the last backward did not fill: unused parameters, or all where none ran."""
         scale = self._scale
@@ -118,10 +148,12 @@ class GradientExchange:
                 else:  # used by an earlier pass of this step only
                     self._fill(bucket, i, scale)
             self._send(bucket)
-        self._scale = None
+        self._scale, self._hears = None, False
 
     def collect(self, abandoned: Callable[[], bool]) -> Exchanged:
         """Wait for the exchange, then make the mean gradients the parameters' `.grad`.
+
+        Own gradients are untouched where it is `astray`.
 
         Raises:
             Abandoned: The generation is over.
@@ -134,6 +166,10 @@ class GradientExchange:
             if work is not None:
                 finish(work, abandoned)
                 self._works[b] = None
+        agreed = float(self.buckets[-1].behind) == 0.0
+        payload = sum(ring_bytes(bucket.payload_bytes, size) for bucket in self.buckets)
+        if float(self.buckets[-1].astray) != 0.0:
+            return Exchanged(norm=math.nan, bytes_sent=payload, agreed=agreed, astray=True)
         norms = []
         for bucket in self.buckets:
             norms.append(float(torch.linalg.vector_norm(bucket.values)))
@@ -141,8 +177,6 @@ class GradientExchange:
                 bucket.parameters, bucket.slots, bucket.used.tolist(), strict=True
             ):
                 parameter.grad = slot if used else None
-        payload = sum(ring_bytes(bucket.payload_bytes, size) for bucket in self.buckets)
-        agreed = float(self.buckets[-1].behind) == 0.0
         return Exchanged(norm=math.hypot(*norms), bytes_sent=payload, agreed=agreed)
 
     def clip(self, norm: float, limit: float) -> None:
@@ -157,13 +191,13 @@ class GradientExchange:
 
     def clear(self) -> None:
         """Forget all gradients: the step is committed or given up."""
-        self._scale = None
+        self._scale, self._hears = None, False
         for parameter in self._place:
             parameter.grad = None
 
     def _finished(self, parameter: nn.Parameter) -> None:
         """A backward pass has accumulated the gradient of `parameter`."""
-        if self._scale is None:
+        if self._scale is None or not self._hears:
             return
         b, i = self._place[parameter]
         bucket = self.buckets[b]
@@ -210,6 +244,7 @@ class GradientExchange:
             bucket.used[i] = 0.0
         if self._next == len(self.buckets) - 1:
             bucket.behind.fill_(0.0 if self._at_hand() else 1.0)
+            bucket.astray.fill_(self._astray())
         transport = self._transport
         self._next += 1
         if transport is None or transport.size == 1:

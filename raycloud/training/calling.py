@@ -10,6 +10,10 @@ import torch
 from raycloud.errors import RaycloudError, TaskError
 
 
+class RaisedError(TaskError):
+    """The user's code raised: on other samples it may not, and with less at once."""
+
+
 def call(what: str, function: Callable[[], Any]) -> Any:
     """Call the user's code; what it raises is the task's fault and says so."""
     try:
@@ -17,7 +21,7 @@ def call(what: str, function: Callable[[], Any]) -> Any:
     except RaycloudError:
         raise
     except Exception as error:
-        raise TaskError(f"Task.{what} raised {type(error).__name__}: {error}") from error
+        raise RaisedError(f"Task.{what} raised {type(error).__name__}: {error}") from error
 
 
 def call_backward(loss: torch.Tensor) -> None:
@@ -27,7 +31,7 @@ def call_backward(loss: torch.Tensor) -> None:
     except RaycloudError:
         raise
     except Exception as error:
-        raise TaskError(f"the backward pass raised {type(error).__name__}: {error}") from error
+        raise RaisedError(f"the backward pass raised {type(error).__name__}: {error}") from error
 
 
 def check_loss(loss: Any) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from raycloud.errors import RaycloudError, TaskError
 from raycloud.order import MicroBatch, Order, StepSpan, stream_seed
+from raycloud.training.calling import RaisedError
 from raycloud.training.device import Copies, concatenate, pin
 from raycloud.training.reading import View, joined
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from raycloud.order import Layout
     from raycloud.task import Samples, Task
     from raycloud.training.feed import Collators
+    from raycloud.training.kept import Kept
+
+Failures = tuple[tuple[MicroBatch, RaisedError], ...]  # those that could not be made, and why
 
 _COLLATE_STREAM = 1
 _COMPUTE_STREAM = 2
@@ -48,10 +52,11 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepWork:
-    """This member's part of one step."""
+    """This member's part of one step; of what `failed` there are no passes."""
 
     span: StepSpan
     passes: tuple[Pass, ...]
+    failed: Failures = ()
 
     @property
     def weight(self) -> float:
@@ -62,6 +67,20 @@ class StepWork:
     def micro_batches(self) -> int:
         """How many micro-batches this member computes."""
         return sum(len(p.micro_batches) for p in self.passes)
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Of all that are this member's, also of those that failed."""
+        made = [m.index for one in self.passes for m in one.micro_batches]
+        return (*made, *(m.index for m, _ in self.failed))
+
+    def expected_weight(self, kept: Kept | None) -> float:
+        """Of this and what is kept of the step, as a member tells it ahead.
+
+        What cannot be computed counts as one: where there is any, the step goes by another weight.
+        """
+        before = 0.0 if kept is None else kept.weight + len(kept.skipped)
+        return before + self.weight + len(self.failed)
 
     @property
     def read_s(self) -> float:
@@ -82,11 +101,13 @@ class Making:
         threads: Threads of this process that make them.
         elsewhere: Other processes that make them in the threads' place.
         copies: Brings them to the device ahead of their step; None: it is the CPU.
+        skips: A micro-batch that cannot be made does not keep its step from the others.
     """
 
     threads: int = 1
     elsewhere: Collators | None = None
     copies: Copies | None = None
+    skips: bool = False
 
 
 class Collate:
@@ -154,6 +175,22 @@ class Collate:
     def one(self, micro_batch: MicroBatch) -> Pass:
         """A pass of a single micro-batch."""
         return self.passes([micro_batch], 1)[0]
+
+    def apart(self, micro_batches: Iterable[MicroBatch]) -> tuple[tuple[Pass, ...], Failures]:
+        """A pass of each alone, and those of which none can be made."""
+        made: list[Pass] = []
+        failed: list[tuple[MicroBatch, RaisedError]] = []
+        for m in micro_batches:
+            try:
+                made.append(self.one(m))
+            except RaisedError as error:
+                failed.append((m, error))
+        return tuple(made), tuple(failed)
+
+    def ids(self, micro_batch: MicroBatch) -> tuple[int, ...]:
+        """The samples of a micro-batch."""
+        where = micro_batch.epoch, micro_batch.start, micro_batch.stop
+        return tuple(self._view.order.ids(*where).tolist())
 
     def want(self, micro_batches: Iterable[MicroBatch], later: int) -> None:
         """Hint that what stands `later` places after these will be asked for.
@@ -255,7 +292,7 @@ class Collate:
         except RaycloudError:
             raise
         except Exception as error:
-            raise TaskError(f"Task.weight raised {type(error).__name__}: {error}") from error
+            raise RaisedError(f"Task.weight raised {type(error).__name__}: {error}") from error
         if not 0.0 <= weight < float("inf"):
             raise TaskError(
                 f"Task.weight returned {weight}", hint="return a finite number that is not negative"
@@ -273,9 +310,9 @@ def _drawn(rng: np.random.Generator) -> tuple[list[int], int]:
     return [*state["state"]["counter"].tolist(), state["buffer_pos"]], state["has_uint32"]
 
 
-def _fault(what: str, error: Exception, group: list[MicroBatch]) -> TaskError:
+def _fault(what: str, error: Exception, group: list[MicroBatch]) -> RaisedError:
     first, last = group[0], group[-1]
-    return TaskError(
+    return RaisedError(
         f"{what} raised {type(error).__name__}: {error} (epoch {first.epoch}, samples "
         f"[{first.start}, {last.stop}) of the sequence)"
     )

@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from raycloud.errors import InternalError
-from raycloud.training.collate import Collate, Making, Pass, StepWork
+from raycloud.training.calling import RaisedError
+from raycloud.training.collate import Collate, Failures, Making, Pass, StepWork
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -142,11 +143,13 @@ class Feed:
                     future.set_exception(error)
                     continue
             try:
-                future.set_result(StepWork(span=span, passes=self._sent(make())))
+                passes, failed = make()
+                made = StepWork(span=span, passes=self._sent(passes), failed=failed)
+                future.set_result(made)
             except BaseException as error:  # noqa: BLE001 - raised to who takes the step
                 future.set_exception(error)
 
-    def _next(self) -> tuple[StepSpan, Callable[[], Passes]]:
+    def _next(self) -> tuple[StepSpan, Callable[[], tuple[Passes, Failures]]]:
         """The next span, and how its passes are made."""
         span = next(self._spans, None)
         if span is None:
@@ -157,8 +160,19 @@ class Feed:
             made = elsewhere.submit(mine, fuse)
             with self._counted:
                 self._away[id(made)] = made
-            return span, partial(self._back, made)
-        return span, partial(self._made_here, span, mine, fuse)
+            return span, partial(self._whole, mine, partial(self._back, made))
+        return span, partial(self._whole, mine, partial(self._made_here, span, mine, fuse))
+
+    def _whole(
+        self, mine: tuple[MicroBatch, ...], make: Callable[[], Passes]
+    ) -> tuple[Passes, Failures]:
+        """What `make` gives; where it fails, and that may be, each micro-batch alone once more."""
+        try:
+            return make(), ()
+        except RaisedError:
+            if not self._collate.making.skips:
+                raise
+        return self._collate.apart(mine)
 
     def _made_here(self, span: StepSpan, mine: tuple[MicroBatch, ...], fuse: int) -> Passes:
         self._collate.want(mine, _HINT_STEPS * span.samples)

@@ -21,6 +21,7 @@ from raycloud.training.regroup import (
     find_ground,
     known_loss,
 )
+from raycloud.training.suspects import leave_out, suspects_of
 
 if TYPE_CHECKING:
     from raycloud.order import Position, StepSpan
@@ -59,6 +60,7 @@ class Footing:
         self._last_step = last_step
         self._fuses = fuses
         self._held = held
+        self._suspects = suspects_of(parts.job.errors.on_error)
         self.loop: Loop | None = None
 
     def stand(
@@ -104,6 +106,7 @@ class Footing:
         own = Standing(parts.first_step, 0, parts.changes.agreed, parts.changes.due_step())
         if loop is not None:
             own = replace(own, step=loop.step, begun=1, **known_loss(loop.owed, loop.loss))
+        gone = self._suspects.meet(meeting.members, planned=meeting.planned)
         talk = Talk(lane, abandoned)
         everyone = talk.standings(own)
         if not any(one.begun for one in everyone):
@@ -116,8 +119,15 @@ class Footing:
             position=self._position if loop is None else loop.position,
             span=self._span if loop is None else loop.span,
             took=partial(self._took, meeting),
+            suspects=partial(self._suspects.found, gone=gone),
+            gone=bool(gone),
         )
         ground = find_ground(everyone, brought, shares=meeting.shares, talk=talk)
+        if ground.suspects:
+            told = {"collate": parts.collate, "tells": meeting.rank == 0}
+            leave_out(parts.replica, ground.step, ground.suspects, **told)
+        if ground.adopted is not None:
+            self._suspects.deal(ground.adopted)
         if self.loop is not None:
             self.loop.learn_loss(ground.loss)
         return ground

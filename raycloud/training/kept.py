@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from raycloud.errors import InternalError
@@ -19,11 +19,13 @@ class Kept:
         step: Which step.
         micro_batches: Indices in the step of those that it has computed, rising.
         weight: Their weight.
+        skipped: Those among them that cannot be computed, and are not to be tried again.
     """
 
     step: int
     micro_batches: tuple[int, ...] = ()
     weight: float = 0.0
+    skipped: tuple[int, ...] = ()
 
     def and_also(self, work: StepWork) -> Kept:
         """What is kept once `work` is computed too.
@@ -31,8 +33,13 @@ class Kept:
         Raises:
             InternalError: It is of another step, or computed already.
         """
-        new = [m.index for one in work.passes for m in one.micro_batches]
+        new = work.indices
         both = sorted([*self.micro_batches, *new])
         if self.step != work.span.step or len(set(both)) < len(both):
             raise InternalError(f"{new} of step {work.span.step} were to be computed beside {self}")
-        return Kept(step=self.step, micro_batches=tuple(both), weight=self.weight + work.weight)
+        weight = self.weight + work.weight
+        return replace(self, micro_batches=tuple(both), weight=weight)
+
+    def without(self, index: int) -> Kept:
+        """The same, where `index` is one that cannot be computed."""
+        return replace(self, skipped=tuple(sorted({*self.skipped, index})))

@@ -110,6 +110,7 @@ class Life:
             return job.steps or self._step + left
 
         self._replica = Replica(job, self._task, device=self._device, steps=last_step, clock=clock)
+        self._replica.notice = lambda what, detail: self._notice(what, **detail)
         self._samples = self._arranged.supply.train
         self._grown: dict[int, BlockSamples] = {}
         self._met: tuple[Transport, Transport] | None = None  # of the present generation
@@ -263,6 +264,7 @@ class Life:
                 threads=job.data.threads,
                 elsewhere=elsewhere,
                 copies=Copies(self._device) if cuda else None,
+                skips=job.errors.on_error == "skip",
             ),
             clock=self._clock,
         )

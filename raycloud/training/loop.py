@@ -14,6 +14,7 @@ from raycloud.sync.lane import Lane, LaneReport
 from raycloud.sync.transport import Abandoned
 from raycloud.training.feed import Feed
 from raycloud.training.growth import LAYOUT, layout_record
+from raycloud.training.outcome import Others, find_outcome
 from raycloud.training.parts import Owed, Parts, Seat
 from raycloud.training.schedule import Adopted, Course, Piece, Schedule
 from raycloud.training.tally import Counted, Tally, counted
@@ -124,8 +125,10 @@ class Loop:
         computed = self._computed
         if computed is None or computed.step != self.step or self.owed is not None:
             raise InternalError(f"step {self.step} is committed without this member's part of it")
-        self._tally.add(computed)
-        self.owed = Owed(loss=0.0, own_weight=0.0, weight=computed.weight)
+        skips = tuple(s for s in self._parts.replica.state.skips if s.step == self.step)
+        self._tally.add(replace(computed, skips=skips))
+        if not any(skip.whole_step for skip in skips):
+            self.owed = Owed(loss=0.0, own_weight=0.0, weight=computed.weight)
         self.step, self.position = self.step + 1, computed.after
 
     def run(self) -> bool:
@@ -199,10 +202,10 @@ class Loop:
         work = self._feed.take()
         began_s = clock.monotonic_s()
         self._lane_s = 0.0
-        kept = parts.replica.kept
-        weight = work.weight if kept is None else work.weight + kept.weight
-        self._send_lane(weight=weight)
-        parts.replica.compute(work, parts.collate, self._scale, lambda: parts.changes.next_at_hand)
+        self._send_lane(weight=work.expected_weight(parts.replica.kept))
+        others = Others(self._lane, self._abandoned, lambda: parts.changes.next_at_hand)
+        scale = lambda: 1.0 / self._weighed().weight  # noqa: E731
+        parts.replica.compute(work, parts.collate, scale, others.at_hand)
         sums = self._weighed()
         parts.replica.synchronize()
         self._computed = counted(
@@ -214,27 +217,24 @@ class Loop:
             compute_s=clock.monotonic_s() - began_s - self._lane_s,
             data_s=self._feed.waited_s - waited_s,
         )
-        result = parts.replica.collect(self.step, self._abandoned)
-        loss = parts.replica.checked_loss(self.step)
-        parts.replica.commit(work)
-        self._sums = None
-        self.owed = Owed(loss=loss, own_weight=weight, weight=sums.weight)
+        found = find_outcome(parts.replica, work.span, sums.weight, others)
+        found.take(parts.replica, work, tells=self._seat.rank == 0)
+        self._sums, self.owed = None, found.owed
         self.position = self._computed.after
         self._tally.add(
             replace(
                 self._computed,
-                norm=result.norm,
-                exchange_s=result.exchange_s + self._lane_s,
-                bytes_sent=result.bytes_sent,
+                weight=found.weight,
+                skips=found.skips,
+                norm=found.exchanged.norm,
+                exchange_s=found.exchanged.exchange_s + self._lane_s,
+                bytes_sent=found.exchanged.bytes_sent,
                 bytes_dense=ring_bytes(parts.replica.gradients.gradient_bytes, self._seat.size),
             )
         )
-        if result.agreed:
+        if found.exchanged.agreed:
             self._agree()
         self.step += 1
-
-    def _scale(self) -> float:
-        return 1.0 / self._weighed().weight
 
     def _weighed(self) -> LaneReport:
         """What the lane says of this step, read once."""

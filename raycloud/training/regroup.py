@@ -21,7 +21,7 @@ from raycloud.training.handover import hand_over
 from raycloud.training.state import digest
 
 if TYPE_CHECKING:
-    from raycloud.order import StepSpan
+    from raycloud.order import MicroBatch, StepSpan
     from raycloud.sync.transport import Transport
     from raycloud.training.parts import Owed
     from raycloud.training.replica import Replica
@@ -63,6 +63,7 @@ class Ground:
         position: Where the sequence stands before it.
         taken: This member took its state from another one.
         adopted: What each rank computes of that step, beside what it has kept; None: its share.
+        suspects: Micro-batches of it that nobody is to compute.
         loss: Mean loss of the step before; NaN where there is none.
     """
 
@@ -71,6 +72,7 @@ class Ground:
     taken: bool
     adopted: Adopted | None
     loss: float
+    suspects: tuple[MicroBatch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,20 @@ class Talk:
         ranks[list(kept)] = self.transport.rank + 1
         return tuple(int(rank) - 1 for rank in self._sum(ranks).tolist())
 
+    def any_of(self, some: Sequence[int], count: int) -> tuple[int, ...]:
+        """Which of `count` things a member names.
+
+        Args:
+            some: Indices of those that this one does.
+            count: How many there are.
+
+        Raises:
+            TransportError: The meeting broke, or was abandoned.
+        """
+        named = torch.zeros(count, dtype=torch.float64)
+        named[list(some)] = 1.0
+        return tuple(k for k, many in enumerate(self._sum(named).tolist()) if many)
+
     def _sum(self, values: torch.Tensor) -> torch.Tensor:
         if self.transport.size > 1:
             finish(self.transport.all_reduce(values), self.abandoned)
@@ -127,12 +143,16 @@ class Own:
         position: Where the sequence stands before its next step.
         span: The span of a step that stands somewhere; None past the last one.
         took: Told at once where it stands with a state that it took from another one.
+        suspects: Which it suspects of a step's micro-batches, of which nobody has these.
+        gone: It has lost somebody.
     """
 
     replica: Replica
     position: Position
     span: Callable[[int, Position], StepSpan | None]
     took: Callable[[int, Position], None]
+    suspects: Callable[[int, Sequence[int]], Sequence[int]] = lambda _step, _missing: ()
+    gone: bool = False
 
 
 def find_ground(
@@ -156,14 +176,30 @@ def find_ground(
     if len(there) < len(everyone):
         position = _hand_over(own, there[0], step, taken=taken, talk=talk)
     at = own.span(step, position)
-    adopted = None
+    adopted, suspects = None, ()
     if at is not None:
-        kept = own.replica.kept
-        have = talk.keepers(() if kept is None else kept.micro_batches, len(at.micro_batches))
-        if any(rank != _NOBODY for rank in have):
-            adopted = adopt(have, shares)
+        adopted, suspects = _deal(own, at, shares, talk)
     loss = mean_loss([everyone[rank] for rank in there])
-    return Ground(step=step, position=position, taken=taken, adopted=adopted, loss=loss)
+    return Ground(
+        step=step, position=position, taken=taken, adopted=adopted, suspects=suspects, loss=loss
+    )
+
+
+def _deal(
+    own: Own, span: StepSpan, shares: Sequence[int], talk: Talk
+) -> tuple[Adopted | None, tuple[MicroBatch, ...]]:
+    """Who computes what of a step beside what is kept, None: as ever; and what nobody does."""
+    every, kept = span.micro_batches, own.replica.kept
+    have = list(talk.keepers(() if kept is None else kept.micro_batches, len(every)))
+    missing = [k for k, rank in enumerate(have) if rank == _NOBODY]
+    gone = (len(every),) if own.gone else ()
+    named = talk.any_of((*own.suspects(span.step, missing), *gone), len(every) + 1)
+    if len(missing) == len(every) and not named:
+        return None, ()
+    suspects = [k for k in named if k < len(every)]
+    for k in suspects:
+        have[k] = 0
+    return adopt(have, shares), tuple(every[k] for k in suspects)
 
 
 def _hand_over(own: Own, source: int, step: int, *, taken: bool, talk: Talk) -> Position:

@@ -5,6 +5,9 @@
     commit    only now parameters, optimizer, buffers and schedule change
     discard   or none of them does
 
+A pass that fails is computed again (`again`), and what a member cannot compute at all is left out:
+`collect` then brings nothing to go on with, and after `exchange_anew` the mean of the others.
+
 A survivor of a fault keeps its model, its optimizer and its own gradients: when `collect` raises,
 the step is `suspend`ed; `connect` and `compute` go on with it in another generation, and what is
 computed then adds to what was.
@@ -12,22 +15,20 @@ computed then adds to what was.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from raycloud.errors import DivergedError, TaskError, TransportError
+from raycloud.errors import DivergedError, InternalError, TaskError, TransportError
 from raycloud.order import stream_seed
 from raycloud.sync.gradients import Exchanged, GradientExchange
-from raycloud.training.calling import call, call_backward, check_loss
-from raycloud.training.device import arrived
+from raycloud.training.again import compute_again, skip, trouble_of
+from raycloud.training.calling import RaisedError, call, call_backward
+from raycloud.training.forward import Forward
 from raycloud.training.kept import Kept
 from raycloud.training.randomness import random_state, seed_compute
 from raycloud.training.state import ReplicaState
@@ -35,9 +36,11 @@ from raycloud.training.statistics import RunningStatistics
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-    from raycloud.spec import Job
+    from raycloud.order import StepSpan
+    from raycloud.spec import ErrorsSection, Job
     from raycloud.sync.transport import Transport
     from raycloud.task import Task
+    from raycloud.training.again import Trouble
     from raycloud.training.collate import Collate, Pass, StepWork
 
 _MODEL_STREAM = 3
@@ -57,6 +60,7 @@ class Replica:
 
     Attributes:
         kept: What is computed of the step that is to be committed next; None: nothing.
+        notice: Tells a person what had to be done in another way, with details.
         computing: In the midst of `compute`, which waits for others only in short turns.
         longest_s: The most seconds that it has taken; None before the first time.
     """
@@ -95,23 +99,33 @@ class Replica:
         gradient_bytes = sum(p.numel() * p.element_size() for _, p in trained)
         self.gradients = GradientExchange(trained, bucket_bytes=job.bucket_bytes(gradient_bytes))
         self.statistics = RunningStatistics(self.model)
-        self.fuse = self._largest_pass()
-        self._forward: nn.Module = (
-            torch.compile(self.model)  # type: ignore[assignment]
-            if job.compile
-            else self.model
-        )
+        self.forward = Forward(job, task, self.model, self.statistics, device)
         self._transport: Transport | None = None
         self._broken: TransportError | None = None
         self.computing = False
         self.longest_s: float | None = None
         self.kept: Kept | None = None
-        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
+        self._told = False  # this generation knows what is skipped
 
     @property
     def learning_rate(self) -> float:
         """Of the first parameter group."""
         return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def fuse(self) -> int:
+        """Micro-batches of a pass, at most."""
+        return self.forward.fuse
+
+    @fuse.setter
+    def fuse(self, most: int) -> None:
+        self.forward.fuse = most
+
+    @property
+    def errors(self) -> ErrorsSection:
+        """What the job says of them."""
+        return self._job.errors
 
     @property
     def parameters(self) -> int:
@@ -120,7 +134,7 @@ class Replica:
 
     def connect(self, transport: Transport) -> None:
         """Exchange over `transport` from the next step on."""
-        self._transport = transport
+        self._transport, self._told = transport, False
         self.statistics.forget()
         self.gradients.connect(transport)
 
@@ -137,9 +151,12 @@ class Replica:
 
         Args:
             work: The passes; beside what is kept of the same step, if anything is.
-            collate: Makes single micro-batches again, where a fused pass turns out not exact.
+            collate: Makes smaller passes, where one fails or turns out not exact.
             scale: One over the step's weight, from the control lane; may wait.
             at_hand: See `GradientExchange.arm`.
+
+        Raises:
+            TaskError: The task fails on a micro-batch each time, and the job does not skip it.
         """
         self.computing, began_s = True, self._clock.monotonic_s()
         try:
@@ -156,34 +173,62 @@ class Replica:
         at_hand: Callable[[], bool],
     ) -> None:
         if self.kept is None:
+            self._told = False
             self.statistics.stage()
-            self._loss.zero_()
+            self.forward.loss.zero_()
         else:
             self.statistics.resume()
         self.kept = (self.kept or Kept(step=work.span.step)).and_also(work)
+        for failed in work.failed:
+            skip(self, work.span.step, failed, collate)
         count = len(work.span.micro_batches)
-        todo = self._worth_computing(work.passes)
-        last: tuple[Pass, torch.Tensor] | None = None
-        while todo:
-            one = todo.popleft()
-            loss = self._exact_forward(one, count)
-            if loss is None:
-                todo.extendleft(collate.one(m) for m in reversed(one.micro_batches))
-                continue
-            if one.weight == 0.0:  # computed for the model's statistics alone
-                continue
-            self._loss += loss.detach() * one.weight
-            if todo:
-                call_backward(loss * one.weight)
-            else:
-                last = (one, loss)
-        self._launch_last(last, self.kept.weight, scale, at_hand)
+        try:
+            self._launch_last(
+                self.forward.all_but_last(work.passes, collate, count), scale, at_hand
+            )
+        except RaisedError as error:
+            if self.gradients.sent:
+                raise
+            trouble = trouble_of(self.forward.at, error)
+        else:
+            return
+        compute_again(self, work.span, collate, trouble)
+        if self.gradients.begun:
+            self.gradients.launch()
+        else:
+            self._launch_last(None, scale, at_hand)
 
-    def _worth_computing(self, passes: tuple[Pass, ...]) -> deque[Pass]:
-        """All that weigh something, last; and before them the others, where they leave a trace."""
-        traced = self.statistics.per_batch or bool(self.statistics.changing)
-        weightless = [p for p in passes if p.weight == 0.0] if traced else []
-        return deque([*weightless, *(p for p in passes if p.weight > 0.0)])
+    def compute_anew(self, span: StepSpan, collate: Collate, size: int) -> Trouble | None:
+        """Compute all that is kept, and not skipped, from the start: in passes of at most `size`.
+
+        Returns:
+            What failed; None: it is computed.
+        """
+        if self.kept is None:
+            raise InternalError(f"nothing of step {span.step} is to be computed again")
+        self.statistics.discard()
+        self.statistics.stage()
+        self.gradients.restart()
+        self.forward.loss.zero_()
+        mine = set(self.kept.micro_batches) - set(self.kept.skipped)
+        todo = tuple(m for m in span.micro_batches if m.index in mine)
+        passes: list[Pass] = []
+        try:
+            for at in range(0, len(todo), size):
+                self.forward.at = todo[at : at + size]
+                passes += collate.passes(self.forward.at, size)
+            last = self.forward.all_but_last(passes, collate, len(span.micro_batches))
+            if last is not None:
+                call_backward(last[1] * last[0].weight)
+        except RaisedError as error:
+            return trouble_of(self.forward.at, error)
+        self.kept = replace(self.kept, weight=sum(one.weight for one in passes))
+        return None
+
+    def exchange_anew(self, scale: Callable[[], float], at_hand: Callable[[], bool]) -> None:
+        """All know what is skipped: exchange once more what all have computed; see `compute`."""
+        self._told = True
+        self._launch_last(None, scale, at_hand)
 
     def synchronize(self) -> None:
         """Wait until a GPU has computed what was asked of it, so that seconds are those of work."""
@@ -193,7 +238,6 @@ class Replica:
     def _launch_last(
         self,
         last: tuple[Pass, torch.Tensor] | None,
-        weight: float,
         scale: Callable[[], float],
         at_hand: Callable[[], bool],
     ) -> None:
@@ -201,19 +245,28 @@ class Replica:
         self._broken = None
         if self._transport is not None:
             try:
+                weight = 0.0 if self.kept is None else self.kept.weight
                 self.statistics.launch(self._transport, scale, weight)
             except TransportError as error:
                 self._broken = error
-        self.gradients.arm(scale, at_hand)
+        self.gradients.arm(scale, at_hand, self._astray)
         if last is not None:
             call_backward(last[1] * last[0].weight)
         self.gradients.launch()
 
+    def _astray(self) -> torch.Tensor | float:
+        """Not 0 where this member has something to tell before the step can be committed."""
+        if self.kept is not None and self.kept.skipped and not self._told:
+            return 1.0
+        return 0.0 if self.errors.on_nan == "stop" else ~self.forward.loss.isfinite()
+
     def collect(self, step: int, abandoned: Callable[[], bool]) -> Exchanged:
         """Wait for the exchange; the mean gradients are then in place, clipped.
 
+        They are not where it is `astray`, or its norm not finite and `errors.on_nan` is skip.
+
         Raises:
-            DivergedError: A gradient is not finite.
+            DivergedError: A gradient is not finite, and that is not to be skipped.
             TransportError: The exchange broke, or was abandoned. Nothing has changed, and what is
                 computed is kept.
         """
@@ -223,22 +276,27 @@ class Replica:
         self.statistics.collect(abandoned)
         exchanged = self.gradients.collect(abandoned)
         exchange_s = self._clock.monotonic_s() - began_s
-        if not exchanged.norm < float("inf"):
+        exchanged = replace(exchanged, exchange_s=exchange_s)
+        if exchanged.astray:
+            return exchanged
+        if not math.isfinite(exchanged.norm):
+            if self.errors.on_nan == "skip":
+                return exchanged
             raise DivergedError(
                 f"the gradient's norm is {exchanged.norm} at step {step}",
                 hint="lower the learning rate, set clip_norm, or start from an earlier checkpoint",
             )
         if self._job.clip_norm is not None:
             self.gradients.clip(exchanged.norm, self._job.clip_norm)
-        return replace(exchanged, exchange_s=exchange_s)
+        return exchanged
 
-    def commit(self, work: StepWork) -> None:
-        """The step counts."""
+    def commit(self, work: StepWork, left_out: Sequence[int] = ()) -> None:
+        """The step counts, but for its micro-batches of these indices."""
         seed_compute(stream_seed(self._job.seed, _UPDATE_STREAM, work.span.step), self._device)
         call("optimizer", self.optimizer.step)
         if self.scheduler is not None:
             call("scheduler", self.scheduler.step)
-        self.statistics.commit(len(work.span.micro_batches))
+        self.statistics.commit(len(work.span.micro_batches), left_out)
         self.gradients.clear()
         self.kept = None
 
@@ -258,7 +316,7 @@ class Replica:
 
     def loss_sum(self) -> float:
         """Sum of weight * loss over this member's micro-batches of the step computed last."""
-        return float(self._loss)
+        return float(self.forward.loss)
 
     def checked_loss(self, step: int) -> float:
         """The same, of a step that is to be committed.
@@ -279,7 +337,7 @@ class Replica:
         self.statistics.begin_trial()
         seed_compute(one.seed, self._device)
         before = random_state(self._device)
-        loss = self._pass_forward(one, index=0, count=1)
+        loss = self.forward.plain(one, index=0, count=1)
         if random_state(self._device) != before:
             self.fuse = 1
         call_backward(loss * one.weight)
@@ -289,44 +347,3 @@ class Replica:
         if self.statistics.changing:  # by each micro-batch: a fused pass would do it less often
             self.fuse = 1
         self.gradients.clear()
-
-    def _exact_forward(self, one: Pass, count: int) -> torch.Tensor | None:
-        """The loss of a pass; None where several micro-batches were fused that must not be.
-
-        Each micro-batch has a random state of its own, so a fused pass that draws from the
-        generator is not what was asked. It is thrown away, and nothing is fused from then on.
-        """
-        fused = len(one.micro_batches) > 1
-        if fused and self.fuse == 1:
-            return None
-        seed_compute(one.seed, self._device)
-        before = random_state(self._device) if fused else b""
-        loss = self._pass_forward(one, index=one.micro_batches[0].index, count=count)
-        if fused and random_state(self._device) != before:
-            self.fuse = 1
-            return None
-        self.statistics.check()
-        return loss
-
-    def _pass_forward(self, one: Pass, *, index: int, count: int) -> torch.Tensor:
-        batch = arrived(one.batch, self._device)
-        single = len(one.micro_batches) == 1
-        if single:
-            self.statistics.before()
-        cast: Any = contextlib.nullcontext()
-        if self._job.precision == "bf16":
-            cast = torch.autocast(self._device.type, dtype=torch.bfloat16)
-        with cast:
-            loss = call("loss", lambda: self._task.loss(self._forward, batch))
-        check_loss(loss)
-        if single:
-            self.statistics.after(index, count)
-        checked: torch.Tensor = loss
-        return checked
-
-    def _largest_pass(self) -> int:
-        """Micro-batches a pass may fuse: 1 where the model has statistics of a micro-batch."""
-        if self.statistics.per_batch:
-            return 1
-        whole = self._job.global_batch // self._job.micro_batch
-        return whole if self._job.fuse == "auto" else int(self._job.fuse)

@@ -15,10 +15,14 @@ import torch
 from torch import nn
 
 from raycloud.errors import CheckpointError
+from raycloud.order import Skip, skip_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
+
+
+SKIPS = "skips"  # its name among a checkpoint's values
 
 
 class ReplicaState:
@@ -32,6 +36,7 @@ class ReplicaState:
     Attributes:
         beside: Plain values that a checkpoint keeps beside the replica's own, by name; to be
             replaced whole.
+        skips: What steps took and did not count, by step: a part of the state like any other.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class ReplicaState:
         self._optimizer = optimizer
         self._scheduler = scheduler
         self.beside: Mapping[str, Any] = {}
+        self.skips: tuple[Skip, ...] = ()
         by_identity = {id(p): name for name, p in model.named_parameters()}
         self._names = [
             by_identity.get(id(p), f"#{i}")
@@ -71,6 +77,7 @@ class ReplicaState:
             "kinds": self._kinds(),
             "optimizer": {"scalars": scalars, "groups": groups},
             "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
+            **({SKIPS: [skip.to_record() for skip in self.skips]} if self.skips else {}),
             **self.beside,
         }
 
@@ -86,10 +93,12 @@ class ReplicaState:
         _check_names(wanted, given)
         _check_kinds(self._kinds(), values["kinds"])
         optimizer_state = self._optimizer_state(tensors, values["optimizer"])
+        skips = _skips(values.get(SKIPS, ()))
         self._model.load_state_dict(given, strict=True)
         self._optimizer.load_state_dict(optimizer_state)
         if self._scheduler is not None:
             self._scheduler.load_state_dict(dict(values["scheduler"]))
+        self.skips = skips
 
     def _kinds(self) -> dict[str, str | None]:
         schedule = self._scheduler
@@ -140,6 +149,16 @@ def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
         if flat.numel():
             found.update(flat.view(torch.uint8).numpy().data)
     return found.hexdigest()[:16]
+
+
+def _skips(records: Any) -> tuple[Skip, ...]:
+    try:
+        return tuple(skip_of(record) for record in records)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"what the checkpoint says of skipped samples cannot be used: {error}",
+            hint="resume from another checkpoint",
+        ) from error
 
 
 def _check_names(wanted: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:

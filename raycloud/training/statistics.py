@@ -220,16 +220,22 @@ class RunningStatistics:
         for other, value in zip(self._changing, suspended or (), strict=False):
             other.buffer.copy_(value)
 
-    def commit(self, count: int) -> None:
-        """The step counts: move the averages past its `count` micro-batches."""
+    def commit(self, count: int, left_out: Sequence[int] = ()) -> None:
+        """The step counts: move the averages past its `count` micro-batches.
+
+        In the place of the statistics of those that are `left_out` stand the averages before it.
+        """
         sums = self._unpack()
         for a in self._averages:
             mean, var, tracked = _buffers(a.module)
-            updates = (a.calls or 0) * count
+            calls = a.calls or 0
+            updates = calls * count
             if a.module.momentum is None:
-                keep = a.start_count / (a.start_count + updates) if updates else 1.0
+                before = a.start_count + calls * len(left_out)
+                keep = before / (a.start_count + updates) if updates else 1.0
             else:
-                keep = (1.0 - a.module.momentum) ** updates
+                slow = (1.0 - a.module.momentum) ** calls
+                keep = slow**count + sum((1.0 - slow) * slow ** (count - 1 - k) for k in left_out)
             torch.add(next(sums), a.start_mean, alpha=keep, out=mean)
             torch.add(next(sums), a.start_var, alpha=keep, out=var)
             tracked.fill_(a.start_count + updates)

@@ -9,7 +9,7 @@ from raycloud.events import StepsCommitted
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-    from raycloud.order import Position
+    from raycloud.order import Position, Skip
     from raycloud.training.collate import StepWork
 
 
@@ -35,6 +35,7 @@ class Counted:
     exchange_s: float = 0.0
     bytes_sent: int = 0
     bytes_dense: int = 0
+    skips: tuple[Skip, ...] = ()
 
 
 def counted(work: StepWork, **told: Any) -> Counted:
@@ -110,6 +111,7 @@ class Tally:
             bytes_dense=sum(s.bytes_dense for s in steps),
             read_s=sum(s.read_s for s in steps),
             collate_s=sum(s.collate_s for s in steps),
+            skips=tuple(skip.to_record() for s in steps for skip in s.skips),
         )
         self._steps, self._losses = [], []
         self._since_s, self._cpu_s = now_s, cpu_s

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from raycloud.errors import TaskError
 from raycloud.order import MicroBatch
+from raycloud.training.again import trouble_of
+from raycloud.training.calling import RaisedError
 from raycloud.training.randomness import global_draws
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ class Trial:
         self._collate = collate
         self._member = member
         self._clock = clock
+        self._past = 0  # places that nothing can be computed of
+        self._most = job.micro_batches  # that fit into memory at once
 
     def speed(self, *, briefly: bool = False) -> tuple[float, float]:
         """Seconds of `T(b) = fixed_s + b * micro_batch_s` for b micro-batches: both of them.
@@ -81,9 +85,27 @@ class Trial:
         return least_s
 
     def _seconds(self, micro_batches: int, micro: int) -> float:
-        group = self._places(micro_batches, micro)
+        """Of one try. What nothing can be computed of is passed over, where it may be skipped."""
+        errors, replica = self._job.errors, self._replica
+        while True:
+            group, size = self._places(micro_batches, micro), min(micro_batches, self._most)
+            try:
+                return self._timed(group, size)
+            except RaisedError as error:
+                trouble = trouble_of(tuple(group), error)
+                replica.discard()
+                if trouble.memory and size > 1:
+                    replica.fuse = self._most = size = size // 2
+                    what = f"memory ran out: passes are of at most {size} micro-batches"
+                    replica.notice(what, {"error": str(error)})
+                elif errors.on_error == "stop" or self._past > errors.most_skipped:
+                    raise
+                else:
+                    self._past += micro_batches
+
+    def _timed(self, group: list[MicroBatch], size: int) -> float:
         before = global_draws()
-        passes = self._collate.passes(group, micro_batches)
+        passes = self._collate.passes(group, size)
         if global_draws() != before:
             raise TaskError(
                 "reading samples or Task.batch drew from a global random generator, so that "
@@ -101,11 +123,14 @@ class Trial:
         Those at the same place of different steps are of the same lane.
         """
         job, order = self._job, self._collate.order
+        samples = order.samples
         first, stride = 0, micro
-        if order.lanes_in(0) and micro_batches * job.global_batch <= order.samples:
+        if order.lanes_in(0) and micro_batches * job.global_batch <= samples:
             first = self._member % job.micro_batches * micro
             stride = job.global_batch
+        whole = samples // stride * stride
+        starts = [(first + (i + self._past) * stride) % whole for i in range(micro_batches)]
         return [
             MicroBatch(index=i, epoch=0, start=start, stop=start + micro)
-            for i, start in enumerate(range(first, first + micro_batches * stride, stride))
+            for i, start in enumerate(starts)
         ]

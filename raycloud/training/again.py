@@ -1,0 +1,138 @@
+"""A member's part of a step, computed again after a pass of it failed.
+
+A fault of the machine does not come twice, an error of the task does. So what failed is computed
+again, each micro-batch alone, and one that fails once more is named, and skipped where the job
+allows that. Where memory ran out, passes become smaller instead; a micro-batch is never cut.
+
+A backward pass that fails halfway has left part of its gradients behind. Nothing is kept of them:
+all of this member's part is computed from the start.
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from raycloud.errors import TaskError
+
+if TYPE_CHECKING:
+    from raycloud.order import MicroBatch, Skip, StepSpan
+    from raycloud.training.calling import RaisedError
+    from raycloud.training.collate import Collate
+    from raycloud.training.replica import Replica
+
+_TWICE = 2
+_MOST_IDS = 16  # of a micro-batch's samples that are named
+_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trouble:
+    """A pass that failed.
+
+    Attributes:
+        micro_batches: Of the pass.
+        error: What was raised; it holds no memory of the pass any more.
+    """
+
+    micro_batches: tuple[MicroBatch, ...]
+    error: RaisedError
+
+    @property
+    def memory(self) -> bool:
+        """Whether there was not enough of it."""
+        cause = self.error.__cause__
+        if isinstance(cause, MemoryError | torch.OutOfMemoryError):
+            return True
+        return isinstance(cause, RuntimeError) and any(word in str(cause) for word in _MEMORY)
+
+
+def trouble_of(micro_batches: tuple[MicroBatch, ...], error: RaisedError) -> Trouble:
+    """What failed; the tensors that the failing code held are let go of.
+
+    Raises:
+        RaisedError: The device itself is of no use any more: no sample is to blame.
+    """
+    one: BaseException | None = error
+    while one is not None:
+        traceback.clear_frames(one.__traceback__)
+        one = one.__cause__
+    found = Trouble(micro_batches=micro_batches, error=error)
+    if "CUDA error" in str(error.__cause__) and not found.memory:
+        raise error
+    if found.memory:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return found
+
+
+def compute_again(replica: Replica, span: StepSpan, collate: Collate, first: Trouble) -> None:
+    """Compute this member's part of the step from the start, after `first`.
+
+    Raises:
+        TaskError: A micro-batch failed twice, and may not be skipped; it names its samples.
+    """
+    failed: Counter[int] = Counter()
+    trouble: Trouble | None = first
+    while trouble is not None:
+        mine, many = trouble.micro_batches, len(trouble.micro_batches)
+        if trouble.memory and many > 1:
+            replica.fuse = size = many // 2
+            what = f"memory ran out: passes are of at most {size} micro-batches from now on"
+            replica.notice(what, {"step": span.step, "was": many, "error": str(trouble.error)})
+        else:
+            failed.update(m.index for m in mine)
+            size = 1
+            if many == 1 and failed[mine[0].index] >= _TWICE:
+                skip(replica, span.step, (mine[0], trouble.error), collate)
+        trouble = replica.compute_anew(span, collate, size)
+
+
+def skip(
+    replica: Replica, step: int, failed: tuple[MicroBatch, RaisedError], collate: Collate
+) -> None:
+    """A micro-batch has failed each time: leave it out of the step, where the job allows that.
+
+    Raises:
+        TaskError: It does not, or too many were skipped already; it names the samples.
+    """
+    one, error = failed
+    where, errors = described(one, step, collate), replica.errors
+    if errors.on_error == "stop":
+        raise TaskError(
+            f"{error.message}, each time, on {where}",
+            hint="mend the task or these samples, or write errors.on_error skip",
+        ) from error.__cause__
+    assert replica.kept is not None  # noqa: S101 - it is being computed
+    replica.kept = replica.kept.without(one.index)
+    many = skipped(replica.state.skips) + len(replica.kept.skipped)
+    if many > errors.most_skipped:
+        raise TaskError(
+            f"{error.message}, each time, on {where}: errors.most_skipped = {errors.most_skipped} "
+            "micro-batches were skipped before",
+            hint="mend the task or its data, or raise errors.most_skipped",
+        ) from error.__cause__
+    detail = {"step": step, "ids": list(collate.ids(one))}
+    replica.notice(f"skipped {where}: {error.message}", detail)
+
+
+def skipped(skips: tuple[Skip, ...]) -> int:
+    """How many micro-batches were."""
+    return sum(not one.whole_step for one in skips)
+
+
+def described(one: MicroBatch, step: int, collate: Collate) -> str:
+    """A micro-batch with its samples, as people read it."""
+    ids = collate.ids(one)
+    named = ", ".join(map(str, ids[:_MOST_IDS]))
+    more = f" and {len(ids) - _MOST_IDS} more" if len(ids) > _MOST_IDS else ""
+    return (
+        f"micro-batch {one.index} of step {step} (epoch {one.epoch}, samples [{one.start}, "
+        f"{one.stop}) of the sequence; ids {named}{more})"
+    )

@@ -1,0 +1,178 @@
+"""What becomes of a step once all have exchanged it: the same on every member.
+
+As a rule all is well, which one number in the last message says. Where it is not, the members tell
+each other what they could not compute, over the control lane, and exchange the step once more by
+the weight that is left; their own gradients are still there. A step whose loss or gradient is not
+finite changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raycloud.errors import DivergedError, InternalError, TaskError
+from raycloud.order import NAN, Skip
+from raycloud.training.again import skipped
+from raycloud.training.parts import Owed
+
+if TYPE_CHECKING:
+    from raycloud.order import StepSpan
+    from raycloud.sync.gradients import Exchanged
+    from raycloud.sync.lane import Lane
+    from raycloud.training.collate import StepWork
+    from raycloud.training.replica import Replica
+
+_REMEDY = "lower the learning rate, set clip_norm, or start from an earlier checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """How a member talks to the others.
+
+    Attributes:
+        lane: The control lane; nothing that was sent on it is unread.
+        abandoned: Says that the generation is over.
+        at_hand: Says whether this member holds the next change.
+    """
+
+    lane: Lane
+    abandoned: Callable[[], bool]
+    at_hand: Callable[[], bool]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What becomes of a step.
+
+    Attributes:
+        exchanged: What the exchange brought, the second one where there were two.
+        weight: The weight of all that counts.
+        loss: Sum of weight * loss over this member's own part of it.
+        own_weight: The weight of that.
+        skips: What does not count.
+        left_out: Indices of micro-batches that the others stand for.
+        why: Why the step changes nothing, as a sentence; empty where it counts.
+    """
+
+    exchanged: Exchanged
+    weight: float
+    loss: float
+    own_weight: float
+    skips: tuple[Skip, ...] = ()
+    left_out: tuple[int, ...] = ()
+    why: str = ""
+
+    @property
+    def owed(self) -> Owed | None:
+        """The part of the loss that is to be told; None: there is none."""
+        if self.why:
+            return None
+        return Owed(loss=self.loss, own_weight=self.own_weight, weight=self.weight)
+
+    def take(self, replica: Replica, work: StepWork, *, tells: bool) -> None:
+        """Commit the step, or go past it, which one of the members `tells`."""
+        if self.why:
+            replica.discard()
+            if tells:
+                step = work.span.step
+                replica.notice(f"step {step} was skipped: {self.why}", {"step": step})
+        else:
+            replica.commit(work, self.left_out)
+        replica.state.skips += self.skips
+
+
+def find_outcome(replica: Replica, span: StepSpan, weight: float, others: Others) -> Outcome:
+    """Wait for the exchange of a step that all have computed, whose whole weight is `weight`.
+
+    Raises:
+        DivergedError: Loss or gradient are not finite, and the job does not go on without them.
+        TaskError: More was skipped than the job allows.
+        TransportError: The exchange broke, or was abandoned; what is computed is kept.
+    """
+    exchanged = replica.collect(span.step, others.abandoned)
+    left_out: tuple[int, ...] = ()
+    skips: tuple[Skip, ...] = ()
+    why = not_finite = ""
+    if exchanged.astray:
+        left_out, weight, loss = _told(replica, span, others)
+        if math.isfinite(loss):
+            skips = _skips(replica, span, left_out)
+            if weight > 0.0:
+                exchanged = _exchanged_anew(replica, span, weight, others)
+            else:
+                why = "all of its micro-batches were skipped"
+        else:
+            not_finite = f"the loss is {loss}"
+    if not (why or not_finite or math.isfinite(exchanged.norm)):
+        not_finite = f"the gradient's norm is {exchanged.norm}"
+    if not_finite:
+        why, skips = not_finite, _not_finite(replica, span, not_finite)
+    own = 0.0 if replica.kept is None else replica.kept.weight
+    return Outcome(
+        exchanged=exchanged,
+        weight=0.0 if why else weight,
+        loss=replica.checked_loss(span.step) if not why else 0.0,
+        own_weight=own,
+        skips=skips,
+        left_out=left_out,
+        why=why,
+    )
+
+
+def _exchanged_anew(replica: Replica, span: StepSpan, weight: float, others: Others) -> Exchanged:
+    """The step once more, by the weight that is left."""
+    replica.exchange_anew(lambda: 1.0 / weight, others.at_hand)
+    exchanged = replica.collect(span.step, others.abandoned)
+    if exchanged.astray:
+        raise InternalError(f"step {span.step} is astray once more")
+    return exchanged
+
+
+def _told(replica: Replica, span: StepSpan, others: Others) -> tuple[tuple[int, ...], float, float]:
+    """What all could not compute, the weight that is left, and the loss where it is not finite."""
+    kept, loss = replica.kept, replica.loss_sum()
+    if kept is None:
+        raise InternalError(f"step {span.step} was exchanged, but nothing is kept of it")
+    own = [0.0] * len(span.micro_batches)
+    for index in kept.skipped:
+        own[index] = 1.0
+    told = [*own, kept.weight, 0.0 if math.isfinite(loss) else loss]
+    *flags, weight, loss = others.lane.sum(told, others.abandoned)
+    return tuple(k for k, flag in enumerate(flags) if flag), weight, loss
+
+
+def _skips(replica: Replica, span: StepSpan, left_out: tuple[int, ...]) -> tuple[Skip, ...]:
+    every = span.micro_batches
+    before, most = skipped(replica.state.skips), replica.errors.most_skipped
+    if before + len(left_out) > most:
+        raise TaskError(
+            f"step {span.step} would skip {len(left_out)} micro-batches beside the {before} that "
+            f"were skipped before, and errors.most_skipped is {most}",
+            hint="mend the task or its data, or raise errors.most_skipped",
+        )
+    where = {"step": span.step, "epoch": span.epoch}
+    return tuple(Skip(**where, start=every[k].start, stop=every[k].stop) for k in left_out)
+
+
+def _not_finite(replica: Replica, span: StepSpan, why: str) -> tuple[Skip, ...]:
+    """The whole step does not count."""
+    errors, step = replica.errors, span.step
+    if errors.on_nan == "stop":
+        raise DivergedError(f"{why} at step {step}", hint=_REMEDY)
+    before = {one.step for one in replica.state.skips if one.whole_step}
+    in_a_row = 1
+    while step - in_a_row in before:
+        in_a_row += 1
+    for many, most, field in (
+        (in_a_row, errors.most_nan_in_a_row, "errors.most_nan_in_a_row"),
+        (len(before) + 1, errors.most_skipped, "errors.most_skipped"),
+    ):
+        if many > most:
+            raise DivergedError(
+                f"{why} at step {step}, and {field} = {most} steps were skipped before",
+                hint=f"{_REMEDY}, or raise {field}",
+            )
+    return (Skip(step=step, epoch=span.epoch, start=span.start, stop=span.stop, why=NAN),)

@@ -1,0 +1,110 @@
+"""Micro-batches that end whoever computes them, told apart from faults of the machine.
+
+A process that ends says nothing. But what it was to compute is dealt to others, in the same step;
+where those are lost as well, and it is still the same micro-batch that nobody has, it is not the
+machines. Members know who was to compute what, so they find it out where they meet.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from raycloud.errors import TaskError
+from raycloud.training.again import described, skipped
+from raycloud.training.kept import Kept
+
+if TYPE_CHECKING:
+    from raycloud.order import MicroBatch
+    from raycloud.training.collate import Collate
+    from raycloud.training.replica import Replica
+    from raycloud.training.schedule import Adopted
+
+_BEFORE_SKIPPING = 2  # losses: one that was no micro-batch's fault costs a few samples
+_BEFORE_STOPPING = 3  # here it would cost the run
+_NOBODY = -1
+
+
+class Suspects:
+    """What a member knows of the losses in the present step.
+
+    Args:
+        most: As many members may be lost that were to compute a micro-batch; it is then suspect.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Nobody is lost."""
+        self._most = most
+        self._step = -1
+        self._members: tuple[int, ...] = ()
+        self._losses: Counter[int] = Counter()
+        self._dealt: dict[int, int] = {}  # micro-batch: who was to compute it, in the last meeting
+
+    def meet(self, members: tuple[int, ...], *, planned: bool) -> tuple[int, ...]:
+        """These meet now; returns who was lost of those that met before."""
+        gone = tuple(sorted(set(self._members) - set(members)))
+        self._members = members
+        return () if planned else gone
+
+    def found(self, step: int, missing: Sequence[int], gone: Sequence[int]) -> tuple[int, ...]:
+        """Which of the micro-batches that nobody has are suspect.
+
+        Args:
+            step: The step that is to be computed.
+            missing: Of its micro-batches.
+            gone: Who was lost since the last meeting.
+        """
+        if step != self._step:
+            self._step, self._dealt = step, {}
+            self._losses.clear()
+        for k in missing:
+            # What was not dealt in a meeting belonged to one of those that are gone.
+            if gone and self._dealt.get(k, gone[0]) in gone:
+                self._losses[k] += 1
+        # As long as this meeting may break, nobody has any; with nobody lost they are as ever.
+        self._dealt = dict.fromkeys(missing, _NOBODY) if gone else {}
+        return tuple(k for k in missing if self._losses[k] >= self._most)
+
+    def deal(self, adopted: Adopted) -> None:
+        """What each rank of those that have met computes of the step, beside what it has kept."""
+        for member, some in zip(self._members, adopted, strict=True):
+            self._dealt |= dict.fromkeys(some, member)
+
+
+def suspects_of(on_error: str) -> Suspects:
+    """Those of a job that stops, or skips."""
+    return Suspects(_BEFORE_SKIPPING if on_error == "skip" else _BEFORE_STOPPING)
+
+
+def leave_out(
+    replica: Replica, step: int, some: Sequence[MicroBatch], collate: Collate, *, tells: bool
+) -> None:
+    """Nobody computes these: one member `tells` so, in the exchange of the step.
+
+    Raises:
+        TaskError: The job does not skip any, or no more.
+    """
+    where = "; ".join(described(one, step, collate) for one in some)
+    errors, before = replica.errors, skipped(replica.state.skips)
+    if errors.on_error == "stop" or before + len(some) > errors.most_skipped:
+        raise TaskError(
+            f"each worker that computed it was lost: {where}",
+            hint="look at these samples, and at what the workers' logs say last; errors.on_error "
+            f"skip leaves out errors.most_skipped = {errors.most_skipped} micro-batches",
+        )
+    if not tells:
+        return
+    if replica.kept is None:
+        replica.statistics.stage()
+        replica.forward.loss.zero_()
+    kept = replica.kept or Kept(step=step)
+    indices = [one.index for one in some]
+    both = tuple(sorted({*kept.micro_batches, *indices}))
+    replica.kept = replace(kept, micro_batches=both, skipped=(*kept.skipped, *indices))
+    ids = [i for one in some for i in collate.ids(one)]
+    replica.notice(
+        f"skipped, since each worker that computed it was lost: {where}",
+        {"step": step, "ids": ids},
+    )

@@ -1,0 +1,183 @@
+"""Samples that cannot be computed: left out exactly, alike by all, and named; or the run ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raycloud.errors import DivergedError, TaskError
+from raycloud.order import StepSpan
+from raycloud.spec import Job
+from tests.lockstep import difference, job, plain_loop
+from tests.poisoned import Looped, Poisoned, hit, ran
+
+STEPS = 9
+BAD = (5, 31, 32)  # of 70 samples, 16 a step
+ALLOWED = {"on_error": "skip", "on_nan": "skip", "most_skipped": 20, "most_nan_in_a_row": 9}
+SHARES = [(8,), (5, 3), (3, 0, 4, 1)]
+EXACT = 1e-12
+
+
+def lenient(**changes: Any) -> Job:
+    return job(**({"errors": ALLOWED} | changes))
+
+
+def left_out(asked: Job) -> list[tuple[int, int, int]]:
+    """Step, start and stop of the micro-batches with a bad sample, as the sequence has them."""
+    from raycloud.order import Position, Steps
+
+    cut = Steps(samples=70, global_batch=asked.global_batch, micro_batch=asked.micro_batch)
+    at, found = Position(), []
+    for step in range(STEPS):
+        span = cut.span(step, at)
+        task = Poisoned(bad=BAD)
+        found += [(step, m.start, m.stop) for m in span.micro_batches if hit(asked, task, m)]
+        at = cut.after(span)
+    return found
+
+
+@pytest.mark.parametrize("shares", SHARES, ids=str)
+@pytest.mark.parametrize("how", ["loss", "backward", "batch"])
+def test_what_fails_each_time_weighs_nothing(
+    tmp_path: Path, how: str, shares: tuple[int, ...]
+) -> None:
+    asked = lenient()
+    members = ran(tmp_path, asked, shares, STEPS, bad=BAD, how=how)
+    clean = Poisoned(bad=BAD, how="memory", most=99)
+    reference = plain_loop(asked, clean, STEPS, without=lambda m: hit(asked, clean, m))
+    assert len(left_out(asked)) == 6  # two epochs
+    for member in members:
+        assert difference(member.replica.model, reference) <= EXACT
+        told = [(skip["step"], skip["start"], skip["stop"]) for skip in member.skips()]
+        assert told == left_out(asked)
+        assert {skip["why"] for skip in member.skips()} == {"error"}
+    notices = [what for member in members for what in member.notices()]
+    assert len(notices) == 6  # by who was to compute it
+    assert all("of the sequence; ids" in what for what in notices)
+
+
+@pytest.mark.parametrize("shares", SHARES, ids=str)
+@pytest.mark.parametrize("how", ["loss", "backward", "batch"])
+def test_what_fails_once_is_computed_again(
+    tmp_path: Path, how: str, shares: tuple[int, ...]
+) -> None:
+    asked = lenient()
+    members = ran(tmp_path, asked, shares, STEPS, bad=BAD, how=how, times=1)
+    reference = plain_loop(asked, Poisoned(bad=BAD, how="memory", most=99), STEPS)
+    for member in members:
+        assert difference(member.replica.model, reference) <= EXACT
+        assert member.skips() == []
+        assert member.notices() == []
+
+
+def test_what_fails_once_is_computed_again_without_being_asked_for(tmp_path: Path) -> None:
+    """That is no skip: the default has it, too."""
+    (member,) = ran(tmp_path, job(), (8,), STEPS, bad=BAD, how="backward", times=1)
+    reference = plain_loop(job(), Poisoned(bad=BAD, how="memory", most=99), STEPS)
+    assert difference(member.replica.model, reference) <= EXACT
+
+
+def test_statistics_of_the_others_stand_for_what_is_left_out(tmp_path: Path) -> None:
+    """The same for any shares; a running average stays one, its weights sum to one."""
+    asked = lenient()
+    settings = {"bad": BAD, "how": "loss", "norm": True}
+    one, *others = (ran(tmp_path, asked, shares, STEPS, **settings)[0] for shares in SHARES)
+    for other in others:
+        assert difference(one.replica.model, other.replica.model) <= EXACT
+    clean = Looped(tmp_path, asked, Poisoned(norm=True), STEPS).replica.model
+    assert difference(one.replica.model, clean) > 0
+
+
+@pytest.mark.parametrize("shares", SHARES, ids=str)
+@pytest.mark.parametrize("how", ["nan", "hidden"])
+def test_a_step_that_is_not_finite_changes_nothing(
+    tmp_path: Path, how: str, shares: tuple[int, ...]
+) -> None:
+    asked = lenient()
+    members = ran(tmp_path, asked, shares, STEPS, bad=BAD, how=how)
+    clean = Poisoned(bad=BAD, how="memory", most=99)
+
+    def bad(span: StepSpan) -> bool:
+        return any(hit(asked, clean, m) for m in span.micro_batches)
+
+    reference = plain_loop(asked, clean, STEPS, passed_over=bad)
+    for member in members:
+        assert difference(member.replica.model, reference) <= EXACT
+        skips = member.skips()
+        assert [skip["step"] for skip in skips] == sorted({s for s, _, _ in left_out(asked)})
+        assert {skip["why"] for skip in skips} == {"nan"}
+        assert all(skip["stop"] - skip["start"] in {16, 6} for skip in skips)
+    assert len(members[0].notices()) == len(members[0].skips())
+    assert not any(member.notices() for member in members[1:])
+
+
+def alone(root: Path, asked: Job, **settings: Any) -> Looped:
+    return ran(root, asked, (8,), STEPS, **settings)[0]
+
+
+@pytest.mark.parametrize("how", ["loss", "backward"])
+def test_by_default_it_ends_the_run_with_the_samples_named(tmp_path: Path, how: str) -> None:
+    with pytest.raises(TaskError, match=r"each time, on micro-batch \d of step \d .*ids \d+") as e:
+        alone(tmp_path, job(), bad=(5,), how=how)
+    assert " 5" in e.value.message.split("ids")[1]
+    assert "errors.on_error skip" in e.value.hint
+    assert isinstance(e.value.__cause__, ValueError | ArithmeticError)
+
+
+def test_no_more_is_skipped_than_is_allowed(tmp_path: Path) -> None:
+    few = lenient(errors=ALLOWED | {"most_skipped": 3})
+    with pytest.raises(TaskError, match=r"errors\.most_skipped = 3 micro-batches were skipped"):
+        alone(tmp_path, few, bad=range(70))
+
+
+def test_a_step_of_which_nothing_is_left_changes_nothing(tmp_path: Path) -> None:
+    asked = lenient(global_batch=2, micro_batch=2)
+    members = ran(tmp_path, asked, (1, 0), STEPS, bad=range(0, 70, 7))
+    clean = Poisoned(bad=range(0, 70, 7), how="memory", most=99)
+    reference = plain_loop(asked, clean, STEPS, without=lambda m: hit(asked, clean, m))
+    for member in members:
+        assert member.skips()
+        assert difference(member.replica.model, reference) <= EXACT
+
+
+def test_steps_in_a_row_that_are_not_finite_end_the_run(tmp_path: Path) -> None:
+    asked = lenient(errors=ALLOWED | {"most_nan_in_a_row": 2})
+    with pytest.raises(DivergedError, match=r"at step 2, and errors.most_nan_in_a_row = 2 steps"):
+        alone(tmp_path, asked, bad=range(70), how="nan")
+    asked = lenient(errors=ALLOWED | {"most_skipped": 3})
+    with pytest.raises(DivergedError, match=r"at step 3, and errors.most_skipped = 3 steps"):
+        alone(tmp_path, asked, bad=range(70), how="nan")
+
+
+@pytest.mark.parametrize("shares", SHARES, ids=str)
+@pytest.mark.parametrize("most", [2, 5])
+def test_passes_become_smaller_where_memory_runs_out(
+    tmp_path: Path, shares: tuple[int, ...], most: int
+) -> None:
+    members = ran(tmp_path, job(), shares, STEPS, how="memory", most=most)
+    reference = plain_loop(job(), Poisoned(how="memory", most=99), STEPS)
+    for member, share in zip(members, shares, strict=True):
+        assert difference(member.replica.model, reference) <= EXACT
+        assert member.skips() == []
+        assert member.task.largest > most or share * 2 <= most
+        assert bool(member.notices()) == (share * 2 > most)
+        assert all("memory ran out" in what for what in member.notices())
+        assert len(member.notices()) <= 3
+        assert member.replica.fuse * 2 <= most or not member.notices()
+
+
+def test_memory_that_is_too_little_for_one_is_an_error_of_that_one(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"can't allocate memory.*each time, on micro-batch 0 of"):
+        alone(tmp_path, job(), how="memory", most=1)
+
+
+def test_what_is_skipped_is_part_of_the_state(tmp_path: Path) -> None:
+    member = alone(tmp_path, lenient(), bad=BAD)
+    state, other = member.replica.state, Looped(tmp_path, lenient(), Poisoned(), STEPS)
+    other.replica.state.load(state.tensors(), state.values())
+    assert other.replica.state.skips == state.skips
+    assert len(state.skips) == 6
+    other.replica.state.load(state.tensors(), {**state.values(), "skips": []})
+    assert other.replica.state.skips == ()
