@@ -61,7 +61,7 @@ class Poisoned(NetTask):
         most: int = 4,
         **settings: Any,
     ) -> None:
-        super().__init__(**({"dropout": 0.0} | settings))
+        super().__init__(**({"dropout": 0.0, "branch": False} | settings))
         self.bad, self.how, self.left, self.most = tuple(bad), how, times, most
         self.largest = 0
 

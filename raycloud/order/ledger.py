@@ -119,8 +119,8 @@ class Ledger:
                 as it was.
         """
         at = bisect_right(self._stretches, skip.epoch, key=attrgetter("first")) - 1
-        there = self._stretches[at].cut(skip.epoch, skip.epoch + 1) if at >= 0 else None
-        taken = () if there is None or there.first != skip.epoch else there.committed
+        there = self._stretches[at] if at >= 0 else None
+        taken = () if there is None or there.last <= skip.epoch else there.committed
         whole = overlap(taken, skip.start, skip.stop) == ((skip.start, skip.stop),)
         if not whole or skip.step >= self._next_step:
             raise InternalError(f"no step has taken what is to be skipped: {skip}")

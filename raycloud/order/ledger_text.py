@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +135,7 @@ def _replay(
                 ledger.grow(epoch, samples)
                 return ledger
             case {"skip": dict(values)} if ledger is not None:
-                ledger.skip(skip_of(values))
+                _skip(ledger, skip_of(values))
                 return ledger
             case {"restore": dict(state)} if ledger is not None:
                 ledger.restore(state)
@@ -145,6 +146,13 @@ def _replay(
                 raise _damaged(number, "not a record of a ledger, or one before its header")
     except (InternalError, KeyError, TypeError, ValueError) as error:
         raise _damaged(number, str(error)) from error
+
+
+def _skip(ledger: Ledger, skip: Skip) -> None:
+    if skip.stop > ledger.samples_in(skip.epoch):
+        raise InternalError(f"not samples of the epoch: {skip}")
+    with suppress(InternalError):  # what no record has is missing, and named as that
+        ledger.skip(skip)
 
 
 def _commit(values: dict[str, Any]) -> Commit:

@@ -23,7 +23,7 @@ class Skip:
     epoch: int
     start: int
     stop: int
-    why: str = ERROR
+    why: str
 
     @property
     def range(self) -> SampleRange:
@@ -38,7 +38,7 @@ class Skip:
     def __str__(self) -> str:
         """As people read it.
 
-        >>> str(Skip(step=12, epoch=1, start=8, stop=16))
+        >>> str(Skip(step=12, epoch=1, start=8, stop=16, why=ERROR))
         'epoch 1 [8, 16), step 12, error'
         """
         return f"{self.range}, step {self.step}, {self.why}"

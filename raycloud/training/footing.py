@@ -124,8 +124,8 @@ class Footing:
         )
         ground = find_ground(everyone, brought, shares=meeting.shares, talk=talk)
         if ground.suspects:
-            told = {"collate": parts.collate, "tells": meeting.rank == 0}
-            leave_out(parts.replica, ground.step, ground.suspects, **told)
+            tells = meeting.rank == 0
+            leave_out(parts.replica, ground.step, ground.suspects, parts.collate, tells=tells)
         if ground.adopted is not None:
             self._suspects.deal(ground.adopted)
         if self.loop is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raycloud.errors import DivergedError, InternalError, TaskError
-from raycloud.order import NAN, Skip
+from raycloud.order import ERROR, NAN, Skip
 from raycloud.training.again import skipped
 from raycloud.training.parts import Owed
 
@@ -153,8 +153,10 @@ def _skips(replica: Replica, span: StepSpan, left_out: tuple[int, ...]) -> tuple
             f"were skipped before, and errors.most_skipped is {most}",
             hint="mend the task or its data, or raise errors.most_skipped",
         )
-    where = {"step": span.step, "epoch": span.epoch}
-    return tuple(Skip(**where, start=every[k].start, stop=every[k].stop) for k in left_out)
+    found = (every[k] for k in left_out)
+    return tuple(
+        Skip(step=span.step, epoch=m.epoch, start=m.start, stop=m.stop, why=ERROR) for m in found
+    )
 
 
 def _not_finite(replica: Replica, span: StepSpan, why: str) -> tuple[Skip, ...]:

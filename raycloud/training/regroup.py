@@ -176,7 +176,8 @@ def find_ground(
     if len(there) < len(everyone):
         position = _hand_over(own, there[0], step, taken=taken, talk=talk)
     at = own.span(step, position)
-    adopted, suspects = None, ()
+    adopted: Adopted | None = None
+    suspects: tuple[MicroBatch, ...] = ()
     if at is not None:
         adopted, suspects = _deal(own, at, shares, talk)
     loss = mean_loss([everyone[rank] for rank in there])

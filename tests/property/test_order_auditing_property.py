@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from raycloud.errors import RunDirectoryError
 from raycloud.order import (
+    ERROR,
     Expected,
     Kind,
     Ledger,
     Position,
+    Skip,
     Steps,
     audit_ledger,
     commit_record,
@@ -22,6 +24,7 @@ from raycloud.order import (
     ledger_line,
     lockstep_commits,
     restore_record,
+    skip_record,
 )
 
 
@@ -55,6 +58,16 @@ class Written:
             self.ledger.grow(epoch, samples)
             self.records.append(growth_record(epoch, samples))
 
+    def skip(self, micro_batch):
+        """Of the newest step, one micro-batch of one sample."""
+        last = self.steps.position_after(self.step - 1, Position())
+        span = self.steps.span(self.step - 1, last)
+        start = span.start + micro_batch % span.samples
+        skip = Skip(step=span.step, epoch=span.epoch, start=start, stop=start + 1, why=ERROR)
+        if skip not in self.ledger.skips:
+            self.ledger.skip(skip)
+            self.records.append(skip_record(skip))
+
     def keep(self):
         self.kept = (self.step, self.steps, self.ledger.state())
 
@@ -80,10 +93,13 @@ def ledgers(draw):
     drop_last = draw(st.booleans())
     samples = draw(st.integers(global_batch if drop_last else 1, 25))
     written = Written(samples, global_batch, drop_last=drop_last)
-    acts = [*4 * ["report"], "grow", "keep", "back"]
+    acts = [*4 * ["report"], "skip", "grow", "keep", "back"]
     for act in draw(st.lists(st.sampled_from(acts), max_size=12)):
         if act == "report":
             written.report(draw(st.integers(1, 9)))
+        elif act == "skip":
+            if written.step:
+                written.skip(draw(st.integers(0, 7)))
         elif act == "grow":
             written.grow(draw(st.integers(0, 5)))
         elif act == "keep":
@@ -125,6 +141,7 @@ def test_any_exact_ledger_passes(written):
         assert found.exact, found.faults
         assert found.steps == written.step
         assert found.committed_samples == written.ledger.committed_samples
+        assert found.skips == written.ledger.skips
         assert found.whole
     counted = Counter()
     for place in written.counting:

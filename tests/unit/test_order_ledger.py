@@ -9,10 +9,13 @@ import pytest
 
 from raycloud.errors import InternalError, RunDirectoryError
 from raycloud.order import (
+    ERROR,
+    NAN,
     Commit,
     Ledger,
     Position,
     SampleRange,
+    Skip,
     Steps,
     commit_record,
     growth_record,
@@ -21,9 +24,11 @@ from raycloud.order import (
     lockstep_commits,
     read_ledger,
     restore_record,
+    skip_record,
 )
 
 GOLDEN = Path(__file__).parent / "golden" / "ledger.jsonl"
+FORMAT_2 = GOLDEN.with_name("ledger-format-2.jsonl")  # before samples were skipped
 FORMAT_1 = GOLDEN.with_name("ledger-format-1.jsonl")  # as raycloud 0.1 wrote it
 
 
@@ -172,9 +177,16 @@ def golden_records():
             ledger.commit(c)
             records.append(commit_record(c))
 
+    def skip(step, epoch, start, stop, why):
+        skipped = Skip(step=step, epoch=epoch, start=start, stop=stop, why=why)
+        ledger.skip(skipped)
+        records.append(skip_record(skipped))
+
     count(0, 5, 0)
+    skip(1, 0, 4, 6, ERROR)
     checkpoint = ledger.state()
     count(5, 6, 1)
+    skip(5, 2, 4, 8, NAN)
     records += [header_record(10), restore_record(checkpoint)]
     ledger.restore(checkpoint)
     count(5, 6, 2)
@@ -200,14 +212,83 @@ def test_the_golden_file_is_written_and_read():
     assert not replayed.torn
     assert ledger.sizes.later == ((3, 13), (6, 16))
     assert ledger.newest == Position(epoch=7, offset=4)
+    assert [str(skip) for skip in ledger.skips] == ["epoch 0 [4, 6), step 1, error"]
+
+
+@pytest.mark.parametrize("then", [FORMAT_1, FORMAT_2], ids=["1", "2"])
+def test_files_of_older_formats_are_read(then):
+    ledger = read_ledger(then.read_text().splitlines())
+    assert ledger.audit().exact
+    assert ledger.skips == ()
+    assert Ledger.from_state(ledger.state()).state() == ledger.state()
+
+
+def skipped(start, stop, *, step=0, epoch=0):
+    return Skip(step=step, epoch=epoch, start=start, stop=stop, why=ERROR)
+
+
+def test_what_is_skipped_is_neither_missing_nor_counted():
+    ledger = Ledger(samples=10)
+    ledger.commit(commit(0, 8, last_step=2))
+    ledger.skip(skipped(4, 6, step=1))
+    audit = ledger.audit()
+    assert audit.exact
+    assert audit.committed_samples == 6
+    assert audit.skips == (skipped(4, 6, step=1),)
+    assert str(audit) == "6 samples committed; skipped: epoch 0 [4, 6), step 1, error"
+    assert Ledger.from_state(ledger.state()).audit() == audit
+    ledger.restore(Ledger(samples=10).state())
+    assert ledger.skips == ()
+
+
+@pytest.mark.parametrize(
+    ("skip", "why"),
+    [
+        (skipped(6, 9), "no step has taken"),
+        (skipped(0, 2, epoch=1), "no step has taken"),
+        (skipped(0, 2, step=2), "no step has taken"),
+        (skipped(3, 5), "skipped twice"),
+        (skipped(5, 7), "skipped twice"),
+        (skipped(4, 6, step=1), "skipped twice"),
+    ],
+    ids=str,
+)
+def test_what_cannot_have_been_skipped_is_refused_and_changes_nothing(skip, why):
+    ledger = Ledger(samples=10)
+    ledger.commit(commit(0, 8, last_step=2))
+    ledger.skip(skipped(4, 6))
+    before = ledger.state()
+    with pytest.raises(InternalError, match=why):
+        ledger.skip(skip)
+    assert ledger.state() == before
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"step": 0, "epoch": 0, "start": 0, "stop": 2},
+        {"step": 0, "epoch": 0, "start": 0, "stop": 2, "why": "no"},
+        {"step": 0, "epoch": 0, "start": 2, "stop": 2, "why": "nan"},
+        {"step": -1, "epoch": 0, "start": 0, "stop": 2, "why": "nan"},
+        {"step": True, "epoch": 0, "start": 0, "stop": 2, "why": "nan"},
+        {"step": 0, "epoch": 0, "start": 0, "stop": 99, "why": "nan"},
+    ],
+    ids=str,
+)
+def test_a_skip_that_is_none_is_damage(record):
+    lines = [ledger_line(header_record(10)), ledger_line(commit_record(commit(0, 8)))]
+    with pytest.raises(RunDirectoryError, match=r"line 3 of the ledger is damaged"):
+        read_ledger([*lines, ledger_line({"skip": record})])
+    state = {**Ledger(samples=10).state(), "skips": [record]}
+    with pytest.raises(InternalError):
+        Ledger.from_state(state)
 
 
 def test_a_file_of_the_first_format_is_read():
     ledger = read_ledger(FORMAT_1.read_text().splitlines())
-    assert ledger.audit().exact
     assert (ledger.next_step, ledger.newest) == (6, Position(epoch=3))
     assert ledger.sizes.later == ()
-    assert Ledger.from_state(ledger.state()).state() == ledger.state()
 
 
 def test_every_prefix_of_the_file_is_read_and_a_torn_line_reported():
@@ -233,7 +314,7 @@ def test_every_prefix_of_the_file_is_read_and_a_torn_line_reported():
         (["H", "[1]"], "line 2 .* not a record"),
         (["H", '{"restore":{"samples":11}}'], "line 2 .* 10 samples per epoch"),
         (["H", '{"restore":{"samples":10}}'], "line 2"),
-        (['{"format":3,"kind":"ledger","samples":10}'], "format 3, this version reads up to 2"),
+        (['{"format":4,"kind":"ledger","samples":10}'], "format 4, this version reads up to 3"),
         (['{"grow":{"epoch":1,"samples":11}}'], "line 1 .* before its header"),
         (["H", '{"grow":{"epoch":1}}'], "line 2 .* not a record"),
         (["H", '{"grow":{"epoch":1,"samples":9}}'], "line 2 .* can only grow"),

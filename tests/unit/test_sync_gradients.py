@@ -290,5 +290,31 @@ def test_bytes() -> None:
     assert crew.exchanges[0].gradient_bytes == numbers * 8
     (sent, _) = crew.collect()
     assert sent.bytes_sent == ring_bytes(
-        (numbers + 6 + 1) * 8, 2
-    )  # one number a parameter, one in all
+        (numbers + 6 + 2) * 8, 2
+    )  # one number a parameter, two in all
+
+
+def test_where_one_has_not_sent_its_part_nobody_goes_on_with_the_sum() -> None:
+    """Its last backward has failed halfway: it computes again, and all exchange once more."""
+    crew, dealt = Crew(2), [parts(2), parts(1, seed=1)]
+    crew.compute(dealt, ranks=[0])
+    own, second = gradients(crew.models[0]), crew.exchanges[1]
+    second.arm(lambda: scale(dealt))
+    assert second.begun
+    crew.models[1].layers[2](dealt[1][0].x).sum().backward()
+    second.restart()
+    assert not any(gradients(crew.models[1]).values())
+    for part in dealt[1]:  # it is armed, but these are not sent as they come
+        (crew.models[1].loss(part) * part.weight).backward()
+    assert not second.sent
+    second.launch()
+    assert not second.begun
+    assert [sent.astray for sent in crew.collect()] == [True, True]
+    for mine, now in zip(own.values(), gradients(crew.models[0]).values(), strict=True):
+        assert mine is not None
+        assert now is not None
+        assert torch.equal(mine, now)
+    again(crew.exchanges, dealt)
+    assert [sent.astray for sent in crew.collect()] == [False, False]
+    for model in crew.models:
+        assert_same(model, reference(dealt))

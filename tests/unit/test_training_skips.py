@@ -17,7 +17,7 @@ STEPS = 9
 BAD = (5, 31, 32)  # of 70 samples, 16 a step
 ALLOWED = {"on_error": "skip", "on_nan": "skip", "most_skipped": 20, "most_nan_in_a_row": 9}
 SHARES = [(8,), (5, 3), (3, 0, 4, 1)]
-EXACT = 1e-12
+EXACT = 1e-9
 
 
 def lenient(**changes: Any) -> Job:
@@ -47,14 +47,14 @@ def test_what_fails_each_time_weighs_nothing(
     members = ran(tmp_path, asked, shares, STEPS, bad=BAD, how=how)
     clean = Poisoned(bad=BAD, how="memory", most=99)
     reference = plain_loop(asked, clean, STEPS, without=lambda m: hit(asked, clean, m))
-    assert len(left_out(asked)) == 6  # two epochs
+    assert len(left_out(asked)) == 5  # of three samples, in almost two epochs
     for member in members:
         assert difference(member.replica.model, reference) <= EXACT
         told = [(skip["step"], skip["start"], skip["stop"]) for skip in member.skips()]
         assert told == left_out(asked)
         assert {skip["why"] for skip in member.skips()} == {"error"}
     notices = [what for member in members for what in member.notices()]
-    assert len(notices) == 6  # by who was to compute it
+    assert len(notices) == 5  # by who was to compute it
     assert all("of the sequence; ids" in what for what in notices)
 
 
@@ -161,7 +161,7 @@ def test_passes_become_smaller_where_memory_runs_out(
     for member, share in zip(members, shares, strict=True):
         assert difference(member.replica.model, reference) <= EXACT
         assert member.skips() == []
-        assert member.task.largest > most or share * 2 <= most
+        assert member.task.largest <= most
         assert bool(member.notices()) == (share * 2 > most)
         assert all("memory ran out" in what for what in member.notices())
         assert len(member.notices()) <= 3
@@ -178,6 +178,6 @@ def test_what_is_skipped_is_part_of_the_state(tmp_path: Path) -> None:
     state, other = member.replica.state, Looped(tmp_path, lenient(), Poisoned(), STEPS)
     other.replica.state.load(state.tensors(), state.values())
     assert other.replica.state.skips == state.skips
-    assert len(state.skips) == 6
+    assert len(state.skips) == 5
     other.replica.state.load(state.tensors(), {**state.values(), "skips": []})
     assert other.replica.state.skips == ()

@@ -1,0 +1,163 @@
+"""Samples that cannot be computed, on real workers: named and left out, or the run ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+import raycloud
+from raycloud.errors import DivergedError, TaskError
+from raycloud.events import MemberLost, Noticed
+from raycloud.order import MicroBatch, Position, Steps, StepSpan
+from raycloud.report.audited import audited_text
+from raycloud.report.auditing import RunAudit, audit
+from raycloud.spec import Job
+from tests.live import ROOT, apart, events, of_kind
+from tests.live_poison import Poison
+from tests.lockstep import job as small_job
+from tests.lockstep import plain_loop
+from tests.poisoned import Poisoned, hit
+
+CPUS = 4
+TASK = f"{ROOT}/tests/live_poison.py:Poison"
+STEPS = 9
+SAMPLES = 70
+SKIP = {"on_error": "skip", "on_nan": "skip", "most_skipped": 9, "most_nan_in_a_row": 9}
+EXACT = 1e-9
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def poisoned(workers: int, how: str, bad: int, folder: Path, **changes: Any) -> Job:
+    settings = {"how": how, "bad": [bad], "folder": str(folder)}
+    elastic = {"min_workers": 1, "max_workers": workers, "shares": "equal"}
+    values = {"task": TASK, "elastic": elastic, "steps": STEPS, "settings": settings}
+    return small_job(**(values | changes))
+
+
+def places(job: Job, bad: int) -> list[tuple[StepSpan, MicroBatch]]:
+    """Where a sample stands in the steps of a run."""
+    cut = Steps(samples=SAMPLES, global_batch=job.global_batch, micro_batch=job.micro_batch)
+    at, found, task = Position(), [], Poisoned(bad=[bad])
+    for step in range(STEPS):
+        span = cut.span(step, at)
+        found += [(span, m) for m in span.micro_batches if hit(job, task, m)]
+        at = cut.after(span)
+    return found
+
+
+def late(job: Job) -> int:
+    """A sample that nobody tries out before the first step."""
+    return next(bad for bad in range(SAMPLES) if places(job, bad)[0][0].step == 3)
+
+
+def finished(run_dir: Path, job: Job) -> RunAudit:
+    raycloud.train(job, run_dir=run_dir)
+    found = audit(run_dir)
+    assert found.ledger.exact
+    assert found.ledger.steps == STEPS
+    return found
+
+
+def clean(job: Job, **left_out: Any) -> nn.Module:
+    """A single process's model, where nothing fails but `left_out`."""
+    bad = job.settings["bad"]
+    return plain_loop(job, Poison(bad=bad, how="memory", most=99), STEPS, **left_out)
+
+
+@pytest.mark.parametrize("how", ["loss", "backward", "batch"])
+def test_a_sample_that_makes_the_task_raise_is_left_out_and_named(tmp_path: Path, how: str) -> None:
+    job = poisoned(2, how, 5, tmp_path, errors=SKIP)
+    found, where = finished(tmp_path / "run", job), places(job, 5)
+    task = Poisoned(bad=[5])
+    assert apart(tmp_path / "run", clean(job, without=lambda m: hit(job, task, m))) <= EXACT
+    skips = [(skip.step, skip.start, skip.stop, skip.why) for skip in found.ledger.skips]
+    assert skips == [(span.step, m.start, m.stop, "error") for span, m in where]
+    counted = SAMPLES + 4 * job.global_batch - sum(m.samples for _, m in where)
+    assert found.to_record()["samples"] == counted
+    assert "each sample counted once, but for those that were skipped" in audited_text(found)
+    told = events(tmp_path / "run")
+    named = [e for e in of_kind(Noticed, told) if e.what.startswith("skipped micro-batch")]
+    assert len(named) == len(where)
+    assert all(5 in event.detail["ids"] for event in named)
+    assert not of_kind(MemberLost, told)
+
+
+def test_by_default_it_ends_the_run_with_its_samples_named(tmp_path: Path) -> None:
+    bad = late(poisoned(2, "backward", 0, tmp_path))
+    job = poisoned(2, "backward", bad, tmp_path)
+    with pytest.raises(TaskError, match=rf"half way back, each time, on .*ids .*\b{bad}\b") as e:
+        raycloud.train(job, run_dir=tmp_path / "run")
+    assert "errors.on_error skip" in e.value.hint
+    assert "live_poison" in e.value.message or "poisoned.py" in e.value.message
+    assert not of_kind(MemberLost, events(tmp_path / "run"))
+
+
+def test_a_resumed_run_knows_what_was_skipped(tmp_path: Path) -> None:
+    job = poisoned(2, "loss", 5, tmp_path, errors=SKIP, steps=5)
+    raycloud.train(job, run_dir=tmp_path / "run")
+    before = audit(tmp_path / "run").ledger.skips
+    assert len(before) == 1
+    raycloud.train(job.model_copy(update={"steps": STEPS}), run_dir=tmp_path / "run", resume=True)
+    found = audit(tmp_path / "run")
+    assert found.ledger.exact
+    assert [skip.step for skip in found.ledger.skips] == [s.step for s, _ in places(job, 5)]
+    task = Poisoned(bad=[5])
+    assert apart(tmp_path / "run", clean(job, without=lambda m: hit(job, task, m))) <= EXACT
+
+
+@pytest.mark.parametrize("how", ["nan", "hidden"])
+def test_a_step_that_is_not_finite_is_skipped_by_all(tmp_path: Path, how: str) -> None:
+    job = poisoned(2, how, 5, tmp_path, errors=SKIP)
+    found, where = finished(tmp_path / "run", job), places(job, 5)
+    steps = {span.step for span, _ in where}
+    assert apart(tmp_path / "run", clean(job, passed_over=lambda s: s.step in steps)) <= EXACT
+    skips = [(skip.step, skip.start, skip.stop, skip.why) for skip in found.ledger.skips]
+    assert skips == [(span.step, span.start, span.stop, "nan") for span, _ in where]
+    told = [e.what for e in of_kind(Noticed, events(tmp_path / "run")) if "was skipped" in e.what]
+    assert len(told) == len(where)
+
+
+def test_a_step_that_is_not_finite_ends_the_run_by_default(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError):
+        raycloud.train(poisoned(2, "hidden", 5, tmp_path), run_dir=tmp_path / "run")
+
+
+def test_passes_become_smaller_where_memory_runs_out(tmp_path: Path) -> None:
+    job = poisoned(2, "memory", 5, tmp_path, settings={"how": "memory", "bad": [5], "most": 5})
+    finished(tmp_path / "run", job)
+    assert apart(tmp_path / "run", clean(job)) <= EXACT
+    told = [
+        e.what for e in of_kind(Noticed, events(tmp_path / "run")) if "memory ran out" in e.what
+    ]
+    assert len(told) == 2
+    assert all("at most 2 micro-batches" in what for what in told)
+
+
+def test_a_sample_that_ends_its_process_is_left_out(tmp_path: Path) -> None:
+    """After two workers: what both were to compute, which the sample is among."""
+    bad = late(poisoned(3, "exit", 0, tmp_path))
+    folder = tmp_path / "dead"
+    folder.mkdir()
+    job = poisoned(3, "exit", bad, folder, errors=SKIP)
+    found, where = finished(tmp_path / "run", job), places(job, bad)
+    skips = {(skip.epoch, skip.start) for skip in found.ledger.skips}
+    assert {(m.epoch, m.start) for _, m in where} <= skips
+    assert {skip.step for skip in found.ledger.skips} == {span.step for span, _ in where}
+    assert len(list(folder.iterdir())) == 2 * len(where)
+    reference = clean(job, without=lambda m: (m.epoch, m.start) in skips)
+    assert apart(tmp_path / "run", reference) <= EXACT
+    assert [e for e in of_kind(Noticed, events(tmp_path / "run")) if f"{bad}" in e.what]
+
+
+def test_a_sample_that_ends_its_process_ends_the_run_by_default(tmp_path: Path) -> None:
+    """After three workers, since two may be lost in one step by chance."""
+    bad = late(poisoned(4, "exit", 0, tmp_path))
+    folder = tmp_path / "dead"
+    folder.mkdir()
+    with pytest.raises(TaskError, match=rf"each worker that computed it was lost: .*\b{bad}\b"):
+        raycloud.train(poisoned(4, "exit", bad, folder), run_dir=tmp_path / "run")
+    assert len(list(folder.iterdir())) == 3
