@@ -72,6 +72,12 @@ def test_defaults() -> None:
             "bucket_bytes": "auto",
         },
         "checkpoint": {"path": None, "every_steps": "auto", "keep": 2},
+        "errors": {
+            "on_error": "stop",
+            "on_nan": "stop",
+            "most_skipped": 10,
+            "most_nan_in_a_row": 3,
+        },
         "evaluate": {"every_steps": None, "max_samples": None, "batch": 32},
         "resources": {
             "worker": {"cpus": 1, "gpus": 0, "memory_bytes": None, "labels": {}},
