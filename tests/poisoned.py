@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from raycloud.training.collate import Collate, Making
 from raycloud.training.loop import Loop, Parts, Seat
 from raycloud.training.replica import Replica
 from raycloud.training.saver import Saver
+from raycloud.training.schedule import Adopted
 from tests.lockstep import CPU, NetTask, never
 from tests.sockets import gloo_members, together
 
@@ -140,7 +142,13 @@ class Looped:
             evaluate=lambda _step, _seat: None,
         )
 
-    def run(self, gradients: Any, lane: Any, shares: tuple[int, ...]) -> bool:
+    def run(
+        self,
+        gradients: Any,
+        lane: Any,
+        shares: tuple[int, ...],
+        abandoned: Callable[[], bool] = never,
+    ) -> bool:
         """All steps, as one of the members of these shares."""
         seat = Seat(
             members=tuple(range(len(shares))),
@@ -153,10 +161,24 @@ class Looped:
         )
         self.replica.connect(gradients)
         self.loop = Loop(self.parts, seat)
-        self.loop.enter(seat, Lane(lane), never)
+        self.loop.enter(seat, Lane(lane), abandoned)
         finished = self.loop.run()
         self.parts.saver.wait()
         return finished
+
+    def run_on(self, gradients: Any, lane: Any, shares: tuple[int, ...], adopted: Adopted) -> bool:
+        """The same from where it stands, in another generation."""
+        seat = replace(
+            self.loop._seat,
+            members=tuple(range(len(shares))),
+            generation=2,
+            shares=shares,
+            step=self.loop.step,
+            position=self.loop.position,
+        )
+        self.replica.connect(gradients)
+        self.loop.enter(seat, Lane(lane), never, adopted)
+        return self.loop.run()
 
     def notices(self) -> list[str]:
         """What a person is told."""

@@ -21,7 +21,17 @@ from raycloud.events import (
     RunFinished,
     RunStarted,
 )
-from raycloud.order import Position, Steps, commit_record, header_record, ledger_line
+from raycloud.order import (
+    ERROR,
+    NAN,
+    Position,
+    Skip,
+    Steps,
+    commit_record,
+    header_record,
+    ledger_line,
+    skip_record,
+)
 from raycloud.order.commits import lockstep_commits
 from raycloud.report.audited import audited_text
 from raycloud.report.auditing import audit
@@ -215,3 +225,17 @@ def test_exit_codes_are_told_where_they_are_looked_for() -> None:
     assert "1 not exact" in auditing.EXIT_CODES
     for page in ("operations.md", "command-line.md"):
         assert "`raycloud audit` ends with 1" in " ".join((pages / page).read_text().split())
+
+
+def test_what_was_skipped_is_named_and_is_no_fault(tmp_path: Path) -> None:
+    some = Skip(step=3, epoch=0, start=28, stop=32, why=ERROR)
+    whole = Skip(step=4, epoch=0, start=32, stop=40, why=NAN)
+    ledger = [*records(10), skip_record(some), skip_record(whole)]
+    found = audit(run_with(tmp_path, entries(), ledger))
+    assert found.ledger.exact
+    assert found.ledger.committed_samples == 80 - 4 - 8
+    assert found.to_record()["skipped"] == [some.to_record(), whole.to_record()]
+    told = audited_text(found)
+    assert "each sample counted once, but for those that were skipped" in told
+    assert "epoch 0 [28, 32), step 3, error: it failed each time" in told
+    assert "epoch 0 [32, 40), step 4, nan: the loss or gradient was not finite" in told

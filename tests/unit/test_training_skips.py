@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from raycloud.errors import DivergedError, TaskError
-from raycloud.order import StepSpan
+from raycloud.errors import DivergedError, TaskError, TransportError
+from raycloud.order import MicroBatch, Position, Steps, StepSpan
 from raycloud.spec import Job
+from raycloud.training.regroup import adopt
 from tests.lockstep import difference, job, plain_loop
 from tests.poisoned import Looped, Poisoned, hit, ran
+from tests.sockets import gloo_members, together
 
 STEPS = 9
 BAD = (5, 31, 32)  # of 70 samples, 16 a step
@@ -24,18 +29,20 @@ def lenient(**changes: Any) -> Job:
     return job(**({"errors": ALLOWED} | changes))
 
 
-def left_out(asked: Job) -> list[tuple[int, int, int]]:
-    """Step, start and stop of the micro-batches with a bad sample, as the sequence has them."""
-    from raycloud.order import Position, Steps
-
+def places(asked: Job, bad: Sequence[int]) -> list[tuple[int, MicroBatch]]:
+    """The micro-batches with a bad sample, and their steps, as the sequence has them."""
     cut = Steps(samples=70, global_batch=asked.global_batch, micro_batch=asked.micro_batch)
-    at, found = Position(), []
+    at, found, task = Position(), [], Poisoned(bad=bad)
     for step in range(STEPS):
         span = cut.span(step, at)
-        task = Poisoned(bad=BAD)
-        found += [(step, m.start, m.stop) for m in span.micro_batches if hit(asked, task, m)]
+        found += [(step, m) for m in span.micro_batches if hit(asked, task, m)]
         at = cut.after(span)
     return found
+
+
+def left_out(asked: Job) -> list[tuple[int, int, int]]:
+    """Step, start and stop of those of `BAD`."""
+    return [(step, m.start, m.stop) for step, m in places(asked, BAD)]
 
 
 @pytest.mark.parametrize("shares", SHARES, ids=str)
@@ -171,6 +178,47 @@ def test_passes_become_smaller_where_memory_runs_out(
 def test_memory_that_is_too_little_for_one_is_an_error_of_that_one(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"can't allocate memory.*each time, on micro-batch 0 of"):
         alone(tmp_path, job(), how="memory", most=1)
+
+
+def test_what_is_skipped_when_a_generation_breaks_is_told_in_the_next(tmp_path: Path) -> None:
+    """One of three is lost after the step in which another will have to skip something."""
+    asked, shares = lenient(), (3, 3, 2)
+    where = {i: places(asked, (i,)) for i in range(70)}
+    bad = next(i for i, ((step, m), *_) in where.items() if step == 3 and m.index < 3)
+    settings: dict[str, Any] = {"bad": (bad,), "how": "backward"}
+    steps = (STEPS, STEPS, 3)
+    members = [Looped(tmp_path, asked, Poisoned(**settings), many) for many in steps]
+    gone, left = threading.Event(), members[:2]
+
+    def run(rank: int, gradients: Any, lane: Any) -> None:
+        if rank == 2:
+            members[2].run(gradients, lane, shares)
+            gone.set()
+            return
+        with pytest.raises(TransportError):
+            members[rank].run(gradients, lane, shares, gone.is_set)
+
+    with gloo_members(3) as gradients, gloo_members(3) as lanes:
+        together(partial(run, r, g, lanes[r]) for r, g in enumerate(gradients))
+        for transport in (*gradients, *lanes):  # with exchanges under way
+            transport.close()
+    have = [-1] * 8
+    for rank, member in enumerate(left):
+        assert member.replica.kept is not None
+        for k in member.replica.kept.micro_batches:
+            have[k] = rank
+    assert members[0].replica.kept is not None
+    assert len(members[0].replica.kept.skipped) == 1
+    assert have == [0, 0, 0, 1, 1, 1, -1, -1]
+    adopted = adopt(have, (3, 3))
+    with gloo_members(2) as gradients, gloo_members(2) as lanes:
+        several = zip(left, gradients, lanes, strict=True)
+        assert all(together(partial(m.run_on, g, lane, (4, 4), adopted) for m, g, lane in several))
+    clean = Poisoned(bad=(bad,), how="memory", most=99)
+    reference = plain_loop(asked, clean, STEPS, without=lambda m: hit(asked, clean, m))
+    for member in left:
+        assert difference(member.replica.model, reference) <= EXACT
+        assert [skip["step"] for skip in member.skips()] == [step for step, _ in where[bad]]
 
 
 def test_what_is_skipped_is_part_of_the_state(tmp_path: Path) -> None:
