@@ -95,3 +95,8 @@ class Hearing:
         never = float("-inf")
         heard = any(self._answered_s.get(m, never) >= due_s for m in others if m != member)
         return late_s if heard else None
+
+    def heard_for(self, seconds: float, members: Iterable[int]) -> int:
+        """How many of `members` have answered within the last `seconds`."""
+        since_s, never = self._looked_s - seconds, float("-inf")
+        return sum(self._answered_s.get(member, never) >= since_s for member in members)

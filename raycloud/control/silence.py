@@ -10,6 +10,8 @@ from raycloud.control.tables import MemberState, Phase
 from raycloud.events import MemberLost
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from raycloud.control.state import JobState, Member
 
 _COMPUTING = frozenset({Phase.TRAINING, Phase.STOPPING, Phase.REGROUPING})
@@ -43,12 +45,23 @@ def _mute(state: JobState) -> MemberLost | None:
     if not missing:
         return None
     first = max(missing, key=missing.__getitem__)
-    # Several nodes at once: rather a network that most of them are behind.
-    nodes = {state.members[number].node for number in missing}
-    if len(nodes) > 1 and missing[first] < state.settings.outage_s:
+    if missing[first] < _patience_s(state, missing):
         return None
     reason = f"frozen, or cut off: its answer is {missing[first]:.1f} s overdue"
     return MemberLost(member=first, reason=reason)
+
+
+def _patience_s(state: JobState, missing: Mapping[int, float]) -> float:
+    """How long those are waited for: several machines at once may be behind a network that is out.
+
+    Where most do not answer, also of those that are to join, it may be the driver's own network.
+    """
+    settings = state.settings
+    if len({state.members[number].node for number in missing}) == 1:
+        return settings.late_s
+    others = (m.number for m in state.present() if m.number not in missing)
+    heard = state.hearing.heard_for(max(missing.values()), others)
+    return settings.several_s if heard >= len(missing) else settings.outage_s
 
 
 def _still(state: JobState) -> MemberLost | None:
