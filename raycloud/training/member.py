@@ -6,6 +6,7 @@ import queue
 import threading
 import traceback
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Extend, Meet
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from raycloud.commands import Change
     from raycloud.data.provide import Provider
     from raycloud.sync.transport import Transport
+    from raycloud.training.words import Survivor
 
 __all__ = ["Meeting", "Member", "MemberConfig"]
 
@@ -70,6 +72,15 @@ class Member:
     def step(self) -> int | None:
         """The step being computed; None before the first."""
         return None if self._life is None else self._life.step
+
+    def survivor(self) -> Survivor | None:
+        """What the next driver of the run is told; None: it has no state that is worth keeping."""
+        found = None if self._life is None else self._life.survivor()
+        if found is None or not self._thread.is_alive():
+            return None
+        with self._turn:
+            newest = max([found.newest, self._newest, *self._planned])
+        return replace(found, newest=newest)
 
     def still(self) -> list[Still]:
         """Whether it has stood still in the midst of computing; to be asked about once a second."""
