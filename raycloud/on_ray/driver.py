@@ -165,7 +165,9 @@ class Driver:
                 session.tenure.remember(known_of(session, self._manifest, self._sources.pipeline))
             self._carry_out(self._control.start(now_s))
             return
-        self._known.ready.update({one.member: one.ready for one in taken.survivors})
+        for one in taken.survivors:
+            self._known.ready[one.member] = one.ready
+            session.observer(one.ready)  # which the log has, and who looks on has not seen
         self._fleet.adopt(taken.actors, taken.collators)
         self._carry_out(self._control.take_over(taken.adoption, now_s))
 

@@ -227,6 +227,7 @@ class Tally:
         here = {node: (t, price) for node, (_, price) in nodes.items()}
         step = max(self.steps, *(point.step for point in self.points[-1:]), 0)
         self.sessions.append(Session(started_t=t, from_step=step, nodes=here))
+        self._entered = (len(self.sessions), self.generation)
 
     def _form(self, t: float, event: GenerationFormed) -> None:
         self._enter(event.generation)

@@ -122,8 +122,7 @@ def test_too_few_wait_for_others_who_get_new_numbers():
 
 def test_lost_ones_are_told_of_and_replaced():
     job, _ = taken({3: 5, 4: 5}, count=1, min_workers=1)
-    job.on(formed(job, 5), 2.0)
-    assert only(c.Spawn, job.tick(2.5)).members == (9,)
+    assert only(c.Spawn, job.on(formed(job, 5), 2.0)).members == (9,)
 
 
 def test_one_that_dies_while_they_meet_is_a_loss():
