@@ -16,11 +16,12 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStarted:
-    """A run began, or went on from a checkpoint."""
+    """A run began, or went on from a checkpoint, or with members that outlived their driver."""
 
     job: str
     version: str
     resumed_from_step: int | None = None
+    taken_over: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

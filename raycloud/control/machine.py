@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from raycloud.commands import Change, Command, Notice, Spawn
 from raycloud.control import effects, forming, growing
+from raycloud.control.adopting import adopt
 from raycloud.control.guards import MemberEvent, holds, judge, unfit
 from raycloud.control.hearing import Hearing
 from raycloud.control.saving import Saving
@@ -28,6 +29,7 @@ from raycloud.errors import InternalError
 from raycloud.events import Event, MemberFailed, MemberLost, MemberReady
 
 if TYPE_CHECKING:
+    from raycloud.control.adopting import Adoption
     from raycloud.control.hearing import Heard
     from raycloud.control.settings import ControlSettings
     from raycloud.order import Ledger, Position
@@ -171,6 +173,17 @@ class Control:
             what = f"the machines hold {settings.workers} of at most {settings.max_workers} workers"
             commands.append(Notice(what=what))
         return (*commands, Spawn(members=numbers))
+
+    def take_over(self, adoption: Adoption, now_s: float) -> tuple[Command, ...]:
+        """Begin with members that compute already, in place of `start`.
+
+        Raises:
+            InternalError: It was begun before.
+        """
+        if self._state.phase is not Phase.NEW:
+            raise InternalError(f"take_over() is illegal in phase {self._state.phase}")
+        self._state.now_s = now_s
+        return tuple(adopt(self._state, adoption, now_s))
 
     def on(self, event: Event, now_s: float) -> tuple[Command, ...]:
         """Take in what happened.

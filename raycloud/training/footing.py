@@ -42,6 +42,7 @@ class Footing:
 
     Attributes:
         loop: Its loop; None before it has stood anywhere.
+        seat: Its place in the newest generation in which it has stood; None before.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Footing:
         self._fuses = fuses
         self._held = held
         self.loop: Loop | None = None
+        self.seat: Seat | None = None
 
     def stand(
         self,
@@ -90,6 +92,7 @@ class Footing:
                 )
             )
         loop = self.loop = self.loop or Loop(self._parts, seat)
+        self.seat = seat
         loop.enter(seat, Lane(lane), abandoned, ground.adopted, planned=meeting.planned)
         return loop
 

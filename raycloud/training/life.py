@@ -40,6 +40,7 @@ from raycloud.training.saver import Saver
 from raycloud.training.state import digest
 from raycloud.training.supply import Supplying
 from raycloud.training.trial import Trial
+from raycloud.training.words import Survivor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,6 +113,8 @@ class Life:
         self._replica = Replica(job, self._task, device=self._device, steps=last_step, clock=clock)
         self._samples = self._arranged.supply.train
         self._grown: dict[int, BlockSamples] = {}
+        self._growing = False
+        self._ready: MemberReady | None = None
         self._met: tuple[Transport, Transport] | None = None  # of the present generation
         if manifest is not None and not config.joins:
             self._replica.state.load(load_tensors(store, manifest), manifest.values)
@@ -155,6 +158,22 @@ class Life:
             return None
         return self._replica.longest_s
 
+    def survivor(self) -> Survivor | None:
+        """What the next driver is told; None before this member has the state of the training."""
+        seat, ready = self._footing.seat, self._ready
+        if seat is None or ready is None:
+            return None
+        number, coming = self._parts.changes.newest
+        return Survivor(
+            member=self._config.member,
+            ready=ready,
+            members=seat.members,
+            generation=seat.generation,
+            newest=max(coming, seat.generation),
+            changes=number,
+            grown=self._growing,
+        )
+
     def measure(self) -> None:
         """Compute a little without effect, and report how fast, how much and from what state."""
         replica, member = self._replica, self._config.member
@@ -162,20 +181,19 @@ class Life:
         fixed_s, micro_batch_s = trial.speed(briefly=self._config.joins)
         tensors = replica.state.tensors()
         encode(replica.state.values())  # refuse now what no checkpoint could carry
-        self._report(
-            MemberReady(
-                member=member,
-                samples=len(self._samples),
-                parameters=replica.parameters,
-                state_bytes=sum(t.numel() * t.element_size() for t in tensors.values()),
-                gradient_bytes=replica.gradients.gradient_bytes,
-                fixed_s=fixed_s,
-                micro_batch_s=micro_batch_s,
-                state_digest=digest(tensors.items()),
-                node=self._config.node,
-                price_per_hour=self._config.price_per_hour,
-            )
+        self._ready = MemberReady(
+            member=member,
+            samples=len(self._samples),
+            parameters=replica.parameters,
+            state_bytes=sum(t.numel() * t.element_size() for t in tensors.values()),
+            gradient_bytes=replica.gradients.gradient_bytes,
+            fixed_s=fixed_s,
+            micro_batch_s=micro_batch_s,
+            state_digest=digest(tensors.items()),
+            node=self._config.node,
+            price_per_hour=self._config.price_per_hour,
         )
+        self._report(self._ready)
         if names := replica.statistics.changing:
             self._notice("buffers averaged over replicas, not exact", buffers=list(names))
 
@@ -230,6 +248,7 @@ class Life:
         """Get at the grown data, in whichever thread; it is read once `change` takes effect."""
         if self._provider is None:
             raise InternalError(f"{change} came for data that nothing here has prepared")
+        self._growing = True
         samples = self._provider.grown(change.version)
         if len(samples) != change.samples:
             raise InternalError(f"{change} came, but there are {len(samples)} samples")
