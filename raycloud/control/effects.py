@@ -26,7 +26,8 @@ from raycloud.commands import (
 )
 from raycloud.control.forming import become, grown, know_speed, next_meeting
 from raycloud.control.growing import missed, prepare_for_leave
-from raycloud.control.state import Outstanding, Recovery
+from raycloud.control.outstanding import Outstanding
+from raycloud.control.state import Recovery
 from raycloud.control.tables import MemberState, Phase
 from raycloud.errors import InternalError
 from raycloud.events import (

@@ -80,7 +80,8 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     A change that is not in force everywhere is withdrawn, to be sent again if it is still wanted;
     growth of the data is not, since some may have taken it in.
     """
-    lost = tuple(number for number in state.group if not state.here(number))
+    present = state.turns.present
+    lost = tuple(number for number in state.group if number not in present)
     left = _who_goes_on(state)
     new = spares(state)[: max(0, state.workers[0] - len(left))]
     same = set(left) == state.within() and not new

@@ -50,7 +50,8 @@ from raycloud.events import (
 from raycloud.order import EpochSizes, Position
 
 if TYPE_CHECKING:
-    from raycloud.control.state import JobState, Outstanding
+    from raycloud.control.outstanding import Outstanding
+    from raycloud.control.state import JobState
 
 MemberEvent = (
     MemberSpawned
@@ -231,7 +232,7 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
 
 def _outstanding(state: JobState, event: ChangeApplied) -> Outstanding:
     change = state.outstanding
-    if change is None or change.number != event.change or event.member not in change.members:
+    if change is None or change.number != event.change or not change.concerns(event.member):
         raise illegal(state, event, f"change {event.change} is not outstanding for this member")
     return change
 

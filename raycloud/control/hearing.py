@@ -58,13 +58,13 @@ class Hearing:
         stood_still = heard.looked_s - self._looked_s > self.patience_s
         if stood_still or (heard.late_s and heard.looked_s - self._last_s > self.patience_s):
             self._since_s = heard.looked_s
-        own_s = heard.looked_s - self._since_s  # what is later than that, the driver is
+        own_s, pulses = heard.looked_s - self._since_s, self._pulses  # the rest is the driver's
         for member, late_s in heard.late_s.items():
-            self._answered_s[member] = self._last_s = heard.looked_s
-            pulse = self._pulses.get(member)
-            if pulse is None:
-                pulse = self._pulses[member] = Pulse()
-            pulse.answered(min(late_s, own_s))
+            if member not in pulses:
+                pulses[member] = Pulse()
+            pulses[member].answered(late_s if late_s < own_s else own_s)
+        self._answered_s.update(dict.fromkeys(heard.late_s, heard.looked_s))
+        self._last_s = heard.looked_s if heard.late_s else self._last_s
         still_s = heard.looked_s - self._looked_s if stood_still else 0.0
         self._looked_s, self._due_s = heard.looked_s, heard.due_s
         self.still_s = heard.still_s

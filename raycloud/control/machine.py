@@ -182,7 +182,7 @@ class Control:
         moves = judge(self._state, event)
         if moves is None:
             if isinstance(event, MemberLost):  # it is not there to meet others again
-                self._state.members[event.member].ended = True
+                self._state.ended.add(event.member)
             return ()
         self._state.now_s = now_s
         commands: list[Command] = []

@@ -13,8 +13,8 @@ from raycloud.control.turns import Turns
 from raycloud.errors import InternalError
 
 if TYPE_CHECKING:
-    from raycloud.commands import Change
     from raycloud.control.hearing import Hearing
+    from raycloud.control.outstanding import Outstanding
     from raycloud.control.progress import Progress
     from raycloud.control.resharing import Resharing
     from raycloud.control.saving import Saving
@@ -36,7 +36,6 @@ class Member:
         placed: There is a place on a machine for it.
         joined: It is known to compute, and has the state of the training.
         leaving: It is going to be gone: the job gets along without it as soon as it can.
-        ended: Its process has ended after it was done: its work is kept, it does not meet again.
         turns: Those of its job.
     """
 
@@ -53,7 +52,6 @@ class Member:
     placed: bool = True
     joined: bool = True
     leaving: bool = False
-    ended: bool = False
     turns: Turns = field(default_factory=Turns, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -87,28 +85,6 @@ class Member:
     def __str__(self) -> str:
         """As people read it."""
         return f"member {self.number}" + (f" on {self.node}" if self.node else "")
-
-
-@dataclass(kw_only=True, slots=True)
-class Outstanding:
-    """A change that was sent ahead and is not yet in force everywhere.
-
-    Attributes:
-        applied: The members that switched, with the step at whose start they did: the same.
-        in_force: Somebody has, or computes already as it says: so will all others.
-    """
-
-    number: int
-    members: tuple[int, ...]
-    change: Change
-    applied: dict[int, int] = field(default_factory=dict)
-    in_force: bool = False
-
-    @property
-    def everywhere(self) -> bool:
-        """Every member has switched."""
-        enough = len(self.applied) >= len(self.members)
-        return enough and self.applied.keys() >= set(self.members)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -175,6 +151,7 @@ class JobState:
         started_s: When the job was started.
         now_s: When control was last asked.
         error: Why the run fails.
+        ended: Whose process has ended when it was done: its work is kept, it does not meet again.
         turns: What has become of all members together.
     """
 
@@ -219,6 +196,7 @@ class JobState:
     started_s: float = 0.0
     now_s: float = 0.0
     error: str = ""
+    ended: set[int] = field(default_factory=set)
     turns: Turns = field(default_factory=Turns)
     _known: _Known | None = None
     _past: tuple[tuple[int, ...], int, int] = ((), 0, 0)  # so many first ranks are past a step
@@ -308,7 +286,8 @@ class JobState:
         if sent is not None and sent.in_force and isinstance(sent.change, Meet):
             stays = set(self.group)
             there += [number for number in sent.members if number not in stays]
-        return [n for n in there if self.here(n) and not self.members[n].ended]
+        present, ended = self.turns.present, self.ended
+        return [number for number in there if number in present and number not in ended]
 
     def here(self, number: int) -> bool:
         """Whether this member is not gone."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from raycloud.control.tables import MemberState
+from raycloud.control.tables import MemberState
 
 
 @dataclass(kw_only=True, slots=True)
@@ -23,7 +20,7 @@ class Turns:
     """
 
     count: int = 0
-    states: Counter[MemberState] = field(default_factory=Counter)
+    states: dict[MemberState, int] = field(default_factory=lambda: dict.fromkeys(MemberState, 0))
     present: dict[int, None] = field(default_factory=dict)
     new: dict[int, None] = field(default_factory=dict)
     leaving: int = 0
