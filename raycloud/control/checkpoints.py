@@ -49,7 +49,7 @@ class Checkpoints:
             return None
         parts = self._parts.setdefault(step, {})
         parts[member] = part
-        if any(m not in parts for m in group):
+        if len(parts) < len(group) or any(m not in parts for m in group):
             return None
         del self._parts[step]
         self._publishing.add(step)

@@ -34,7 +34,8 @@ and changes nothing.
 
 _MEMBERS = """\
 A word from a member that is {gone} is *late*: legal, and ignored. So is the loss
-of a member that is DONE, because its work is kept. When the run ends, all others are RELEASED.
+of a member that is DONE, because its work is kept; where others have to meet again, it is not among
+them. When the run ends, all others are RELEASED.
 """
 
 _FINAL = """\

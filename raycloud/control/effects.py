@@ -24,9 +24,10 @@ from raycloud.commands import (
     Save,
     TellRecovery,
 )
-from raycloud.control.forming import become, grown, next_meeting
+from raycloud.control.forming import become, grown, know_speed, next_meeting
 from raycloud.control.growing import missed, prepare_for_leave
-from raycloud.control.state import Outstanding, Recovery
+from raycloud.control.outstanding import Outstanding
+from raycloud.control.state import Recovery
 from raycloud.control.tables import MemberState, Phase
 from raycloud.errors import InternalError
 from raycloud.events import (
@@ -70,6 +71,7 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
             member.node, member.placed = event.node, True
         case MemberReady():
             member.ready, member.node = event, event.node or member.node
+            know_speed(state, event, now_s)
         case ChangeApplied():
             yield from _applied(state, event, now_s)
         case StepsCommitted():
@@ -121,7 +123,7 @@ def _parts(state: JobState, event: MemberLost | MemberLeaving, now_s: float) -> 
         return
     state.error = f"{member} was lost: {event.reason}\n\nhint: {_resume(state)}"
     if state.progress is None:
-        if len(state.present()) > state.workers[0]:
+        if len(state.turns.present) > state.workers[0]:
             yield Release(members=(event.member,))
         return
     if state.saving is not None:
@@ -239,7 +241,7 @@ def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterato
 def _counted(state: JobState) -> Iterator[Command]:
     """Steps count that all members have; also those that only a lost one had not told of."""
     before = state.formed().committed_step
-    if any(state.members[number].step <= before for number in state.group):
+    if not state.all_past(before):
         return
     commits = state.formed().commit_to(min(m.step for m in state.in_group()))
     if commits:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from raycloud.commands import Command, Extend, Form, Meet, Notice, Record, Release, Reshare, Save
 from raycloud.control.growing import spares, who_may_stay
 from raycloud.control.progress import Progress
-from raycloud.control.resharing import Resharing, asked_shares, first_shares
+from raycloud.control.resharing import Resharing, asked_shares
 from raycloud.control.state import Recovery
 from raycloud.control.tables import MemberState
 from raycloud.order import Ledger, growth_record, header_record, restore_record
 
 if TYPE_CHECKING:
     from raycloud.control.state import JobState, Member
+    from raycloud.events import MemberReady
 
 
 def form(state: JobState, now_s: float) -> Iterator[Command]:
@@ -39,7 +40,11 @@ def form(state: JobState, now_s: float) -> Iterator[Command]:
     state.group, state.formed_as = tuple(readies), state.generation
     state.groups = {state.generation: state.group}
     state.error = ""  # whoever was lost before is not missed
-    state.shares = first_shares(settings, list(readies.values()))
+    if state.resharing is not None and len(readies) > 1:
+        state.resharing.wait(settings.step, now_s)
+        state.shares = state.resharing.first(state.group)
+    else:
+        state.shares = asked_shares(settings, [member.slot for member in state.in_group()])
     state.progress = Progress(
         steps=steps,
         step=settings.step,
@@ -47,8 +52,6 @@ def form(state: JobState, now_s: float) -> Iterator[Command]:
         ledger=ledger,
         generation=state.generation,
     )
-    if settings.shares == "auto" and len(readies) > 1:
-        state.resharing = Resharing(settings, readies, now_s)
     _seen(state, steps.sizes.most)
     for member in state.in_group():
         member.heard_s, member.step, member.generation = now_s, settings.step, state.generation
@@ -62,6 +65,14 @@ def form(state: JobState, now_s: float) -> Iterator[Command]:
     )
 
 
+def know_speed(state: JobState, ready: MemberReady, now_s: float) -> None:
+    """What a member has measured before it is ready, where shares follow speed."""
+    if state.settings.shares == "auto":
+        if state.resharing is None:
+            state.resharing = Resharing(state.settings, {}, now_s)
+        state.resharing.know({ready.member: ready})
+
+
 def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     """Those that are left of the generation meet as the next one.
 
@@ -69,18 +80,22 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     A change that is not in force everywhere is withdrawn, to be sent again if it is still wanted;
     growth of the data is not, since some may have taken it in.
     """
-    lost = tuple(m.number for m in state.in_group() if m.gone)
+    present = state.turns.present
+    lost = tuple(number for number in state.group if number not in present)
     left = _who_goes_on(state)
     new = spares(state)[: max(0, state.workers[0] - len(left))]
-    same = set(left) == set(state.group) and not new
+    same = set(left) == state.within() and not new
     state.meetings = state.meetings + 1 if same else 1
-    state.losing += any(state.members[number].joined for number in lost)
+    if state.met or now_s - state.called_s >= state.settings.broken_s:  # else it is one incident
+        state.losing += any(state.members[number].joined for number in lost)
+    state.called_s = now_s
     if state.broken is not None and state.recovery is None:
         detected_s = state.broken_s - state.started_s
         state.recovery = Recovery(detected_s=detected_s, cause=state.broken.why)
     state.broken = None
     state.group = (*left, *(member.number for member in new))
-    gone = tuple(m.number for m in state.present() if m.joined and m.number not in state.group)
+    meet = state.within()
+    gone = tuple(m.number for m in state.present() if m.joined and m.number not in meet)
     for number in gone:  # too many, or they were to leave and the others went on without them
         state.members[number].enter(MemberState.RELEASED, now_s)
     for member in new:
@@ -92,9 +107,10 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     state.halt_sent = state.halted = state.met = False
     state.generation = state.formed_as = state.sound_from = newest + 1
     state.groups = {state.generation: state.group}
-    state.shares = _fit(state, state.in_group(), now_s)
+    state.shares = _fit(state, state.in_group())
     state.drop_checkpoints()
-    if any(m.leaving for m in state.in_group()) and not who_may_stay(state):
+    leaves = state.turns.leaving and any(m.leaving for m in state.in_group())
+    if leaves and not who_may_stay(state):
         state.save_asked = True
     state.error = ""
     for member in state.in_group():
@@ -115,6 +131,8 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
 def _who_goes_on(state: JobState) -> list[int]:
     """Those that are left, by rank, and no more than may compute: who has the state and stays."""
     left = state.left()
+    if len(left) <= state.workers[1]:
+        return left
 
     def worth(number: int) -> tuple[bool, bool]:
         member = state.members[number]
@@ -154,9 +172,10 @@ def next_meeting(state: JobState, now_s: float) -> Meet | None:
 
     Who is to leave does so if enough others are there.
     """
-    if not (state.joining() or state.turns.leaving or len(state.group) > state.workers[1]):
+    ready = spares(state)
+    if not (ready or state.turns.leaving or len(state.group) > state.workers[1]):
         return None
-    new = [] if state.data_version else [m for m in spares(state) if not m.leaving]
+    new = [] if state.data_version else [m for m in ready if not m.leaving]
     most = state.workers[1]
     left = (who_may_stay(state) or _making_room(state, len(new)))[:most]
     room = most - sum(not member.leaving for member in left)
@@ -169,7 +188,7 @@ def next_meeting(state: JobState, now_s: float) -> Meet | None:
     return Meet(
         generation=state.generation + 1,
         members=numbers,
-        shares=_fit(state, members, now_s),
+        shares=_fit(state, members),
     )
 
 
@@ -214,14 +233,10 @@ def grown(epoch: int, samples: int, *, before: int) -> Notice:
     )
 
 
-def _fit(state: JobState, members: list[Member], now_s: float) -> tuple[int, ...]:
+def _fit(state: JobState, members: list[Member]) -> tuple[int, ...]:
     """Shares of these members, by rank: as asked, and `auto` by what is known of their speeds."""
     settings = state.settings
-    if settings.shares == "auto" and len(members) > 1:
-        readies = {m.number: m.ready for m in members if m.ready is not None}
-        if state.resharing is None:
-            state.resharing = Resharing(settings, readies, now_s)
-        state.resharing.know(readies)
+    if state.resharing is not None and len(members) > 1:
         return state.resharing.fit(tuple(member.number for member in members))
     return asked_shares(settings, [member.slot for member in members])
 

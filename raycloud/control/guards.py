@@ -50,7 +50,8 @@ from raycloud.events import (
 from raycloud.order import EpochSizes, Position
 
 if TYPE_CHECKING:
-    from raycloud.control.state import JobState, Outstanding
+    from raycloud.control.outstanding import Outstanding
+    from raycloud.control.state import JobState
 
 MemberEvent = (
     MemberSpawned
@@ -132,10 +133,13 @@ def _apart(state: JobState) -> bool:
 
 
 def _all_ready(state: JobState) -> bool:
-    return all(m.state is MemberState.READY for m in state.present())
+    return state.turns.states[MemberState.READY] == len(state.turns.present)
 
 
 def _all_done(state: JobState) -> bool:
+    """Who has left the group, and is not gone yet, may be among those that are done."""
+    if state.turns.states[MemberState.DONE] < len(state.group):
+        return False
     return all(state.members[number].state is MemberState.DONE for number in state.group)
 
 
@@ -143,7 +147,7 @@ def _too_few(state: JobState) -> bool:
     """Who is to stop may do so with fewer."""
     if state.progress is None:
         fewest = min(state.workers[0], state.settings.min_workers)  # or asked for meanwhile
-        return len(state.present()) < fewest
+        return len(state.turns.present) < fewest
     if not state.any_gone():
         return False  # the range may be another one than that they began with
     return not state.stop_requests and not _enough(state)
@@ -228,7 +232,7 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
 
 def _outstanding(state: JobState, event: ChangeApplied) -> Outstanding:
     change = state.outstanding
-    if change is None or change.number != event.change or event.member not in change.members:
+    if change is None or change.number != event.change or not change.concerns(event.member):
         raise illegal(state, event, f"change {event.change} is not outstanding for this member")
     return change
 
@@ -306,9 +310,9 @@ def _check_applied(state: JobState, event: ChangeApplied) -> None:
     change = _outstanding(state, event)
     if event.member in change.applied:
         raise illegal(state, event, "the member has applied it already")
-    others = set(change.applied.values())
-    if others and others != {event.step}:
-        raise illegal(state, event, f"other members applied it at step {others.pop()}")
+    others = next(iter(change.applied.values()), event.step)
+    if others != event.step:
+        raise illegal(state, event, f"other members applied it at step {others}")
     if not change.in_force and event.step < state.formed().committed_step:
         raise illegal(state, event, f"steps up to {state.formed().committed_step} are committed")
 

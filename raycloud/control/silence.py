@@ -66,7 +66,7 @@ def _patience_s(state: JobState, missing: Mapping[int, float]) -> float:
 
 def _still(state: JobState) -> MemberLost | None:
     """A process answers, but what it computes does not go on."""
-    if state.phase not in _COMPUTING:
+    if state.phase not in _COMPUTING or not state.hearing.still_s:
         return None
     for member in state.in_group():
         seconds = state.hearing.still_s.get(member.number, 0.0)
@@ -132,6 +132,8 @@ def _limit_s(state: JobState, member: Member) -> float:
         return state.settings.spawn_s if member.placed else float("inf")
     if state.phase is Phase.WAITING:  # there is nothing to do, and nothing to say
         return float("inf")
+    if member.state in {MemberState.ACTIVE, MemberState.DRAINING}:
+        return state.settings.silence_s
     change = state.outstanding.change if state.outstanding else None
     coming = change.members if isinstance(change, Meet) and not member.joined else ()
     if member.number in coming and member in spares(state):
@@ -142,8 +144,8 @@ def _limit_s(state: JobState, member: Member) -> float:
         and not state.spare(member.number)
     ):
         # Others may have something to compute to its end before they come.
-        computing = any(m.state is MemberState.ACTIVE for m in state.in_group())
+        computing = state.turns.states[MemberState.ACTIVE] > 0 and any(
+            m.state is MemberState.ACTIVE for m in state.in_group()
+        )
         return state.settings.silence_s if computing else state.settings.form_s
-    if member.state in {MemberState.ACTIVE, MemberState.DRAINING}:
-        return state.settings.silence_s
     return float("inf")

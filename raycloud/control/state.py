@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Meet
 from raycloud.control.checkpoints import Checkpoints
 from raycloud.control.tables import GONE, MemberState, Phase
+from raycloud.control.turns import Turns
 from raycloud.errors import InternalError
 
 if TYPE_CHECKING:
-    from raycloud.commands import Change
     from raycloud.control.hearing import Hearing
+    from raycloud.control.outstanding import Outstanding
     from raycloud.control.progress import Progress
     from raycloud.control.resharing import Resharing
     from raycloud.control.saving import Saving
     from raycloud.control.settings import ControlSettings
     from raycloud.events import DataGrew, ExchangeBroken, MemberReady
-
-
-@dataclass(kw_only=True, slots=True)
-class Turns:
-    """What has become of a job's members together, so that not all are looked at each time.
-
-    Attributes:
-        count: How often one has gone or joined: what is known of who is there is old.
-        done: How many have nothing left to do.
-        leaving: How many have ever been going to leave.
-    """
-
-    count: int = 0
-    done: int = 0
-    leaving: int = 0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -68,6 +54,10 @@ class Member:
     leaving: bool = False
     turns: Turns = field(default_factory=Turns, compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        """It is counted."""
+        self.turns.come(self.number, self.state, joined=self.joined)
+
     @property
     def gone(self) -> bool:
         """Nothing that it says counts any more."""
@@ -75,41 +65,26 @@ class Member:
 
     def enter(self, state: MemberState, now_s: float) -> None:
         """It is in `state` from now on."""
-        if self.state is not state:
-            self.turns.count += state in GONE
-            self.turns.done += (state is MemberState.DONE) - (self.state is MemberState.DONE)
-            self.state, self.since_s = state, now_s
+        if self.state is state:
+            return
+        self.turns.move(self.state, state)
+        if state in GONE and not self.gone:
+            self.turns.go(self.number, leaving=self.leaving)
+        self.state, self.since_s = state, now_s
+
+    def leave(self) -> None:
+        """It is going to be gone."""
+        self.turns.leaving += not self.leaving
+        self.leaving = True
 
     def join(self, step: int) -> None:
         """It computes from `step` on."""
         self.joined, self.step = True, step
-        self.turns.count += 1
+        self.turns.join(self.number)
 
     def __str__(self) -> str:
         """As people read it."""
         return f"member {self.number}" + (f" on {self.node}" if self.node else "")
-
-
-@dataclass(kw_only=True, slots=True)
-class Outstanding:
-    """A change that was sent ahead and is not yet in force everywhere.
-
-    Attributes:
-        applied: The members that switched, with the step at whose start they did.
-        in_force: Somebody has, or computes already as it says: so will all others.
-    """
-
-    number: int
-    members: tuple[int, ...]
-    change: Change
-    applied: dict[int, int] = field(default_factory=dict)
-    in_force: bool = False
-
-    @property
-    def everywhere(self) -> bool:
-        """Every member has switched."""
-        enough = len(self.applied) >= len(self.members)
-        return enough and self.applied.keys() >= set(self.members)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -131,10 +106,10 @@ class Recovery:
 class _Known:
     """What holds over all members, as long as none turns and the generation is the same."""
 
-    at: tuple[int, int]
+    at: int
     group: tuple[int, ...]
+    within: frozenset[int]
     coming: tuple[int, ...]
-    present: Sequence[Member]
     joining: Sequence[Member]
     gone: bool
     broken: bool
@@ -165,6 +140,7 @@ class JobState:
         broken_s: When it came.
         meetings: How often the present group has met since its last step.
         losing: How many generations in a row lost members, without a step between.
+        called_s: When members were last called to meet.
         capacity: How many members the machines hold, as far as is known.
         next_member: The number of the next member that is asked for.
         misses: How many members in a row were lost before they had joined.
@@ -175,6 +151,7 @@ class JobState:
         started_s: When the job was started.
         now_s: When control was last asked.
         error: Why the run fails.
+        ended: Whose process has ended when it was done: its work is kept, it does not meet again.
         turns: What has become of all members together.
     """
 
@@ -208,6 +185,7 @@ class JobState:
     broken_s: float = 0.0
     meetings: int = 1
     losing: int = 0
+    called_s: float = 0.0
     capacity: int = 0
     next_member: int = 0
     misses: int = 0
@@ -218,8 +196,10 @@ class JobState:
     started_s: float = 0.0
     now_s: float = 0.0
     error: str = ""
+    ended: set[int] = field(default_factory=set)
     turns: Turns = field(default_factory=Turns)
     _known: _Known | None = None
+    _past: tuple[tuple[int, ...], int, int] = ((), 0, 0)  # so many first ranks are past a step
 
     def member(self, number: int) -> Member:
         """The member of this number.
@@ -234,7 +214,7 @@ class JobState:
 
     def present(self) -> Sequence[Member]:
         """Members that are not gone, in order of number."""
-        return self._now().present
+        return [self.members[number] for number in self.turns.present]
 
     def joining(self) -> Sequence[Member]:
         """Those of them that are to join those that compute, and do not yet: see `spare`."""
@@ -250,27 +230,42 @@ class JobState:
 
     def any_done(self) -> bool:
         """Whether a member of the present generation has nothing left to do."""
-        return self.turns.done > 0 and any(
+        return self.turns.states[MemberState.DONE] > 0 and any(
             self.members[number].state is MemberState.DONE for number in self.group
         )
 
+    def all_past(self, step: int) -> bool:
+        """Whether all of the present generation have committed `step`.
+
+        Steps only rise: who is found to be past it is not asked again.
+        """
+        group, at, ranks = self._past
+        if group is not self.group or at != step:
+            group, ranks = self.group, 0
+        while ranks < len(group) and self.members[group[ranks]].step > step:
+            ranks += 1
+        self._past = group, step, ranks
+        return ranks == len(group)
+
     def _now(self) -> _Known:
         """What holds over all members, looked up again where one has turned."""
-        at, known = (self.turns.count, len(self.members)), self._known
+        at, known = self.turns.count, self._known
         change = self.outstanding.change if self.outstanding is not None else None
         coming = change.members if isinstance(change, Meet) else ()
         alike = known is not None and known.group is self.group and known.coming is coming
         if known is None or not alike or known.at != at:
-            group = set(self.group)
-            present = [self.members[n] for n in sorted(self.members) if self.here(n)]
+            same = known is not None and known.group is self.group
+            within = known.within if known is not None and same else frozenset(self.group)
+            present, new = self.turns.present.keys(), self.turns.new
+            gone = not within <= present
             known = self._known = _Known(
                 at=at,
                 group=self.group,
+                within=within,
                 coming=coming,
-                present=present,
-                joining=[m for m in present if not m.joined and m.number not in group],
-                gone=any(self.members[n].gone for n in self.group),
-                broken=any(self.members[n].gone for n in (*self.group, *coming)),
+                joining=[self.members[n] for n in new if n not in within],
+                gone=gone,
+                broken=gone or not present >= set(coming),
             )
         return known
 
@@ -280,11 +275,10 @@ class JobState:
         if self.saving is not None:
             self.saving.dropped()
 
-    def staying(self) -> list[Member]:
-        """Members that are not gone and are not going to be, in order of number."""
-        if not self.turns.leaving:
-            return list(self.present())
-        return [member for member in self.present() if not member.leaving]
+    @property
+    def staying(self) -> int:
+        """How many members are not gone and are not going to be."""
+        return len(self.turns.present) - self.turns.leaving
 
     def left(self) -> list[int]:
         """Who is left of the group, by rank, and then of those that leave it just now."""
@@ -292,16 +286,21 @@ class JobState:
         if sent is not None and sent.in_force and isinstance(sent.change, Meet):
             stays = set(self.group)
             there += [number for number in sent.members if number not in stays]
-        return [number for number in there if self.here(number)]
+        present, ended = self.turns.present, self.ended
+        return [number for number in there if number in present and number not in ended]
 
     def here(self, number: int) -> bool:
         """Whether this member is not gone."""
-        return not self.members[number].gone
+        return number in self.turns.present
 
     def spare(self, number: int) -> bool:
         """Whether this member is to join those that compute, and does not yet."""
         new = not self.members[number].joined
-        return self.progress is not None and new and number not in self.group
+        return self.progress is not None and new and number not in self.within()
+
+    def within(self) -> Collection[int]:
+        """The members of the present generation, in no order."""
+        return self._now().within
 
     def group_of(self, generation: int) -> tuple[int, ...]:
         """Who computed as `generation`; shares may have changed since they met as an older one."""

@@ -311,7 +311,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
     MemberState.DONE: {
         GenerationFormed: MemberState.DONE,
         DataPrepared: MemberState.DONE,
-        MemberLost: LATE,  # its work is kept: nothing is lost
+        MemberLost: LATE,  # its work is kept: nothing is lost, unless others must meet again
         MemberLeaving: LATE,
         MemberFailed: MemberState.FAILED,
     },

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raycloud.commands import Change, Halt, Meet, Prepare, Reshare
+from raycloud.commands import Change, Halt, Meet, Prepare, Reshare, Save
 from raycloud.events import ChangeApplied
 from raycloud.simulate.lockstep import Lockstep
 
@@ -94,7 +94,7 @@ class Changes:
             group.reshare(change.generation, change.shares, step_s)
             if 0 in ranks:
                 self._computing.announce(group)
-        elif isinstance(change, Halt):
+        elif isinstance(change, Halt | Save):
             self._computing.save(group, ranks)
         bodies = self._computing.bodies(group)
         for rank in ranks:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _FAILURES = 3  # members that say that the disk is full
 _MANY = 64  # of so many members, each reports in every round
+_WRITE_S = 0.05  # as members tell of their parts
 _FAR = 1 << 62
 
 
@@ -107,9 +108,10 @@ class Computing:
         calls_s = self.world.chance.random(number) * self.scenario.delay_s
         return float(calls_s.min()), float(calls_s.max())
 
-    def tell(self, body: Body, step: int) -> None:
-        """It tells of all steps before `step` of which it has not told."""
-        word = committed(body, step, self.position(step), self.fleet.micro_batch_s(body))
+    def tell(self, body: Body, step: int, at: Position | None = None) -> None:
+        """It tells of all steps before `step`, where the sequence stands `at`, if it has not."""
+        at = self.position(step) if at is None else at
+        word = committed(body, step, at, self.fleet.micro_batch_s(body))
         self.words.say(body, word)
         body.told, body.owes = step, 0
 
@@ -185,8 +187,7 @@ class Computing:
         stops = [self.last_step]
         if group.step <= group.first_step:
             stops.append(group.first_step + 1)
-        if self.scenario.every_steps is not None:
-            every = self.scenario.every_steps
+        if (every := self.scenario.every) is not None:
             stops.append((group.step // every + 1) * every)
         if self.changes.ahead is not None and self.changes.ahead.due is not None:
             stops.append(self.changes.ahead.due)
@@ -228,7 +229,7 @@ class Computing:
 
     def between(self, group: Lockstep, ranks: Sequence[int]) -> None:
         """What these ranks do after a step, by arithmetic: report, save."""
-        every, step = self.scenario.every_steps, group.step
+        every, step = self.scenario.every, group.step
         if step in {group.first_step + 1, self.last_step}:
             self.report(group, ranks)
         if step == self.last_step or (every is not None and step % every == 0):
@@ -253,6 +254,7 @@ class Computing:
     def report(self, group: Lockstep, ranks: Sequence[int]) -> None:
         """These ranks tell of the steps that they have not told of."""
         done, bodies = (group.micro - group.told).tolist(), self.bodies(group)
+        at = self.position(group.step)
         for rank in ranks:
             body = bodies[rank]
             if body is None or body.told >= group.step:
@@ -260,7 +262,7 @@ class Computing:
             body.owes += done[rank]
             group.told[rank] += done[rank]
             body.generation = group.generation
-            self.tell(body, group.step)
+            self.tell(body, group.step, at)
 
     def round(self, *, everyone: bool) -> None:
         """Members tell of their steps, as they do about once a second."""
@@ -290,7 +292,7 @@ class Computing:
                 step=group.step,
                 part={"value": group.value},
                 blocked_s=0.0,
-                write_s=0.0,
+                write_s=_WRITE_S,
                 generation=group.formed_as,
             )
             if self.full:

@@ -336,3 +336,45 @@ def test_a_recovery_is_told_when_it_is_one():
     job.on(formed(job, 6), 9.5)
     told = only(c.TellRecovery, job.on(report(job, 0, 6, 7), 10.0))
     assert (told.detected_s, told.resumed_s) == (2.0, 10.0)
+
+
+# ---- who is done, and gone since
+
+
+def done(member, step=5, generation=0):
+    return e.MemberDone(member=member, step=step, generation=generation)
+
+
+def test_who_was_done_and_has_ended_since_does_not_meet_the_others_again():
+    job = three()
+    to(job, 5)
+    job.on(done(0), 2.0)
+    assert job.on(lost(0), 2.1) == ()
+    assert job.phase is Phase.TRAINING
+    form = only(c.Form, commands := job.on(lost(2), 3.0))
+    assert form.members == (1,)
+    assert {m for x in of(c.Release, commands) for m in x.members} == {0, 2}
+
+
+def test_who_was_done_and_has_ended_since_is_nobody_to_wait_with():
+    job = three(min_workers=3)
+    to(job, 5)
+    for member in (0, 1):
+        job.on(done(member), 2.0)
+    job.on(lost(1), 2.5)
+    job.on(lost(2), 3.0)
+    assert job.phase is Phase.WAITING  # member 0 has the state
+    job.on(lost(0), 4.0)
+    assert only(c.Finish, tick(job, 5.0)).status == "failed"
+
+
+def test_many_that_are_lost_at_once_are_one_incident():
+    job = control(min_workers=1, max_workers=24, capacity=24, global_batch=48)
+    job.start(0.0)
+    for member in range(24):
+        job.on(ready(member), 0.0)
+    job.on(formed(job, 0), 0.0)
+    to(job, 5, job.group)
+    for member in range(20):
+        job.on(lost(member, "its node is gone"), 2.0 + member / 10)
+    assert (job.phase, job.group) == (Phase.REGROUPING, (20, 21, 22, 23))
