@@ -148,6 +148,8 @@ class JobState:
         hearing: Who answers calls.
         group: Members of the present generation, in order of rank.
         shares: Their micro-batches per step.
+        following: Those of them that had no state when they met, and have no share yet; once it is
+            known that one has caught up, it has `joined`.
         progress: None until the members have said how much data there is.
         data_samples: Samples of the newest data heard of; 0 before any.
         data_version: Its version.
@@ -157,7 +159,8 @@ class JobState:
         halted: A member has applied it: the run ends before its last step.
         settled: Number of the last change that is over, in force or withdrawn.
         formed_as: The generation as which the present group met first.
-        groups: Who met as each generation that one of `group_of` may be asked for.
+        groups: Who has divided checkpoints and measures as each generation that `group_of` may be
+            asked for: all that met and had the state.
         sound_from: Words of older generations do not count any more: they broke.
         met: It is known to have met.
         recovery: What befell members since the last step of all; None: nothing.
@@ -184,6 +187,7 @@ class JobState:
     members: dict[int, Member] = field(default_factory=dict)
     group: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
+    following: frozenset[int] = frozenset()
     generation: int = 0
     progress: Progress | None = None
     resharing: Resharing | None = None
@@ -239,6 +243,10 @@ class JobState:
     def joining(self) -> Sequence[Member]:
         """Those of them that are to join those that compute, and do not yet: see `spare`."""
         return self._now().joining if self.progress is not None else ()
+
+    def any_follows(self) -> bool:
+        """Whether one of the group is not known to have the state, and is about to take it."""
+        return any(not self.members[number].joined for number in self.following)
 
     def any_gone(self) -> bool:
         """Whether a member of the present generation is gone."""
@@ -303,14 +311,26 @@ class JobState:
         new = not self.members[number].joined
         return self.progress is not None and new and number not in self.group
 
+    def is_to_follow(self, number: int) -> bool:
+        """Whether this member follows without the state, or is about to."""
+        change = self.outstanding.change if self.outstanding is not None else None
+        coming = change.following if isinstance(change, Meet) else ()
+        return not self.members[number].joined and (number in self.following or number in coming)
+
     def group_of(self, generation: int) -> tuple[int, ...]:
-        """Who computed as `generation`; shares may have changed since they met as an older one."""
+        """Who divided what was written as `generation`, which may be newer than their meeting."""
         met = max((g for g in self.groups if g <= generation), default=self.formed_as)
         return self.groups.get(met, self.group)
 
     def in_group(self) -> list[Member]:
         """Members of the present generation, in order of rank."""
         return [self.members[number] for number in self.group]
+
+    def holders(self) -> list[Member]:
+        """Those of them that do not follow: a step counts that all of these have committed."""
+        if not self.following:
+            return self.in_group()
+        return [m for m in self.in_group() if m.number not in self.following]
 
     def formed(self) -> Progress:
         """The progress, once a generation was told to form.
