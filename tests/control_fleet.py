@@ -186,6 +186,8 @@ class Fleet(Samples, Following, Troubles):
             self.save()
         if self.step >= self.end:
             for m in self.group:
+                if m in self.following:
+                    self.flush(m)
                 done = e.MemberDone(member=m, step=self.step, generation=self.formed_as)
                 self.say(m, done)
             return

@@ -27,7 +27,8 @@ class Following:
 
         def caught_up(m):
             body = self.bodies[m]
-            if self.formed_as != as_one or body.mute or m not in self.following:
+            ended = self.formed_as != as_one or self.step >= self.end
+            if ended or body.mute or m not in self.following:
                 return
             if body.reported is None:
                 body.reported, body.flushed_s = self.step, self.now_s

@@ -251,9 +251,11 @@ def _joined(
 ) -> Iterator[Command]:
     """A member that is new has the state, maybe before others say that they changed."""
     member, sent = state.members[event.member], state.outstanding
-    done = isinstance(event, MemberDone)
-    if member.joined or (done and state.is_to_follow(event.member)):
-        return  # the latter has followed to the end
+    if member.joined:
+        return
+    if isinstance(event, MemberDone) and state.is_to_follow(event.member):
+        member.step = event.step  # it has followed to the end
+        return
     first_step = event.step if isinstance(event, MemberDone) else event.first_step
     change = sent.change if sent is not None else None
     if sent is not None and isinstance(change, Meet) and change.generation == event.generation:

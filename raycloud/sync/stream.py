@@ -150,14 +150,19 @@ def connect(place: Place, rank: int) -> Stream:
     Raises:
         TransportError: It cannot be reached.
     """
+    where = place.address, place.port
     try:
-        connection = socket.create_connection((place.address, place.port), SILENT_S)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-        connection.sendall(greeting(place.key, rank))
+        connection = socket.create_connection(where, SILENT_S)
     except OSError as error:
-        where = f"{place.address}:{place.port}"
         raise TransportError(f"a member cannot be reached at {where}: {error}") from error
-    return Stream(connection)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    stream = Stream(connection)
+    try:
+        stream._give(greeting(place.key, rank))  # noqa: SLF001
+    except TransportError:
+        stream.close()
+        raise
+    return stream
 
 
 def greeting(key: int, rank: int) -> bytes:

@@ -103,8 +103,9 @@ class Talk:
         """
         rows = torch.zeros((self.transport.size, len(astuple(own))), dtype=torch.float64)
         rows[self.transport.rank] = torch.tensor(astuple(own), dtype=torch.float64)
+        kinds = [type(value) for value in astuple(Standing(0))]
         return [
-            Standing(*map(int, at[:5]), at[5], at[6], *map(int, at[7:]))
+            Standing(*(kind(value) for kind, value in zip(kinds, at, strict=True)))
             for at in self._sum(rows).tolist()
         ]
 
