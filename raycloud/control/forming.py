@@ -211,7 +211,7 @@ def become(state: JobState, meeting: Meet, step: int, now_s: float) -> None:
         member = state.members[number]
         if number not in before_it:
             state.hearing.begin(number)
-            member.step = step
+            member.step = max(member.step, step)  # it may be done already
         if member.state is MemberState.READY:
             member.enter(MemberState.ACTIVE, now_s)
         member.heard_s = now_s

@@ -126,3 +126,16 @@ def test_who_follows_is_not_silent():
         for member in (0, 1):
             job.on(report(job, member, at, at + 4), 100.0 * at)
         assert job.overdue(100.0 * at + 1.0) is None
+
+
+def test_one_that_follows_may_be_done_before_it_is_known_that_they_have_met():
+    job = two()
+    to(job, 5)
+    job.on(e.CapacityChanged(workers=3), 2.0)
+    prepare = only(c.Prepare, job.on(ready(2), 8.0))
+    job.on(e.MemberDone(member=2, step=9, generation=1), 8.5)
+    applied(job, prepare, 6)
+    for member in (0, 1):
+        job.on(report(job, member, 5, 9), 9.0)
+        job.on(e.MemberDone(member=member, step=9, generation=1), 9.5)
+    assert (job.phase, job.committed_step) == (Phase.FINISHED, 9)

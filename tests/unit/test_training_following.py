@@ -42,7 +42,7 @@ def _threads() -> Iterator[None]:
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """No byte of any state travels before this is set."""
     opened, send = threading.Event(), Stream.send
 
@@ -51,7 +51,8 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         send(stream, chunk)
 
     monkeypatch.setattr(Stream, "send", held_up)
-    return opened
+    yield opened
+    opened.set()
 
 
 def asked(folder: Path, **changes: Any) -> Job:
