@@ -172,6 +172,16 @@ class ChangeApplied:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MemberCaughtUp:
+    """A member that has followed `generation` from `first_step` on has the state before `step`."""
+
+    member: int
+    generation: int
+    first_step: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepsCommitted:
     """One member's word that it committed steps [first_step, last_step).
 
@@ -322,28 +332,10 @@ class RunFinished:
 
 
 Event = (
-    RunStarted
-    | MemberSpawned
-    | MemberReady
-    | DataPreparing
-    | DataPrepared
-    | MemberLost
-    | MemberLeaving
-    | ExchangeBroken
-    | MemberFailed
-    | MemberDone
-    | GenerationFormed
-    | ChangeApplied
-    | StepsCommitted
-    | PartWritten
-    | CheckpointPublished
-    | EvaluationPart
-    | Evaluated
-    | StopRequested
-    | RangeChanged
-    | CapacityChanged
-    | DataGrew
-    | Noticed
-    | Recovered
-    | RunFinished
-)
+    RunStarted | MemberSpawned | MemberReady | DataPreparing | DataPrepared
+    | MemberLost | MemberLeaving | ExchangeBroken | MemberFailed | MemberDone
+    | GenerationFormed | MemberCaughtUp | ChangeApplied | StepsCommitted
+    | PartWritten | CheckpointPublished | EvaluationPart | Evaluated
+    | StopRequested | RangeChanged | CapacityChanged | DataGrew
+    | Noticed | Recovered | RunFinished
+)  # fmt: skip

@@ -88,7 +88,7 @@ def adopt(state: JobState, adoption: Adoption, now_s: float) -> Iterator[Command
         state.hearing.begin(ready.member)
     state.turns.count += 1
     state.group = tuple(ready.member for ready in adoption.readies)
-    if settings.shares == "auto" and len(state.group) > 1:
+    if settings.shares == "auto":
         readies = {ready.member: ready for ready in adoption.readies}
         state.resharing = Resharing(settings, readies, now_s)
     state.recovery = Recovery(detected_s=0.0, cause=_CAUSE, lost=list(adoption.lost))

@@ -24,7 +24,14 @@ from raycloud.commands import (
     Save,
     TellRecovery,
 )
-from raycloud.control.forming import become, grown, know_speed, next_meeting
+from raycloud.control.forming import (
+    become,
+    grown,
+    know_speed,
+    next_meeting,
+    next_shares,
+    take_in,
+)
 from raycloud.control.growing import missed, prepare_for_leave
 from raycloud.control.outstanding import Outstanding
 from raycloud.control.state import Recovery
@@ -41,6 +48,7 @@ from raycloud.events import (
     EvaluationPart,
     ExchangeBroken,
     GenerationFormed,
+    MemberCaughtUp,
     MemberDone,
     MemberFailed,
     MemberLeaving,
@@ -78,16 +86,15 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
             yield from _progressed(state, event, now_s)
         case PartWritten():
             yield from _written(state, event)
-        case MemberLost() | MemberLeaving():
+        case MemberLost() | MemberLeaving() | ExchangeBroken():
             yield from _parts(state, event, now_s)
-        case ExchangeBroken():
-            if state.broken is None:
-                state.broken, state.broken_s = event, now_s
         case MemberFailed():
             hint = f"\n\nhint: {event.hint}" if event.hint else ""
             state.error = f"{member}: {event.error}: {event.message}{hint}"
+        case MemberCaughtUp():
+            yield from _joined(state, event, now_s)
         case MemberDone():
-            yield from _joined(state, member, event.generation, event.step, now_s)
+            yield from _joined(state, event, now_s)
             yield from _counted(state)
             yield from _recovered(state, event.generation, now_s)  # nothing was left to compute
         case EvaluationPart() | DataPreparing() | DataPrepared():
@@ -109,8 +116,14 @@ def _written(state: JobState, event: PartWritten) -> Iterator[Command]:
         yield Publish(step=event.step, parts=parts)
 
 
-def _parts(state: JobState, event: MemberLost | MemberLeaving, now_s: float) -> Iterator[Command]:
+def _parts(
+    state: JobState, event: MemberLost | MemberLeaving | ExchangeBroken, now_s: float
+) -> Iterator[Command]:
     member = state.members[event.member]
+    if isinstance(event, ExchangeBroken):
+        if state.broken is None:
+            state.broken, state.broken_s = event, now_s
+        return
     if isinstance(event, MemberLeaving):
         yield from prepare_for_leave(state, event, now_s)
         return
@@ -207,7 +220,7 @@ def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
         if state.saving is not None:
             state.saving.asked(now_s)
     else:
-        change = next_meeting(state, now_s) or _better_shares(state, now_s)
+        change = next_meeting(state, now_s) or next_shares(state, now_s)
     if change is None:
         return
     state.changes += 1
@@ -215,17 +228,9 @@ def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
     yield Prepare(number=state.changes, members=state.group, change=change)
 
 
-def _better_shares(state: JobState, now_s: float) -> Reshare | None:
-    if state.resharing is None:
-        return None
-    step = state.formed().committed_step
-    shares = state.resharing.look(group=state.group, shares=state.shares, step=step, now_s=now_s)
-    return None if shares is None else Reshare(generation=state.generation + 1, shares=shares)
-
-
 def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterator[Command]:
     member = state.members[event.member]
-    yield from _joined(state, member, event.generation, event.first_step, now_s)
+    yield from _joined(state, event, now_s)
     if event.generation >= state.formed_as and state.phase is not Phase.WAITING:
         state.met = True
         if event.last_step > event.first_step:
@@ -240,24 +245,31 @@ def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterato
 
 def _counted(state: JobState) -> Iterator[Command]:
     """Steps count that all members have; also those that only a lost one had not told of."""
-    before = state.formed().committed_step
+    before, follow = state.formed().committed_step, state.following
     if not state.all_past(before):
         return
-    commits = state.formed().commit_to(min(m.step for m in state.in_group()))
+    commits = state.formed().commit_to(min(m.step for m in state.holders()))
+    for number in follow:  # who follows has its part in each of these steps
+        state.members[number].heard_s = state.now_s
     if commits:
         yield Record(records=tuple(commit_record(c) for c in commits))
 
 
 def _joined(
-    state: JobState, member: Member, generation: int, step: int, now_s: float
+    state: JobState, event: StepsCommitted | MemberCaughtUp | MemberDone, now_s: float
 ) -> Iterator[Command]:
-    """A member that is new computes from `step` on, maybe before others say that they changed."""
+    """A member that is new has the state, maybe before others say that they changed."""
+    member, sent = state.members[event.member], state.outstanding
     if member.joined:
         return
-    sent = state.outstanding
-    if sent is not None and isinstance(sent.change, Meet) and sent.change.generation == generation:
-        yield from _in_force(state, sent, step, now_s)
-    member.join(step)
+    if isinstance(event, MemberDone) and state.is_to_follow(event.member):
+        member.step = event.step  # it has followed to the end
+        return
+    first_step = event.step if isinstance(event, MemberDone) else event.first_step
+    change = sent.change if sent is not None else None
+    if sent is not None and isinstance(change, Meet) and change.generation == event.generation:
+        yield from _in_force(state, sent, first_step, now_s)
+    member.join(event.step if isinstance(event, MemberCaughtUp) else first_step)
     state.misses = 0
 
 
@@ -310,8 +322,8 @@ def _in_force(
         return
     outstanding.in_force, change = True, outstanding.change
     match change:
-        case Reshare(generation=generation):
-            state.formed().change_generation(generation, step)
+        case Reshare():
+            take_in(state, change, step)
         case Meet():
             become(state, change, step, now_s)
         case Extend(samples=samples):

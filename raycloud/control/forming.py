@@ -6,7 +6,7 @@ iterated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Command, Extend, Form, Meet, Notice, Record, Release, Reshare, Save
@@ -94,6 +94,8 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
         state.recovery = Recovery(detected_s=detected_s, cause=state.broken.why)
     state.broken = None
     state.group = (*left, *(member.number for member in new))
+    # Where the others have to wait for the state anyway, all take it that have none.
+    state.following = frozenset() if new else _who_follows(state, state.group)
     meet = state.within()
     gone = tuple(m.number for m in state.present() if m.joined and m.number not in meet)
     for number in gone:  # too many, or they were to leave and the others went on without them
@@ -106,8 +108,8 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     newest = _withdraw(state)
     state.halt_sent = state.halted = state.met = False
     state.generation = state.formed_as = state.sound_from = newest + 1
-    state.groups = {state.generation: state.group}
-    state.shares = _fit(state, state.in_group())
+    state.groups = {state.generation: tuple(m.number for m in state.holders())}
+    state.shares = _fit(state, state.in_group(), state.following)
     state.drop_checkpoints()
     leaves = state.turns.leaving and any(m.leaving for m in state.in_group())
     if leaves and not who_may_stay(state):
@@ -125,12 +127,23 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
         shares=state.shares,
         step=state.formed().committed_step,
         settled=state.settled,
+        following=tuple(n for n in state.group if n in state.following),
     )
 
 
+def _who_follows(state: JobState, numbers: Iterable[int]) -> frozenset[int]:
+    """Those of these members that followed, and are not known to have caught up."""
+    return frozenset(n for n in numbers if n in state.following and not state.members[n].joined)
+
+
 def _who_goes_on(state: JobState) -> list[int]:
-    """Those that are left, by rank, and no more than may compute: who has the state and stays."""
+    """Those that are left, by rank, and no more than may compute: who has the state and stays.
+
+    The first rank is of one that has it.
+    """
     left = state.left()
+    if state.following:
+        left.sort(key=_who_follows(state, state.group).__contains__)
     if len(left) <= state.workers[1]:
         return left
 
@@ -170,25 +183,31 @@ def wait(state: JobState, now_s: float) -> Iterator[Command]:
 def next_meeting(state: JobState, now_s: float) -> Meet | None:
     """The generation to change to, as members join, leave or may not compute; None: stay.
 
-    Who is to leave does so if enough others are there.
+    Who is to leave does so if enough others are there. Who is new follows the others, with a share
+    of 0, until it has caught up; others wait that long before they come, too, and who follows
+    begins anew where one leaves meanwhile.
     """
     ready = spares(state)
     if not (ready or state.turns.leaving or len(state.group) > state.workers[1]):
         return None
-    new = [] if state.data_version else [m for m in ready if not m.leaving]
-    most = state.workers[1]
-    left = (who_may_stay(state) or _making_room(state, len(new)))[:most]
+    none = state.data_version > 0 or state.any_follows()
+    new = [] if none else [m for m in ready if not m.leaving]
+    most, behind = state.workers[1], _who_follows(state, state.group)
+    left = who_may_stay(state) or _making_room(state, len(new))
+    left = sorted(left, key=lambda m: m.number in behind)[:most]
     room = most - sum(not member.leaving for member in left)
     members = [*left, *new[: max(0, room)]]
     numbers = tuple(member.number for member in members)
     if numbers == state.group:
         return None
+    following = behind.intersection(numbers) | {m.number for m in members[len(left) :]}
     for member in members[len(left) :]:
         member.heard_s = now_s  # the others come to meet it
     return Meet(
         generation=state.generation + 1,
         members=numbers,
-        shares=_fit(state, members),
+        shares=_fit(state, members, following),
+        following=tuple(n for n in numbers if n in following),
     )
 
 
@@ -213,12 +232,13 @@ def become(state: JobState, meeting: Meet, step: int, now_s: float) -> None:
         member = state.members[number]
         if number not in before_it:
             state.hearing.begin(number)
-            member.step = step
+            member.step = max(member.step, step)  # it may be done already
         if member.state is MemberState.READY:
             member.enter(MemberState.ACTIVE, now_s)
         member.heard_s = now_s
-    state.groups[meeting.generation] = meeting.members
     state.group, state.shares = meeting.members, meeting.shares
+    state.following = frozenset(meeting.following)
+    state.groups[meeting.generation] = tuple(m.number for m in state.holders())
     state.generation = state.formed_as = meeting.generation
     state.formed().change_generation(meeting.generation, step)
     if state.resharing is not None:
@@ -233,12 +253,49 @@ def grown(epoch: int, samples: int, *, before: int) -> Notice:
     )
 
 
-def _fit(state: JobState, members: list[Member]) -> tuple[int, ...]:
-    """Shares of these members, by rank: as asked, and `auto` by what is known of their speeds."""
-    settings = state.settings
+def next_shares(state: JobState, now_s: float) -> Reshare | None:
+    """Shares for those that have caught up, or better ones, where they are worth it."""
+    if state.following:
+        return _share_out(state)
+    if state.resharing is None:
+        return None
+    step = state.formed().committed_step
+    shares = state.resharing.look(group=state.group, shares=state.shares, step=step, now_s=now_s)
+    return None if shares is None else Reshare(generation=state.generation + 1, shares=shares)
+
+
+def _share_out(state: JobState) -> Reshare | None:
+    caught_up = tuple(n for n in state.group if n in state.following and state.members[n].joined)
+    if not caught_up:
+        return None
+    following = _who_follows(state, state.group)
+    return Reshare(
+        generation=state.generation + 1,
+        shares=_fit(state, state.in_group(), following),
+        caught_up=caught_up,
+    )
+
+
+def take_in(state: JobState, change: Reshare, step: int) -> None:
+    """One member has changed to these shares at `step`: who caught up is as all others there."""
+    state.formed().change_generation(change.generation, step)
+    if change.caught_up:
+        state.following = state.following.difference(change.caught_up)
+        state.groups[change.generation] = tuple(m.number for m in state.holders())
+
+
+def _fit(state: JobState, members: list[Member], following: Container[int]) -> tuple[int, ...]:
+    """Shares of these members, by rank: as asked, and `auto` by what is known of their speeds.
+
+    Those that are `following` have none.
+    """
+    settings, computing = state.settings, [m for m in members if m.number not in following]
     if state.resharing is not None and len(members) > 1:
-        return state.resharing.fit(tuple(member.number for member in members))
-    return asked_shares(settings, [member.slot for member in members])
+        fitted = state.resharing.fit(tuple(member.number for member in computing))
+    else:
+        fitted = asked_shares(settings, [member.slot for member in computing])
+    shares = dict(zip((m.number for m in computing), fitted, strict=True))
+    return tuple(shares.get(member.number, 0) for member in members)
 
 
 def _seen(state: JobState, samples: int) -> None:

@@ -32,6 +32,7 @@ from raycloud.events import (
     Event,
     ExchangeBroken,
     GenerationFormed,
+    MemberCaughtUp,
     MemberDone,
     MemberFailed,
     MemberLeaving,
@@ -51,13 +52,14 @@ from raycloud.order import EpochSizes, Position
 
 if TYPE_CHECKING:
     from raycloud.control.outstanding import Outstanding
-    from raycloud.control.state import JobState
+    from raycloud.control.state import JobState, Member
 
 MemberEvent = (
     MemberSpawned
     | MemberReady
     | DataPreparing
     | DataPrepared
+    | MemberCaughtUp
     | ChangeApplied
     | StepsCommitted
     | PartWritten
@@ -227,7 +229,15 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
         trigger = (ChangeApplied, type(_outstanding(state, event).change))
     if trigger not in row:
         raise illegal(state, event, f"{member} is {member.state}")
-    return row[trigger]
+    return None if _echo(state, member, event) else row[trigger]
+
+
+def _echo(state: JobState, member: Member, event: Event) -> bool:
+    """A word of how far a newcomer has come where the others have gone on without it, or know."""
+    if member.joined or not isinstance(event, MemberCaughtUp | StepsCommitted):
+        return isinstance(event, MemberCaughtUp)
+    alone = isinstance(event, MemberCaughtUp) and not state.is_to_follow(member.number)
+    return alone or event.generation < state.sound_from
 
 
 def _outstanding(state: JobState, event: ChangeApplied) -> Outstanding:
@@ -253,7 +263,7 @@ def _check_of_member(state: JobState, event: MemberEvent) -> None:
             _check_done(state, event)
         case MemberSpawned() | MemberLost() | ExchangeBroken() | MemberFailed() | EvaluationPart():
             pass
-        case DataPreparing() | DataPrepared() | MemberLeaving():
+        case DataPreparing() | DataPrepared() | MemberLeaving() | MemberCaughtUp():
             pass
         case _:
             assert_never(event)

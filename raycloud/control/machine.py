@@ -306,7 +306,8 @@ class Control:
                 state.error = f"{state.losing + 1} times in step {step}: {state.error}"
             elif condition is Condition.PART_MISSING:
                 step = state.checkpoints.collecting[0]
-                lacking = state.checkpoints.missing(step, state.group)
+                holders = tuple(m.number for m in state.holders())
+                lacking = state.checkpoints.missing(step, holders)
                 state.error = f"the checkpoint of step {step} has no part of members {lacking}"
             yield from self._enter(row[condition], now_s)
         yield from effects.send_ahead(state, now_s)

@@ -102,6 +102,10 @@ class Recovery:
     lost: list[int] = field(default_factory=list)
 
 
+# Of a group, and those that follow: past which step so many of the first ranks are known to be.
+_Past = tuple[tuple[int, ...], frozenset[int], int, int]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Known:
     """What holds over all members, as long as none turns and the generation is the same."""
@@ -123,6 +127,8 @@ class JobState:
         hearing: Who answers calls.
         group: Members of the present generation, in order of rank.
         shares: Their micro-batches per step.
+        following: Those of them that had no state when they met, and have no share yet; once it is
+            known that one has caught up, it has `joined`.
         progress: None until the members have said how much data there is.
         data_samples: Samples of the newest data heard of; 0 before any.
         data_version: Its version.
@@ -132,7 +138,8 @@ class JobState:
         halted: A member has applied it: the run ends before its last step.
         settled: Number of the last change that is over, in force or withdrawn.
         formed_as: The generation as which the present group met first.
-        groups: Who met as each generation that one of `group_of` may be asked for.
+        groups: Who has divided checkpoints and measures as each generation that `group_of` may be
+            asked for: all that met and had the state.
         sound_from: Words of older generations do not count any more: they broke.
         met: It is known to have met.
         recovery: What befell members since the last step of all; None: nothing.
@@ -161,6 +168,7 @@ class JobState:
     members: dict[int, Member] = field(default_factory=dict)
     group: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
+    following: frozenset[int] = frozenset()
     generation: int = 0
     progress: Progress | None = None
     resharing: Resharing | None = None
@@ -199,7 +207,7 @@ class JobState:
     ended: set[int] = field(default_factory=set)
     turns: Turns = field(default_factory=Turns)
     _known: _Known | None = None
-    _past: tuple[tuple[int, ...], int, int] = ((), 0, 0)  # so many first ranks are past a step
+    _past: _Past = ((), frozenset(), 0, 0)
 
     def member(self, number: int) -> Member:
         """The member of this number.
@@ -220,6 +228,10 @@ class JobState:
         """Those of them that are to join those that compute, and do not yet: see `spare`."""
         return self._now().joining if self.progress is not None else ()
 
+    def any_follows(self) -> bool:
+        """Whether one of the group is not known to have the state, and is about to take it."""
+        return any(not self.members[number].joined for number in self.following)
+
     def any_gone(self) -> bool:
         """Whether a member of the present generation is gone."""
         return self._now().gone
@@ -235,16 +247,18 @@ class JobState:
         )
 
     def all_past(self, step: int) -> bool:
-        """Whether all of the present generation have committed `step`.
+        """Whether all of the present generation that do not follow have committed `step`.
 
         Steps only rise: who is found to be past it is not asked again.
         """
-        group, at, ranks = self._past
-        if group is not self.group or at != step:
-            group, ranks = self.group, 0
-        while ranks < len(group) and self.members[group[ranks]].step > step:
+        group, follow, at, ranks = self._past
+        if group is not self.group or follow is not self.following or at != step:
+            group, follow, ranks = self.group, self.following, 0
+        while ranks < len(group) and (
+            self.members[group[ranks]].step > step or group[ranks] in follow
+        ):
             ranks += 1
-        self._past = group, step, ranks
+        self._past = group, follow, step, ranks
         return ranks == len(group)
 
     def _now(self) -> _Known:
@@ -302,14 +316,26 @@ class JobState:
         """The members of the present generation, in no order."""
         return self._now().within
 
+    def is_to_follow(self, number: int) -> bool:
+        """Whether this member follows without the state, or is about to."""
+        change = self.outstanding.change if self.outstanding is not None else None
+        coming = change.following if isinstance(change, Meet) else ()
+        return not self.members[number].joined and (number in self.following or number in coming)
+
     def group_of(self, generation: int) -> tuple[int, ...]:
-        """Who computed as `generation`; shares may have changed since they met as an older one."""
+        """Who divided what was written as `generation`, which may be newer than their meeting."""
         met = max((g for g in self.groups if g <= generation), default=self.formed_as)
         return self.groups.get(met, self.group)
 
     def in_group(self) -> list[Member]:
         """Members of the present generation, in order of rank."""
         return [self.members[number] for number in self.group]
+
+    def holders(self) -> list[Member]:
+        """Those of them that do not follow: a step counts that all of these have committed."""
+        if not self.following:
+            return self.in_group()
+        return [m for m in self.in_group() if m.number not in self.following]
 
     def formed(self) -> Progress:
         """The progress, once a generation was told to form.

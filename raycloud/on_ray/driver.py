@@ -18,6 +18,7 @@ from raycloud.commands import (
     Publish,
     Record,
     Release,
+    Reshare,
     Spawn,
     TellRecovery,
 )
@@ -284,7 +285,7 @@ class Driver:
         for rank, member in enumerate(command.members):
             meeting = self._meeting_of(command, rank)
             self._fleet.form(member, replace(meeting, settled=command.settled))
-        self._write_plan(command)
+        self._write_plan(command.members, command.shares)
 
     def _prepare(self, command: Prepare) -> None:
         """Send a change ahead; to a `Meet`, members come while those of the present compute."""
@@ -292,6 +293,8 @@ class Driver:
         if not isinstance(coming, Meet):
             for member in command.members:
                 self._fleet.prepare(member, command.number, coming)
+            if isinstance(coming, Reshare) and coming.caught_up:
+                self._write_plan(command.members, coming.shares)
             return
         for rank, member in enumerate(coming.members):
             computes = command.number if member in command.members else None
@@ -299,7 +302,7 @@ class Driver:
             self._fleet.form(member, replace(meeting, settled=command.number, ahead=computes))
         for member in set(command.members) - set(coming.members):
             self._fleet.prepare(member, command.number, coming)
-        self._write_plan(coming)
+        self._write_plan(coming.members, coming.shares)
 
     def _meeting_of(self, formed: Form | Meet, rank: int) -> Meeting:
         if self._meeting is None:
@@ -307,11 +310,11 @@ class Driver:
         nodes = tuple(self._known.ready[member].node for member in formed.members)
         return self._meeting.of(formed, rank, nodes)
 
-    def _write_plan(self, formed: Form | Meet) -> None:
+    def _write_plan(self, members: tuple[int, ...], shares: tuple[int, ...]) -> None:
         """Keep what is predicted of this generation, to be held against what is measured."""
         job = self._session.job
-        readies = [self._known.ready[member] for member in formed.members]
-        elastic = job.elastic.model_copy(update={"shares": formed.shares})
+        readies = [self._known.ready[member] for member in members]
+        elastic = job.elastic.model_copy(update={"shares": shares})
         self._plan = make(
             job.model_copy(update={"elastic": elastic}),
             self._outside.inventory,

@@ -59,12 +59,19 @@ class Bucket:
 
     def _hold(self, flat: torch.Tensor) -> None:
         self.flat = flat
+        self.values, self.used, self.behind, self.slots = self.cut(flat)
+
+    def cut(
+        self, flat: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
+        """`values`, `used`, `behind` and `slots` of a message that is laid out as this one."""
         total, count = sum(self._sizes), len(self._sizes)
-        self.values, self.used, self.behind = flat.tensor_split((total, total + count))
-        self.slots = tuple(
+        values, used, behind = flat.tensor_split((total, total + count))
+        slots = tuple(
             part.view(parameter.shape)
-            for part, parameter in zip(self.values.split(self._sizes), self.parameters, strict=True)
+            for part, parameter in zip(values.split(self._sizes), self.parameters, strict=True)
         )
+        return values, used, behind, slots
 
 
 def lay_out(parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int) -> list[Bucket]:

@@ -141,6 +141,7 @@ class Life:
             min(self._replica.steps, config.only_steps or self._replica.steps),
             fuses=tuple(manifest.values["fuses"]) if manifest is not None else (),
             held=self._held,
+            address=config.address,
         )
         for split, prepared in self._arranged.supply.prepared.items():
             waited_s = self._waited_s if split == TRAIN else 0.0
@@ -161,7 +162,7 @@ class Life:
     def survivor(self) -> Survivor | None:
         """What the next driver is told; None before this member has the state of the training."""
         seat, ready = self._footing.seat, self._ready
-        if seat is None or ready is None:
+        if seat is None or ready is None or self._footing.lacking:
             return None
         number, coming = self._parts.changes.newest
         return Survivor(
@@ -229,8 +230,11 @@ class Life:
         before, self._met = self._met, (gradients, lane)
         self._replica.connect(gradients)
         leave(before or ())
-        loop = self._footing.stand(meeting, gradients, lane, abandoned)
-        loop.run()
+        try:
+            loop = self._footing.stand(meeting, gradients, lane, abandoned)
+            loop.run()
+        finally:
+            self._footing.let_go()
         if loop.next is not None:
             return loop.next
         self._parts.saver.wait()
@@ -287,6 +291,8 @@ class Life:
         )
 
     def _evaluate(self, step: int, seat: Seat) -> None:
+        if seat.part is None:
+            return
         last = step == seat.last_step
         states: dict[str, Any] = {}
         model = self._replica.model
@@ -297,12 +303,12 @@ class Life:
                 self._task,
                 model,
                 held_out,
-                rank=seat.rank,
-                size=seat.size,
+                rank=seat.part,
+                size=len(seat.holders),
             )
             states = {name: metric.state() for name, metric in metrics.items()}
         text = None
-        if last and seat.rank == 0:
+        if last and seat.part == 0:
             text = show(self._config.job, self._task, model)
         self._report(
             EvaluationPart(

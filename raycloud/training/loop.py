@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from raycloud.commands import Extend, Halt, Meet, Reshare, Save
 from raycloud.errors import InternalError, TaskError, TransportError
-from raycloud.events import ChangeApplied, GenerationFormed, Noticed
+from raycloud.events import ChangeApplied, Noticed
 from raycloud.spec.sizes import ring_bytes
 from raycloud.sync.lane import Lane, LaneReport
 from raycloud.sync.transport import Abandoned
@@ -80,7 +80,7 @@ class Loop:
         self._report()  # a step that was taken is one of the generation before
         parts = self._parts
         self._seat, self._lane, self._abandoned = seat, lane, abandoned
-        self._generation, self._broke, self.next = seat.generation, not planned, None
+        self._broke, self.next = not planned, None
         self.step, self.position = seat.step, seat.position
         self._schedule = Schedule(
             Piece(step=seat.step, generation=seat.generation, shares=seat.shares),
@@ -128,6 +128,10 @@ class Loop:
         self.owed = Owed(loss=0.0, own_weight=0.0, weight=computed.weight)
         self.step, self.position = self.step + 1, computed.after
 
+    def begin_anew(self) -> None:
+        """Others have gone on without this member: what it knows of its steps counts no more."""
+        self.owed, self.loss, self._computed = None, float("nan"), None
+
     def run(self) -> bool:
         """Compute until the last step, a halt, or the `next` generation.
 
@@ -160,7 +164,7 @@ class Loop:
 
     def save(self) -> None:
         """Checkpoint the state before the next step, unless that is done already."""
-        if self._saved_step == self.step:
+        if self._saved_step == self.step or self._seat.part is None:
             return
         self._saved_step = self.step
         self._report()
@@ -169,14 +173,14 @@ class Loop:
             "step": self.step,
             "epoch": self.position.epoch,
             "offset": self.position.offset,
-            "generation": self._generation,
+            "generation": self._seat.generation,
             "fuse": replica.fuse,
-            **(self._whole_values() if self._seat.rank == 0 else {}),
+            **(self._whole_values() if self._seat.part == 0 else {}),
         }
         self._parts.saver.save(
             step=self.step,
-            rank=self._seat.rank,
-            parts=self._seat.size,
+            rank=self._seat.part,
+            parts=len(self._seat.holders),
             tensors=replica.state.tensors(),
             values=values,
             generation=self._seat.generation,
@@ -207,7 +211,7 @@ class Loop:
         parts.replica.synchronize()
         self._computed = counted(
             work,
-            generation=self._generation,
+            generation=self._seat.generation,
             after=self._course.steps.after(work.span),
             weight=sums.weight,
             learning_rate=parts.replica.learning_rate,
@@ -215,11 +219,16 @@ class Loop:
             data_s=self._feed.waited_s - waited_s,
         )
         result = parts.replica.collect(self.step, self._abandoned)
-        loss = parts.replica.checked_loss(self.step)
+        loss, follows = parts.replica.checked_loss(self.step), parts.replica.following is not None
         parts.replica.commit(work)
         self._sums = None
-        self.owed = Owed(loss=loss, own_weight=weight, weight=sums.weight)
         self.position = self._computed.after
+        if result.agreed:
+            self._agree()
+        self.step += 1
+        if follows:  # it tells of no step that it has not committed with all others
+            return
+        self.owed = Owed(loss=loss, own_weight=weight, weight=sums.weight)
         self._tally.add(
             replace(
                 self._computed,
@@ -229,9 +238,6 @@ class Loop:
                 bytes_dense=ring_bytes(parts.replica.gradients.gradient_bytes, self._seat.size),
             )
         )
-        if result.agreed:
-            self._agree()
-        self.step += 1
 
     def _scale(self) -> float:
         return 1.0 / self._weighed().weight
@@ -300,19 +306,12 @@ class Loop:
             self.settle()
         self._report()
         match due.change:
-            case Reshare(generation=generation, shares=shares):
-                self._generation = generation
+            case Reshare():
+                self._seat = self._seat.reshared(due.change)
                 self._feed.close()  # what was collated ahead is for the old shares
                 self._feed = self._collating()
                 if self._seat.rank == 0:
-                    self._parts.report(
-                        GenerationFormed(
-                            generation=generation,
-                            members=self._seat.members,
-                            shares=shares,
-                            first_step=self.step,
-                        )
-                    )
+                    self._parts.report(replace(self._seat, step=self.step).formed)
             case Save() | Halt():
                 self.save()
             case Meet():

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from raycloud.sync.transport import Transport
     from raycloud.task import Task
     from raycloud.training.collate import Collate, Pass, StepWork
+    from raycloud.training.following import Following
 
 _MODEL_STREAM = 3
 _UPDATE_STREAM = 4
@@ -59,6 +60,8 @@ class Replica:
         kept: What is computed of the step that is to be committed next; None: nothing.
         computing: In the midst of `compute`, which waits for others only in short turns.
         longest_s: The most seconds that it has taken; None before the first time.
+        following: It has no state yet, and keeps what it would commit; None: it has.
+        settle: Called before anything changes; returns once that may be.
     """
 
     def __init__(
@@ -106,6 +109,8 @@ class Replica:
         self.computing = False
         self.longest_s: float | None = None
         self.kept: Kept | None = None
+        self.following: Following | None = None
+        self.settle: Callable[[], None] = lambda: None
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
 
     @property
@@ -220,6 +225,8 @@ class Replica:
         if self._broken is not None:
             raise self._broken
         began_s = self._clock.monotonic_s()
+        if self.following is not None:
+            self.following.catch_up(self.gradients.arrived)
         self.statistics.collect(abandoned)
         exchanged = self.gradients.collect(abandoned)
         exchange_s = self._clock.monotonic_s() - began_s
@@ -233,14 +240,23 @@ class Replica:
         return replace(exchanged, exchange_s=exchange_s)
 
     def commit(self, work: StepWork) -> None:
-        """The step counts."""
-        seed_compute(stream_seed(self._job.seed, _UPDATE_STREAM, work.span.step), self._device)
+        """The step counts; or it is kept, to be committed once the state is here."""
+        step, count = work.span.step, len(work.span.micro_batches)
+        self.kept = None
+        self.settle()
+        if self.following is not None:
+            self.following.keep(step, count)
+            return
+        self.update(step)
+        self.statistics.commit(count)
+        self.gradients.clear()
+
+    def update(self, step: int) -> None:
+        """Optimizer and schedule take the gradients that are there."""
+        seed_compute(stream_seed(self._job.seed, _UPDATE_STREAM, step), self._device)
         call("optimizer", self.optimizer.step)
         if self.scheduler is not None:
             call("scheduler", self.scheduler.step)
-        self.statistics.commit(len(work.span.micro_batches))
-        self.gradients.clear()
-        self.kept = None
 
     def suspend(self) -> None:
         """The step has to wait for another generation: what is computed of it is kept.

@@ -238,6 +238,18 @@ class RunningStatistics:
             buffer.copy_(mean if buffer.is_floating_point() else mean.round())
         self.settle()
 
+    @property
+    def sums(self) -> tuple[torch.Tensor, ...]:
+        """What `collect` has waited for; nothing writes to it any more."""
+        return tuple(self._flats)
+
+    def replay(self, sums: Sequence[torch.Tensor], count: int) -> None:
+        """`commit` such sums of an older step; those that are on their way are not disturbed."""
+        present, self._flats = self._flats, list(sums)
+        self.stage()
+        self.commit(count)
+        self._flats = present
+
     def discard(self) -> None:
         """The step does not count: back to where the averages stood."""
         self._bring_back()

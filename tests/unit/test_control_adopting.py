@@ -83,8 +83,13 @@ def test_one_that_had_just_come_counts_from_its_first_word():
     job, commands = taken({3: 5})
     assert only(c.Form, commands).members == (3, 4)
     job.on(report(job, 3, 5, 9, generation=7), 1.5)
-    job.on(report(job, 4, 7, 9, generation=7), 1.5)
-    assert job.committed_step == 9
+    job.on(report(job, 4, 7, 9, generation=7), 1.5)  # it may not have had the state
+    assert job.committed_step == 5
+    job.on(formed(job, 9), 1.6)
+    job.on(report(job, 3, 9, 10, generation=8), 1.7)
+    job.on(report(job, 4, 9, 10, generation=8), 1.7)
+    assert job.committed_step == 10
+    assert job.ledger.audit(through=job.position_at(10)).exact
 
 
 def test_words_of_what_the_driver_before_had_begun_change_nothing():

@@ -1,0 +1,150 @@
+"""A newcomer follows the others, and computes nothing, until it has caught up.
+
+It takes part in each exchange with nothing of its own, and keeps what the exchange brings. Once the
+state is here, as it was when the newcomer came, it commits what it has kept, step by step, while
+the others compute; each commit is bit for bit theirs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raycloud.sync.transport import Abandoned
+
+if TYPE_CHECKING:
+    import torch
+
+    from raycloud.training.replica import Replica
+    from raycloud.training.snapshot import Incoming
+
+_LEAST_STEPS = 2  # committed in each step of the others: one more than they do
+_LOOK_UP_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sums:
+    """What the exchange of a step has brought, its gradients clipped.
+
+    Attributes:
+        step: Which.
+        count: Micro-batches of the step.
+        gradients: The message of each bucket.
+        statistics: Those of the buffers that a forward pass changes.
+    """
+
+    step: int
+    count: int
+    gradients: tuple[torch.Tensor, ...]
+    statistics: tuple[torch.Tensor, ...]
+
+    @property
+    def bytes(self) -> int:
+        """How much memory they take."""
+        return sum(t.numel() * t.element_size() for t in (*self.gradients, *self.statistics))
+
+
+class Following:
+    """What a replica without the state has kept, and how it catches up.
+
+    What is kept is bounded: where there is no more room, the others wait in their exchange until
+    the state is here and all that was kept is committed.
+
+    Args:
+        replica: Whose; it has the state once `caught_up` is called.
+        incoming: The state as it is before the first step that is kept.
+        room_bytes: How much may be kept, and one step more.
+        abandoned: Says that the generation is over.
+        caught_up: Told the step that is to be committed next.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        incoming: Incoming,
+        *,
+        room_bytes: int,
+        abandoned: Callable[[], bool],
+        caught_up: Callable[[int], None],
+    ) -> None:
+        """Nothing is kept yet."""
+        self._replica, self._incoming = replica, incoming
+        self._room_bytes = room_bytes
+        self._abandoned, self._caught_up = abandoned, caught_up
+        self._kept: deque[Sums] = deque()
+        self._loaded = False
+
+    def keep(self, step: int, count: int) -> None:
+        """Keep a step of `count` micro-batches instead of committing it.
+
+        Afterwards the replica may have caught up.
+
+        Raises:
+            TransportError: The state will not come, or the generation was abandoned.
+        """
+        replica = self._replica
+        gradients, statistics = replica.gradients.sums(), replica.statistics.sums
+        replica.gradients.clear()
+        sums = Sums(step=step, count=count, gradients=gradients, statistics=statistics)
+        self._kept.append(sums)
+        if sum(one.bytes for one in self._kept) > self._room_bytes:
+            self._wait()
+        if self._loaded and len(self._kept) == 1:
+            self._commit()
+        if self._loaded and not self._kept:
+            self.close()
+            replica.following = None
+            self._caught_up(step + 1)
+
+    def catch_up(self, arrived: Callable[[], bool]) -> None:
+        """Commit what is kept, for as long as the others compute.
+
+        Args:
+            arrived: Says that their exchange is complete.
+
+        Raises:
+            TransportError: The state will not come.
+        """
+        if not self._load():
+            return
+        for done in range(len(self._kept)):
+            if done >= _LEAST_STEPS and arrived():
+                break
+            self._commit()
+
+    def close(self) -> None:
+        """The state is not waited for any more."""
+        self._incoming.close()
+
+    def _wait(self) -> None:
+        """There is no more room: the others have to wait."""
+        self._incoming.hurry()
+        while not self._incoming.whole(_LOOK_UP_S):
+            if self._abandoned():
+                raise Abandoned("the generation was abandoned before the state had come")
+        self._load()
+        while self._kept:
+            self._commit()
+
+    def _load(self) -> bool:
+        if not self._loaded and self._incoming.whole():
+            self._replica.state.load(*self._incoming.take())
+            self._replica.statistics.settle()
+            self._loaded = True
+        return self._loaded
+
+    def _commit(self) -> None:
+        """The oldest that is kept; an exchange under way is not disturbed."""
+        replica, sums = self._replica, self._kept.popleft()
+        replica.gradients.show(sums.gradients)
+        replica.update(sums.step)
+        replica.statistics.replay(sums.statistics, sums.count)
+        replica.gradients.clear()
+
+
+def room_bytes() -> int:
+    """How much may be kept: a quarter of the memory that nobody uses."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
