@@ -50,7 +50,8 @@ def told(seed: int, outcome: Outcome) -> list[str]:
     lines = [
         f"seed {seed}: {outcome.status} after {outcome.virtual_s:.0f} virtual seconds, "
         f"{outcome.befallen} faults, {outcome.starts} starts, {outcome.generations} generations, "
-        f"{outcome.recoveries} recoveries, {outcome.members} members, {outcome.apart:.1e} apart, "
+        f"{outcome.recoveries} recoveries, {outcome.members} members, "
+        f"{outcome.mistaken} given up that were well, {outcome.apart:.1e} apart, "
         f"digest {outcome.digest}"
     ]
     for wrong in outcome.wrong:

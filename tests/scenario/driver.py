@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _TURN_S = 0.2
 _PUBLISH_S = 0.1
 _SILENCE_S = 60.0
+_WELL_S = 10.0  # who was well for so long is well
 _ENDED = "its process has ended"
 
 
@@ -62,6 +63,7 @@ class Story:
         spawned: One past the newest member's number.
         generation: The newest.
         recoveries: How often training went on after a generation broke.
+        mistaken: How often a member was given up that was well.
         wrong: Which promises were broken.
     """
 
@@ -72,6 +74,7 @@ class Story:
     spawned: int = 0
     generation: int = -1
     recoveries: int = 0
+    mistaken: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def tell(self, line: str) -> None:
@@ -108,6 +111,7 @@ class Driver:
                 micro_batch=job.micro_batch,
                 shares=elastic.shares,
                 silence_s=_SILENCE_S,
+                saves=job.checkpoint.every_steps == "auto",
                 step=manifest.step if manifest else 0,
                 position=Position(epoch=manifest.epoch, offset=manifest.offset)
                 if manifest
@@ -164,6 +168,11 @@ class Driver:
         self.control.hear(self._fleet.heard())
         now_s = self._world.clock_s
         if self.finish is None and (lost := self.control.overdue(now_s)) is not None:
+            seat = self._fleet.seats.get(lost.member)
+            well = seat is not None and seat.answers
+            if well and self._world.now_s - seat.well_since_s > _WELL_S:
+                self._story.tell("! this member is well")
+                self._story.mistaken += 1
             self.take(lost)
         if self.finish is None:
             self._carry_out(self.control.tick(now_s))

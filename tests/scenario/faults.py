@@ -12,7 +12,6 @@ import numpy as np
 from raycloud.events import CapacityChanged, MemberLeaving
 from raycloud.order import stream_seed
 from raycloud.simulate.scenario import Kind
-from tests.scenario.task import STEPS
 
 if TYPE_CHECKING:
     from tests.scenario.driver import Driver, Story
@@ -38,6 +37,7 @@ _TOGETHER = 0.4  # the chance that another fault follows at once
 _SOON_S = 4.0
 _ALL = 0.1  # the chance that all die
 _NOTICE_S = 10.0
+_PATIENCE_S = 4.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,8 @@ class Blow:
         at_step: Once a member is to compute this step; -1: while they are building.
         after_s: So long after that.
         kind: What.
-        point: Whoever passes this point of its work next is hit; empty: whoever, and at once.
+        point: Whoever passes this point of its work next is hit; empty, or where nobody does
+            before long: whoever, and at once.
         many: How many are.
         lasts_s: For how long; of a jump, how far.
         notice_s: Who leaves says so before; None: without a word.
@@ -69,14 +70,14 @@ class Blow:
         return f"{self.kind} of {self.many}{where},{then} step {self.at_step}{lasts}"
 
 
-def script(seed: int, *, members: int, count: int = 10) -> tuple[Blow, ...]:
+def script(seed: int, *, members: int, steps: int, count: int) -> tuple[Blow, ...]:
     """So many faults by chance; often one in the recovery from another."""
     chance = np.random.Generator(np.random.PCG64(stream_seed(seed, 7)))
     often = np.array([share for share, _ in KINDS.values()])
     found: list[Blow] = []
     while len(found) < count:
         kind = list(KINDS)[int(chance.choice(len(often), p=often / often.sum()))]
-        at_step, after_s, points = int(chance.integers(-1, STEPS - 3)), 0.0, POINTS
+        at_step, after_s, points = int(chance.integers(-1, steps - 1)), 0.0, POINTS
         if found and chance.random() < _TOGETHER:
             at_step, after_s = found[-1].at_step, float(chance.uniform(0.0, _SOON_S))
             points = ("", "build", "meet", "met", "stand", "compute")
@@ -137,7 +138,13 @@ class Faults:
         if blow.point:
             self._story.tell(f"! armed: {blow}")
             self._armed.append(blow)
+            self._world.after(_PATIENCE_S, partial(self._give_up, blow))
         else:
+            self._befall(blow, None)
+
+    def _give_up(self, blow: Blow) -> None:
+        if blow in self._armed:
+            self._armed.remove(blow)
             self._befall(blow, None)
 
     def _befall(self, blow: Blow, first: Process | None) -> None:

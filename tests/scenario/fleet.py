@@ -36,6 +36,7 @@ class Seat(Process):
         member: The real one, once there is a place.
         micro_batch_s: How long a micro-batch takes it.
         last_words_s: Dead, and what it has said may still be heard until then.
+        well_since_s: Since when nothing keeps it from the driver.
         given_up: The driver does not want it any more, and could not end it.
         checked: The newest step at whose beginning its state was looked at.
     """
@@ -46,7 +47,7 @@ class Seat(Process):
         super().__init__(fleet.stage, config.member, node)
         self.fleet, self.config, self.micro_batch_s = fleet, config, fleet.speeds[node]
         self.calls: list[Callable[[Member], None]] = []
-        self.due_s = self.called_s = self.last_words_s = 0.0
+        self.due_s = self.called_s = self.last_words_s = self.well_since_s = 0.0
         self.on_its_way = self.given_up = False
         self.checked = -1
 
@@ -187,7 +188,7 @@ class Fleet:
         """The driver may reach a member again: what was said meanwhile is heard."""
         if not seat.answers:
             return
-        seat.due_s = self._world.clock_s + _POLL_S
+        seat.due_s, seat.well_since_s = self._world.clock_s + _POLL_S, self._world.now_s
         calls, seat.calls = seat.calls, []
         for act in calls:
             with self.stage.on_behalf_of(seat):

@@ -24,10 +24,12 @@ from tests.scenario.driver import Driver, Story
 from tests.scenario.faults import Blow, Faults, script
 from tests.scenario.fleet import Disk, Fleet, Seat
 from tests.scenario.stage import Instead, Process, Queue, Stage, Strand
-from tests.scenario.task import STEPS, apart, asked, same_steps, undisturbed
+from tests.scenario.task import apart, asked, same_steps, undisturbed
 from tests.scenario.wires import Wires
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from raycloud.checkpoint import Manifest
 
 TOLERANCE = 1e-9
@@ -38,7 +40,19 @@ _STARTS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What is trained by how many, and what befalls them."""
+    """What is trained by how many, and what befalls them.
+
+    Attributes:
+        seed: Of everything that is left to chance.
+        members: Most members, each on a machine of its own.
+        least: Fewest that it may run with.
+        norm: The model has batch statistics.
+        speeds: Seconds per micro-batch, by machine.
+        blows: What befalls them.
+        steps: The job's length.
+        every_steps: Steps between two checkpoints; `auto`: as they are worth it; None: at the end.
+        shares: `auto` or `equal`.
+    """
 
     seed: int
     members: int
@@ -46,10 +60,13 @@ class Scenario:
     norm: bool
     speeds: tuple[float, ...]
     blows: tuple[Blow, ...]
+    steps: int = 200
+    every_steps: int | str | None = 20
+    shares: str = "auto"
 
 
-def drawn(seed: int, *, count: int = 10) -> Scenario:
-    """By chance."""
+def drawn(seed: int, *, count: int = 10, steps: int = 200) -> Scenario:
+    """By chance: so many faults in so many steps."""
     chance = np.random.Generator(np.random.PCG64(stream_seed(seed, 8)))
     members = int(chance.integers(2, 6))
     base_s = float(chance.choice([0.01, 0.03, 0.08]))
@@ -59,7 +76,10 @@ def drawn(seed: int, *, count: int = 10) -> Scenario:
         least=int(chance.integers(1, max(1, members // 2) + 1)),
         norm=bool(chance.random() < 0.7),
         speeds=tuple(base_s * float(chance.choice([1.0, 1.3, 3.0])) for _ in range(members)),
-        blows=script(seed, members=members, count=count),
+        blows=script(seed, members=members, steps=steps, count=count),
+        steps=steps,
+        every_steps=(steps // 10, steps // 10, 7, "auto")[int(chance.integers(4))],
+        shares="auto" if chance.random() < 0.8 else "equal",
     )
 
 
@@ -68,6 +88,8 @@ class Outcome:
     """What came of it.
 
     Attributes:
+        befallen: How many faults befell it.
+        mistaken: How often a member was given up that was well.
         apart: The largest difference of an entry from the undisturbed run's.
         digest: Of the story.
         wrong: Which promises were broken.
@@ -80,6 +102,7 @@ class Outcome:
     generations: int
     recoveries: int
     befallen: int
+    mistaken: int
     apart: float
     digest: str
     story: list[str] = field(repr=False)
@@ -95,7 +118,14 @@ class _Run:
         self.faults = Faults(scenario.blows, self.stage, self.story)
         self.stage.passing = self._passes
         self.up = [True] * scenario.members
-        self.job = asked(norm=scenario.norm, members=scenario.members, least=scenario.least)
+        self.job = asked(
+            norm=scenario.norm,
+            steps=scenario.steps,
+            every_steps=scenario.every_steps,
+            least=scenario.least,
+            members=scenario.members,
+            shares=scenario.shares,
+        )
         self.starts = 0
         self.states: dict[int, dict[Seat, str]] = {}
 
@@ -115,6 +145,7 @@ class _Run:
             generations=self.story.generation + 1,
             recoveries=self.story.recoveries,
             befallen=self.faults.befallen,
+            mistaken=self.story.mistaken,
             apart=found,
             digest=self.world.log.digest(),
             story=self.story.told,
@@ -211,9 +242,9 @@ class _Run:
             wrong.append(f"the ledger is not exact: {audit}")
         if driver.finish is None or driver.finish.status != "finished":
             return
-        if step != STEPS:
-            wrong.append(f"finished after {step} steps, {STEPS} were asked for")
-        wanted = undisturbed(norm=self.scenario.norm)
+        if step != self.scenario.steps:
+            wrong.append(f"finished after {step} steps, {self.scenario.steps} were asked for")
+        wanted = self._wanted()
         for number in control.group:
             seat = fleet.seats.get(number)
             if seat is not None and seat.alive:
@@ -221,16 +252,19 @@ class _Run:
                 if not difference <= TOLERANCE:
                     wrong.append(f"{seat} is {difference:g} from the undisturbed run at the end")
 
+    def _wanted(self) -> dict[str, Tensor]:
+        return undisturbed(norm=self.scenario.norm, steps=self.scenario.steps)
+
     def _check_result(self) -> float:
         """The newest checkpoint is that of the end, and what an undisturbed run has there."""
         store = Disk(self.stage, self.story.folder)
         found = latest(store).manifest
-        if found is None or found.step != STEPS:
+        if found is None or found.step != self.scenario.steps:
             self.story.wrong.append(f"the newest checkpoint is {found and found.step}")
             return float("nan")
         tensors = load_tensors(store, found)
         model = {n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")}
-        difference = apart(model, undisturbed(norm=self.scenario.norm))
+        difference = apart(model, self._wanted())
         if not difference <= TOLERANCE:
             self.story.wrong.append(f"the checkpoint is {difference:g} from the undisturbed run")
         return difference

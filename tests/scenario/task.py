@@ -13,8 +13,6 @@ from raycloud.spec import Job
 from tests.lockstep import NetTask, job, plain_loop
 from tests.scenario.stage import here
 
-STEPS = 200
-EVERY_STEPS = 20
 _BUILD_S = (0.5, 4.0)
 
 
@@ -48,23 +46,30 @@ def _pass_by(point: str) -> None:
         strand.stage.pass_by(point)
 
 
-def asked(*, norm: bool, members: int, least: int) -> Job:
+def asked(
+    *,
+    norm: bool,
+    steps: int,
+    every_steps: int | str | None = None,
+    least: int = 1,
+    members: int = 1,
+    shares: str = "auto",
+) -> Job:
     """The job that all scenarios train."""
     return job(
         task=StagedTask,
         settings={"norm": norm},
-        steps=STEPS,
-        elastic={"min_workers": least, "max_workers": members},
-        checkpoint={"every_steps": EVERY_STEPS, "keep": 2},
+        steps=steps,
+        elastic={"min_workers": least, "max_workers": members, "shares": shares},
+        checkpoint={"every_steps": every_steps, "keep": 2},
     )
 
 
 @cache
-def undisturbed(*, norm: bool, backwards: bool = False) -> dict[str, Tensor]:
+def undisturbed(*, norm: bool, steps: int) -> dict[str, Tensor]:
     """Parameters and buffers of a single process that nothing befalls."""
-    task = StagedTask(norm=norm)
-    whole = asked(norm=norm, members=1, least=1)
-    return dict(plain_loop(whole, task, STEPS, backwards=backwards).state_dict())
+    alone = asked(norm=norm, steps=steps)
+    return dict(plain_loop(alone, StagedTask(norm=norm), steps).state_dict())
 
 
 def apart(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:

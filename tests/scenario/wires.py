@@ -27,7 +27,7 @@ _HEARS_S = (0.005, 0.3)  # from a connection's end to a peer's knowing
 _HEARS = 0.8  # the chance that a peer does
 _STANDS = 4  # the first exchanges of a lane say where all stand
 _LOOK_UP_S = 0.25
-_LATE_S = 1.0
+_LATE_S = (1.0, 3.0, 6.0, 12.0)  # what is on its way may still be written somewhere
 
 
 class Arrival:
@@ -162,8 +162,8 @@ class Group:
         for slot in self._slots:
             for arrival in slot.arrivals.values():
                 arrival.spoil()
-                if not arrival.done:
-                    world.after(_LATE_S, arrival.spoil)
+                for seconds in _LATE_S if not arrival.done else ():
+                    world.after(seconds, arrival.spoil)
                 if world.likely(_HEARS):
                     world.after(world.between(*_HEARS_S), partial(arrival.fail, why))
 
