@@ -27,21 +27,20 @@ _HEARS_S = (0.005, 0.3)  # from a connection's end to a peer's knowing
 _HEARS = 0.8  # the chance that a peer does
 _STANDS = 4  # the first exchanges of a lane say where all stand
 _LOOK_UP_S = 0.25
-_LATE_S = (1.0, 3.0, 6.0, 12.0)  # what is on its way may still be written somewhere
 
 
 class Arrival:
     """What one member waits for."""
 
-    def __init__(self, wires: Group, process: Process, tensor: torch.Tensor) -> None:
-        self._group, self._process, self._tensor = wires, process, tensor
+    def __init__(self, group: Group, tensor: torch.Tensor) -> None:
+        self.group, self._tensor = group, tensor
         self.done, self.why = False, ""
         self._waiting: Strand | None = None
 
     def wait(self, timeout_s: float) -> bool:
         if not self.done and not self.why:
             self._waiting = here()
-            self._group.stage.wait(timeout_s, self._group.point)
+            self.group.stage.wait(timeout_s, self.group.point)
             self._waiting = None
         if self.why:
             raise TransportError(self.why)
@@ -67,7 +66,7 @@ class Arrival:
 
     def _wake(self) -> None:
         if self._waiting is not None:
-            self._group.stage.wake(self._waiting)
+            self.group.stage.wake(self._waiting)
 
 
 @dataclass(eq=False)
@@ -83,8 +82,11 @@ class _Slot:
 class Group:
     """The connections among the members of a generation, for one purpose."""
 
-    def __init__(self, stage: Stage, purpose: str, processes: list[Process]) -> None:
-        self.stage, self._purpose, self._processes = stage, purpose, processes
+    def __init__(
+        self, stage: Stage, generation: int, purpose: str, processes: list[Process]
+    ) -> None:
+        self.stage, self.generation, self._purpose = stage, generation, purpose
+        self._processes = processes
         self._slots: list[_Slot] = []
         self._calls = [0] * len(processes)
         self._whole = 0  # exchanges that are on their way, or done
@@ -107,7 +109,8 @@ class Group:
             self._slots.append(_Slot())
         slot = self._slots[index]
         slot.given[rank], slot.source = tensor.clone(), source
-        arrival = slot.arrivals[rank] = Arrival(self, process, tensor)
+        arrival = slot.arrivals[rank] = Arrival(self, tensor)
+        process.awaited.append(arrival)
         if self.why:
             arrival.spoil()
             if self.stage.world.likely(_HEARS):
@@ -150,6 +153,10 @@ class Group:
             process.withheld.append(partial(self._deliver, slot, rank, result))
             return
         slot.arrivals[rank].arrive(result)
+        process.awaited = [arrival for arrival in process.awaited if not arrival.done]
+        for arrival in process.awaited:  # an exchange that was left behind may still write
+            if arrival.group.generation < self.generation:
+                arrival.spoil()
         if self._purpose == "gradients" and any(not a.done for a in slot.arrivals.values()):
             self.stage.passing(process, "delivered")
 
@@ -162,8 +169,6 @@ class Group:
         for slot in self._slots:
             for arrival in slot.arrivals.values():
                 arrival.spoil()
-                for seconds in _LATE_S if not arrival.done else ():
-                    world.after(seconds, arrival.spoil)
                 if world.likely(_HEARS):
                     world.after(world.between(*_HEARS_S), partial(arrival.fail, why))
 
@@ -213,7 +218,9 @@ class Wires:
             if gathering.why:
                 raise TransportError(gathering.why)
             if len(gathering.come) == size and not any(p.cut for p in gathering.come.values()):
-                gathering.groups = self._connect([gathering.come[r] for r in range(size)])
+                gathering.groups = self._connect(
+                    meeting.generation, [gathering.come[r] for r in range(size)]
+                )
             else:
                 self._stage.wait(_LOOK_UP_S, "meet")
                 if abandoned():
@@ -222,9 +229,9 @@ class Wires:
         gradients, lane = gathering.groups
         return Wire(gradients, meeting.rank, size), Wire(lane, meeting.rank, size)
 
-    def _connect(self, processes: list[Process]) -> tuple[Group, Group]:
-        gradients = Group(self._stage, "gradients", processes)
-        lane = Group(self._stage, "lane", processes)
+    def _connect(self, generation: int, processes: list[Process]) -> tuple[Group, Group]:
+        gradients = Group(self._stage, generation, "gradients", processes)
+        lane = Group(self._stage, generation, "lane", processes)
         if not all(process.alive for process in processes):
             gradients.cut("connection refused")
             lane.cut("connection refused")
