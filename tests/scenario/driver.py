@@ -27,6 +27,7 @@ from raycloud.errors import CheckpointError
 from raycloud.events import (
     CheckpointPublished,
     Event,
+    MemberFailed,
     MemberLost,
     Noticed,
     PartWritten,
@@ -49,6 +50,7 @@ _TURN_S = 0.2
 _PUBLISH_S = 0.1
 _SILENCE_S = 60.0
 _WELL_S = 10.0  # who was well for so long is well
+_FULL = "CheckpointError"  # the only one that a script gives cause for
 _ENDED = "its process has ended"
 
 
@@ -141,6 +143,8 @@ class Driver:
             if seat is not None and not seat.alive:
                 self._fleet.drop([event.member])
         self._tell("<", event)
+        if isinstance(event, MemberFailed) and event.error != _FULL:
+            self._story.wrong.append(f"member {event.member}: {event.error}: {event.message}")
         self._carry_out(self.control.on(event, self._world.clock_s))
 
     def _tell(self, sign: str, word: Event | Command) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from raycloud.checkpoint import latest
 from raycloud.checkpoint.payload import load_tensors
+from raycloud.errors import RaycloudError
 from raycloud.order import read_ledger, stream_seed
 from raycloud.simulate.world import World
 from raycloud.training import life, member, saver
@@ -213,12 +214,15 @@ class _Run:
         fleet = Fleet(self.stage, Wires(self.stage), speeds, self.up)
         driver = Driver(self.job, fleet, story, manifest)
         self.faults.driver, self.faults.fleet = driver, fleet
-        driver.start()
-        while driver.finish is None and not self.wrong:
-            if world.next_s > _UNTIL_S:
-                story.wrong.append(f"stuck in {driver.control.phase}: the run does not end")
-            else:
-                world.happen()
+        try:
+            driver.start()
+            while driver.finish is None and not self.wrong:
+                if world.next_s > _UNTIL_S:
+                    story.wrong.append(f"stuck in {driver.control.phase}: the run does not end")
+                else:
+                    world.happen()
+        except RaycloudError as error:  # control does not allow what has happened
+            story.wrong.append(f"{type(error).__name__}: {error}")
         self.faults.driver = self.faults.fleet = None
         if not self.wrong:
             self._check_start(driver, fleet, manifest)

@@ -108,13 +108,13 @@ class Group:
         while len(self._slots) <= index:
             self._slots.append(_Slot())
         slot = self._slots[index]
+        if self.why and self.stage.world.likely(_HEARS):
+            raise TransportError(self.why)
         slot.given[rank], slot.source = tensor.clone(), source
         arrival = slot.arrivals[rank] = Arrival(self, tensor)
         process.awaited.append(arrival)
         if self.why:
             arrival.spoil()
-            if self.stage.world.likely(_HEARS):
-                raise TransportError(self.why)
         elif process.cut:
             process.withheld.append(self.look)
         self.look()
