@@ -191,14 +191,15 @@ class _Run:
 
     def _check_state(self, seat: Seat) -> None:
         """Members that live and compute the same step have the same bits."""
+        if seat.given_up:
+            return
         tensors = seat.member._life._replica.state.tensors()
         own = digest((name, tensors[name]) for name in same_steps(tuple(tensors)))
         others = self.states.setdefault(seat.step, {})
         for other, found in others.items():
             if other.alive and not other.given_up and other.fleet is seat.fleet and found != own:
                 self.story.wrong.append(f"before step {seat.step} {seat} and {other} differ")
-        if not seat.given_up:
-            others[seat] = own
+        others[seat] = own
 
     def _start(self) -> str:
         world, story = self.world, self.story

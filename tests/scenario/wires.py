@@ -25,6 +25,7 @@ _TRAVELS_S = (0.002, 0.02)
 _OFTEN_SLOW = 0.1  # the chance of five times as long
 _HEARS_S = (0.005, 0.3)  # from a connection's end to a peer's knowing
 _HEARS = 0.8  # the chance that a peer does
+_LOST = 0.5  # the chance that what is on its way to a peer does not arrive
 _STANDS = 4  # the first exchanges of a lane say where all stand
 _LOOK_UP_S = 0.25
 
@@ -90,6 +91,7 @@ class Group:
         self._slots: list[_Slot] = []
         self._calls = [0] * len(processes)
         self._whole = 0  # exchanges that are on their way, or done
+        self._lost: set[int] = set()  # ranks that nothing reaches any more
         self.why = ""
 
     @property
@@ -149,6 +151,8 @@ class Group:
 
     def _deliver(self, slot: _Slot, rank: int, result: torch.Tensor) -> None:
         process = self._processes[rank]
+        if rank in self._lost:
+            return
         if process.cut:
             process.withheld.append(partial(self._deliver, slot, rank, result))
             return
@@ -161,11 +165,12 @@ class Group:
             self.stage.passing(process, "delivered")
 
     def cut(self, why: str) -> None:
-        """Nothing that has not arrived ever will; most who wait for it hear of that soon."""
+        """What is on its way reaches some and not others; most who wait hear of that soon."""
         world = self.stage.world
         if self.why:
             return
         self.why = why
+        self._lost = {rank for rank in range(len(self._processes)) if world.likely(_LOST)}
         for slot in self._slots:
             for arrival in slot.arrivals.values():
                 arrival.spoil()
