@@ -31,7 +31,9 @@ KINDS = {
     Kind.FULL: (1, 8.0),
 }
 # Where a process may be when it is hit; "" is wherever it is then.
-POINTS = ("", "compute", "lane", "gradients", "delivered", "commit", "save", "meet", "met", "stand")
+WORKING = ("compute", "lane", "gradients", "delivered", "commit", "save")
+MEETING = ("meet", "met", "stand", "take")
+POINTS = ("", *WORKING, *MEETING)
 OF_ONE = frozenset({Kind.DIE, Kind.FREEZE, Kind.BREAK, Kind.CUT})
 _TOGETHER = 0.4  # the chance that another fault follows at once
 _SOON_S = 4.0
@@ -80,7 +82,7 @@ def script(seed: int, *, members: int, steps: int, count: int) -> tuple[Blow, ..
         at_step, after_s, points = int(chance.integers(-1, steps - 1)), 0.0, POINTS
         if found and chance.random() < _TOGETHER:
             at_step, after_s = found[-1].at_step, float(chance.uniform(0.0, _SOON_S))
-            points = ("", "build", "meet", "met", "stand", "compute")
+            points = ("", "build", *MEETING, "compute")
         most = members if chance.random() < _ALL else max(1, members - 1)
         notice_s = float(chance.uniform(0.0, _NOTICE_S)) if chance.random() < 0.7 else None
         found.append(

@@ -53,6 +53,7 @@ class Scenario:
         steps: The job's length.
         every_steps: Steps between two checkpoints; `auto`: as they are worth it; None: at the end.
         shares: `auto` or `equal`.
+        alike: All members begin with the same parameters.
     """
 
     seed: int
@@ -64,6 +65,7 @@ class Scenario:
     steps: int = 200
     every_steps: int | str | None = 20
     shares: str = "auto"
+    alike: bool = True
 
 
 def drawn(seed: int, *, count: int = 10, steps: int = 200) -> Scenario:
@@ -122,6 +124,7 @@ class _Run:
         self.job = asked(
             norm=scenario.norm,
             steps=scenario.steps,
+            alike=scenario.alike,
             every_steps=scenario.every_steps,
             least=scenario.least,
             members=scenario.members,

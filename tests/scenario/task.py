@@ -17,13 +17,25 @@ _BUILD_S = (0.5, 4.0)
 
 
 class StagedTask(NetTask):
-    """Takes virtual time wherever it is called by a member, where something may befall that."""
+    """Takes virtual time wherever it is called by a member, where something may befall that.
+
+    Where members do not begin `alike`, those on other machines than the first begin otherwise.
+    """
+
+    def __init__(self, *, norm: bool, alike: bool = True) -> None:
+        super().__init__(norm=norm)
+        self.alike = alike
 
     def model(self) -> nn.Module:
         strand = here()
         if strand is not None:
             strand.stage.wait(strand.stage.world.between(*_BUILD_S), "build")
-        return super().model()
+        model = super().model()
+        if strand is not None and strand.process.node and not self.alike:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(strand.process.node)
+        return model
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         strand = here()
@@ -50,6 +62,7 @@ def asked(
     *,
     norm: bool,
     steps: int,
+    alike: bool = True,
     every_steps: int | str | None = None,
     least: int = 1,
     members: int = 1,
@@ -58,7 +71,7 @@ def asked(
     """The job that all scenarios train."""
     return job(
         task=StagedTask,
-        settings={"norm": norm},
+        settings={"norm": norm, "alike": alike},
         steps=steps,
         elastic={"min_workers": least, "max_workers": members, "shares": shares},
         checkpoint={"every_steps": every_steps, "keep": 2},

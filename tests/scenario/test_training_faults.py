@@ -15,11 +15,10 @@ from raycloud.training.kept import Kept
 from raycloud.training.replica import Replica
 from raycloud.training.statistics import RunningStatistics
 from tests.scenario.__main__ import told
-from tests.scenario.faults import POINTS, Blow
+from tests.scenario.faults import MEETING, POINTS, Blow
 from tests.scenario.run import TOLERANCE, Outcome, Scenario, drawn, play
 
 SEEDS = range(3)
-MEETING = ("meet", "met", "stand")
 SHORT = Scenario(
     seed=1,
     members=3,
@@ -86,7 +85,7 @@ def test_an_exchange_breaks_and_nobody_dies(kind: Kind, point: str, tmp_path: Pa
     assert outcome.befallen == 2
 
 
-@pytest.mark.parametrize("point", ["meet", "met", "stand", "build", "commit"])
+@pytest.mark.parametrize("point", [*MEETING, "build", "commit"])
 def test_two_in_one_recovery(point: str, tmp_path: Path) -> None:
     outcome = sound(
         hit(
@@ -99,6 +98,12 @@ def test_two_in_one_recovery(point: str, tmp_path: Path) -> None:
         tmp_path,
     )
     assert outcome.befallen == 3
+
+
+def test_members_that_begin_otherwise_take_the_first_ones_parameters(tmp_path: Path) -> None:
+    blow = Blow(at_step=-1, kind=Kind.BREAK, point="take")
+    outcome = sound(hit(blow, alike=False, seed=3), tmp_path)
+    assert (outcome.starts, outcome.generations, outcome.recoveries) == (1, 2, 1)
 
 
 def test_when_all_are_gone_the_checkpoint_is_gone_on_from(tmp_path: Path) -> None:

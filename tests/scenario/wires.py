@@ -26,22 +26,21 @@ _OFTEN_SLOW = 0.1  # the chance of five times as long
 _HEARS_S = (0.005, 0.3)  # from a connection's end to a peer's knowing
 _HEARS = 0.8  # the chance that a peer does
 _LOST = 0.5  # the chance that what is on its way to a peer does not arrive
-_STANDS = 4  # the first exchanges of a lane say where all stand
 _LOOK_UP_S = 0.25
 
 
 class Arrival:
     """What one member waits for."""
 
-    def __init__(self, group: Group, tensor: torch.Tensor) -> None:
-        self.group, self._tensor = group, tensor
+    def __init__(self, group: Group, tensor: torch.Tensor, point: str) -> None:
+        self.group, self._tensor, self._point = group, tensor, point
         self.done, self.why = False, ""
         self._waiting: Strand | None = None
 
     def wait(self, timeout_s: float) -> bool:
         if not self.done and not self.why:
             self._waiting = here()
-            self.group.stage.wait(timeout_s, self.group.point)
+            self.group.stage.wait(timeout_s, self._point)
             self._waiting = None
         if self.why:
             raise TransportError(self.why)
@@ -94,11 +93,11 @@ class Group:
         self._lost: set[int] = set()  # ranks that nothing reaches any more
         self.why = ""
 
-    @property
-    def point(self) -> str:
-        """What a member that waits here does."""
-        standing = self._purpose == "lane" and self._whole < _STANDS
-        return "stand" if standing else self._purpose
+    def _point(self, index: int, source: int | None) -> str:
+        """What a member does that waits for this exchange."""
+        if source is not None:
+            return "take"
+        return "stand" if self._purpose == "lane" and index == 0 else self._purpose
 
     def has(self, process: Process) -> bool:
         return process in self._processes
@@ -113,7 +112,7 @@ class Group:
         if self.why and self.stage.world.likely(_HEARS):
             raise TransportError(self.why)
         slot.given[rank], slot.source = tensor.clone(), source
-        arrival = slot.arrivals[rank] = Arrival(self, tensor)
+        arrival = slot.arrivals[rank] = Arrival(self, tensor, self._point(index, source))
         process.awaited.append(arrival)
         if self.why:
             arrival.spoil()
