@@ -40,6 +40,8 @@ _SOON_S = 4.0
 _ALL = 0.1  # the chance that all die
 _NOTICE_S = 10.0
 _PATIENCE_S = 4.0
+# From whom a member is cut off: mostly from all.
+_SIDES = (("peers", "driver"),) * 6 + (("driver",),) * 3 + (("peers",),)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,25 +200,20 @@ class Faults:
         world = self._world
         for seat in hit:
             begin_s = world.between(0.0, blow.lasts_s / 2) if seat is not hit[0] else 0.0
-            only_driver = world.likely(0.3)
-            world.after(begin_s, partial(self._part, seat, only_driver=only_driver))
+            sides = _SIDES[world.below(len(_SIDES))]
+            world.after(begin_s, partial(self._part, seat, sides))
             back_s = begin_s + blow.lasts_s * world.between(0.1, 1.0)
-            world.after(back_s, partial(self._join, seat, only_driver=only_driver))
+            world.after(back_s, partial(self._join, seat, sides))
 
-    def _part(self, seat: Seat, *, only_driver: bool) -> None:
-        self._story.tell(f"! {seat} is cut off" + (" from the driver" if only_driver else ""))
-        if only_driver:
-            seat.unheard += 1
-        else:
-            seat.cut += 1
+    def _part(self, seat: Seat, sides: tuple[str, ...]) -> None:
+        self._story.tell(f"! {seat} is cut off from {' and '.join(sides)}")
+        seat.cut += "peers" in sides
+        seat.unheard += "driver" in sides
 
-    def _join(self, seat: Seat, *, only_driver: bool) -> None:
-        if only_driver:
-            self._mend(seat, partial(_hear, seat))
-        else:
-            if self._world.likely(0.5):
-                seat.fleet.wires.reset(seat)
-            self._mend(seat, seat.reach)
+    def _join(self, seat: Seat, sides: tuple[str, ...]) -> None:
+        if "peers" in sides and self._world.likely(0.5):
+            seat.fleet.wires.reset(seat)
+        self._mend(seat, partial(_reach, seat, sides))
 
     def _mend(self, seat: Seat, mend: Callable[[], None]) -> None:
         self._story.tell(f"! {seat} is there again")
@@ -280,5 +277,7 @@ class Faults:
         self._stage.disk_full = False
 
 
-def _hear(seat: Seat) -> None:
-    seat.unheard -= 1
+def _reach(seat: Seat, sides: tuple[str, ...]) -> None:
+    seat.unheard -= "driver" in sides
+    if "peers" in sides:
+        seat.reach()

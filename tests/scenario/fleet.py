@@ -54,7 +54,7 @@ class Seat(Process):
     @property
     def answers(self) -> bool:
         """The driver's calls reach it."""
-        return self.alive and not (self.frozen or self.cut or self.unheard)
+        return self.alive and not (self.frozen or self.unheard)
 
     @property
     def step(self) -> int:

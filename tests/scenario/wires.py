@@ -25,6 +25,7 @@ _TRAVELS_S = (0.002, 0.02)
 _OFTEN_SLOW = 0.1  # the chance of five times as long
 _HEARS_S = (0.005, 0.3)  # from a connection's end to a peer's knowing
 _HEARS = 0.8  # the chance that a peer does
+_AT_ONCE = 0.5  # the chance that one that does, does so when it calls
 _LOST = 0.5  # the chance that what is on its way to a peer does not arrive
 _LOOK_UP_S = 0.25
 
@@ -91,6 +92,7 @@ class Group:
         self._calls = [0] * len(processes)
         self._whole = 0  # exchanges that are on their way, or done
         self._lost: set[int] = set()  # ranks that nothing reaches any more
+        self._hears: set[int] = set()  # those that know that it broke
         self.why = ""
 
     def _point(self, index: int, source: int | None) -> str:
@@ -109,13 +111,16 @@ class Group:
         while len(self._slots) <= index:
             self._slots.append(_Slot())
         slot = self._slots[index]
-        if self.why and self.stage.world.likely(_HEARS):
+        world = self.stage.world
+        if self.why and rank in self._hears and world.likely(_AT_ONCE):
             raise TransportError(self.why)
         slot.given[rank], slot.source = tensor.clone(), source
         arrival = slot.arrivals[rank] = Arrival(self, tensor, self._point(index, source))
         process.awaited.append(arrival)
         if self.why:
             arrival.spoil()
+            if rank in self._hears:
+                world.after(world.between(*_HEARS_S), partial(arrival.fail, self.why))
         elif process.cut:
             process.withheld.append(self.look)
         self.look()
@@ -169,11 +174,13 @@ class Group:
         if self.why:
             return
         self.why = why
-        self._lost = {rank for rank in range(len(self._processes)) if world.likely(_LOST)}
+        ranks = range(len(self._processes))
+        self._lost = {rank for rank in ranks if world.likely(_LOST)}
+        self._hears = {rank for rank in ranks if world.likely(_HEARS)} | {world.below(len(ranks))}
         for slot in self._slots:
-            for arrival in slot.arrivals.values():
+            for rank, arrival in slot.arrivals.items():
                 arrival.spoil()
-                if world.likely(_HEARS):
+                if rank in self._hears:
                     world.after(world.between(*_HEARS_S), partial(arrival.fail, why))
 
 
