@@ -111,7 +111,7 @@ def _written(state: JobState, event: PartWritten) -> Iterator[Command]:
     if state.saving is not None:
         state.saving.wrote(event.blocked_s, event.write_s)
     group = state.group_of(event.generation)
-    parts = state.checkpoints.add(event.step, event.member, event.part, group)
+    parts = state.checkpoints.add(event.step, event.member, event.part, group, event.generation)
     if parts is not None:
         yield Publish(step=event.step, parts=parts)
 
@@ -150,8 +150,9 @@ def _parts(
 def _left_early(state: JobState, member: Member, now_s: float) -> Iterator[Command]:
     """The others go on without it already: only a checkpoint may lack its part."""
     yield Release(members=(member.number,))
-    if state.checkpoints.collecting:
-        state.drop_checkpoints()
+    state.checkpoints.drop_before(state.formed_as)
+    if state.saving is not None:
+        state.saving.dropped()
     outstanding = state.outstanding
     if outstanding is not None and member.number in outstanding.members:
         outstanding.members = tuple(m for m in outstanding.members if m != member.number)
