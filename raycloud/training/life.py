@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -174,6 +175,7 @@ class Life:
                 state_digest=digest(tensors.items()),
                 node=self._config.node,
                 price_per_hour=self._config.price_per_hour,
+                pid=os.getpid(),
             )
         )
         if names := replica.statistics.changing:

@@ -225,6 +225,7 @@ class Loop:
                 self._computed,
                 norm=result.norm,
                 exchange_s=result.exchange_s + self._lane_s,
+                lane_s=self._lane_s,
                 bytes_sent=result.bytes_sent,
                 bytes_dense=ring_bytes(parts.replica.gradients.gradient_bytes, self._seat.size),
             )

@@ -177,7 +177,14 @@ def test_a_resume_takes_steps_back() -> None:
     assert summary.wall_s == 10.0 + 11.0  # not the time in between
     assert summary.generations == 2
     assert summary.recoveries == [
-        {"kind": "resumed", "t": 200.0, "step": 4, "steps_again": 1, "seconds": 5.0}
+        {
+            "kind": "resumed",
+            "t": 200.0,
+            "step": 4,
+            "steps_again": 1,
+            "seconds": 5.0,
+            "lost_steps": 1,
+        }
     ]
     assert summary.bytes_sent == 100 * (6 + 5 + 8 + 8)  # what was spent, also on steps taken back
     assert [step for step, _ in summary.loss_curve] == [1, 5, 12]
