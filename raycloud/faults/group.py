@@ -29,6 +29,7 @@ class Group:
         self.step = 0
         self.recovering = False
         self._generation = -1
+        self._sound = -1  # the newest one that followed a broken one
         self._ranks: tuple[int, ...] = ()
         self._have_state: set[int] = set()
         self._lost: set[int] = set()
@@ -40,16 +41,15 @@ class Group:
                 self._generation, self._ranks = event.generation, event.members
             case StepsCommitted():
                 self.step = max(self.step, event.last_step)
-                self._generation = max(self._generation, event.generation)
                 if event.last_step > event.first_step:
                     self._have_state.add(event.member)
             case MemberLost():
                 self._lost.add(event.member)
                 self.recovering |= event.member in self._ranks
             case ExchangeBroken():
-                self.recovering |= event.generation >= self._generation
+                self.recovering |= event.generation >= self._sound
             case Recovered():
-                self.recovering = False
+                self.recovering, self._sound = False, event.generation
             case _:
                 pass
 

@@ -122,6 +122,16 @@ def test_one_comes_during_the_recovery_from_another() -> None:
     assert scene.injector.left == ()
 
 
+def test_a_late_word_of_what_is_over_begins_no_recovery() -> None:
+    scene = Scene(Fault(action=Action.KILL, at_step=2, recovering=True))
+    broken = ExchangeBroken(member=1, generation=0, why="reset")
+    scene.see(Recovered(generation=1, lost=(), cause="", detected_s=0.0, resumed_s=1.0), broken)
+    scene.see(told(0, 2))
+    assert scene.done == []
+    scene.see(ExchangeBroken(member=2, generation=1, why="reset"))
+    assert scene.done == [(0, "kill")]
+
+
 def test_what_is_to_come_during_a_recovery_does_not_come_after_it() -> None:
     scene = Scene(Fault(action=Action.KILL, at_step=2, recovering=True))
     scene.see(MemberLost(member=1, reason=""))
