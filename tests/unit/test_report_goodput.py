@@ -67,8 +67,8 @@ def test_a_loss_and_the_way_back() -> None:
         (0.0, MemberSpawned(member=0)),
         (0.0, MemberSpawned(member=1)),
         (1.0, formed(0, 0, 1)),
-        (3.0, later(0, 0, 4, generation=0, wall_s=2.0, compute_s=1.5)),
-        (3.0, later(1, 0, 4, generation=0, wall_s=2.0, compute_s=1.5)),
+        (3.0, later(0, 0, 4, generation=0, wall_s=2.0, compute_s=1.2)),
+        (3.0, later(1, 0, 4, generation=0, wall_s=2.0, compute_s=1.2)),
         (6.0, MemberLost(member=1, reason="frozen")),
         # its exchange hung for 2 s, and it had computed another step before
         (6.1, later(0, 4, 5, generation=0, wall_s=3.1, compute_s=0.5, data_s=0.0, exchange_s=0.1)),
@@ -81,7 +81,7 @@ def test_a_loss_and_the_way_back() -> None:
     parts = fold(told)
     assert parts.recovering_s == pytest.approx((3.1 - 0.6) + (2.9 - 0.5))
     assert parts.lost_s == pytest.approx(3.0)
-    assert parts.computing_s == pytest.approx(1.5 + 1.5 + 0.5 + 0.5 + 0.9)
+    assert parts.computing_s == pytest.approx(1.2 + 1.2 + 0.5 + 0.5 + 0.9)
     assert parts.starting_s == pytest.approx(2.0)
     assert parts.whole_s == pytest.approx(12.0 + 6.0)
 
