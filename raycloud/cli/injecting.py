@@ -13,6 +13,7 @@ from raycloud.clock import SystemClock
 
 if TYPE_CHECKING:
     from raycloud.faults import Fault
+    from raycloud.on_ray.chaos import Where
     from raycloud.report.chaos import Outcome
     from raycloud.spec.job import Job
 
@@ -57,26 +58,20 @@ def chaos(
 ) -> None:
     """Run a job under faults, and hold what comes of it against the same job without them.
 
-    The faults are real: workers that this command has started are killed, frozen, told to leave and
-    cut off, on a Ray that it starts for itself. It says how far the parameters are apart, whether
-    each sample counted once, what each fault cost, and where the time went.
+    The faults are real: workers of this run, and no other processes, are killed, frozen, told to
+    leave and cut off. It says how far the parameters are apart, whether each sample counted once,
+    what each fault cost, and where the time went.
     """
     if (schedule is None) == (seed is None):
         raise typer.BadParameter(
             "give the faults: --schedule FILE, or --seed N to draw them", param_hint="--schedule"
         )
-    if address:
-        raise typer.BadParameter(
-            f"{address!r}: faults are injected on a Ray that is started here, and no other; leave "
-            "--address out, and unset RAY_ADDRESS",
-            param_hint="--address",
-        )
     with errors_told(debug=debug):
-        from raycloud.on_ray.chaos import prepared
+        from raycloud.on_ray.chaos import Where, prepared
 
         asked = prepared(load(job, overrides), steps)
         planned = _planned(asked, schedule, seed=seed, faults=faults)
-        outcome = _outcome(asked, planned, out, seed=seed)
+        outcome = _outcome(asked, planned, out, Where(address=address, seed=seed))
         if as_json:
             import json
 
@@ -100,13 +95,13 @@ def _planned(
     else:
         if job.steps is None:
             hint = "give the number of steps with --steps, or steps in the job"
-            raise SpecError("steps", None, "faults are drawn for a number of steps", hint=hint)
+            raise SpecError("steps", None, "they are drawn for a number of steps", hint=hint)
         found = drawn(seed or 0, faults=faults, steps=job.steps, workers=job.most_workers)
     check(found, workers=job.most_workers, steps=job.steps)
     return found
 
 
-def _outcome(job: Job, faults: tuple[Fault, ...], out: Path | None, *, seed: int | None) -> Outcome:
+def _outcome(job: Job, faults: tuple[Fault, ...], out: Path | None, where: Where) -> Outcome:
     """Run both, and keep what is known beside them."""
     from raycloud.errors import RunDirectoryError
     from raycloud.faults import schedule_text
@@ -130,7 +125,7 @@ def _outcome(job: Job, faults: tuple[Fault, ...], out: Path | None, *, seed: int
     kept.write_schedule(schedule_text(faults))
     say(f"the schedule is kept in {kept.schedule}; --schedule takes it again")
     telling = Telling(say=say, shown=lambda job: shown_plainly(job, clock, say))
-    outcome = under_faults(job, faults, kept.path, telling, seed=seed)
+    outcome = under_faults(job, faults, kept.path, telling, where=where)
     kept.write(outcome, outcome_page(outcome))
     say(f"the report is in {kept.page} and {kept.record}")
     return outcome

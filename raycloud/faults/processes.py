@@ -26,6 +26,11 @@ _SIGNALS: Mapping[Action, signal.Signals] = {
 }
 
 
+Ends = tuple[
+    str, str
+]  # of a connection: address and port here, and there, as the kernel lists them
+
+
 class Hands(Protocol):
     """What reaches the processes of a run's workers."""
 
@@ -72,17 +77,33 @@ class LocalHands:
 
     def harm(self, member: int, action: Action) -> None:
         """See `Hands.harm`."""
+        if action is Action.CUT:
+            others = [other for other in self._held if other != member]
+            self.cut(member, {ends for other in others for ends in self.ends(other)})
+        else:
+            signal.pidfd_send_signal(self._process(member)[1], _SIGNALS[action])
+
+    def ends(self, member: int) -> list[Ends]:
+        """The TCP connections of a worker, none where it is gone."""
+        return list(connections(self._process(member)[0]))
+
+    def cut(self, member: int, others: set[Ends]) -> None:
+        """End the connections of a worker to those whose connections these are.
+
+        Raises:
+            OSError: There is none, or this system does not allow it.
+        """
+        pid, descriptor = self._process(member)
+        found = [end for ends, end in connections(pid).items() if (ends[1], ends[0]) in others]
+        if not found:
+            raise ProcessLookupError("it has no connection to another worker now")
+        for end in found:
+            _shut(descriptor, end)
+
+    def _process(self, member: int) -> tuple[int, int]:
         if member not in self._held:
             raise ProcessLookupError("its process is not on this machine")
-        pid, descriptor = self._held[member]
-        if action is not Action.CUT:
-            signal.pidfd_send_signal(descriptor, _SIGNALS[action])
-            return
-        ends = list(connections(pid, [other for other, _ in self._held.values() if other != pid]))
-        if not ends:
-            raise ProcessLookupError("it has no connection to another worker now")
-        for end in ends:
-            _shut(descriptor, end)
+        return self._held[member]
 
     def thaw(self, member: int) -> None:
         """See `Hands.thaw`."""
@@ -100,21 +121,19 @@ class LocalHands:
         self._held.clear()
 
 
-def connections(pid: int, others: list[int]) -> Iterator[int]:
-    """Descriptors of a process that are TCP connections to one of the others, of this machine."""
-    here = dict(_sockets_of(pid))
-    there = {inode for other in others for inode, _ in _sockets_of(other)}
-    ours: dict[tuple[str, str], int] = {}
-    theirs: set[tuple[str, str]] = set()
+def connections(pid: int) -> dict[Ends, int]:
+    """The descriptors of a process that are TCP connections, by their ends."""
+    here, found = dict(_sockets_of(pid)), dict[Ends, int]()
     for name in ("tcp", "tcp6"):
-        for line in Path("/proc/net", name).read_text(encoding="ascii").splitlines()[1:]:
-            fields = line.split()
-            local, remote, state, inode = fields[1], fields[2], fields[3], fields[9]
+        try:
+            lines = Path(f"/proc/{pid}/net/{name}").read_text(encoding="ascii").splitlines()
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            break
+        for line in lines[1:]:
+            local, remote, state, inode = (line.split()[n] for n in (1, 2, 3, 9))
             if state == _ESTABLISHED and inode in here:
-                ours[local, remote] = here[inode]
-            elif state == _ESTABLISHED and inode in there:
-                theirs.add((remote, local))
-    yield from (end for ends, end in ours.items() if ends in theirs)
+                found[local, remote] = here[inode]
+    return found
 
 
 def _shut(process: int, descriptor: int) -> None:

@@ -14,12 +14,13 @@ from raycloud.errors import CheckpointError, RaycloudError, SpecError
 from raycloud.faults import Fault, Injector, LocalHands, check
 from raycloud.on_ray.run import train
 from raycloud.report.chaos import Bound, Outcome, bound_of
-from raycloud.report.chaos_sides import Side, side_of
+from raycloud.report.chaos_sides import side_of
 from raycloud.spec import Job, RunDirectory
 
 if TYPE_CHECKING:
     from raycloud.checkpoint.difference import Difference
     from raycloud.events import Event
+    from raycloud.faults import Hands
 
 _LEAST_WORKERS = 2
 
@@ -37,6 +38,19 @@ class Telling:
 
     say: Callable[[str], None]
     shown: Shown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Where:
+    """On which Ray it runs, and by chance or not.
+
+    Attributes:
+        address: A standing cluster; None: a Ray that is started here, for the time of it.
+        seed: What the faults were drawn from; None: they were read.
+    """
+
+    address: str | None = None
+    seed: int | None = None
 
 
 def prepared(job: Job, steps: int | None = None) -> Job:
@@ -67,16 +81,16 @@ def prepared(job: Job, steps: int | None = None) -> Job:
 
 
 def under_faults(
-    job: Job, faults: Sequence[Fault], directory: Path, telling: Telling, *, seed: int | None = None
+    job: Job, faults: Sequence[Fault], directory: Path, telling: Telling, *, where: Where
 ) -> Outcome:
-    """Run a job undisturbed and under faults, on a Ray that is started here.
+    """Run a job undisturbed and under faults.
 
     Args:
         job: What `prepared` has made.
         faults: What is to happen.
         directory: Both runs are kept in it.
         telling: How it is told.
-        seed: What the faults were drawn from, for the report.
+        where: On which Ray, and what the faults were drawn from.
 
     Raises:
         RaycloudError: The undisturbed run failed.
@@ -89,23 +103,25 @@ def under_faults(
     placed = job.model_copy(
         update={"elastic": job.elastic.model_copy(update={"min_workers": job.most_workers})}
     )
-    clock, places = SystemClock(), Places(directory)
-    with attached(placed, None):
+    places, address = Places(directory), where.address
+    with attached(placed, address):
         telling.say("the undisturbed run")
-        _train(job, places.undisturbed, telling)
+        _train(job, places.undisturbed, telling, address)
         telling.say("the run under faults")
-        injector = Injector(faults, LocalHands(), clock, telling.say)
+        injector = Injector(faults, _hands(address), SystemClock(), telling.say)
         error = None
         try:
             with injector.at_work():
-                _train(job, places.disturbed, telling, injector.see)
+                _train(job, places.disturbed, telling, address, injector.see)
         except RaycloudError as found:  # it is what this is to find out
             error = found.message
         undisturbed, disturbed = side_of(places.undisturbed), side_of(places.disturbed, error)
-        apart, bound = _held(job, places, undisturbed, disturbed, telling)
+        apart = bound = None
+        if undisturbed.status == disturbed.status == "finished":
+            apart, bound = _held(job, places, telling, address)
     return Outcome(
         job=job.name,
-        seed=seed,
+        seed=where.seed,
         workers=job.most_workers,
         undisturbed=undisturbed,
         disturbed=disturbed,
@@ -114,6 +130,15 @@ def under_faults(
         hits=tuple(injector.hits),
         left=injector.left,
     )
+
+
+def _hands(address: str | None) -> Hands:
+    """On a Ray that is started here all workers are on this machine."""
+    if address is None:
+        return LocalHands()
+    from raycloud.on_ray.hands import RayHands
+
+    return RayHands()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +164,9 @@ class Places:
 
 
 def _held(
-    job: Job, places: Places, undisturbed: Side, disturbed: Side, telling: Telling
+    job: Job, places: Places, telling: Telling, address: str | None
 ) -> tuple[Difference | None, Bound | None]:
     """How far the two are apart, and what that is held to."""
-    if (undisturbed.status, disturbed.status) != ("finished", "finished"):
-        return None, None
     try:
         apart = _difference(places.undisturbed, places.disturbed)
     except CheckpointError as error:
@@ -153,7 +176,7 @@ def _held(
         return apart, bound_of(apart.precision)
     telling.say(f"a run by one worker, to see what rounding does in {apart.precision}")
     alone = job.elastic.model_copy(update={"min_workers": 1, "max_workers": 1, "shares": "auto"})
-    _train(job.model_copy(update={"elastic": alone}), places.alone, telling)
+    _train(job.model_copy(update={"elastic": alone}), places.alone, telling, address)
     other = _difference(places.undisturbed, places.alone)
     return apart, bound_of(apart.precision, other.largest)
 
@@ -166,7 +189,11 @@ def _difference(one: Path, other: Path) -> Difference:
 
 
 def _train(
-    job: Job, place: Path, telling: Telling, see: Callable[[Event], None] | None = None
+    job: Job,
+    place: Path,
+    telling: Telling,
+    address: str | None,
+    see: Callable[[Event], None] | None = None,
 ) -> None:
     with ExitStack() as stack:
         shown = stack.enter_context(telling.shown(job))
@@ -176,4 +203,4 @@ def _train(
                 see(event)
             shown(event)
 
-        train(job, run_dir=place, observer=observer)
+        train(job, run_dir=place, address=address, observer=observer)

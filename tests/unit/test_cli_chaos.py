@@ -40,9 +40,9 @@ def ran(monkeypatch: pytest.MonkeyPatch, outcome: Outcome) -> list[Any]:  # noqa
     seen: list[Any] = [outcome]
 
     def under_faults(
-        asked: Job, faults: Sequence[Fault], directory: Path, telling: Any, *, seed: int | None
+        asked: Job, faults: Sequence[Fault], directory: Path, telling: Any, *, where: on_ray.Where
     ) -> Outcome:
-        seen[1:] = [asked, faults, directory, seed]
+        seen[1:] = [asked, faults, directory, where]
         return seen[0]
 
     monkeypatch.setattr(on_ray, "under_faults", under_faults)
@@ -54,8 +54,9 @@ def test_faults_are_drawn_told_and_kept(job: Path, ran: list[Any], tmp_path: Pat
     code, told, notes = call(job, "--seed", 3, "--faults", 4, "--steps", 50, "--out", out)
     assert code == 0, notes
     assert told.startswith("rings: the run under faults is the undisturbed run\n")
-    _, asked, faults, directory, seed = ran
-    assert (asked.steps, asked.checkpoint.path, directory, seed) == (50, None, out, 3)
+    _, asked, faults, directory, where = ran
+    assert (asked.steps, asked.checkpoint.path, directory) == (50, None, out)
+    assert where == on_ray.Where(seed=3)
     assert load_schedule(out / "schedule.yaml") == faults
     assert len(faults) == 4
     for fault in faults:
@@ -71,7 +72,7 @@ def test_a_schedule_is_taken(job: Path, ran: list[Any], tmp_path: Path) -> None:
     assert code == 0
     assert json.loads(told)["format"] == 1
     assert ran[2] == load_schedule(file)
-    assert ran[4] is None
+    assert ran[4] == on_ray.Where()
 
 
 def test_what_is_not_proved_ends_with_1(job: Path, ran: list[Any], tmp_path: Path) -> None:
@@ -84,7 +85,6 @@ def test_what_is_not_proved_ends_with_1(job: Path, ran: list[Any], tmp_path: Pat
     [
         ([], "give the faults"),
         (["--seed", "1", "--schedule", "x.yaml"], "give the faults"),
-        (["--seed", "1", "--address", "10.0.0.1:6379"], "leave --address out"),
         (["--seed", "1", "--set", "elastic.max_workers=1"], "--set elastic.max_workers=3"),
         (["--seed", "1", "--set", "steps=null", "--set", "epochs=2"], "--steps"),
         (["--schedule", "nowhere.yaml"], "nowhere.yaml"),
@@ -99,10 +99,9 @@ def test_what_cannot_be_done_is_refused(
     assert len(ran) == 1
 
 
-def test_a_cluster_of_the_environment_is_refused(job: Path, ran: list[Any]) -> None:
-    code, _, notes = call(job, "--seed", 1, RAY_ADDRESS="10.0.0.1:6379")
-    assert (code, len(ran)) == (2, 1)
-    assert "RAY_ADDRESS" in notes
+def test_a_cluster_is_taken(job: Path, ran: list[Any], tmp_path: Path) -> None:
+    code, _, _ = call(job, "--seed", 1, "--out", tmp_path / "out", RAY_ADDRESS="10.0.0.1:6379")
+    assert (code, ran[4]) == (0, on_ray.Where(address="10.0.0.1:6379", seed=1))
 
 
 def test_a_place_that_is_taken_is_refused(job: Path, ran: list[Any], tmp_path: Path) -> None:
