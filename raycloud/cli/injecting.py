@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -125,7 +127,8 @@ def _outcome(job: Job, faults: tuple[Fault, ...], out: Path | None, where: Where
     kept.write_schedule(schedule_text(faults))
     say(f"the schedule is kept in {kept.schedule}; --schedule takes it again")
     telling = Telling(say=say, shown=lambda job: shown_plainly(job, clock, say))
-    outcome = under_faults(job, faults, kept.path, telling, where=where)
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints there that a worker has died
+        outcome = under_faults(job, faults, kept.path, telling, where=where)
     kept.write(outcome, outcome_page(outcome))
     say(f"the report is in {kept.page} and {kept.record}")
     return outcome

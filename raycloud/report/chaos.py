@@ -81,13 +81,19 @@ class Outcome:
         if hit.why:
             return None
         at_s = hit.t - self.disturbed.started_t
+        again_s = min((t for t in self._hits_on(hit.member) if t > at_s), default=math.inf)
         for pause in self.disturbed.pauses:
-            if hit.member in pause.lost:
+            if hit.member in pause.lost and pause.detected_s <= again_s:
                 return pause
             cut = hit.fault.action is Action.CUT and pause.resumed_s >= at_s
             if cut and -_EARLY_S <= pause.detected_s - at_s <= _SOON_S:
                 return pause
         return None
+
+    def _hits_on(self, member: int) -> list[float]:
+        """When a worker was harmed, in seconds from the run's start."""
+        started_t = self.disturbed.started_t
+        return [hit.t - started_t for hit in self.hits if hit.member == member and not hit.why]
 
     def to_record(self) -> dict[str, Any]:
         """JSON-ready values with the format number, without what looks like a secret."""

@@ -88,6 +88,13 @@ def test_what_is_proved_is_told(outcome: Outcome) -> None:
     assert lines[11].startswith("  computing ")
 
 
+def test_a_loss_is_of_the_last_that_was_done_to_a_worker(outcome: Outcome) -> None:
+    before = Hit(fault=Fault(action=Action.FREEZE, seconds=0.3), member=1, t=STARTED_T + 9, step=4)
+    both = replace(outcome, hits=(before, *outcome.hits))
+    assert both.pause_of(before) is None
+    assert both.pause_of(outcome.hits[0]) is not None
+
+
 def test_the_record_is_whole(outcome: Outcome, tmp_path: Path) -> None:
     place = Kept(tmp_path)
     place.write(outcome, outcome_page(outcome))
