@@ -31,6 +31,8 @@ _COLOURS = {
     "beside_s": "#8d939c",
 }
 _MARKS = {"kill": "#b94a4a", "freeze": "#3b73b9", "terminate": "#7a5aa6", "cut": "#c26a22"}
+_LOST, _STAYED, _PAUSE = "#d9a3a3", "#a9cfae", "#f6dfc4"
+_BARS = {"stayed or left": _STAYED, "lost": _LOST, "pause": _PAUSE}
 _WIDTH, _LEFT, _ROW = 900, 110, 24
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #22262b; background: #fcfcfa;
@@ -67,7 +69,7 @@ def outcome_page(outcome: Outcome) -> str:
         _table((escape(a), escape(b)) for a, b in facts if b),
         "<h2>The workers of the run under faults</h2>",
         _timeline(outcome),
-        _keys((name, colour) for name, colour in _MARKS.items()),
+        _keys((_BARS | _MARKS).items()),
         "<h2>Where the time went</h2>",
         _bars(outcome),
         _waterfall(outcome),
@@ -94,10 +96,10 @@ def _timeline(outcome: Outcome) -> str:
     shapes = []
     for pause in side.pauses:
         from_x, to_x = x(pause.detected_s), x(pause.resumed_s)
-        shapes.append(_box(from_x, 0, max(2.0, to_x - from_x), height - _ROW, "#f6dfc4"))
+        shapes.append(_box(from_x, 0, max(2.0, to_x - from_x), height - _ROW, _PAUSE))
     for life in side.lives:
         top, width = _ROW * rows[life.member], max(1.0, x(life.to_s) - x(life.from_s))
-        colour = "#d9a3a3" if life.lost else "#a9cfae"
+        colour = _LOST if life.lost else _STAYED
         shapes.append(_words(0, top + 16, f"member {life.member}"))
         shapes.append(_box(x(life.from_s), top + 6, width, _ROW - 12, colour))
     for hit in outcome.hits:

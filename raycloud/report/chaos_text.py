@@ -24,7 +24,7 @@ PARTS = (
     ("beside the steps", "beside_s"),
 )
 _WIDTH = 14
-_WIDEST = 300  # letters of a cause
+_WIDEST = 200  # letters of a line
 
 
 def outcome_text(outcome: Outcome) -> str:
