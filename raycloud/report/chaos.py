@@ -22,7 +22,7 @@ FORMAT = 1
 FLOAT64_BOUND = 1e-9
 TIMES = 3.0  # of what another order of summing makes, in numbers less precise than float64
 _SOON_S = 10.0  # a connection that was cut is noticed within this time
-_EARLY_S = 0.5  # or was, just before we knew what we had done
+_EARLY_S = 0.02  # two clocks differ by so much, at most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
