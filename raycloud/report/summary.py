@@ -46,7 +46,8 @@ class Summary:
         workers: Members of the last generation; `shares` are their micro-batches per step.
         generations: Generations formed, those of earlier sessions included.
         recoveries: What was lost and resumed: `kind`, `t` (unix seconds), `step`, `seconds` until
-            training went on (None: it did not), and more by kind.
+            training went on (None: it did not), `lost_steps`, and more by kind; where members went
+            on in place, `generation`, `cause`, `detected_s` and `resumed_s` as in `Recovered`.
         bytes_sent: Bytes that all members sent for the exchange of gradients; `bytes_dense`: what
             uncompressed exchanges would have sent.
         cpu_s: Processor seconds of all members' steps; with `compute_share`, `data_share` and

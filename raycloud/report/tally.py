@@ -288,7 +288,8 @@ class Tally:
                 self.recoveries.append({**lost, "reason": event.reason, "seconds": None})
             case Recovered():
                 seconds = event.resumed_s - event.detected_s
-                took = {"seconds": seconds, "lost_steps": event.lost_steps}
+                told = ("generation", "cause", "detected_s", "resumed_s", "lost_steps")
+                took = {"seconds": seconds, **{name: getattr(event, name) for name in told}}
                 if not event.lost:
                     anew = {"kind": "met anew", "t": t - seconds, "step": self.steps}
                     self.recoveries.append({**anew, "reason": event.cause, **took})

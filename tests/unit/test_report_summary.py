@@ -264,7 +264,8 @@ def test_a_lost_member_that_a_new_generation_replaces() -> None:
     summary = fold(entries)
     assert (summary.recoveries[0]["seconds"], summary.workers) == (0.5, 1)
     told = Recovered(generation=1, lost=(1,), cause="died", detected_s=10.0, resumed_s=10.75)
-    assert fold([*entries, (110.8, told)]).recoveries[0]["seconds"] == 0.75
+    (again,) = fold([*entries, (110.8, told)]).recoveries
+    assert (again["seconds"], again["lost_steps"], again["detected_s"]) == (0.75, 0, 10.0)
 
 
 def test_a_failed_member_is_the_error() -> None:
