@@ -96,7 +96,7 @@ def drawn(seed: int, *, faults: int, steps: int, workers: int) -> tuple[Fault, .
     """Faults by chance, in order; the same for the same arguments.
 
     They come between a twentieth and nine tenths of the steps, so that each can be recovered from,
-    and two workers are hit at once where there is a third.
+    and two workers are hit at once where there is a third, and nobody is recovered from.
     """
     chance = np.random.Generator(np.random.PCG64(stream_seed(seed, _STREAM)))
     shares = np.array(list(OFTEN.values()))
@@ -117,7 +117,7 @@ def drawn(seed: int, *, faults: int, steps: int, workers: int) -> tuple[Fault, .
                 action=action,
                 at_step=before.at_step if again and before is not None else step,
                 rank=int(chance.integers(0, 8)),
-                many=2 if together and workers > 2 else 1,  # noqa: PLR2004 - a pair, and one more
+                many=2 if together and not again and workers > 2 else 1,  # noqa: PLR2004 - and one more
                 seconds=seconds,
                 recovering=again,
             )

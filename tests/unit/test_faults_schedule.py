@@ -104,7 +104,7 @@ def test_all_kinds_are_drawn_and_pairs_only_where_a_third_is_left() -> None:
     faults = [f for seed in range(20) for f in drawn(seed, faults=10, steps=200, workers=3)]
     assert {fault.action for fault in faults} == set(Action)
     assert {fault.many for fault in faults} == {1, 2}
-    assert any(fault.recovering for fault in faults)
+    assert {fault.many for fault in faults if fault.recovering} == {1}  # or it might never come
     two = [f for seed in range(20) for f in drawn(seed, faults=10, steps=200, workers=2)]
     assert {fault.many for fault in two} == {1}
 
