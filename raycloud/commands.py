@@ -131,7 +131,11 @@ class Notice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TellRecovery:
-    """Say in the run's log that training goes on after a generation broke: see `Recovered`."""
+    """Say in the run's log that training goes on after a generation broke: see `Recovered`.
+
+    `lost_steps` is 0 in place: the next generation goes on where the furthest of its members is,
+    and a report that begins before a member's last one is refused.
+    """
 
     generation: int
     lost: tuple[int, ...]

@@ -34,6 +34,7 @@ from raycloud.events import (
     StopRequested,
 )
 from raycloud.report.data import DataTally, bad_text
+from raycloud.report.goodput import Goodput
 
 _SPENT_IN_STEPS = (
     "wall_s",
@@ -114,6 +115,7 @@ class Tally:
         self.learning_rate: float | None = None
         self.spent = Spent()
         self.data = DataTally()
+        self.goodput = Goodput()
         self.sessions: list[Session] = []
         self.points: list[Point] = []
         self.recoveries: list[dict[str, Any]] = []
@@ -150,6 +152,7 @@ class Tally:
         """Take in what happened at `t`; the new point of the loss curve, if this made one."""
         if self.session is not None and not isinstance(event, RunStarted):
             self.session.ended_t = t
+        self.goodput.add(t, event)
         match event:
             case RunStarted():
                 self._start(t, event)
@@ -207,7 +210,7 @@ class Tally:
             self._close_recoveries()
             again = max(0, self.steps - step)
             resumed = {"kind": "resumed", "t": t, "step": step, "steps_again": again}
-            self.recoveries.append({**resumed, "seconds": None})
+            self.recoveries.append({**resumed, "seconds": None, "lost_steps": again})
         self.points = [point for point in self.points if point.step <= step]
         self.steps, self.samples = self._base = (step, samples)
         if self.metrics_step is not None and self.metrics_step > step:
@@ -320,7 +323,8 @@ class Tally:
 
     def _recover(self, t: float, event: Recovered) -> None:
         seconds = event.resumed_s - event.detected_s
-        took = {"seconds": seconds, "lost_steps": event.lost_steps}
+        told = ("generation", "cause", "detected_s", "resumed_s", "lost_steps")
+        took = {"seconds": seconds, **{name: getattr(event, name) for name in told}}
         taken = [r for r in self.recoveries if r["kind"] == "taken over"][-1:]
         if taken and "lost_steps" not in taken[0]:
             taken[0].update(took)

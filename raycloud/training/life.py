@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -193,6 +194,7 @@ class Life:
             state_digest=digest(tensors.items()),
             node=self._config.node,
             price_per_hour=self._config.price_per_hour,
+            pid=os.getpid(),
         )
         self._report(self._ready)
         if names := replica.statistics.changing:

@@ -201,8 +201,7 @@ class Loop:
         parts, clock = self._parts, self._parts.clock
         waited_s = self._feed.waited_s
         work = self._feed.take()
-        began_s = clock.monotonic_s()
-        self._lane_s = 0.0
+        began_s, self._lane_s = clock.monotonic_s(), 0.0
         kept = parts.replica.kept
         weight = work.weight if kept is None else work.weight + kept.weight
         self._send_lane(weight=weight)
@@ -234,6 +233,7 @@ class Loop:
                 self._computed,
                 norm=result.norm,
                 exchange_s=result.exchange_s + self._lane_s,
+                lane_s=self._lane_s,
                 bytes_sent=result.bytes_sent,
                 bytes_dense=ring_bytes(parts.replica.gradients.gradient_bytes, self._seat.size),
             )

@@ -33,6 +33,7 @@ class Counted:
     collate_s: float = 0.0
     norm: float = float("nan")
     exchange_s: float = 0.0
+    lane_s: float = 0.0
     bytes_sent: int = 0
     bytes_dense: int = 0
 
@@ -110,6 +111,7 @@ class Tally:
             bytes_dense=sum(s.bytes_dense for s in steps),
             read_s=sum(s.read_s for s in steps),
             collate_s=sum(s.collate_s for s in steps),
+            lane_s=sum(s.lane_s for s in steps),
         )
         self._steps, self._losses = [], []
         self._since_s, self._cpu_s = now_s, cpu_s
