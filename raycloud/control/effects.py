@@ -20,23 +20,19 @@ from raycloud.commands import (
     Publish,
     Record,
     Release,
-    Reshare,
     Save,
     TellRecovery,
 )
 from raycloud.control.forming import (
-    become,
-    grown,
     know_speed,
     next_meeting,
     next_shares,
-    take_in,
 )
 from raycloud.control.growing import missed, prepare_for_leave
 from raycloud.control.outstanding import Outstanding
 from raycloud.control.state import Recovery
+from raycloud.control.switching import completed, in_force, switched
 from raycloud.control.tables import MemberState, Phase
-from raycloud.errors import InternalError
 from raycloud.events import (
     CapacityChanged,
     ChangeApplied,
@@ -64,7 +60,7 @@ from raycloud.events import (
     StepsCommitted,
     StopRequested,
 )
-from raycloud.order import commit_record, growth_record
+from raycloud.order import commit_record
 
 if TYPE_CHECKING:
     from raycloud.control.guards import JobEvent, MemberEvent
@@ -81,7 +77,7 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
             member.ready, member.node = event, event.node or member.node
             know_speed(state, event, now_s)
         case ChangeApplied():
-            yield from _applied(state, event, now_s)
+            yield from switched(state, event, now_s)
         case StepsCommitted():
             yield from _progressed(state, event, now_s)
         case PartWritten():
@@ -158,7 +154,7 @@ def _left_early(state: JobState, member: Member, now_s: float) -> Iterator[Comma
         outstanding.members = tuple(m for m in outstanding.members if m != member.number)
         if outstanding.everywhere:
             step = next(iter(outstanding.applied.values()), state.formed().committed_step)
-            yield from _completed(state, outstanding, step, now_s)
+            yield from completed(state, outstanding, step, now_s)
 
 
 def absorb_of_job(state: JobState, event: JobEvent) -> None:
@@ -269,7 +265,7 @@ def _joined(
     first_step = event.step if isinstance(event, MemberDone) else event.first_step
     change = sent.change if sent is not None else None
     if sent is not None and isinstance(change, Meet) and change.generation == event.generation:
-        yield from _in_force(state, sent, first_step, now_s)
+        yield from in_force(state, sent, first_step, now_s)
     member.join(event.step if isinstance(event, MemberCaughtUp) else first_step)
     state.misses = 0
 
@@ -285,69 +281,6 @@ def _recovered(state: JobState, generation: int, now_s: float) -> Iterator[Comma
             detected_s=recovery.detected_s,
             resumed_s=now_s - state.started_s,
         )
-
-
-def _applied(state: JobState, event: ChangeApplied, now_s: float) -> Iterator[Command]:
-    outstanding = state.outstanding
-    if outstanding is None:
-        raise InternalError(f"no change is outstanding: {event}")
-    yield from _in_force(state, outstanding, event.step, now_s)
-    outstanding.applied[event.member] = event.step
-    if outstanding.everywhere:
-        yield from _completed(state, outstanding, event.step, now_s)
-
-
-def _completed(
-    state: JobState, outstanding: Outstanding, step: int, now_s: float
-) -> Iterator[Command]:
-    """All have switched."""
-    match outstanding.change:
-        case Reshare(generation=generation, shares=shares):
-            state.generation, state.shares = generation, shares
-            if state.resharing is not None:
-                state.resharing.wait(step, now_s)
-        case Meet():
-            yield from _part_with(state, outstanding.members, now_s)
-        case Extend() | Halt() | Save():
-            pass
-        case _:
-            assert_never(outstanding.change)
-    state.settled, state.outstanding = outstanding.number, None
-
-
-def _in_force(
-    state: JobState, outstanding: Outstanding, step: int, now_s: float
-) -> Iterator[Command]:
-    """A member has applied it: from `step` on it holds for all. Known once, from the first word."""
-    if outstanding.in_force:
-        return
-    outstanding.in_force, change = True, outstanding.change
-    match change:
-        case Reshare():
-            take_in(state, change, step)
-        case Meet():
-            become(state, change, step, now_s)
-        case Extend(samples=samples):
-            before = state.formed().steps.sizes.most
-            epoch = state.formed().grow(samples, step)
-            yield Record(records=(growth_record(epoch, samples),))
-            yield grown(epoch, samples, before=before)
-        case Halt():
-            state.halted = True
-        case Save():
-            pass
-        case _:
-            assert_never(change)
-
-
-def _part_with(state: JobState, before: tuple[int, ...], now_s: float) -> Iterator[Command]:
-    """Who left has written all that was its part."""
-    stays = set(state.group)
-    gone = tuple(number for number in before if number not in stays)
-    for number in gone:
-        state.members[number].enter(MemberState.RELEASED, now_s)
-    if gone:
-        yield Release(members=gone)
 
 
 def _resume(state: JobState) -> str:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, assert_never
 from raycloud.commands import Change, Command, Notice, Spawn
 from raycloud.control import effects, forming, growing
 from raycloud.control.adopting import adopt
-from raycloud.control.guards import MemberEvent, holds, judge, unfit
+from raycloud.control.conditions import holds, unfit
+from raycloud.control.guards import MemberEvent, judge
 from raycloud.control.hearing import Hearing
 from raycloud.control.saving import Saving
 from raycloud.control.silence import overdue

@@ -114,15 +114,12 @@ class Driver:
         outlets: Outlets,
     ) -> None:
         """Decide how many members the machines hold."""
-        job = session.job
-        self._session = session
+        self._session, worker = session, session.job.resources.worker
         self._recorder, self._outlets = recorder, outlets
-        self._store = store
-        self._manifest = manifest
-        self._outside = Outside(nodes, job.resources.worker, session.directory, session.clock)
-        settings = settings_of(session, manifest, recorder.tally, self._outside.room)
-        self._control = Control(settings)
-        self._fleet = Fleet(job.resources.worker, session.clock, session.tenure)
+        self._store, self._manifest = store, manifest
+        outside = self._outside = Outside(nodes, worker, session.directory, session.clock)
+        self._control = Control(settings_of(session, manifest, recorder.tally, outside.room))
+        self._fleet = Fleet(worker, session.clock, session.tenure)
         self._sources = Sources(session)
         self._meeting: MeetingPlace | None = None
         self._known = _Known()
@@ -178,9 +175,9 @@ class Driver:
 
     def _turn(self) -> None:
         """Whatever has happened since the last turn."""
-        stop = self._session.stop
-        if self._session.tenure is not None:
-            self._session.tenure.check()
+        stop, tenure = self._session.stop, self._session.tenure
+        if tenure is not None:
+            tenure.check()
         if stop is not None and stop.reason is not None and not self._stop_sent:
             self._stop_sent = True
             self._pending.append(StopRequested(reason=stop.reason))

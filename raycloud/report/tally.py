@@ -331,9 +331,8 @@ class Tally:
         elif not event.lost:
             anew = {"kind": "met anew", "t": t - seconds, "step": self.steps}
             self.recoveries.append({**anew, "reason": event.cause, **took})
-        for recovery in self.recoveries:
-            if recovery.get("member") in event.lost:
-                recovery.update(took)
+        for recovery in (r for r in self.recoveries if r.get("member") in event.lost):
+            recovery.update(took)
 
     def _counts(self, member: int) -> bool:
         """Others than those that compute may come and go, and nobody is the worse for it."""
@@ -341,9 +340,8 @@ class Tally:
 
     def _close_recoveries(self) -> None:
         """What no generation followed was not recovered from: it ended the run."""
-        for recovery in self.recoveries:
-            if recovery["seconds"] is None:
-                recovery["ended_run"] = True
+        for recovery in (r for r in self.recoveries if r["seconds"] is None):
+            recovery["ended_run"] = True
 
 
 def _merged(a: Point, b: Point) -> Point:
