@@ -27,6 +27,7 @@ from raycloud.events import (
 )
 from raycloud.report.summary import read_summary
 from raycloud.spec import Job, dump_job
+from tests import live_data
 from tests.heads import START_S, TOKEN, Head
 from tests.live import (
     RAYCLOUD,
@@ -154,6 +155,31 @@ def test_worker_that_was_lost_meanwhile_is_replaced(head: Head, tmp_path: Path) 
     assert (len(started.taken_over), len(recovered.lost)) == (1, 1)
 
 
+def test_what_prepares_the_data_outlives_the_driver_too(head: Head, tmp_path: Path) -> None:
+    live_data.written(tmp_path / "data")
+    job = live_data.asked(
+        tmp_path, 2, task=f"{live_data.TASKS}:PacedPoints", steps=STEPS,
+        settings={"gate": str(tmp_path / "gate")}, data={"collators": 1},
+        checkpoint={"every_steps": 10 * STEPS},
+    )  # fmt: skip
+    run_dir = tmp_path / "run"
+    with _driver(head, tmp_path / "first", run_dir, job) as one:
+        wait_for("steps", lambda: _step(one, run_dir) >= 5, seconds=START_S)
+        actors = _actors(head)
+        assert len(actors) == 5  # with the keeper
+        one.process.kill()
+        one.code()
+    with _driver(head, tmp_path / "second", run_dir) as one:
+        wait_for("the next commit", lambda: _went_on(one, run_dir), seconds=START_S)
+        assert _actors(head) == actors
+        (tmp_path / "gate").touch()
+        assert one.code() == 0, one.err
+    assert exact_steps(run_dir) == STEPS
+    _check_words(run_dir)
+    assert of_kind(Noticed, events(run_dir)) == []
+    assert _left(head) == (0, [], CPUS)
+
+
 def test_nobody_comes_back_and_the_workers_end(head: Head, tmp_path: Path) -> None:
     elastic = {"min_workers": 2, "max_workers": 2, "shares": [5, 3], "orphan_s": ORPHAN_S}
     job = _job(tmp_path, elastic=elastic, checkpoint={"every_steps": 10})
@@ -173,6 +199,25 @@ def test_nobody_comes_back_and_the_workers_end(head: Head, tmp_path: Path) -> No
     with _driver(head, tmp_path / "second", run_dir) as one:
         assert one.code() == 0, one.err
         assert "going on from the checkpoint of step" in one.err
+    check_result(run_dir, job, Paced(), STEPS)
+
+
+def test_allowed_to_it_goes_on_or_begins_again(head: Head, tmp_path: Path) -> None:
+    """As `--restarts` asks for it; there is no checkpoint."""
+    job, run_dir, allow = _job(tmp_path), tmp_path / "run", ("--resume", "allow")
+    with _driver(head, tmp_path / "first", run_dir, job) as one:
+        wait_for("steps", lambda: _step(one, run_dir) >= 5, seconds=START_S)
+        one.process.kill()
+        one.code()
+    with _driver(head, tmp_path / "second", run_dir, job, more=allow) as one:
+        wait_for("the next commit", lambda: _went_on(one, run_dir), seconds=START_S)
+        one.process.kill()
+        one.code()
+    ended(dict.fromkeys(_keepers(head), "a keeper"), seconds=0)
+    (tmp_path / "gate").touch()
+    with _driver(head, tmp_path / "third", run_dir, job, more=allow) as one:
+        assert one.code() == 0, one.err
+    assert (run_dir / "unsaved-1/events.jsonl").exists()
     check_result(run_dir, job, Paced(), STEPS)
 
 
@@ -297,6 +342,13 @@ def _left(head: Head) -> tuple[int, list[Any], float]:
     )
     groups, names, cpus = json.loads(code.stdout.splitlines()[-1])
     return groups, names, cpus
+
+
+def _actors(head: Head) -> dict[int, str]:
+    """The processes of a run, by id."""
+    lines = processes_below(head.folder)
+    names = ("ray::KeeperActor", "ray::PipelineActor", "ray::CollatorActor", "ray::MemberActor")
+    return {pid: line.split(".")[0] for pid, line in lines.items() if line.startswith(names)}
 
 
 def _keepers(head: Head) -> list[int]:
