@@ -156,13 +156,13 @@ class GradientExchange:
         return all(work is None or work.wait(0.0) for work in self._works)
 
     def sums(self) -> tuple[torch.Tensor, ...]:
-        """Copies of the messages that `collect` has made the gradients."""
-        return tuple(bucket.flat.clone() for bucket in self.buckets)
+        """Copies, on the CPU, of the messages that `collect` has made the gradients."""
+        return tuple(bucket.flat.to("cpu", copy=True) for bucket in self.buckets)
 
     def show(self, sums: Sequence[torch.Tensor]) -> None:
         """Make such copies the parameters' `.grad`; an exchange under way is not disturbed."""
         for bucket, flat in zip(self.buckets, sums, strict=True):
-            _, used, _, slots = bucket.cut(flat)
+            _, used, _, slots = bucket.cut(flat.to(bucket.flat.device))
             _show(bucket, used, slots)
 
     def clip(self, norm: float, limit: float) -> None:

@@ -8,8 +8,10 @@ the others compute; each commit is bit for bit theirs.
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,6 +77,7 @@ class Following:
         self._room_bytes = room_bytes
         self._abandoned, self._caught_up = abandoned, caught_up
         self._kept: deque[Sums] = deque()
+        self._loading: Future[None] | None = None
         self._loaded = False
 
     def keep(self, step: int, count: int) -> None:
@@ -116,25 +119,43 @@ class Following:
             self._commit()
 
     def close(self) -> None:
-        """The state is not waited for any more."""
+        """The state is not waited for any more; nobody writes to the replica from here."""
         self._incoming.close()
+        if self._loading is not None:
+            wait([self._loading])
 
     def _wait(self) -> None:
         """There is no more room: the others have to wait."""
         self._incoming.hurry()
-        while not self._incoming.whole(_LOOK_UP_S):
+        while not self._load(_LOOK_UP_S):
             if self._abandoned():
                 raise Abandoned("the generation was abandoned before the state had come")
-        self._load()
         while self._kept:
             self._commit()
 
-    def _load(self) -> bool:
-        if not self._loaded and self._incoming.whole():
-            self._replica.state.load(*self._incoming.take())
+    def _load(self, timeout_s: float = 0.0) -> bool:
+        """Whether the replica has the state; it is read into it beside the steps of the others.
+
+        Nothing that is done without the state looks at it.
+        """
+        if self._loaded:
+            return True
+        if self._loading is None:
+            if self._incoming.whole(timeout_s):
+                self._loading = Future()
+                threading.Thread(target=self._read, args=(self._loading,), daemon=True).start()
+        elif wait([self._loading], timeout_s).done:
+            self._loading.result()
             self._replica.statistics.settle()
             self._loaded = True
         return self._loaded
+
+    def _read(self, loading: Future[None]) -> None:
+        try:
+            self._replica.state.load(*self._incoming.take())
+            loading.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - raised to who waits
+            loading.set_exception(error)
 
     def _commit(self) -> None:
         """The oldest that is kept; an exchange under way is not disturbed."""

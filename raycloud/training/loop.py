@@ -226,6 +226,7 @@ class Loop:
             self._agree()
         self.step += 1
         if follows:  # it tells of no step that it has not committed with all others
+            self._tally.begin()
             return
         self.owed = Owed(loss=loss, own_weight=weight, weight=sums.weight)
         self._tally.add(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from raycloud.sync.stream import Place
     from raycloud.training.state import ReplicaState
 
-_GIVE_WAY_S = 0.05  # for each chunk, at most: 20 MB/s go on while gradients travel
+_GIVE_WAY_S = 0.1  # for each chunk, at most: 10 MB/s go on while gradients travel
 _LOOK_UP_S = 0.005
 _LARGEST_BYTES = 2**40
 

@@ -240,12 +240,13 @@ class RunningStatistics:
 
     @property
     def sums(self) -> tuple[torch.Tensor, ...]:
-        """What `collect` has waited for; nothing writes to it any more."""
-        return tuple(self._flats)
+        """What `collect` has waited for, on the CPU; nothing writes to it any more."""
+        return tuple(flat.cpu() for flat in self._flats)
 
     def replay(self, sums: Sequence[torch.Tensor], count: int) -> None:
         """`commit` such sums of an older step; those that are on their way are not disturbed."""
-        present, self._flats = self._flats, list(sums)
+        present = self._flats
+        self._flats = [a.to(b.device) for a, b in zip(sums, present, strict=True)]
         self.stage()
         self.commit(count)
         self._flats = present

@@ -64,8 +64,11 @@ class Tally:
         self._steps: list[Counted] = []
         self._losses: list[tuple[float, float]] = []
         self._loss = float("nan")
-        self._since_s = clock.monotonic_s()
-        self._cpu_s = clock.cpu_s()
+        self.begin()
+
+    def begin(self) -> None:
+        """Seconds count from now on."""
+        self._since_s, self._cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
 
     @property
     def age_s(self) -> float:
