@@ -14,7 +14,7 @@ from raycloud.control.growing import spares, who_may_stay
 from raycloud.control.progress import Progress
 from raycloud.control.resharing import Resharing, asked_shares
 from raycloud.control.state import Recovery
-from raycloud.control.tables import MemberState
+from raycloud.control.tables import MemberState, Phase
 from raycloud.order import Ledger, growth_record, header_record, restore_record
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     state.meetings = state.meetings + 1 if same else 1
     if state.met or now_s - state.called_s >= state.settings.broken_s:  # else it is one incident
         state.losing += any(state.members[number].joined for number in lost)
+        state.unmet = 0 if state.met else state.unmet + 1
     state.called_s = now_s
     if state.broken is not None and state.recovery is None:
         detected_s = state.broken_s - state.started_s
@@ -171,6 +172,8 @@ def _withdraw(state: JobState) -> int:
 
 def wait(state: JobState, now_s: float) -> Iterator[Command]:
     """Too few are left: they keep processes and state, and others are asked for."""
+    for number in filter(state.here, state.ended):
+        state.members[number].enter(MemberState.LOST, now_s)
     lost = tuple(m.number for m in state.in_group() if m.gone)
     left = len(state.group) - len(lost)
     for member in state.in_group():
@@ -178,6 +181,15 @@ def wait(state: JobState, now_s: float) -> Iterator[Command]:
     what = f"{left} workers are left, at least {state.workers[0]} are needed: waiting for more"
     yield Notice(what=what, detail={"machines_hold": state.capacity})
     yield Release(members=lost)
+
+
+def note_ended(state: JobState, number: int, now_s: float) -> None:
+    """Whose process ends when it is done is not lost, but where it would have to meet again."""
+    if not state.here(number):
+        return
+    state.ended.add(number)
+    if state.phase is Phase.WAITING:
+        state.members[number].enter(MemberState.LOST, now_s)
 
 
 def next_meeting(state: JobState, now_s: float) -> Meet | None:

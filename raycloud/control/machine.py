@@ -195,8 +195,8 @@ class Control:
         event = self._tolerated(event)
         moves = judge(self._state, event)
         if moves is None:
-            if isinstance(event, MemberLost):  # it is not there to meet others again
-                self._state.ended.add(event.member)
+            if isinstance(event, MemberLost):
+                forming.note_ended(self._state, event.member, now_s)
             return ()
         self._state.now_s = now_s
         commands: list[Command] = []

@@ -38,7 +38,8 @@ class ControlSettings:
         broken_s: From the first word of a broken exchange to a new meeting, if nobody is found to
             be lost meanwhile.
         meetings: So often the same members meet anew without a step between; then the one whose
-            exchange broke is lost.
+            exchange broke is lost. After so many meetings that did not come about, it is not always
+            the one that is new who is lost.
         losing: After so many generations in a row that lost members, without a step between, the
             run ends: the step itself seems to be what ends them.
         saves: Checkpoints are asked for when they are worth it (see `saving`).

@@ -106,7 +106,8 @@ def _apart(state: JobState) -> MemberLost | None:
 def _idle(state: JobState, now_s: float) -> MemberLost | None:
     """When one member hangs, all others soon have nothing to report either.
 
-    The one heard least recently is named, and the reason lists all.
+    The one heard least recently is named, and the reason lists all. One that is new is named first,
+    until it is rather one of the others with whom no meeting comes about.
     """
     settings = state.settings
     least_s = min(settings.spawn_s, settings.form_s, settings.silence_s)
@@ -114,7 +115,8 @@ def _idle(state: JobState, now_s: float) -> MemberLost | None:
     late = [m for m in silent if now_s - m.heard_s > _limit_s(state, m)]
     if not late:
         return None
-    first = min(late, key=lambda m: (m.joined, m.heard_s, m.number))
+    trusted = state.unmet < settings.meetings
+    first = min(late, key=lambda m: (m.joined and trusted, m.heard_s, m.number))
     limit_s = _limit_s(state, first)
     if first.state is MemberState.SPAWNING:
         reason = f"not ready after {limit_s:g} s"

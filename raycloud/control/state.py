@@ -147,6 +147,7 @@ class JobState:
         broken_s: When it came.
         meetings: How often the present group has met since its last step.
         losing: How many generations in a row lost members, without a step between.
+        unmet: How many meetings in a row did not come about.
         called_s: When members were last called to meet.
         capacity: How many members the machines hold, as far as is known.
         next_member: The number of the next member that is asked for.
@@ -193,6 +194,7 @@ class JobState:
     broken_s: float = 0.0
     meetings: int = 1
     losing: int = 0
+    unmet: int = 0
     called_s: float = 0.0
     capacity: int = 0
     next_member: int = 0
