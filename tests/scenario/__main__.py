@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from tests.scenario.run import Outcome
 
 
+FAULTS = 10
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Play the seeds that are asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.scenario", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="of all that is left to chance")
     parser.add_argument("--seeds", help="FIRST:LAST, each of these but the last; no stories")
-    parser.add_argument("--faults", type=int, default=10, help="how many (default 10)")
+    parser.add_argument("--faults", type=int, default=FAULTS, help=f"how many (default {FAULTS})")
     asked = parser.parse_args(arguments)
     if asked.seeds is None:
         return _one(asked.seed, asked.faults, loud=True)
@@ -41,21 +44,23 @@ def _one(seed: int, faults: int, *, loud: bool) -> int:
         outcome = play(scenario, Path(folder))
     if loud:
         _say(*outcome.story)
-    _say(*told(seed, outcome), f"  {time.monotonic() - began_s:.1f} real seconds")
+    _say(*told(seed, outcome, faults), f"  {time.monotonic() - began_s:.1f} real seconds")
     return 1 if outcome.wrong else 0
 
 
-def told(seed: int, outcome: Outcome) -> list[str]:
+def told(seed: int, outcome: Outcome, faults: int = FAULTS) -> list[str]:
     """What came of it, in lines; with the command that repeats it where a promise was broken."""
     lines = [
         f"seed {seed}: {outcome.status} after {outcome.virtual_s:.0f} virtual seconds, "
         f"{outcome.befallen} faults, {outcome.starts} starts, {outcome.generations} generations, "
         f"{outcome.recoveries} recoveries, {outcome.members} members, "
         f"{outcome.mistaken} given up that were well, {outcome.apart:.1e} apart, "
-        f"digest {outcome.digest}"
+        f"digest {outcome.digest}",
+        *(f"BROKEN: {wrong}" for wrong in outcome.wrong),
     ]
-    for wrong in outcome.wrong:
-        lines += [f"BROKEN: {wrong}", f"repeat: python -m tests.scenario --seed {seed}"]
+    if outcome.wrong:
+        also = "" if faults == FAULTS else f" --faults {faults}"
+        lines.append(f"repeat: python -m tests.scenario --seed {seed}{also}")
     return lines
 
 

@@ -14,7 +14,7 @@ from raycloud.training import regroup
 from raycloud.training.kept import Kept
 from raycloud.training.replica import Replica
 from raycloud.training.statistics import RunningStatistics
-from tests.scenario.__main__ import told
+from tests.scenario.__main__ import main
 from tests.scenario.faults import MEETING, POINTS, Blow
 from tests.scenario.run import TOLERANCE, Outcome, Scenario, drawn, play
 
@@ -31,12 +31,12 @@ SHORT = Scenario(
 )
 
 
-def sound(scenario: Scenario, folder: Path) -> Outcome:
+def sound(scenario: Scenario, folder: Path, repeat: str = "") -> Outcome:
     """What comes of a scenario, in which no promise is broken."""
     before = threading.active_count()
     outcome = play(scenario, folder)
     assert not outcome.wrong, "\n".join(
-        [*outcome.story[-60:], *map(str, scenario.blows), *told(scenario.seed, outcome)]
+        [*outcome.story[-60:], *map(str, scenario.blows), *outcome.wrong, repeat]
     )
     assert outcome.status == "finished"
     assert outcome.apart <= TOLERANCE
@@ -50,7 +50,17 @@ def hit(*blows: Blow, **settings: object) -> Scenario:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_ten_faults_in_two_hundred_steps(seed: int, tmp_path: Path) -> None:
-    sound(drawn(seed), tmp_path)
+    sound(drawn(seed), tmp_path, f"repeat: python -m tests.scenario --seed {seed}")
+
+
+def test_a_broken_seed_is_told_with_the_command_that_repeats_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Replica, "commit", lambda self, work: None)
+    assert main(["--seed", "7", "--faults", "0"]) == 1
+    assert capsys.readouterr().out.splitlines()[-2] == (
+        "repeat: python -m tests.scenario --seed 7 --faults 0"
+    )
 
 
 def test_a_seed_gives_the_same_story_word_for_word(tmp_path: Path) -> None:
