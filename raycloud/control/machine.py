@@ -290,7 +290,7 @@ class Control:
                 step = state.formed().committed_step
                 state.error = f"{state.losing + 1} times in step {step}: {state.error}"
             elif condition is Condition.PART_MISSING:
-                step = state.checkpoints.collecting[0]
+                step = state.checkpoints.collecting(state.formed_as)[0]
                 lacking = state.checkpoints.missing(step, state.group)
                 state.error = f"the checkpoint of step {step} has no part of members {lacking}"
             yield from self._enter(row[condition], now_s)
