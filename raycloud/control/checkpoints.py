@@ -25,10 +25,9 @@ class Checkpoints:
     _publishing: set[int] = field(default_factory=set)
     _whole: int = -1  # step of the newest of which all parts were there
 
-    @property
-    def collecting(self) -> tuple[int, ...]:
-        """Steps of checkpoints of which a part is missing."""
-        return tuple(sorted(self._parts))
+    def collecting(self, generation: int) -> tuple[int, ...]:
+        """Steps of checkpoints of which a part is missing, divided among this one or newer ones."""
+        return tuple(sorted(step for step, g in self._divided.items() if g >= generation))
 
     @property
     def publishing(self) -> tuple[int, ...]:

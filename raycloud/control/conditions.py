@@ -36,6 +36,11 @@ def _all_done(state: JobState) -> bool:
     return all(state.members[number].state is MemberState.DONE for number in state.group)
 
 
+def _part_missing(state: JobState) -> bool:
+    """Who leaves may still be writing its part of an older one, which nobody needs any more."""
+    return bool(state.checkpoints.collecting(state.formed_as))
+
+
 def _too_few(state: JobState) -> bool:
     """Who is to stop may do so with fewer."""
     if state.progress is None:
@@ -77,7 +82,7 @@ _HOLDS: Final[Mapping[Condition, Callable[[JobState], bool]]] = {
     Condition.UNFIT: lambda state: _all_ready(state) and bool(unfit(state)),
     Condition.ALL_READY: _all_ready,
     Condition.STOPPED_TWICE: lambda state: state.stop_requests > 1,
-    Condition.PART_MISSING: lambda s: _all_done(s) and bool(s.checkpoints.collecting),
+    Condition.PART_MISSING: lambda s: _all_done(s) and _part_missing(s),
     Condition.ALL_DONE: _all_done,
     Condition.HALTED: lambda state: not state.checkpoints.publishing and state.halted,
     Condition.COMPLETE: lambda state: not state.checkpoints.publishing,

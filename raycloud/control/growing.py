@@ -127,8 +127,9 @@ def spares(state: JobState) -> list[Member]:
 
 
 def dismiss(state: JobState, now_s: float) -> Iterator[Command]:
-    """Nobody is going to join any more."""
-    yield from _let_go(state.joining(), now_s)
+    """Nobody is going to join any more, and who leaves owes nothing that counts."""
+    group = set(state.group)
+    yield from _let_go([m for m in state.present() if m.number not in group], now_s)
 
 
 def _let_go(members: Iterable[Member], now_s: float) -> Iterator[Command]:

@@ -306,7 +306,7 @@ class Control:
                 step = state.formed().committed_step
                 state.error = f"{state.losing + 1} times in step {step}: {state.error}"
             elif condition is Condition.PART_MISSING:
-                step = state.checkpoints.collecting[0]
+                step = state.checkpoints.collecting(state.formed_as)[0]
                 holders = tuple(m.number for m in state.holders())
                 lacking = state.checkpoints.missing(step, holders)
                 state.error = f"the checkpoint of step {step} has no part of members {lacking}"

@@ -149,7 +149,7 @@ class Goodput:
 
     def add(self, t: float, event: Event) -> None:
         """Take in what happened at `t`."""
-        if isinstance(event, RunStarted):
+        if isinstance(event, RunStarted) and not event.taken_over:
             self._start(event.resumed_from_step or 0)
         self._now_t = t
         match event:

@@ -51,6 +51,7 @@ _PUBLISH_S = 0.1
 _SILENCE_S = 60.0
 _WELL_S = 10.0  # who was well for so long is well
 _FULL = "CheckpointError"  # the only one that a script gives cause for
+_KNOWN = ("was lost", _FULL)  # why a start may fail
 _ENDED = "its process has ended"
 
 
@@ -203,8 +204,10 @@ class Driver:
                     self._soon(Recovered(**asdict(command)))
                 case Release(members=members):
                     self._fleet.drop(members)
-                case Finish():
+                case Finish(status=status, error=why):
                     self.finish = command
+                    if status != "finished" and not any(known in str(why) for known in _KNOWN):
+                        self._story.wrong.append(f"{status}, and no fault explains it: {why}")
                 case _:
                     raise AssertionError(f"a scenario does not know what {command} asks for")
 
