@@ -43,8 +43,8 @@ class Parts:
         recovering_s: Of those that went on: from the last step before a loss, or a broken
             connection, to the next one that was committed. What was computed of the step that broke
             is in it, also where it was kept.
-        lost_s: Thrown away: what a lost worker did after its last report, of which nothing is
-            known, and steps that a start from a checkpoint has taken back.
+        lost_s: Thrown away: what a lost worker did after its last report, or since its start, of
+            which nothing is known, and steps that a start from a checkpoint has taken back.
         starting_s: Until a worker's first step: its process, model and data, and the first meeting.
         beside_s: Checkpoints, held-out samples, changes between steps, the end.
     """
