@@ -20,6 +20,12 @@ from raycloud.control.tables import (
 if TYPE_CHECKING:
     from enum import StrEnum
 
+_BEGINNINGS = (
+    ("[*]", Phase.PLACING, "start"),
+    ("[*]", Phase.REGROUPING, "take_over"),
+    ("[*]", Phase.WAITING, "take_over of too few"),
+)
+
 _INTRO = """\
 # The state machine of a job
 
@@ -65,7 +71,7 @@ def render() -> str:
         [
             _INTRO,
             "## The job's phase\n",
-            _mermaid([("[*]", Phase.PLACING, "start"), *phases], FINAL),
+            _mermaid([*_BEGINNINGS, *phases], FINAL),
             "## A member's state\n",
             _mermaid([("[*]", MemberState.SPAWNING, "Spawn"), *members], GONE),
             _MEMBERS.format(gone=" or ".join(sorted(GONE))),
