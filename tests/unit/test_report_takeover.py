@@ -73,6 +73,10 @@ def test_nothing_is_taken_back_and_nothing_counts_twice() -> None:
             "step": 4,
             "seconds": 5.0,
             "members": [0, 1],
+            "generation": 1,
+            "cause": "the driver was gone",
+            "detected_s": 0.0,
+            "resumed_s": 5.0,
             "lost_steps": 0,
         }
     ]
