@@ -13,10 +13,14 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reshare:
-    """From the step at which it takes effect, compute these shares as this generation."""
+    """From the step at which it takes effect, compute these shares as this generation.
+
+    Members of `caught_up` followed until now: from then on they are as all others.
+    """
 
     generation: int
     shares: tuple[int, ...]
+    caught_up: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,13 +54,15 @@ class Extend:
 class Meet:
     """From the step at which it takes effect, be another generation: these members, these shares.
 
-    They meet ahead, while the present generation computes. Who leaves has nothing left to do then,
-    and who joins begins.
+    They meet ahead, while the present generation computes. Who leaves has nothing left to do then.
+    Those `following` have no state yet: they follow the others, with a share of 0, and take it from
+    them meanwhile.
     """
 
     generation: int
     members: tuple[int, ...]
     shares: tuple[int, ...]
+    following: tuple[int, ...] = ()
 
 
 Change = Reshare | Save | Halt | Extend | Meet
@@ -76,6 +82,7 @@ class Form:
 
     Members that have computed before know better than `step` where they go on. `settled` is the
     number of the last change that is over, in force or withdrawn; one after it is still to come.
+    `following` as in a `Meet`.
     """
 
     generation: int
@@ -83,6 +90,7 @@ class Form:
     shares: tuple[int, ...]
     step: int
     settled: int = 0
+    following: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +131,11 @@ class Notice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TellRecovery:
-    """Say in the run's log that training goes on after a generation broke: see `Recovered`."""
+    """Say in the run's log that training goes on after a generation broke: see `Recovered`.
+
+    `lost_steps` is 0 in place: the next generation goes on where the furthest of its members is,
+    and a report that begins before a member's last one is refused.
+    """
 
     generation: int
     lost: tuple[int, ...]

@@ -16,11 +16,12 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStarted:
-    """A run began, or went on from a checkpoint."""
+    """A run began, or went on from a checkpoint, or with members that outlived their driver."""
 
     job: str
     version: str
     resumed_from_step: int | None = None
+    taken_over: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +38,7 @@ class MemberReady:
 
     `fixed_s` and `micro_batch_s` are the fitted seconds of T(b) = fixed_s + b * micro_batch_s for b
     micro-batches; `state_digest` tells whether members start from the same parameters; `node` is
-    the id of the node that it runs on, and `price_per_hour` what that is labelled to cost.
+    the id of the node that it runs on as process `pid`, labelled to cost `price_per_hour`.
     """
 
     member: int
@@ -50,6 +51,7 @@ class MemberReady:
     state_digest: str = ""
     node: str = ""
     price_per_hour: float | None = None
+    pid: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,13 +173,23 @@ class ChangeApplied:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MemberCaughtUp:
+    """A member that has followed `generation` from `first_step` on has the state before `step`."""
+
+    member: int
+    generation: int
+    first_step: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepsCommitted:
     """One member's word that it committed steps [first_step, last_step).
 
     `epoch` and `offset` are the position after the last of them. `loss` is the weighted mean over
     the global batches of these steps, `weight` their summed weight, `grad_norm` that of the last
-    step. Seconds are sums over the steps: computing, waiting for data, waiting for the exchange;
-    beside them, in other threads, `read_s` of reading samples and `collate_s` of `Task.batch`.
+    step. Seconds are sums over the steps: computing, waiting for data, for the exchange (in that,
+    `lane_s`: for the control lane); in other threads, `read_s` of samples, `collate_s` of batches.
     Byte counts are this member's own, for the exchange of gradients alone: sent, and what an
     uncompressed exchange would have sent. Both follow from sizes and the ring's formula; what
     travels for BatchNorm and other changing buffers, and for the control lane, is left out.
@@ -205,6 +217,7 @@ class StepsCommitted:
     bytes_dense: int
     read_s: float = 0.0
     collate_s: float = 0.0
+    lane_s: float = 0.0
     skips: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -302,7 +315,7 @@ class Recovered:
 
     Seconds count from the run's start: `detected_s` when it was known that it broke, `resumed_s`
     when the next step was known to be committed, or that none was left. `lost_steps` were committed
-    before and had to be computed again.
+    before and had to be computed again: none in place, where what one has committed stands.
     """
 
     generation: int
@@ -323,28 +336,10 @@ class RunFinished:
 
 
 Event = (
-    RunStarted
-    | MemberSpawned
-    | MemberReady
-    | DataPreparing
-    | DataPrepared
-    | MemberLost
-    | MemberLeaving
-    | ExchangeBroken
-    | MemberFailed
-    | MemberDone
-    | GenerationFormed
-    | ChangeApplied
-    | StepsCommitted
-    | PartWritten
-    | CheckpointPublished
-    | EvaluationPart
-    | Evaluated
-    | StopRequested
-    | RangeChanged
-    | CapacityChanged
-    | DataGrew
-    | Noticed
-    | Recovered
-    | RunFinished
-)
+    RunStarted | MemberSpawned | MemberReady | DataPreparing | DataPrepared
+    | MemberLost | MemberLeaving | ExchangeBroken | MemberFailed | MemberDone
+    | GenerationFormed | MemberCaughtUp | ChangeApplied | StepsCommitted
+    | PartWritten | CheckpointPublished | EvaluationPart | Evaluated
+    | StopRequested | RangeChanged | CapacityChanged | DataGrew
+    | Noticed | Recovered | RunFinished
+)  # fmt: skip

@@ -19,6 +19,7 @@ from raycloud.control import Control, Phase
 from raycloud.control.hearing import Heard
 from raycloud.order import ledger_line
 from tests.control_events import committed, part, published, ready, stop
+from tests.control_following import Following
 from tests.control_scene import Body, Samples
 from tests.control_troubles import Troubles
 
@@ -28,7 +29,7 @@ PATIENCE_S = 2_000.0  # so long may a job wait for machines; then a person stops
 REPORT_S = 0.4
 
 
-class Fleet(Samples, Troubles):
+class Fleet(Samples, Following, Troubles):
     """Carries out commands, and feeds what happens back, in virtual time."""
 
     def __init__(self, scene):
@@ -38,6 +39,7 @@ class Fleet(Samples, Troubles):
         self.now_s, self.count = 0.0, 0
         self.queue, self.bodies = [], {}
         self.group, self.shares, self.step, self.running = (), (), scene.settings.step, False
+        self.following = ()  # those of the group that write nothing
         self.broken = False  # the exchange, until they meet anew
         self.clumsy = scene.clumsy
         self.generation = scene.settings.first_generation
@@ -117,9 +119,7 @@ class Fleet(Samples, Troubles):
         return self.scene.speeds[place % len(self.scene.speeds)]
 
     def form(self, command):
-        self.group, self.shares = command.members, command.shares
-        self.generation = self.formed_as = command.generation
-        self.groups.append(self.group)
+        self.meet(command)
         assert command.step <= self.step
         assert len(self.groups) > 1 or command.step == self.step
         self.running, self.broken, self.end = False, False, self.scene.steps
@@ -139,7 +139,9 @@ class Fleet(Samples, Troubles):
         for m in self.group:
             body = self.bodies[m]
             body.flushed_s, body.generation = self.now_s, self.generation
-            body.reported = self.step if body.reported is None else body.reported
+            if m not in self.following and body.reported is None:
+                body.reported = self.step
+        self.follow()
         self.tread()
 
     def hold(self, member, number):
@@ -184,6 +186,8 @@ class Fleet(Samples, Troubles):
             self.save()
         if self.step >= self.end:
             for m in self.group:
+                if m in self.following:
+                    self.flush(m)
                 done = e.MemberDone(member=m, step=self.step, generation=self.formed_as)
                 self.say(m, done)
             return
@@ -216,8 +220,11 @@ class Fleet(Samples, Troubles):
                 self.flush(m)
             self.say(m, e.ChangeApplied(member=m, change=number, step=self.step))
         match change:
-            case c.Reshare(generation=generation, shares=shares):
+            case c.Reshare(generation=generation, shares=shares, caught_up=caught_up):
                 self.generation, self.shares = generation, shares
+                assert all(self.bodies[m].reported is not None for m in caught_up)
+                self.following = tuple(m for m in self.following if m not in caught_up)
+                self.groups.append(self.holders())
             case c.Meet():
                 self.become(change)
             case c.Extend():
@@ -227,14 +234,11 @@ class Fleet(Samples, Troubles):
 
     def become(self, change):
         """The members that have met ahead go on as another generation."""
-        self.group, self.shares = change.members, change.shares
-        self.generation = self.formed_as = change.generation
-        self.groups.append(self.group)
-        for m in self.group:
-            body = self.bodies[m]
-            if body.reported is None:
-                body.reported, body.flushed_s = self.step, self.now_s
+        self.meet(change)
+        for m in self.holders():
+            assert self.bodies[m].reported is not None
         self.say(self.group[0], self.formed())
+        self.follow()
 
     def formed(self):
         return e.GenerationFormed(
@@ -246,6 +250,8 @@ class Fleet(Samples, Troubles):
 
     def flush(self, m):
         body = self.bodies[m]
+        if body.reported is None:
+            return
         word = committed(
             m,
             body.reported,
@@ -261,9 +267,9 @@ class Fleet(Samples, Troubles):
 
     def save(self):
         self.saved[self.step] = (self.position, tuple(sorted(self.in_force.items())))
-        for m in self.group:
+        for m in self.holders():
             self.flush(m)
-            word = part(m, self.step, generation=self.formed_as)
+            word = part(m, self.step, generation=self.generation)
             self.say(m, word, after_s=self.some_s())
 
     # ---- one run

@@ -37,7 +37,7 @@ class Body:
     """One simulated member."""
 
     outbox_s: float = 0.0  # its last word arrives then
-    reported: int | None = None  # None: it has not computed yet
+    reported: int | None = None  # None: it has no state yet
     micro_batches: int = 0
     compute_s: float = 0.0
     flushed_s: float = 0.0

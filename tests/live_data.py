@@ -6,10 +6,12 @@ import contextlib
 import os
 import secrets
 import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
@@ -92,6 +94,19 @@ class Points(BlockTask):
         return super().preprocess(rows)
 
 
+class PacedPoints(Points):
+    """Makes a batch in `pause_s` until the file `gate` is there, and then as fast as it can."""
+
+    def __init__(self, *, gate: str, pause_s: float = 0.03, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.gate, self.pause_s = gate, pause_s
+
+    def batch(self, samples: Sequence[Any], rng: np.random.Generator | None) -> Any:
+        if not Path(self.gate).exists():
+            threading.Event().wait(self.pause_s)
+        return super().batch(samples, rng)
+
+
 def processes_in(ran: str | Path | None) -> set[str]:
     """Which processes have left files in `Points.ran`."""
     return {path.name.partition("-")[0] for path in Path(str(ran)).iterdir()}
@@ -137,8 +152,6 @@ def asked(folder: Path, workers: int = 1, *, task: Any = None, **changes: Any) -
 
 def ids_of(samples: BlockSamples) -> list[int]:
     """The ids of all rows, as they are written in them, in the samples' order."""
-    import numpy as np
-
     found: list[int] = samples.gather(np.arange(len(samples)))["id"].tolist()
     return found
 

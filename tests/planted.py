@@ -85,8 +85,8 @@ MUTANTS = (
     ),
     Mutant(
         file="control/effects.py",
-        old="state.formed().commit_to(min(m.step for m in state.in_group()))",
-        new="state.formed().commit_to(max(m.step for m in state.in_group()))",
+        old="state.formed().commit_to(min(m.step for m in state.holders()))",
+        new="state.formed().commit_to(max(m.step for m in state.holders()))",
         breaks="a step counts when one member has committed it, and not all",
     ),
     Mutant(
@@ -133,8 +133,8 @@ MUTANTS = (
     ),
     Mutant(
         file="control/forming.py",
-        old="    return asked_shares(settings, [member.slot for member in members])\n",
-        new="    return asked_shares(settings, range(len(members)))\n",
+        old="asked_shares(settings, [member.slot for member in computing])",
+        new="asked_shares(settings, range(len(computing)))",
         breaks="who is left gets the pinned shares of others",
     ),
     Mutant(

@@ -24,6 +24,7 @@ from raycloud.training.loop import Loop, Parts, Seat
 from raycloud.training.replica import Replica
 from raycloud.training.saver import Saver
 from raycloud.training.schedule import Adopted
+from tests.live_tasks import Paced
 from tests.lockstep import CPU, NetTask, never
 from tests.sockets import gloo_members, together
 
@@ -108,6 +109,10 @@ class Poisoned(NetTask):
         return self.left >= 0
 
 
+class PacedPoison(Paced, Poisoned):
+    """The same, as slow as a test wants it."""
+
+
 def hit(job: Job, task: Poisoned, m: MicroBatch) -> bool:
     """Whether a micro-batch holds a bad sample."""
     order = Order(samples=task.samples, seed=job.seed)
@@ -169,7 +174,7 @@ class Looped:
     def run_on(self, gradients: Any, lane: Any, shares: tuple[int, ...], adopted: Adopted) -> bool:
         """The same from where it stands, in another generation."""
         seat = replace(
-            self.loop._seat,
+            self.loop.seat,
             members=tuple(range(len(shares))),
             generation=2,
             shares=shares,

@@ -20,13 +20,14 @@ class Checkpoints:
 
     last_published: int | None = None
     _parts: dict[int, dict[int, Part]] = field(default_factory=dict)  # by step, by member
+    _divided: dict[int, int] = field(default_factory=dict)  # by step, among which generation
+    _counts_from: int = 0  # parts of older generations do not
     _publishing: set[int] = field(default_factory=set)
     _whole: int = -1  # step of the newest of which all parts were there
 
-    @property
-    def collecting(self) -> tuple[int, ...]:
-        """Steps of checkpoints of which a part is missing."""
-        return tuple(sorted(self._parts))
+    def collecting(self, generation: int) -> tuple[int, ...]:
+        """Steps of checkpoints of which a part is missing, divided among this one or newer ones."""
+        return tuple(sorted(step for step, g in self._divided.items() if g >= generation))
 
     @property
     def publishing(self) -> tuple[int, ...]:
@@ -38,20 +39,28 @@ class Checkpoints:
         return tuple(m for m in group if m not in self._parts.get(step, {}))
 
     def add(
-        self, step: int, member: int, part: Part, group: tuple[int, ...]
+        self, step: int, member: int, part: Part, group: tuple[int, ...], generation: int = 0
     ) -> dict[int, Part] | None:
         """Take in a part; all parts, by member in order of rank, if it was the last one.
 
         Members that meet anew write the checkpoint before their first step again: without effect
         where all of its parts were there before.
+
+        Args:
+            step: Of the checkpoint.
+            member: Whose part it is.
+            part: What it has written.
+            group: Among whom the checkpoint is divided.
+            generation: As which they met.
         """
-        if step <= self._whole:
+        if step <= self._whole or generation < self._counts_from:
             return None
+        self._divided[step] = generation
         parts = self._parts.setdefault(step, {})
         parts[member] = part
-        if any(m not in parts for m in group):
+        if len(parts) < len(group) or any(m not in parts for m in group):
             return None
-        del self._parts[step]
+        del self._parts[step], self._divided[step]
         self._publishing.add(step)
         self._whole = step
         return {m: parts[m] for m in group}
@@ -59,6 +68,13 @@ class Checkpoints:
     def drop(self) -> None:
         """Forget those of which a part is missing: one who was to write a part is gone."""
         self._parts.clear()
+        self._divided.clear()
+
+    def drop_before(self, generation: int) -> None:
+        """The same for those divided among older generations, and for parts still to come."""
+        for step in [step for step, g in self._divided.items() if g < generation]:
+            del self._parts[step], self._divided[step]
+        self._counts_from = generation
 
     def published(self, step: int) -> None:
         """The checkpoint of `step` may be restored from."""

@@ -20,6 +20,12 @@ from raycloud.control.tables import (
 if TYPE_CHECKING:
     from enum import StrEnum
 
+_BEGINNINGS = (
+    ("[*]", Phase.PLACING, "start"),
+    ("[*]", Phase.REGROUPING, "take_over"),
+    ("[*]", Phase.WAITING, "take_over of too few"),
+)
+
 _INTRO = """\
 # The state machine of a job
 
@@ -34,7 +40,8 @@ and changes nothing.
 
 _MEMBERS = """\
 A word from a member that is {gone} is *late*: legal, and ignored. So is the loss
-of a member that is DONE, because its work is kept. When the run ends, all others are RELEASED.
+of a member that is DONE, because its work is kept; where others have to meet again, it is not among
+them. When the run ends, all others are RELEASED.
 """
 
 _FINAL = """\
@@ -64,7 +71,7 @@ def render() -> str:
         [
             _INTRO,
             "## The job's phase\n",
-            _mermaid([("[*]", Phase.PLACING, "start"), *phases], FINAL),
+            _mermaid([*_BEGINNINGS, *phases], FINAL),
             "## A member's state\n",
             _mermaid([("[*]", MemberState.SPAWNING, "Spawn"), *members], GONE),
             _MEMBERS.format(gone=" or ".join(sorted(GONE))),

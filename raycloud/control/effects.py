@@ -20,16 +20,20 @@ from raycloud.commands import (
     Publish,
     Record,
     Release,
-    Reshare,
     Save,
     TellRecovery,
 )
-from raycloud.control.forming import become, grown, next_meeting
+from raycloud.control.forming import (
+    know_speed,
+    next_meeting,
+    next_shares,
+)
 from raycloud.control.growing import missed, prepare_for_leave
+from raycloud.control.outstanding import Outstanding
 from raycloud.control.skipping import hear_of_skips, write_skips
-from raycloud.control.state import Outstanding, Recovery
+from raycloud.control.state import Recovery
+from raycloud.control.switching import completed, in_force, switched
 from raycloud.control.tables import MemberState, Phase
-from raycloud.errors import InternalError
 from raycloud.events import (
     CapacityChanged,
     ChangeApplied,
@@ -41,6 +45,7 @@ from raycloud.events import (
     EvaluationPart,
     ExchangeBroken,
     GenerationFormed,
+    MemberCaughtUp,
     MemberDone,
     MemberFailed,
     MemberLeaving,
@@ -56,7 +61,7 @@ from raycloud.events import (
     StepsCommitted,
     StopRequested,
 )
-from raycloud.order import commit_record, growth_record
+from raycloud.order import commit_record
 
 if TYPE_CHECKING:
     from raycloud.control.guards import JobEvent, MemberEvent
@@ -71,22 +76,22 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
             member.node, member.placed = event.node, True
         case MemberReady():
             member.ready, member.node = event, event.node or member.node
+            know_speed(state, event, now_s)
         case ChangeApplied():
-            yield from _applied(state, event, now_s)
+            yield from switched(state, event, now_s)
         case StepsCommitted():
             yield from _progressed(state, event, now_s)
         case PartWritten():
             yield from _written(state, event)
-        case MemberLost() | MemberLeaving():
+        case MemberLost() | MemberLeaving() | ExchangeBroken():
             yield from _parts(state, event, now_s)
-        case ExchangeBroken():
-            if state.broken is None:
-                state.broken, state.broken_s = event, now_s
         case MemberFailed():
             hint = f"\n\nhint: {event.hint}" if event.hint else ""
             state.error = f"{member}: {event.error}: {event.message}{hint}"
+        case MemberCaughtUp():
+            yield from _joined(state, event, now_s)
         case MemberDone():
-            yield from _joined(state, member, event.generation, event.step, now_s)
+            yield from _joined(state, event, now_s)
             yield from _counted(state)
             yield from _recovered(state, event.generation, now_s)  # nothing was left to compute
         case EvaluationPart() | DataPreparing() | DataPrepared():
@@ -103,13 +108,19 @@ def _written(state: JobState, event: PartWritten) -> Iterator[Command]:
     if state.saving is not None:
         state.saving.wrote(event.blocked_s, event.write_s)
     group = state.group_of(event.generation)
-    parts = state.checkpoints.add(event.step, event.member, event.part, group)
+    parts = state.checkpoints.add(event.step, event.member, event.part, group, event.generation)
     if parts is not None:
         yield Publish(step=event.step, parts=parts)
 
 
-def _parts(state: JobState, event: MemberLost | MemberLeaving, now_s: float) -> Iterator[Command]:
+def _parts(
+    state: JobState, event: MemberLost | MemberLeaving | ExchangeBroken, now_s: float
+) -> Iterator[Command]:
     member = state.members[event.member]
+    if isinstance(event, ExchangeBroken):
+        if state.broken is None:
+            state.broken, state.broken_s = event, now_s
+        return
     if isinstance(event, MemberLeaving):
         yield from prepare_for_leave(state, event, now_s)
         return
@@ -122,7 +133,7 @@ def _parts(state: JobState, event: MemberLost | MemberLeaving, now_s: float) -> 
         return
     state.error = f"{member} was lost: {event.reason}\n\nhint: {_resume(state)}"
     if state.progress is None:
-        if len(state.present()) > state.workers[0]:
+        if len(state.turns.present) > state.workers[0]:
             yield Release(members=(event.member,))
         return
     if state.saving is not None:
@@ -136,14 +147,15 @@ def _parts(state: JobState, event: MemberLost | MemberLeaving, now_s: float) -> 
 def _left_early(state: JobState, member: Member, now_s: float) -> Iterator[Command]:
     """The others go on without it already: only a checkpoint may lack its part."""
     yield Release(members=(member.number,))
-    if state.checkpoints.collecting:
-        state.drop_checkpoints()
+    state.checkpoints.drop_before(state.formed_as)
+    if state.saving is not None:
+        state.saving.dropped()
     outstanding = state.outstanding
     if outstanding is not None and member.number in outstanding.members:
         outstanding.members = tuple(m for m in outstanding.members if m != member.number)
         if outstanding.everywhere:
             step = next(iter(outstanding.applied.values()), state.formed().committed_step)
-            yield from _completed(state, outstanding, step, now_s)
+            yield from completed(state, outstanding, step, now_s)
 
 
 def absorb_of_job(state: JobState, event: JobEvent) -> None:
@@ -206,7 +218,7 @@ def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
         if state.saving is not None:
             state.saving.asked(now_s)
     else:
-        change = next_meeting(state, now_s) or _better_shares(state, now_s)
+        change = next_meeting(state, now_s) or next_shares(state, now_s)
     if change is None:
         return
     state.changes += 1
@@ -214,17 +226,9 @@ def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
     yield Prepare(number=state.changes, members=state.group, change=change)
 
 
-def _better_shares(state: JobState, now_s: float) -> Reshare | None:
-    if state.resharing is None:
-        return None
-    step = state.formed().committed_step
-    shares = state.resharing.look(group=state.group, shares=state.shares, step=step, now_s=now_s)
-    return None if shares is None else Reshare(generation=state.generation + 1, shares=shares)
-
-
 def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterator[Command]:
     member = state.members[event.member]
-    yield from _joined(state, member, event.generation, event.first_step, now_s)
+    yield from _joined(state, event, now_s)
     if event.generation >= state.formed_as and state.phase is not Phase.WAITING:
         state.met = True
         if event.last_step > event.first_step:
@@ -240,24 +244,31 @@ def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterato
 
 def _counted(state: JobState) -> Iterator[Command]:
     """Steps count that all members have; also those that only a lost one had not told of."""
-    before = state.formed().committed_step
-    if not any(state.members[number].step <= before for number in state.group):
-        commits = state.formed().commit_to(min(m.step for m in state.in_group()))
+    before, follow = state.formed().committed_step, state.following
+    if state.all_past(before):
+        commits = state.formed().commit_to(min(m.step for m in state.holders()))
+        for number in follow:  # who follows has its part in each of these steps
+            state.members[number].heard_s = state.now_s
         if commits:
             yield Record(records=tuple(commit_record(c) for c in commits))
     yield from write_skips(state)
 
 
 def _joined(
-    state: JobState, member: Member, generation: int, step: int, now_s: float
+    state: JobState, event: StepsCommitted | MemberCaughtUp | MemberDone, now_s: float
 ) -> Iterator[Command]:
-    """A member that is new computes from `step` on, maybe before others say that they changed."""
+    """A member that is new has the state, maybe before others say that they changed."""
+    member, sent = state.members[event.member], state.outstanding
     if member.joined:
         return
-    sent = state.outstanding
-    if sent is not None and isinstance(sent.change, Meet) and sent.change.generation == generation:
-        yield from _in_force(state, sent, step, now_s)
-    member.join(step)
+    if isinstance(event, MemberDone) and state.is_to_follow(event.member):
+        member.step = event.step  # it has followed to the end
+        return
+    first_step = event.step if isinstance(event, MemberDone) else event.first_step
+    change = sent.change if sent is not None else None
+    if sent is not None and isinstance(change, Meet) and change.generation == event.generation:
+        yield from in_force(state, sent, first_step, now_s)
+    member.join(event.step if isinstance(event, MemberCaughtUp) else first_step)
     state.misses = 0
 
 
@@ -272,69 +283,6 @@ def _recovered(state: JobState, generation: int, now_s: float) -> Iterator[Comma
             detected_s=recovery.detected_s,
             resumed_s=now_s - state.started_s,
         )
-
-
-def _applied(state: JobState, event: ChangeApplied, now_s: float) -> Iterator[Command]:
-    outstanding = state.outstanding
-    if outstanding is None:
-        raise InternalError(f"no change is outstanding: {event}")
-    yield from _in_force(state, outstanding, event.step, now_s)
-    outstanding.applied[event.member] = event.step
-    if outstanding.everywhere:
-        yield from _completed(state, outstanding, event.step, now_s)
-
-
-def _completed(
-    state: JobState, outstanding: Outstanding, step: int, now_s: float
-) -> Iterator[Command]:
-    """All have switched."""
-    match outstanding.change:
-        case Reshare(generation=generation, shares=shares):
-            state.generation, state.shares = generation, shares
-            if state.resharing is not None:
-                state.resharing.wait(step, now_s)
-        case Meet():
-            yield from _part_with(state, outstanding.members, now_s)
-        case Extend() | Halt() | Save():
-            pass
-        case _:
-            assert_never(outstanding.change)
-    state.settled, state.outstanding = outstanding.number, None
-
-
-def _in_force(
-    state: JobState, outstanding: Outstanding, step: int, now_s: float
-) -> Iterator[Command]:
-    """A member has applied it: from `step` on it holds for all. Known once, from the first word."""
-    if outstanding.in_force:
-        return
-    outstanding.in_force, change = True, outstanding.change
-    match change:
-        case Reshare(generation=generation):
-            state.formed().change_generation(generation, step)
-        case Meet():
-            become(state, change, step, now_s)
-        case Extend(samples=samples):
-            before = state.formed().steps.sizes.most
-            epoch = state.formed().grow(samples, step)
-            yield Record(records=(growth_record(epoch, samples),))
-            yield grown(epoch, samples, before=before)
-        case Halt():
-            state.halted = True
-        case Save():
-            pass
-        case _:
-            assert_never(change)
-
-
-def _part_with(state: JobState, before: tuple[int, ...], now_s: float) -> Iterator[Command]:
-    """Who left has written all that was its part."""
-    stays = set(state.group)
-    gone = tuple(number for number in before if number not in stays)
-    for number in gone:
-        state.members[number].enter(MemberState.RELEASED, now_s)
-    if gone:
-        yield Release(members=gone)
 
 
 def _resume(state: JobState) -> str:

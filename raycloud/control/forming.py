@@ -6,19 +6,20 @@ iterated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Command, Extend, Form, Meet, Notice, Record, Release, Reshare, Save
 from raycloud.control.growing import spares, who_may_stay
 from raycloud.control.progress import Progress
-from raycloud.control.resharing import Resharing, asked_shares, first_shares
+from raycloud.control.resharing import Resharing, asked_shares
 from raycloud.control.state import Recovery
-from raycloud.control.tables import MemberState
+from raycloud.control.tables import MemberState, Phase
 from raycloud.order import Ledger, growth_record, header_record, restore_record
 
 if TYPE_CHECKING:
     from raycloud.control.state import JobState, Member
+    from raycloud.events import MemberReady
 
 
 def form(state: JobState, now_s: float) -> Iterator[Command]:
@@ -39,7 +40,11 @@ def form(state: JobState, now_s: float) -> Iterator[Command]:
     state.group, state.formed_as = tuple(readies), state.generation
     state.groups = {state.generation: state.group}
     state.error = ""  # whoever was lost before is not missed
-    state.shares = first_shares(settings, list(readies.values()))
+    if state.resharing is not None and len(readies) > 1:
+        state.resharing.wait(settings.step, now_s)
+        state.shares = state.resharing.first(state.group)
+    else:
+        state.shares = asked_shares(settings, [member.slot for member in state.in_group()])
     state.progress = Progress(
         steps=steps,
         step=settings.step,
@@ -47,8 +52,6 @@ def form(state: JobState, now_s: float) -> Iterator[Command]:
         ledger=ledger,
         generation=state.generation,
     )
-    if settings.shares == "auto" and len(readies) > 1:
-        state.resharing = Resharing(settings, readies, now_s)
     _seen(state, steps.sizes.most)
     for member in state.in_group():
         member.heard_s, member.step, member.generation = now_s, settings.step, state.generation
@@ -62,6 +65,14 @@ def form(state: JobState, now_s: float) -> Iterator[Command]:
     )
 
 
+def know_speed(state: JobState, ready: MemberReady, now_s: float) -> None:
+    """What a member has measured before it is ready, where shares follow speed."""
+    if state.settings.shares == "auto":
+        if state.resharing is None:
+            state.resharing = Resharing(state.settings, {}, now_s)
+        state.resharing.know({ready.member: ready})
+
+
 def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     """Those that are left of the generation meet as the next one.
 
@@ -69,18 +80,25 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     A change that is not in force everywhere is withdrawn, to be sent again if it is still wanted;
     growth of the data is not, since some may have taken it in.
     """
-    lost = tuple(m.number for m in state.in_group() if m.gone)
+    present = state.turns.present
+    lost = tuple(number for number in state.group if number not in present)
     left = _who_goes_on(state)
     new = spares(state)[: max(0, state.workers[0] - len(left))]
-    same = set(left) == set(state.group) and not new
+    same = set(left) == state.within() and not new
     state.meetings = state.meetings + 1 if same else 1
-    state.losing += any(state.members[number].joined for number in lost)
+    if state.met or now_s - state.called_s >= state.settings.broken_s:  # else it is one incident
+        state.losing += any(state.members[number].joined for number in lost)
+        state.unmet = 0 if state.met else state.unmet + 1
+    state.called_s = now_s
     if state.broken is not None and state.recovery is None:
         detected_s = state.broken_s - state.started_s
         state.recovery = Recovery(detected_s=detected_s, cause=state.broken.why)
     state.broken = None
     state.group = (*left, *(member.number for member in new))
-    gone = tuple(m.number for m in state.present() if m.joined and m.number not in state.group)
+    # Where the others have to wait for the state anyway, all take it that have none.
+    state.following = frozenset() if new else _who_follows(state, state.group)
+    meet = state.within()
+    gone = tuple(m.number for m in state.present() if m.joined and m.number not in meet)
     for number in gone:  # too many, or they were to leave and the others went on without them
         state.members[number].enter(MemberState.RELEASED, now_s)
     for member in new:
@@ -91,10 +109,11 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     newest = _withdraw(state)
     state.halt_sent = state.halted = state.met = False
     state.generation = state.formed_as = state.sound_from = newest + 1
-    state.groups = {state.generation: state.group}
-    state.shares = _fit(state, state.in_group(), now_s)
+    state.groups = {state.generation: tuple(m.number for m in state.holders())}
+    state.shares = _fit(state, state.in_group(), state.following)
     state.drop_checkpoints()
-    if any(m.leaving for m in state.in_group()) and not who_may_stay(state):
+    leaves = state.turns.leaving and any(m.leaving for m in state.in_group())
+    if leaves and not who_may_stay(state):
         state.save_asked = True
     state.error = ""
     for member in state.in_group():
@@ -109,12 +128,25 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
         shares=state.shares,
         step=state.formed().committed_step,
         settled=state.settled,
+        following=tuple(n for n in state.group if n in state.following),
     )
 
 
+def _who_follows(state: JobState, numbers: Iterable[int]) -> frozenset[int]:
+    """Those of these members that followed, and are not known to have caught up."""
+    return frozenset(n for n in numbers if n in state.following and not state.members[n].joined)
+
+
 def _who_goes_on(state: JobState) -> list[int]:
-    """Those that are left, by rank, and no more than may compute: who has the state and stays."""
+    """Those that are left, by rank, and no more than may compute: who has the state and stays.
+
+    The first rank is of one that has it.
+    """
     left = state.left()
+    if state.following:
+        left.sort(key=_who_follows(state, state.group).__contains__)
+    if len(left) <= state.workers[1]:
+        return left
 
     def worth(number: int) -> tuple[bool, bool]:
         member = state.members[number]
@@ -140,6 +172,8 @@ def _withdraw(state: JobState) -> int:
 
 def wait(state: JobState, now_s: float) -> Iterator[Command]:
     """Too few are left: they keep processes and state, and others are asked for."""
+    for number in filter(state.here, state.ended):
+        state.members[number].enter(MemberState.LOST, now_s)
     lost = tuple(m.number for m in state.in_group() if m.gone)
     left = len(state.group) - len(lost)
     for member in state.in_group():
@@ -149,27 +183,43 @@ def wait(state: JobState, now_s: float) -> Iterator[Command]:
     yield Release(members=lost)
 
 
+def note_ended(state: JobState, number: int, now_s: float) -> None:
+    """Whose process ends when it is done is not lost, but where it would have to meet again."""
+    if not state.here(number):
+        return
+    state.ended.add(number)
+    if state.phase is Phase.WAITING:
+        state.members[number].enter(MemberState.LOST, now_s)
+
+
 def next_meeting(state: JobState, now_s: float) -> Meet | None:
     """The generation to change to, as members join, leave or may not compute; None: stay.
 
-    Who is to leave does so if enough others are there.
+    Who is to leave does so if enough others are there. Who is new follows the others, with a share
+    of 0, until it has caught up; others wait that long before they come, too, and who follows
+    begins anew where one leaves meanwhile.
     """
-    if not (state.joining() or state.turns.leaving or len(state.group) > state.workers[1]):
+    ready = spares(state)
+    if not (ready or state.turns.leaving or len(state.group) > state.workers[1]):
         return None
-    new = [] if state.data_version else [m for m in spares(state) if not m.leaving]
-    most = state.workers[1]
-    left = (who_may_stay(state) or _making_room(state, len(new)))[:most]
+    none = state.data_version > 0 or state.any_follows()
+    new = [] if none else [m for m in ready if not m.leaving]
+    most, behind = state.workers[1], _who_follows(state, state.group)
+    left = who_may_stay(state) or _making_room(state, len(new))
+    left = sorted(left, key=lambda m: m.number in behind)[:most]
     room = most - sum(not member.leaving for member in left)
     members = [*left, *new[: max(0, room)]]
     numbers = tuple(member.number for member in members)
     if numbers == state.group:
         return None
+    following = behind.intersection(numbers) | {m.number for m in members[len(left) :]}
     for member in members[len(left) :]:
         member.heard_s = now_s  # the others come to meet it
     return Meet(
         generation=state.generation + 1,
         members=numbers,
-        shares=_fit(state, members, now_s),
+        shares=_fit(state, members, following),
+        following=tuple(n for n in numbers if n in following),
     )
 
 
@@ -194,12 +244,13 @@ def become(state: JobState, meeting: Meet, step: int, now_s: float) -> None:
         member = state.members[number]
         if number not in before_it:
             state.hearing.begin(number)
-            member.step = step
+            member.step = max(member.step, step)  # it may be done already
         if member.state is MemberState.READY:
             member.enter(MemberState.ACTIVE, now_s)
         member.heard_s = now_s
-    state.groups[meeting.generation] = meeting.members
     state.group, state.shares = meeting.members, meeting.shares
+    state.following = frozenset(meeting.following)
+    state.groups[meeting.generation] = tuple(m.number for m in state.holders())
     state.generation = state.formed_as = meeting.generation
     state.formed().change_generation(meeting.generation, step)
     if state.resharing is not None:
@@ -214,16 +265,49 @@ def grown(epoch: int, samples: int, *, before: int) -> Notice:
     )
 
 
-def _fit(state: JobState, members: list[Member], now_s: float) -> tuple[int, ...]:
-    """Shares of these members, by rank: as asked, and `auto` by what is known of their speeds."""
-    settings = state.settings
-    if settings.shares == "auto" and len(members) > 1:
-        readies = {m.number: m.ready for m in members if m.ready is not None}
-        if state.resharing is None:
-            state.resharing = Resharing(settings, readies, now_s)
-        state.resharing.know(readies)
-        return state.resharing.fit(tuple(member.number for member in members))
-    return asked_shares(settings, [member.slot for member in members])
+def next_shares(state: JobState, now_s: float) -> Reshare | None:
+    """Shares for those that have caught up, or better ones, where they are worth it."""
+    if state.following:
+        return _share_out(state)
+    if state.resharing is None:
+        return None
+    step = state.formed().committed_step
+    shares = state.resharing.look(group=state.group, shares=state.shares, step=step, now_s=now_s)
+    return None if shares is None else Reshare(generation=state.generation + 1, shares=shares)
+
+
+def _share_out(state: JobState) -> Reshare | None:
+    caught_up = tuple(n for n in state.group if n in state.following and state.members[n].joined)
+    if not caught_up:
+        return None
+    following = _who_follows(state, state.group)
+    return Reshare(
+        generation=state.generation + 1,
+        shares=_fit(state, state.in_group(), following),
+        caught_up=caught_up,
+    )
+
+
+def take_in(state: JobState, change: Reshare, step: int) -> None:
+    """One member has changed to these shares at `step`: who caught up is as all others there."""
+    state.formed().change_generation(change.generation, step)
+    if change.caught_up:
+        state.following = state.following.difference(change.caught_up)
+        state.groups[change.generation] = tuple(m.number for m in state.holders())
+
+
+def _fit(state: JobState, members: list[Member], following: Container[int]) -> tuple[int, ...]:
+    """Shares of these members, by rank: as asked, and `auto` by what is known of their speeds.
+
+    Those that are `following` have none.
+    """
+    settings, computing = state.settings, [m for m in members if m.number not in following]
+    if state.resharing is not None and len(members) > 1:
+        fitted = state.resharing.fit(tuple(member.number for member in computing))
+    else:
+        fitted = asked_shares(settings, [member.slot for member in computing])
+    shares = dict(zip((m.number for m in computing), fitted, strict=True))
+    return tuple(shares.get(member.number, 0) for member in members)
 
 
 def _seen(state: JobState, samples: int) -> None:

@@ -31,11 +31,10 @@ def grow(state: JobState, now_s: float) -> Iterator[Command]:
     """
     if state.progress is None or state.phase not in {Phase.TRAINING, Phase.WAITING}:
         return
-    staying = state.staying()
     coming = [m for m in state.joining() if not m.leaving]
-    surplus = max(0, len(staying) - state.workers[1])
+    surplus = max(0, state.staying - state.workers[1])
     unplaced = [m for m in coming if not m.placed]
-    lacking = min(state.workers[1], state.capacity) - len(staying)
+    lacking = min(state.workers[1], state.capacity) - state.staying
     if state.data_version:
         yield from _none_joins(state, now_s)
     elif surplus and coming and state.outstanding is None:
@@ -82,12 +81,12 @@ def prepare_for_leave(state: JobState, event: MemberLeaving, now_s: float) -> It
     """
     going = [
         m
-        for m in state.staying()
+        for m in state.present()
         if m.number == event.member or (event.node and m.node == event.node)
     ]
+    going = [m for m in going if not m.leaving]
     for member in going:
-        member.leaving = True
-        state.turns.leaving += 1
+        member.leave()
     yield from _let_go([m for m in going if state.spare(m.number)], now_s)
     if going and state.progress is not None and not who_may_stay(state):
         state.save_asked = True
@@ -95,7 +94,7 @@ def prepare_for_leave(state: JobState, event: MemberLeaving, now_s: float) -> It
 
 def who_may_stay(state: JobState) -> list[Member]:
     """Members of the group without those that are going to be gone, if they can do without them."""
-    left = [m for m in state.in_group() if not m.gone and not m.leaving]
+    left = [m for m in state.in_group() if not m.leaving and state.here(m.number)]
     new = [] if state.data_version else [m for m in spares(state) if not m.leaving]
     enough = len(left) + len(new) >= state.workers[0]
     return left if enough and any(m.joined for m in left) else []
@@ -104,7 +103,7 @@ def who_may_stay(state: JobState) -> list[Member]:
 def _none_joins(state: JobState, now_s: float) -> Iterator[Command]:
     """Said once, where there could be more members, or some are on their way."""
     coming = state.joining()
-    lacking = min(state.workers[1], state.capacity) > len(state.in_group())
+    lacking = min(state.workers[1], state.capacity) > len(state.group)
     if (coming or lacking) and not state.told_that_none_joins:
         state.told_that_none_joins = True
         yield Notice(
@@ -128,8 +127,9 @@ def spares(state: JobState) -> list[Member]:
 
 
 def dismiss(state: JobState, now_s: float) -> Iterator[Command]:
-    """Nobody is going to join any more."""
-    yield from _let_go(state.joining(), now_s)
+    """Nobody is going to join any more, and who leaves owes nothing that counts."""
+    group = set(state.group)
+    yield from _let_go([m for m in state.present() if m.number not in group], now_s)
 
 
 def _let_go(members: Iterable[Member], now_s: float) -> Iterator[Command]:

@@ -1,4 +1,4 @@
-"""What an event must satisfy beyond the tables, and when a condition of the tables holds.
+"""What an event must satisfy beyond the tables.
 
 Nothing here changes anything: `judge` either raises, or says what the members become.
 """
@@ -6,17 +6,14 @@ Nothing here changes anything: `judge` either raises, or says what the members b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from raycloud.commands import Meet, Reshare
-from raycloud.control.growing import spares
 from raycloud.control.skipping import why_wrong
 from raycloud.control.tables import (
     FINAL,
     MEMBER_ON_EVENT,
     PHASE_ON_EVENT,
-    Condition,
     MemberState,
     Trigger,
 )
@@ -33,6 +30,7 @@ from raycloud.events import (
     Event,
     ExchangeBroken,
     GenerationFormed,
+    MemberCaughtUp,
     MemberDone,
     MemberFailed,
     MemberLeaving,
@@ -48,16 +46,18 @@ from raycloud.events import (
     StepsCommitted,
     StopRequested,
 )
-from raycloud.order import EpochSizes, Position
+from raycloud.order import Position
 
 if TYPE_CHECKING:
-    from raycloud.control.state import JobState, Outstanding
+    from raycloud.control.outstanding import Outstanding
+    from raycloud.control.state import JobState, Member
 
 MemberEvent = (
     MemberSpawned
     | MemberReady
     | DataPreparing
     | DataPrepared
+    | MemberCaughtUp
     | ChangeApplied
     | StepsCommitted
     | PartWritten
@@ -120,98 +120,6 @@ def illegal(state: JobState, event: Event, why: str) -> InternalError:
     )
 
 
-def holds(state: JobState, condition: Condition) -> bool:
-    """Does `condition` hold over all members together?"""
-    return _HOLDS[condition](state)
-
-
-def _apart(state: JobState) -> bool:
-    """Time for another meeting of the same members, unless it is one of them that is to go."""
-    settings, waited_s = state.settings, state.now_s - state.broken_s
-    again = state.meetings < settings.meetings
-    return state.broken is not None and again and waited_s >= settings.broken_s
-
-
-def _all_ready(state: JobState) -> bool:
-    return all(m.state is MemberState.READY for m in state.present())
-
-
-def _all_done(state: JobState) -> bool:
-    return all(state.members[number].state is MemberState.DONE for number in state.group)
-
-
-def _too_few(state: JobState) -> bool:
-    """Who is to stop may do so with fewer."""
-    if state.progress is None:
-        fewest = min(state.workers[0], state.settings.min_workers)  # or asked for meanwhile
-        return len(state.present()) < fewest
-    if not state.any_gone():
-        return False  # the range may be another one than that they began with
-    return not state.stop_requests and not _enough(state)
-
-
-def _enough(state: JobState) -> bool:
-    left = state.left()
-    return state.stop_requests > 0 or len(left) + len(spares(state)) >= state.workers[0]
-
-
-def _nobody(state: JobState) -> bool:
-    """Where data has grown, those that are left have read it, and nobody can join them."""
-    if state.progress is None or not state.any_gone():
-        return False
-    left = state.left()
-    alone = state.data_version > 0 and _too_few(state)
-    return alone or not any(state.members[number].joined for number in left)
-
-
-def _hopeless(state: JobState) -> bool:
-    """Another loss of the generation: whoever computes this step seems to be lost by it."""
-    return state.losing >= state.settings.losing and state.any_missing()
-
-
-_HOLDS: Final[Mapping[Condition, Callable[[JobState], bool]]] = {
-    Condition.TOO_FEW: _too_few,
-    Condition.NOBODY: _nobody,
-    Condition.HOPELESS: _hopeless,
-    Condition.ENOUGH: _enough,
-    Condition.BROKEN: lambda state: state.any_missing(),
-    Condition.APART: _apart,
-    Condition.MET: lambda state: state.met,
-    Condition.STOP_ASKED: lambda state: state.stop_requests > 0,
-    Condition.UNFIT: lambda state: _all_ready(state) and bool(unfit(state)),
-    Condition.ALL_READY: _all_ready,
-    Condition.STOPPED_TWICE: lambda state: state.stop_requests > 1,
-    Condition.PART_MISSING: lambda s: _all_done(s) and bool(s.checkpoints.collecting),
-    Condition.ALL_DONE: _all_done,
-    Condition.HALTED: lambda state: not state.checkpoints.publishing and state.halted,
-    Condition.COMPLETE: lambda state: not state.checkpoints.publishing,
-}
-
-
-def unfit(state: JobState) -> str:
-    """Why the data that the members see cannot be trained on; empty if it can."""
-    settings = state.settings
-    readies = [m.ready for m in state.present() if m.ready is not None]
-    samples = readies[0].samples
-    for ready in readies:
-        if ready.samples != samples:
-            return (
-                f"members see different data: member {readies[0].member} has {samples} samples, "
-                f"member {ready.member} has {ready.samples}"
-            )
-    trained = 0 if settings.ledger is None else EpochSizes.from_state(settings.ledger).most
-    if samples < trained:
-        return (
-            f"the data has changed: the checkpoint was trained on {trained} samples per epoch, the "
-            f"members see {samples}"
-        )
-    try:
-        settings.steps(samples)
-    except ValueError as error:
-        return f"data.path: {error}"
-    return ""
-
-
 def _member_row(state: JobState, number: int, event: Event) -> MemberState | None:
     member = state.member(number)
     row = MEMBER_ON_EVENT[member.state]
@@ -224,12 +132,20 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
         trigger = (ChangeApplied, type(_outstanding(state, event).change))
     if trigger not in row:
         raise illegal(state, event, f"{member} is {member.state}")
-    return row[trigger]
+    return None if _echo(state, member, event) else row[trigger]
+
+
+def _echo(state: JobState, member: Member, event: Event) -> bool:
+    """A word of how far a newcomer has come where the others have gone on without it, or know."""
+    if member.joined or not isinstance(event, MemberCaughtUp | StepsCommitted):
+        return isinstance(event, MemberCaughtUp)
+    alone = isinstance(event, MemberCaughtUp) and not state.is_to_follow(member.number)
+    return alone or event.generation < state.sound_from
 
 
 def _outstanding(state: JobState, event: ChangeApplied) -> Outstanding:
     change = state.outstanding
-    if change is None or change.number != event.change or event.member not in change.members:
+    if change is None or change.number != event.change or not change.concerns(event.member):
         raise illegal(state, event, f"change {event.change} is not outstanding for this member")
     return change
 
@@ -250,7 +166,7 @@ def _check_of_member(state: JobState, event: MemberEvent) -> None:
             _check_done(state, event)
         case MemberSpawned() | MemberLost() | ExchangeBroken() | MemberFailed() | EvaluationPart():
             pass
-        case DataPreparing() | DataPrepared() | MemberLeaving():
+        case DataPreparing() | DataPrepared() | MemberLeaving() | MemberCaughtUp():
             pass
         case _:
             assert_never(event)
@@ -307,9 +223,9 @@ def _check_applied(state: JobState, event: ChangeApplied) -> None:
     change = _outstanding(state, event)
     if event.member in change.applied:
         raise illegal(state, event, "the member has applied it already")
-    others = set(change.applied.values())
-    if others and others != {event.step}:
-        raise illegal(state, event, f"other members applied it at step {others.pop()}")
+    others = next(iter(change.applied.values()), event.step)
+    if others != event.step:
+        raise illegal(state, event, f"other members applied it at step {others}")
     if not change.in_force and event.step < state.formed().committed_step:
         raise illegal(state, event, f"steps up to {state.formed().committed_step} are committed")
 

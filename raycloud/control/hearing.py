@@ -50,18 +50,21 @@ class Hearing:
     _answered_s: dict[int, float] = field(default_factory=dict)
     _due_s: Mapping[int, float] = field(default_factory=dict)
     _looked_s: float = float("-inf")
+    _last_s: float = float("-inf")  # when any answer came
     _since_s: float = float("-inf")  # from when on answers come in
 
     def hear(self, heard: Heard) -> float:
         """Take in who has answered; returns the seconds that the driver itself stood still."""
-        last_s = max(self._answered_s.values(), default=float("-inf"))
         stood_still = heard.looked_s - self._looked_s > self.patience_s
-        if stood_still or (heard.late_s and heard.looked_s - last_s > self.patience_s):
+        if stood_still or (heard.late_s and heard.looked_s - self._last_s > self.patience_s):
             self._since_s = heard.looked_s
+        own_s, pulses = heard.looked_s - self._since_s, self._pulses  # the rest is the driver's
         for member, late_s in heard.late_s.items():
-            self._answered_s[member] = heard.looked_s
-            own_s = min(late_s, heard.looked_s - self._since_s)  # the rest is the driver's
-            self._pulses.setdefault(member, Pulse()).answered(own_s)
+            if member not in pulses:
+                pulses[member] = Pulse()
+            pulses[member].answered(late_s if late_s < own_s else own_s)
+        self._answered_s.update(dict.fromkeys(heard.late_s, heard.looked_s))
+        self._last_s = heard.looked_s if heard.late_s else self._last_s
         still_s = heard.looked_s - self._looked_s if stood_still else 0.0
         self._looked_s, self._due_s = heard.looked_s, heard.due_s
         self.still_s = heard.still_s
@@ -95,3 +98,8 @@ class Hearing:
         never = float("-inf")
         heard = any(self._answered_s.get(m, never) >= due_s for m in others if m != member)
         return late_s if heard else None
+
+    def heard_for(self, seconds: float, members: Iterable[int]) -> int:
+        """How many of `members` have answered within the last `seconds`."""
+        since_s, never = self._looked_s - seconds, float("-inf")
+        return sum(self._answered_s.get(member, never) >= since_s for member in members)

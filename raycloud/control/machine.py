@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from raycloud.commands import Change, Command, Notice, Spawn
 from raycloud.control import effects, forming, growing
-from raycloud.control.guards import MemberEvent, holds, judge, unfit
+from raycloud.control.adopting import adopt
+from raycloud.control.conditions import holds, unfit
+from raycloud.control.guards import MemberEvent, judge
 from raycloud.control.hearing import Hearing
 from raycloud.control.saving import Saving
 from raycloud.control.silence import overdue
@@ -28,6 +30,7 @@ from raycloud.errors import InternalError
 from raycloud.events import Event, MemberFailed, MemberLost, MemberReady
 
 if TYPE_CHECKING:
+    from raycloud.control.adopting import Adoption
     from raycloud.control.hearing import Heard
     from raycloud.control.settings import ControlSettings
     from raycloud.order import Ledger, Position
@@ -172,6 +175,17 @@ class Control:
             commands.append(Notice(what=what))
         return (*commands, Spawn(members=numbers))
 
+    def take_over(self, adoption: Adoption, now_s: float) -> tuple[Command, ...]:
+        """Begin with members that compute already, in place of `start`.
+
+        Raises:
+            InternalError: It was begun before.
+        """
+        if self._state.phase is not Phase.NEW:
+            raise InternalError(f"take_over() is illegal in phase {self._state.phase}")
+        self._state.now_s = now_s
+        return tuple(adopt(self._state, adoption, now_s))
+
     def on(self, event: Event, now_s: float) -> tuple[Command, ...]:
         """Take in what happened.
 
@@ -181,6 +195,8 @@ class Control:
         event = self._tolerated(event)
         moves = judge(self._state, event)
         if moves is None:
+            if isinstance(event, MemberLost):
+                forming.note_ended(self._state, event.member, now_s)
             return ()
         self._state.now_s = now_s
         commands: list[Command] = []
@@ -290,8 +306,9 @@ class Control:
                 step = state.formed().committed_step
                 state.error = f"{state.losing + 1} times in step {step}: {state.error}"
             elif condition is Condition.PART_MISSING:
-                step = state.checkpoints.collecting[0]
-                lacking = state.checkpoints.missing(step, state.group)
+                step = state.checkpoints.collecting(state.formed_as)[0]
+                holders = tuple(m.number for m in state.holders())
+                lacking = state.checkpoints.missing(step, holders)
                 state.error = f"the checkpoint of step {step} has no part of members {lacking}"
             yield from self._enter(row[condition], now_s)
         yield from effects.send_ahead(state, now_s)

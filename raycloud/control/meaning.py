@@ -17,6 +17,7 @@ from raycloud.events import (
     Event,
     ExchangeBroken,
     GenerationFormed,
+    MemberCaughtUp,
     MemberDone,
     MemberFailed,
     MemberLeaving,
@@ -52,6 +53,8 @@ MEANING: Final[Mapping[type[Event], str]] = {
     MemberFailed: "The job's or our fault, and would happen again: the run ends as failed.",
     MemberDone: "The member has committed its last step and written its parts.",
     GenerationFormed: "The members have met, or a new generation of theirs is in force.",
+    MemberCaughtUp: "A member that followed without a share has the state now. At once it is given "
+    "a share, and takes part in what is written and measured.",
     ChangeApplied: "The member switched to the outstanding change; when all have, it is in force.",
     StepsCommitted: "Progress. The step that all members have reached is committed to the ledger; "
     "measured seconds feed the shares. A report of no steps is a sign of life.",

@@ -31,6 +31,7 @@ class Progress:
         self._first_state = ledger.state()
         self._committed = step
         self._generations: list[tuple[int, int]] = [(step, generation)]  # (first step, number)
+        self._asked: tuple[int, Position] | None = None
         self._growths: list[tuple[int, int, int]] = []  # (step, first epoch, samples)
 
     @property
@@ -48,11 +49,15 @@ class Progress:
             raise InternalError(f"step {step} lies before the first step {self._first_step}")
         if step == self._first_step:
             return self._first_position  # a tail that this start leaves out is still to come
-        return self.steps.position_after(step - self._first_step, self._first_position)
+        if self._asked is None or self._asked[0] != step:  # many members ask for the same
+            position = self.steps.position_after(step - self._first_step, self._first_position)
+            self._asked = step, position
+        return self._asked[1]
 
     def same_position(self, one: Position, other: Position) -> bool:
         """Both lead to the same next sample."""
-        return self.steps.position_after(0, one) == self.steps.position_after(0, other)
+        after = self.steps.position_after
+        return one == other or after(0, one) == after(0, other)
 
     def change_generation(self, generation: int, first_step: int) -> None:
         """From `first_step` on, steps are computed by `generation`; older ones have broken there.
@@ -71,7 +76,7 @@ class Progress:
         """
         epoch = self.position_at(step).next_epoch
         self.ledger.grow(epoch, samples)
-        self.steps = self.steps.grown(epoch, samples)
+        self.steps, self._asked = self.steps.grown(epoch, samples), None
         self._growths.append((step, epoch, samples))
         return epoch
 

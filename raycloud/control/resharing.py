@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from raycloud import planning
 from raycloud.order import deal
 from raycloud.planning import (
     Speed,
     SpeedEstimate,
     better_shares,
     equal_shares,
+    first_shares,
     fit_shares,
 )
 
@@ -26,18 +26,6 @@ _LARGE_GAIN = 0.2  # of a step's seconds
 def speed(ready: MemberReady) -> Speed:
     """What a member measured before it was ready."""
     return Speed(fixed_s=ready.fixed_s, micro_batch_s=ready.micro_batch_s)
-
-
-def first_shares(settings: ControlSettings, readies: list[MemberReady]) -> tuple[int, ...]:
-    """The shares to begin with, in order of rank.
-
-    Fitted shares replace the equal split only if they are predicted to be worth it, because a probe
-    of a few micro-batches is noisy.
-    """
-    if settings.shares != "auto" or len(readies) == 1:
-        return asked_shares(settings, [ready.member - settings.first_member for ready in readies])
-    speeds = [speed(ready) for ready in readies]
-    return planning.first_shares(speeds, settings.micro_batches, gain=settings.reshare_gain)
 
 
 def asked_shares(settings: ControlSettings, slots: Sequence[int]) -> tuple[int, ...]:
@@ -64,7 +52,8 @@ class Resharing:
     ) -> None:
         """Start from what the members measured before they were ready."""
         self._settings = settings
-        self._estimates = {m: SpeedEstimate(speed(ready)) for m, ready in readies.items()}
+        self._estimates: dict[int, SpeedEstimate] = {}
+        self.know(readies)
         self._looked_s = now_s
         self._looked_step = settings.step
         self._worth = 0
@@ -73,7 +62,8 @@ class Resharing:
     def know(self, readies: Mapping[int, MemberReady]) -> None:
         """Take in what members that are new have measured before they were ready."""
         for member, ready in readies.items():
-            self._estimates.setdefault(member, SpeedEstimate(speed(ready)))
+            if member not in self._estimates:
+                self._estimates[member] = SpeedEstimate(speed(ready))
 
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's measured seconds."""
@@ -82,6 +72,16 @@ class Resharing:
             self._changed |= self._estimates[report.member].observe(
                 micro_batches=report.micro_batches, steps=steps, compute_s=report.compute_s
             )
+
+    def first(self, group: tuple[int, ...]) -> tuple[int, ...]:
+        """The shares to begin with.
+
+        Fitted shares replace the equal split only if they are predicted to be worth it, because a
+        probe of a few micro-batches is noisy.
+        """
+        speeds = [self._estimates[member].speed for member in group]
+        gain = self._settings.reshare_gain
+        return first_shares(speeds, self._settings.micro_batches, gain=gain)
 
     def fit(self, group: tuple[int, ...]) -> tuple[int, ...]:
         """The best shares of these members, as their speeds are known now.
@@ -101,17 +101,21 @@ class Resharing:
     ) -> tuple[int, ...] | None:
         """The shares to change to now, if it is time to look and the gain has lasted."""
         changed, self._changed = self._changed, False
-        settings, speeds = self._settings, [self._estimates[m].speed for m in group]
+        settings = self._settings
+        due = (
+            now_s - self._looked_s >= settings.reshare_every_s
+            and step - self._looked_step >= settings.reshare_steps
+        )
+        if not (changed or due):
+            return None
+        speeds = [self._estimates[member].speed for member in group]
         if changed:
             gain = max(settings.reshare_gain, _LARGE_GAIN)
             better = better_shares(shares, speeds, settings.micro_batches, gain=gain)
             if better is not None:
                 self.wait(step, now_s)
                 return better
-        if (
-            now_s - self._looked_s < settings.reshare_every_s
-            or step - self._looked_step < settings.reshare_steps
-        ):
+        if not due:
             return None
         self.wait(step, now_s, worth=self._worth)
         better = better_shares(shares, speeds, settings.micro_batches, gain=settings.reshare_gain)

@@ -31,13 +31,15 @@ class ControlSettings:
         silence_s: A member in training that has nothing to report for this time is lost.
         late_s: A member is lost if its answer to a call comes this much later than due, and later
             than is usual for it, where the job can go on without it.
-        outage_s: The same where members on several machines do not answer.
+        several_s: The same where members on several machines do not answer.
+        outage_s: The same where those are more than do answer: the driver is rather cut off itself.
         still_s: A member is lost that has used no processor time for this long while it was to
             compute, where another one has the state.
         broken_s: From the first word of a broken exchange to a new meeting, if nobody is found to
             be lost meanwhile.
         meetings: So often the same members meet anew without a step between; then the one whose
-            exchange broke is lost.
+            exchange broke is lost. After so many meetings that did not come about, it is not always
+            the one that is new who is lost.
         losing: After so many generations in a row that lost members, without a step between, the
             run ends: the step itself seems to be what ends them.
         saves: Checkpoints are asked for when they are worth it (see `saving`).
@@ -62,6 +64,7 @@ class ControlSettings:
     form_s: float = 60.0
     silence_s: float = 60.0
     late_s: float = 1.25
+    several_s: float = 2.5
     outage_s: float = 10.0
     still_s: float = 2.0
     broken_s: float = 3.0

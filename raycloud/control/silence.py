@@ -10,6 +10,8 @@ from raycloud.control.tables import MemberState, Phase
 from raycloud.events import MemberLost
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from raycloud.control.state import JobState, Member
 
 _COMPUTING = frozenset({Phase.TRAINING, Phase.STOPPING, Phase.REGROUPING})
@@ -43,17 +45,28 @@ def _mute(state: JobState) -> MemberLost | None:
     if not missing:
         return None
     first = max(missing, key=missing.__getitem__)
-    # Several nodes at once: rather a network that most of them are behind.
-    nodes = {state.members[number].node for number in missing}
-    if len(nodes) > 1 and missing[first] < state.settings.outage_s:
+    if missing[first] < _patience_s(state, missing):
         return None
     reason = f"frozen, or cut off: its answer is {missing[first]:.1f} s overdue"
     return MemberLost(member=first, reason=reason)
 
 
+def _patience_s(state: JobState, missing: Mapping[int, float]) -> float:
+    """How long those are waited for: several machines at once may be behind a network that is out.
+
+    Where most do not answer, also of those that are to join, it may be the driver's own network.
+    """
+    settings = state.settings
+    if len({state.members[number].node for number in missing}) == 1:
+        return settings.late_s
+    others = (m.number for m in state.present() if m.number not in missing)
+    heard = state.hearing.heard_for(max(missing.values()), others)
+    return settings.several_s if heard >= len(missing) else settings.outage_s
+
+
 def _still(state: JobState) -> MemberLost | None:
     """A process answers, but what it computes does not go on."""
-    if state.phase not in _COMPUTING:
+    if state.phase not in _COMPUTING or not state.hearing.still_s:
         return None
     for member in state.in_group():
         seconds = state.hearing.still_s.get(member.number, 0.0)
@@ -93,7 +106,8 @@ def _apart(state: JobState) -> MemberLost | None:
 def _idle(state: JobState, now_s: float) -> MemberLost | None:
     """When one member hangs, all others soon have nothing to report either.
 
-    The one heard least recently is named, and the reason lists all.
+    The one heard least recently is named, and the reason lists all. One that is new is named first,
+    until it is rather one of the others with whom no meeting comes about.
     """
     settings = state.settings
     least_s = min(settings.spawn_s, settings.form_s, settings.silence_s)
@@ -101,7 +115,8 @@ def _idle(state: JobState, now_s: float) -> MemberLost | None:
     late = [m for m in silent if now_s - m.heard_s > _limit_s(state, m)]
     if not late:
         return None
-    first = min(late, key=lambda m: (m.joined, m.heard_s, m.number))
+    trusted = state.unmet < settings.meetings
+    first = min(late, key=lambda m: (m.joined and trusted, m.heard_s, m.number))
     limit_s = _limit_s(state, first)
     if first.state is MemberState.SPAWNING:
         reason = f"not ready after {limit_s:g} s"
@@ -119,6 +134,8 @@ def _limit_s(state: JobState, member: Member) -> float:
         return state.settings.spawn_s if member.placed else float("inf")
     if state.phase is Phase.WAITING:  # there is nothing to do, and nothing to say
         return float("inf")
+    if member.state in {MemberState.ACTIVE, MemberState.DRAINING}:
+        return state.settings.silence_s
     change = state.outstanding.change if state.outstanding else None
     coming = change.members if isinstance(change, Meet) and not member.joined else ()
     if member.number in coming and member in spares(state):
@@ -129,8 +146,8 @@ def _limit_s(state: JobState, member: Member) -> float:
         and not state.spare(member.number)
     ):
         # Others may have something to compute to its end before they come.
-        computing = any(m.state is MemberState.ACTIVE for m in state.in_group())
+        computing = state.turns.states[MemberState.ACTIVE] > 0 and any(
+            m.state is MemberState.ACTIVE for m in state.in_group()
+        )
         return state.settings.silence_s if computing else state.settings.form_s
-    if member.state in {MemberState.ACTIVE, MemberState.DRAINING}:
-        return state.settings.silence_s
     return float("inf")

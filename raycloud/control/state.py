@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Meet
 from raycloud.control.checkpoints import Checkpoints
 from raycloud.control.tables import GONE, MemberState, Phase
+from raycloud.control.turns import Turns
 from raycloud.errors import InternalError
 
 if TYPE_CHECKING:
-    from raycloud.commands import Change
     from raycloud.control.hearing import Hearing
+    from raycloud.control.outstanding import Outstanding
     from raycloud.control.progress import Progress
     from raycloud.control.resharing import Resharing
     from raycloud.control.saving import Saving
     from raycloud.control.settings import ControlSettings
     from raycloud.events import DataGrew, ExchangeBroken, MemberReady
     from raycloud.order import Skip
-
-
-@dataclass(kw_only=True, slots=True)
-class Turns:
-    """What has become of a job's members together, so that not all are looked at each time.
-
-    Attributes:
-        count: How often one has gone or joined: what is known of who is there is old.
-        done: How many have nothing left to do.
-        leaving: How many have ever been going to leave.
-    """
-
-    count: int = 0
-    done: int = 0
-    leaving: int = 0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -69,6 +55,10 @@ class Member:
     leaving: bool = False
     turns: Turns = field(default_factory=Turns, compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        """It is counted."""
+        self.turns.come(self.number, self.state, joined=self.joined)
+
     @property
     def gone(self) -> bool:
         """Nothing that it says counts any more."""
@@ -76,41 +66,26 @@ class Member:
 
     def enter(self, state: MemberState, now_s: float) -> None:
         """It is in `state` from now on."""
-        if self.state is not state:
-            self.turns.count += state in GONE
-            self.turns.done += (state is MemberState.DONE) - (self.state is MemberState.DONE)
-            self.state, self.since_s = state, now_s
+        if self.state is state:
+            return
+        self.turns.move(self.state, state)
+        if state in GONE and not self.gone:
+            self.turns.go(self.number, leaving=self.leaving)
+        self.state, self.since_s = state, now_s
+
+    def leave(self) -> None:
+        """It is going to be gone."""
+        self.turns.leaving += not self.leaving
+        self.leaving = True
 
     def join(self, step: int) -> None:
         """It computes from `step` on."""
         self.joined, self.step = True, step
-        self.turns.count += 1
+        self.turns.join(self.number)
 
     def __str__(self) -> str:
         """As people read it."""
         return f"member {self.number}" + (f" on {self.node}" if self.node else "")
-
-
-@dataclass(kw_only=True, slots=True)
-class Outstanding:
-    """A change that was sent ahead and is not yet in force everywhere.
-
-    Attributes:
-        applied: The members that switched, with the step at whose start they did.
-        in_force: Somebody has, or computes already as it says: so will all others.
-    """
-
-    number: int
-    members: tuple[int, ...]
-    change: Change
-    applied: dict[int, int] = field(default_factory=dict)
-    in_force: bool = False
-
-    @property
-    def everywhere(self) -> bool:
-        """Every member has switched."""
-        enough = len(self.applied) >= len(self.members)
-        return enough and self.applied.keys() >= set(self.members)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -128,14 +103,18 @@ class Recovery:
     lost: list[int] = field(default_factory=list)
 
 
+# Of a group, and those that follow: past which step so many of the first ranks are known to be.
+_Past = tuple[tuple[int, ...], frozenset[int], int, int]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Known:
     """What holds over all members, as long as none turns and the generation is the same."""
 
-    at: tuple[int, int]
+    at: int
     group: tuple[int, ...]
+    within: frozenset[int]
     coming: tuple[int, ...]
-    present: Sequence[Member]
     joining: Sequence[Member]
     gone: bool
     broken: bool
@@ -149,6 +128,8 @@ class JobState:
         hearing: Who answers calls.
         group: Members of the present generation, in order of rank.
         shares: Their micro-batches per step.
+        following: Those of them that had no state when they met, and have no share yet; once it is
+            known that one has caught up, it has `joined`.
         progress: None until the members have said how much data there is.
         data_samples: Samples of the newest data heard of; 0 before any.
         data_version: Its version.
@@ -158,7 +139,8 @@ class JobState:
         halted: A member has applied it: the run ends before its last step.
         settled: Number of the last change that is over, in force or withdrawn.
         formed_as: The generation as which the present group met first.
-        groups: Who met as each generation that one of `group_of` may be asked for.
+        groups: Who has divided checkpoints and measures as each generation that `group_of` may be
+            asked for: all that met and had the state.
         sound_from: Words of older generations do not count any more: they broke.
         met: It is known to have met.
         recovery: What befell members since the last step of all; None: nothing.
@@ -166,6 +148,8 @@ class JobState:
         broken_s: When it came.
         meetings: How often the present group has met since its last step.
         losing: How many generations in a row lost members, without a step between.
+        unmet: How many meetings in a row did not come about.
+        called_s: When members were last called to meet.
         capacity: How many members the machines hold, as far as is known.
         next_member: The number of the next member that is asked for.
         misses: How many members in a row were lost before they had joined.
@@ -176,6 +160,7 @@ class JobState:
         started_s: When the job was started.
         now_s: When control was last asked.
         error: Why the run fails.
+        ended: Whose process has ended when it was done: its work is kept, it does not meet again.
         turns: What has become of all members together.
         skips: What steps took and did not count, and who has said so; until it is written down.
     """
@@ -186,6 +171,7 @@ class JobState:
     members: dict[int, Member] = field(default_factory=dict)
     group: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
+    following: frozenset[int] = frozenset()
     generation: int = 0
     progress: Progress | None = None
     resharing: Resharing | None = None
@@ -210,6 +196,8 @@ class JobState:
     broken_s: float = 0.0
     meetings: int = 1
     losing: int = 0
+    unmet: int = 0
+    called_s: float = 0.0
     capacity: int = 0
     next_member: int = 0
     misses: int = 0
@@ -220,9 +208,11 @@ class JobState:
     started_s: float = 0.0
     now_s: float = 0.0
     error: str = ""
+    ended: set[int] = field(default_factory=set)
     turns: Turns = field(default_factory=Turns)
     skips: dict[Skip, set[int]] = field(default_factory=dict)
     _known: _Known | None = None
+    _past: _Past = ((), frozenset(), 0, 0)
 
     def member(self, number: int) -> Member:
         """The member of this number.
@@ -237,11 +227,15 @@ class JobState:
 
     def present(self) -> Sequence[Member]:
         """Members that are not gone, in order of number."""
-        return self._now().present
+        return [self.members[number] for number in self.turns.present]
 
     def joining(self) -> Sequence[Member]:
         """Those of them that are to join those that compute, and do not yet: see `spare`."""
         return self._now().joining if self.progress is not None else ()
+
+    def any_follows(self) -> bool:
+        """Whether one of the group is not known to have the state, and is about to take it."""
+        return any(not self.members[number].joined for number in self.following)
 
     def any_gone(self) -> bool:
         """Whether a member of the present generation is gone."""
@@ -253,27 +247,41 @@ class JobState:
 
     def any_done(self) -> bool:
         """Whether a member of the present generation has nothing left to do."""
-        return self.turns.done > 0 and any(
+        return self.turns.states[MemberState.DONE] > 0 and any(
             self.members[number].state is MemberState.DONE for number in self.group
         )
 
+    def all_past(self, step: int) -> bool:
+        """Whether all of the group that do not follow have committed `step`; steps only rise."""
+        group, follow, at, ranks = self._past
+        if group is not self.group or follow is not self.following or at != step:
+            group, follow, ranks = self.group, self.following, 0
+        while ranks < len(group) and (
+            self.members[group[ranks]].step > step or group[ranks] in follow
+        ):
+            ranks += 1
+        self._past = group, follow, step, ranks
+        return ranks == len(group)
+
     def _now(self) -> _Known:
         """What holds over all members, looked up again where one has turned."""
-        at, known = (self.turns.count, len(self.members)), self._known
+        at, known = self.turns.count, self._known
         change = self.outstanding.change if self.outstanding is not None else None
         coming = change.members if isinstance(change, Meet) else ()
         alike = known is not None and known.group is self.group and known.coming is coming
         if known is None or not alike or known.at != at:
-            group = set(self.group)
-            present = [self.members[n] for n in sorted(self.members) if self.here(n)]
+            same = known is not None and known.group is self.group
+            within = known.within if known is not None and same else frozenset(self.group)
+            present, new = self.turns.present.keys(), self.turns.new
+            gone = not within <= present
             known = self._known = _Known(
                 at=at,
                 group=self.group,
+                within=within,
                 coming=coming,
-                present=present,
-                joining=[m for m in present if not m.joined and m.number not in group],
-                gone=any(self.members[n].gone for n in self.group),
-                broken=any(self.members[n].gone for n in (*self.group, *coming)),
+                joining=[self.members[n] for n in new if n not in within],
+                gone=gone,
+                broken=gone or not present >= set(coming),
             )
         return known
 
@@ -283,11 +291,10 @@ class JobState:
         if self.saving is not None:
             self.saving.dropped()
 
-    def staying(self) -> list[Member]:
-        """Members that are not gone and are not going to be, in order of number."""
-        if not self.turns.leaving:
-            return list(self.present())
-        return [member for member in self.present() if not member.leaving]
+    @property
+    def staying(self) -> int:
+        """How many members are not gone and are not going to be."""
+        return len(self.turns.present) - self.turns.leaving
 
     def left(self) -> list[int]:
         """Who is left of the group, by rank, and then of those that leave it just now."""
@@ -295,25 +302,42 @@ class JobState:
         if sent is not None and sent.in_force and isinstance(sent.change, Meet):
             stays = set(self.group)
             there += [number for number in sent.members if number not in stays]
-        return [number for number in there if self.here(number)]
+        present, ended = self.turns.present, self.ended
+        return [number for number in there if number in present and number not in ended]
 
     def here(self, number: int) -> bool:
         """Whether this member is not gone."""
-        return not self.members[number].gone
+        return number in self.turns.present
 
     def spare(self, number: int) -> bool:
         """Whether this member is to join those that compute, and does not yet."""
         new = not self.members[number].joined
-        return self.progress is not None and new and number not in self.group
+        return self.progress is not None and new and number not in self.within()
+
+    def within(self) -> Collection[int]:
+        """The members of the present generation, in no order."""
+        return self._now().within
+
+    def is_to_follow(self, number: int) -> bool:
+        """Whether this member follows without the state, or is about to."""
+        change = self.outstanding.change if self.outstanding is not None else None
+        coming = change.following if isinstance(change, Meet) else ()
+        return not self.members[number].joined and (number in self.following or number in coming)
 
     def group_of(self, generation: int) -> tuple[int, ...]:
-        """Who computed as `generation`; shares may have changed since they met as an older one."""
+        """Who divided what was written as `generation`, which may be newer than their meeting."""
         met = max((g for g in self.groups if g <= generation), default=self.formed_as)
         return self.groups.get(met, self.group)
 
     def in_group(self) -> list[Member]:
         """Members of the present generation, in order of rank."""
         return [self.members[number] for number in self.group]
+
+    def holders(self) -> list[Member]:
+        """Those of them that do not follow: a step counts that all of these have committed."""
+        if not self.following:
+            return self.in_group()
+        return [m for m in self.in_group() if m.number not in self.following]
 
     def formed(self) -> Progress:
         """The progress, once a generation was told to form.

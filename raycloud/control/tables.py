@@ -33,6 +33,7 @@ from raycloud.events import (
     Event,
     ExchangeBroken,
     GenerationFormed,
+    MemberCaughtUp,
     MemberDone,
     MemberFailed,
     MemberLeaving,
@@ -112,6 +113,7 @@ _OF_MEMBERS: tuple[type[Event], ...] = (
     DataPreparing,
     DataPrepared,
     GenerationFormed,
+    MemberCaughtUp,
     ChangeApplied,
     StepsCommitted,
     PartWritten,
@@ -130,6 +132,7 @@ _FROM_OUTSIDE: tuple[type[Event], ...] = (RangeChanged, CapacityChanged, DataGre
 
 _WHILE_COMPUTING: tuple[type[Event], ...] = (
     GenerationFormed,
+    MemberCaughtUp,
     ChangeApplied,
     StepsCommitted,
     PartWritten,
@@ -270,6 +273,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
     MemberState.READY: {
         GenerationFormed: MemberState.ACTIVE,
         DataPrepared: MemberState.READY,
+        MemberCaughtUp: MemberState.ACTIVE,
         StepsCommitted: MemberState.ACTIVE,
         PartWritten: MemberState.ACTIVE,
         EvaluationPart: MemberState.ACTIVE,
@@ -282,6 +286,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
     MemberState.ACTIVE: {
         GenerationFormed: MemberState.ACTIVE,
         DataPrepared: MemberState.ACTIVE,
+        MemberCaughtUp: MemberState.ACTIVE,
         (ChangeApplied, Reshare): MemberState.ACTIVE,
         (ChangeApplied, Meet): MemberState.ACTIVE,
         (ChangeApplied, Save): MemberState.ACTIVE,
@@ -299,6 +304,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
     MemberState.DRAINING: {
         GenerationFormed: MemberState.DRAINING,
         DataPrepared: MemberState.DRAINING,
+        MemberCaughtUp: MemberState.DRAINING,
         StepsCommitted: MemberState.DRAINING,
         PartWritten: MemberState.DRAINING,
         EvaluationPart: MemberState.DRAINING,
@@ -311,7 +317,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
     MemberState.DONE: {
         GenerationFormed: MemberState.DONE,
         DataPrepared: MemberState.DONE,
-        MemberLost: LATE,  # its work is kept: nothing is lost
+        MemberLost: LATE,  # its work is kept: nothing is lost, unless others must meet again
         MemberLeaving: LATE,
         MemberFailed: MemberState.FAILED,
     },

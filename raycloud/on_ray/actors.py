@@ -1,7 +1,11 @@
-"""Actors: one line each into plain code."""
+"""Actors: one line each into plain code.
+
+What computes is loaded where an actor begins, so that who only starts actors need not load torch.
+"""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -11,34 +15,40 @@ import ray
 from raycloud.clock import SystemClock
 from raycloud.errors import RaycloudError
 from raycloud.events import MemberLeaving, Noticed
-from raycloud.on_ray.collators import Collator
 from raycloud.on_ray.confidential import keep_confidential
-from raycloud.on_ray.provider import RayProvider
 from raycloud.planning.inventory import price_per_hour
 from raycloud.preemption import Leaving, on_sigterm, watch_here
 from raycloud.redact import know
 from raycloud.spec import Environment
 from raycloud.spec.secrets import secrets_of
 from raycloud.training.journal import Journal, Lines
-from raycloud.training.member import Member, MemberConfig
+from raycloud.training.words import Words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from raycloud.commands import Change
-    from raycloud.events import Event
     from raycloud.on_ray.collators import Delivery, Unable
     from raycloud.order import Layout, MicroBatch, Order
+    from raycloud.training.config import MemberConfig
     from raycloud.training.meeting import Meeting
     from raycloud.training.stillness import Still
+    from raycloud.training.words import Survivor, Word
 
 
 @ray.remote
 class MemberActor:
-    """A member of a run, in a process of its own."""
+    """A member of a run, in a process of its own.
+
+    Every call names its driver, by number; what comes from one that another has followed is passed
+    over.
+    """
 
     def __init__(self, config: MemberConfig) -> None:
         """Start building in the background."""
+        from raycloud.on_ray.provider import RayProvider
+        from raycloud.training.member import Member
+
         know(Environment.from_process().secrets | secrets_of(config.job))
         context = ray.get_runtime_context()
         here = context.get_node_id()
@@ -51,15 +61,36 @@ class MemberActor:
         self._journal.listen()
         cloud, run = Environment.from_process().cloud, context.get_job_id()
         self._number, self._node = config.member, here
+        self._words, self._turn, self._driver = Words(config.member), threading.Lock(), 0
         self._watch = watch_here(config.member, f"{run}/{here}", SystemClock(), cloud)
         on_sigterm(self._watch.add)
 
-    def poll(self, timeout_s: float) -> list[Event | Lines | Still]:
-        """See `Member.poll`; with what its provider has noticed, and what was logged."""
-        events = self._member.poll(timeout_s)
-        noticed = map(self._event, self._watch.fetch())
-        told = self._provider.notices(), noticed, self._journal.fetch(), self._member.still()
-        return [*events, *chain.from_iterable(told)]
+    def poll(
+        self, timeout_s: float, written: int = 0, driver: int = 0
+    ) -> list[Word | Lines | Still]:
+        """See `Member.poll`; with what its provider has noticed, and what was logged.
+
+        Args:
+            timeout_s: To wait for a word that the driver was not told.
+            written: It has written down all up to this one.
+            driver: Which one asks.
+        """
+        with self._turn:  # words are numbered in the order in which they were said
+            if driver < self._driver:
+                return []
+            waiting_s = 0.0 if self._words.untold else timeout_s
+            events = self._member.poll(waiting_s)
+            noticed = map(self._event, self._watch.fetch())
+            self._words.add(chain(events, self._provider.notices(), noticed))
+            told = self._words.tell(written)
+        return [*told, *self._journal.fetch(), *self._member.still()]
+
+    def survivor(self, written: int, driver: int) -> Survivor | None:
+        """See `Member.survivor`; from now on this driver is told all words after `written`."""
+        self._driver = max(self._driver, driver)
+        with self._turn:
+            self._words.again(written)
+        return self._member.survivor()
 
     def _event(self, told: Leaving | Noticed) -> MemberLeaving | Noticed:
         """A word of the cloud or the system, as an event of this member."""
@@ -75,13 +106,15 @@ class MemberActor:
             node=self._node if told.node else "",
         )
 
-    def form(self, meeting: Meeting) -> None:
+    def form(self, meeting: Meeting, driver: int = 0) -> None:
         """See `Member.form`."""
-        self._member.form(meeting)
+        if driver >= self._driver:
+            self._member.form(meeting)
 
-    def prepare(self, number: int, change: Change) -> None:
+    def prepare(self, number: int, change: Change, driver: int = 0) -> None:
         """See `Member.prepare`."""
-        self._member.prepare(number, change)
+        if driver >= self._driver:
+            self._member.prepare(number, change)
 
     def abandon(self, generation: int) -> None:
         """See `Member.abandon`."""
@@ -94,6 +127,9 @@ class CollatorActor:
 
     def __init__(self, config: MemberConfig) -> None:
         """Find out where this is."""
+        from raycloud.on_ray.collators import Collator
+        from raycloud.on_ray.provider import RayProvider
+
         keep_confidential(config.job)
         provider = RayProvider(config, ray.get_runtime_context().get_node_id())
         self._collator = Collator(config, provider)

@@ -31,6 +31,7 @@ _EMBEDDED = {
     "RAY_worker_niceness": "0",  # Ray would take 15: behind every other process of the machine
 }
 
+NAMESPACE = "raycloud"  # of names on a cluster that was there before
 _REACH_S = 10.0
 
 
@@ -83,6 +84,8 @@ def _attached(job: Job, address: str | None, metadata: Mapping[str, str] | None)
     }
     if address is None:
         options |= {"include_dashboard": False, "num_cpus": _embedded_cpus(job)}
+    else:
+        options |= {"namespace": NAMESPACE}
     try:
         if address is not None:
             _reach(address)

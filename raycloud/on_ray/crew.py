@@ -13,27 +13,31 @@ from raycloud.on_ray.actors import CollatorActor
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
-    from raycloud.training.member import MemberConfig
-
 _PLACE_S = 1.0
 
 
 class Crew:
-    """The collators of a run, as their driver holds them."""
+    """The collators of a run, as whoever made them holds them."""
 
     def __init__(self) -> None:
         """None yet."""
         self._actors: dict[str, Any] = {}
         self._groups: list[PlacementGroup] = []
 
-    def start(self, config: MemberConfig) -> tuple[str, ...]:
-        """Start as many as the job asks for and free CPUs are there; returns their names."""
-        groups = [placement_group([{"CPU": 1}]) for _ in range(config.job.data.collators)]
+    def start(self, count: int, pipeline: str, config: Any) -> tuple[str, ...]:
+        """Start as many as are asked for and free CPUs are there; returns their names.
+
+        Args:
+            count: How many.
+            pipeline: What the run's pipeline is called.
+            config: That of a member, in Ray's store.
+        """
+        groups = [placement_group([{"CPU": 1}]) for _ in range(count)]
         for number, group in enumerate(groups):
             if not group.wait(_PLACE_S):
                 remove_placement_group(group)
                 continue
-            name = f"{config.pipeline}-collator-{number}"
+            name = f"{pipeline}-collator-{number}"
             self._groups.append(group)
             self._actors[name] = CollatorActor.options(  # type: ignore[attr-defined]
                 name=name,
@@ -42,6 +46,11 @@ class Crew:
                     group, placement_group_bundle_index=0
                 ),
             ).remote(config)
+        return tuple(self._actors)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that there are."""
         return tuple(self._actors)
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, assert_never
 
-from raycloud import __version__
 from raycloud.checkpoint import Manifest, Store, marked, open_store
 from raycloud.commands import (
     Command,
@@ -19,10 +18,11 @@ from raycloud.commands import (
     Publish,
     Record,
     Release,
+    Reshare,
     Spawn,
     TellRecovery,
 )
-from raycloud.control import Control, ControlSettings
+from raycloud.control import Control
 from raycloud.control.tables import GONE
 from raycloud.errors import InternalError, RaycloudError
 from raycloud.events import (
@@ -36,7 +36,6 @@ from raycloud.events import (
     Noticed,
     Recovered,
     RunFinished,
-    RunStarted,
     StopRequested,
 )
 from raycloud.on_ray.cluster import inventory
@@ -45,21 +44,24 @@ from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.manifests import manifest_of, publish_manifest
 from raycloud.on_ray.measures import Measures
 from raycloud.on_ray.meeting import MeetingPlace
+from raycloud.on_ray.origin import opening, settings_of
 from raycloud.on_ray.outlets import Outlets, for_the_log
 from raycloud.on_ray.outside import Outside
 from raycloud.on_ray.profile import profile_of
 from raycloud.on_ray.run import Run
 from raycloud.on_ray.session import Session, origin_of
 from raycloud.on_ray.sources import Sources
+from raycloud.on_ray.takeover import held, known_of
 from raycloud.on_ray.tasks import by_value
-from raycloud.order import Position, ledger_line
+from raycloud.on_ray.tenure import FollowedError, outlives
+from raycloud.order import ledger_line
 from raycloud.planning.inventory import Inventory, require
 from raycloud.planning.plan import Plan, make
 from raycloud.report.recorder import Recorder
 from raycloud.training.member import Meeting, MemberConfig
+from raycloud.training.words import Word
 
 _TURN_S = 0.2
-_SILENCE_S = 600.0  # a step, or measuring the held-out samples, may take minutes
 
 
 @dataclass(eq=False)
@@ -77,7 +79,7 @@ def drive(session: Session) -> Run:
         RaycloudError: Why it failed; log, summary and checkpoints are written.
     """
     store = open_store(session.checkpoints)
-    origin = origin_of(session, store)
+    origin = None if session.resume and outlives(session) else origin_of(session, store)
     nodes = inventory()
     require(nodes, session.job.resources.worker, session.job.elastic.min_workers)
     outlets = Outlets(session)
@@ -85,10 +87,12 @@ def drive(session: Session) -> Run:
         Recorder(
             session.directory, session.clock, started_s=session.began_s, listener=outlets.add
         ) as recorder,
+        held(session, recorder) as mine,
         marked(store) as mark,  # machines may be added that do not see this place
     ):
+        origin = origin or origin_of(mine, store)
         session.directory.write_job(session.written)
-        session = replace(session, mark=mark)
+        session = replace(mine, mark=mark)
         driver = Driver(session, recorder, store, origin.manifest, nodes, outlets)
         for step, why in origin.skipped:
             driver.note(f"the checkpoint of step {step} is damaged and was passed over", why=why)
@@ -110,57 +114,34 @@ class Driver:
         outlets: Outlets,
     ) -> None:
         """Decide how many members the machines hold."""
-        job = session.job
-        self._session = session
+        self._session, worker = session, session.job.resources.worker
         self._recorder, self._outlets = recorder, outlets
-        self._store = store
-        self._manifest = manifest
-        self._outside = Outside(nodes, job.resources.worker, session.directory, session.clock)
-        tally = recorder.tally
-        settings = ControlSettings(
-            min_workers=job.elastic.min_workers,
-            max_workers=job.most_workers,
-            silence_s=_SILENCE_S,
-            saves=job.checkpoint.every_steps == "auto",
-            capacity=self._outside.room,
-            global_batch=job.global_batch,
-            micro_batch=job.micro_batch,
-            drop_last=job.drop_last,
-            shares=job.elastic.shares,
-            step=manifest.step if manifest else 0,
-            position=Position(epoch=manifest.epoch, offset=manifest.offset)
-            if manifest
-            else Position(),
-            ledger=manifest.ledger if manifest and manifest.step else None,
-            first_generation=max(manifest.generation, tally.generation) + 1 if manifest else 0,
-            first_member=max(tally.spawned, default=-1) + 1,
-        )
-        self._control = Control(settings)
-        self._fleet = Fleet(job.resources.worker, session.clock)
+        self._store, self._manifest = store, manifest
+        outside = self._outside = Outside(nodes, worker, session.directory, session.clock)
+        self._control = Control(settings_of(session, manifest, recorder.tally, outside.room))
+        self._fleet = Fleet(worker, session.clock, session.tenure)
         self._sources = Sources(session)
         self._meeting: MeetingPlace | None = None
         self._known = _Known()
         self._measures = Measures()
         self._plan: Plan | None = None
-        self._pending: deque[Event] = deque()
+        self._pending: deque[Event | Word] = deque()
         self._finish: Finish | None = None
         self._stop_sent = False
 
     def run(self) -> Run:
         """Until control says that the run is over."""
-        session, clock = self._session, self._session.clock
-        by_value(session.task)
-        step = self._manifest.step if self._manifest else None
+        by_value(self._session.task)
         try:
-            self._log(RunStarted(job=session.job.name, version=__version__, resumed_from_step=step))
-            self._sources.begin()
             self._meeting = MeetingPlace()
-            self._carry_out(self._control.start(clock.monotonic_s()))
+            self._begin(self._session.clock.monotonic_s())
             while self._finish is None:
                 self._turn()
         except KeyboardInterrupt:
             self._close("stopped", "ended at once on request")
             raise
+        except FollowedError:
+            raise  # nothing here is this driver's any more
         except Exception as error:
             self._close(
                 "failed", error.message if isinstance(error, RaycloudError) else repr(error)
@@ -171,13 +152,32 @@ class Driver:
             self._sources.close()
         return self._ended(self._finish)
 
+    def _begin(self, now_s: float) -> None:
+        """Ask for members, or go on with those that are there."""
+        session, taken = self._session, self._session.taken
+        for event in opening(session, self._manifest):
+            self._log(event)
+        if taken is None:
+            self._sources.begin()
+            if session.tenure is not None:
+                session.tenure.remember(known_of(session, self._manifest, self._sources.pipeline))
+            self._carry_out(self._control.start(now_s))
+            return
+        for one in taken.survivors:
+            self._known.ready[one.member] = one.ready
+            session.observer(one.ready)  # which the log has, and who looks on has not seen
+        self._fleet.adopt(taken.actors, taken.collators)
+        self._carry_out(self._control.take_over(taken.adoption, now_s))
+
     def note(self, what: str, **detail: object) -> None:
         """Put a notice into the log."""
         self._log(Noticed(what=what, detail=detail))
 
     def _turn(self) -> None:
         """Whatever has happened since the last turn."""
-        stop = self._session.stop
+        stop, tenure = self._session.stop, self._session.tenure
+        if tenure is not None:
+            tenure.check()
         if stop is not None and stop.reason is not None and not self._stop_sent:
             self._stop_sent = True
             self._pending.append(StopRequested(reason=stop.reason))
@@ -199,15 +199,16 @@ class Driver:
         members, ready = self._control.members, self._known.ready
         return {m: told.node for m, told in ready.items() if members.get(m) not in GONE}
 
-    def _log(self, event: Event) -> None:
-        """Keep an event, and show it."""
+    def _log(self, event: Event, word: tuple[int, int] | None = None) -> None:
+        """Keep an event, and which word of which member it was, and show it."""
         event = for_the_log(event)
-        self._recorder.record(event)
+        self._recorder.record(event, word)
         self._session.observer(event)
 
-    def _take(self, event: Event) -> None:
+    def _take(self, told: Event | Word) -> None:
         """Log an event, and let control decide what follows."""
-        self._log(event)
+        event = told.event if isinstance(told, Word) else told
+        self._log(event, (told.member, told.number) if isinstance(told, Word) else None)
         self._sources.on(event)
         match event:
             case MemberReady():
@@ -281,7 +282,7 @@ class Driver:
         for rank, member in enumerate(command.members):
             meeting = self._meeting_of(command, rank)
             self._fleet.form(member, replace(meeting, settled=command.settled))
-        self._write_plan(command)
+        self._write_plan(command.members, command.shares)
 
     def _prepare(self, command: Prepare) -> None:
         """Send a change ahead; to a `Meet`, members come while those of the present compute."""
@@ -289,6 +290,8 @@ class Driver:
         if not isinstance(coming, Meet):
             for member in command.members:
                 self._fleet.prepare(member, command.number, coming)
+            if isinstance(coming, Reshare) and coming.caught_up:
+                self._write_plan(command.members, coming.shares)
             return
         for rank, member in enumerate(coming.members):
             computes = command.number if member in command.members else None
@@ -296,7 +299,7 @@ class Driver:
             self._fleet.form(member, replace(meeting, settled=command.number, ahead=computes))
         for member in set(command.members) - set(coming.members):
             self._fleet.prepare(member, command.number, coming)
-        self._write_plan(coming)
+        self._write_plan(coming.members, coming.shares)
 
     def _meeting_of(self, formed: Form | Meet, rank: int) -> Meeting:
         if self._meeting is None:
@@ -304,11 +307,11 @@ class Driver:
         nodes = tuple(self._known.ready[member].node for member in formed.members)
         return self._meeting.of(formed, rank, nodes)
 
-    def _write_plan(self, formed: Form | Meet) -> None:
+    def _write_plan(self, members: tuple[int, ...], shares: tuple[int, ...]) -> None:
         """Keep what is predicted of this generation, to be held against what is measured."""
         job = self._session.job
-        readies = [self._known.ready[member] for member in formed.members]
-        elastic = job.elastic.model_copy(update={"shares": formed.shares})
+        readies = [self._known.ready[member] for member in members]
+        elastic = job.elastic.model_copy(update={"shares": shares})
         self._plan = make(
             job.model_copy(update={"elastic": elastic}),
             self._outside.inventory,

@@ -17,6 +17,7 @@ from raycloud.on_ray.tasks import by_value
 from raycloud.planning.inventory import require
 from raycloud.planning.plan import Plan, make
 from raycloud.training.member import MemberConfig
+from raycloud.training.words import Word
 
 if TYPE_CHECKING:
     from raycloud.spec import Job
@@ -57,10 +58,10 @@ def _ready(fleet: Fleet) -> MemberReady:
     while True:
         for event in fleet.poll(1.0):
             match event:
-                case MemberReady():
-                    return event
-                case MemberFailed():
-                    raise error_of(event)
+                case Word(event=MemberReady() as ready):
+                    return ready
+                case Word(event=MemberFailed() as failed):
+                    raise error_of(failed)
                 case MemberLost():
                     raise errors.MemberLostError(f"the worker was lost: {event.reason}")
                 case _:

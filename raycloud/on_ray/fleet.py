@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.placement_group import placement_group_table
 
 from raycloud.control.hearing import Heard
 from raycloud.errors import PlacementError
 from raycloud.events import Event, MemberLost, MemberSpawned
-from raycloud.on_ray.actors import MemberActor
-from raycloud.on_ray.crew import Crew
+from raycloud.on_ray.keeper import Keeper, Opaque
 from raycloud.training.journal import Lines
 from raycloud.training.stillness import Still
+from raycloud.training.words import Word
 
 if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
     from raycloud.clock import Clock
     from raycloud.commands import Change
+    from raycloud.on_ray.tenure import Tenure
     from raycloud.spec.job import RoleResources
     from raycloud.training.member import Meeting, MemberConfig
 
 POLL_S = 1.0  # a member that has nothing to say says so
 _LOOK_S = 0.5  # between two looks whether there is a place
 _PLACE_S = 60
-_THREADS = 4  # a long poll must not hold up a change
 
 
 @dataclass
 class _Seat:
-    """One member's process, the reservation it runs in, and by when it is to answer."""
+    """One member's process, by when it is to answer, and its newest word that is here."""
 
-    group: PlacementGroup
     actor: Any
     poll: Any = None
     due_s: float = 0.0
+    heard: int = 0
 
 
 class Fleet:
@@ -54,10 +49,15 @@ class Fleet:
     Args:
         resources: What each worker reserves.
         clock: To see who answers in time.
+        keeper: Makes and holds the processes; None: this process does.
     """
 
-    def __init__(self, resources: RoleResources, clock: Clock) -> None:
+    def __init__(
+        self, resources: RoleResources, clock: Clock, keeper: Tenure | None = None
+    ) -> None:
         """No members yet."""
+        self._keeper: Keeper | Tenure = Keeper() if keeper is None else keeper
+        self._driver = 0 if keeper is None else keeper.number
         self._resources = resources
         self._clock = clock
         self._polled_s = float("-inf")
@@ -67,7 +67,6 @@ class Fleet:
         self._looked_s = 0.0
         self._collators: tuple[str, ...] = ()
         self._seats: dict[int, _Seat] = {}
-        self._crew = Crew()
         self._lines: list[Lines] = []
         self._missed: list[Event] = []
 
@@ -80,37 +79,37 @@ class Fleet:
         Raises:
             PlacementError: Not all fit within a minute; nothing is left reserved.
         """
-        groups = [self._reserve() for _ in configs]
+        groups = [self._reserve(config.member) for config in configs]
         placed = sum(1 for _ in itertools.takewhile(lambda g: g.wait(_PLACE_S), groups))
         if placed < len(groups):
-            for group in groups:
-                remove_placement_group(group)
+            self._keeper.drop([config.member for config in configs])
             raise PlacementError(
                 f"only {placed} of {len(groups)} workers found a place within {_PLACE_S} s: "
                 f"each asks for {self._bundle()}",
                 hint="lower elastic.max_workers or resources.worker, or free the cluster",
             )
-        self._collators = self._crew.start(configs[0])
-        for config, group in zip(configs, groups, strict=True):
-            self._start(config, group)
+        first = configs[0]
+        if count := first.job.data.collators:
+            self._collators = self._keeper.crew(count, first.pipeline, Opaque(ray.put(first)))
+        for config in configs:
+            self._start(config)
         return len(self._collators)
+
+    def adopt(self, actors: Mapping[int, Any], collators: tuple[str, ...]) -> None:
+        """Go on with members that compute already, by their handles, and with their collators."""
+        self._collators = collators
+        for member, actor in actors.items():
+            self._ask(self._seats.setdefault(member, _Seat(actor=actor)))
 
     def await_place(self, config: MemberConfig) -> None:
         """Start a member as soon as there is a place for it; `MemberSpawned` then says so."""
-        self._waiting[config.member] = self._reserve(), config
+        self._waiting[config.member] = self._reserve(config.member), config
 
-    def _start(self, config: MemberConfig, group: PlacementGroup) -> None:
-        actor = MemberActor.options(  # type: ignore[attr-defined]
-            num_cpus=self._resources.cpus,
-            num_gpus=self._resources.gpus,
-            max_restarts=0,
-            max_task_retries=0,
-            max_concurrency=_THREADS,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=0
-            ),
-        ).remote(replace(config, collators=self._collators))
-        self._ask(self._seats.setdefault(config.member, _Seat(group=group, actor=actor)))
+    def _start(self, config: MemberConfig) -> None:
+        told = Opaque(ray.put(replace(config, collators=self._collators)))
+        resources = self._resources
+        actor = self._keeper.start(config.member, told, resources.cpus, resources.gpus)
+        self._ask(self._seats.setdefault(config.member, _Seat(actor=actor)))
 
     def _start_placed(self) -> list[Event]:
         """Start whoever has found a place meanwhile."""
@@ -124,18 +123,22 @@ class Fleet:
             if placement_group_table(group).get("state") == "CREATED"
         ]
         for member in placed:
-            group, config = self._waiting.pop(member)
-            self._start(config, group)
+            _, config = self._waiting.pop(member)
+            self._start(config)
         return [MemberSpawned(member=member) for member in placed]
 
-    def poll(self, timeout_s: float) -> list[Event]:
-        """Events of all members that came within `timeout_s`, in order for each member."""
+    def poll(self, timeout_s: float) -> list[Event | Word]:
+        """Words of all members that came within `timeout_s`, in order for each member.
+
+        What earlier calls have returned is in the log by now.
+        """
         if self._missed:
             missed, self._missed = self._missed, []
-            return missed
-        events = self._start_placed()
+            return [*missed]
+        events: list[Event | Word] = [*self._start_placed()]
         before_s = self._polled_s
         by_poll = {seat.poll: member for member, seat in self._seats.items()}
+        heard = {member: seat.heard for member, seat in self._seats.items()}
         if not by_poll:
             return events
         wait_s = 0.0 if events else timeout_s
@@ -149,28 +152,30 @@ class Fleet:
                 events += self._sorted(member, ray.get(poll))
             except RayError as error:  # died, was evicted, or its node or reservation is gone
                 events.append(MemberLost(member=member, reason=_reason(error)))
-                self._drop(member)
+                self.release([member])
                 continue
             seat = self._seats[member]
             self._late_s[member] = max(0.0, before_s - seat.due_s)  # then it was not there yet
-            self._ask(seat)
+            self._ask(seat, written=heard[member])
         return events
 
-    def _sorted(self, member: int, told: Iterable[Event | Lines | Still]) -> list[Event]:
-        """The events of an answer; the rest is kept for who asks for it."""
+    def _sorted(self, member: int, told: Iterable[Word | Lines | Still]) -> list[Word]:
+        """The words of an answer; the rest is kept for who asks for it."""
         self._still_s[member] = 0.0
-        events: list[Event] = []
+        words: list[Word] = []
         for one in told:
-            if isinstance(one, Still):
-                self._still_s[member] = one.seconds
-            elif isinstance(one, Lines):
-                self._lines.append(one)
-            else:
-                events.append(one)
-        return events
+            match one:
+                case Still():
+                    self._still_s[member] = one.seconds
+                case Lines():
+                    self._lines.append(one)
+                case Word():
+                    self._seats[member].heard = one.number
+                    words.append(one)
+        return words
 
-    def _ask(self, seat: _Seat) -> None:
-        seat.poll = seat.actor.poll.remote(POLL_S)
+    def _ask(self, seat: _Seat, written: int = 0) -> None:
+        seat.poll = seat.actor.poll.remote(POLL_S, written, self._driver)
         seat.due_s = self._clock.monotonic_s() + POLL_S
 
     def heard(self) -> Heard:
@@ -191,45 +196,30 @@ class Fleet:
     def form(self, member: int, meeting: Meeting) -> None:
         """Tell a member where to meet the others."""
         if seat := self._seats.get(member):
-            seat.actor.form.remote(meeting)
+            seat.actor.form.remote(meeting, self._driver)
         else:  # it had done its part, and its end was no loss then
             self._missed.append(MemberLost(member=member, reason="its process has ended"))
 
     def prepare(self, member: int, number: int, change: Change) -> None:
         """Send a change ahead to a member."""
         if seat := self._seats.get(member):
-            seat.actor.prepare.remote(number, change)
+            seat.actor.prepare.remote(number, change, self._driver)
 
     def release(self, members: Sequence[int]) -> None:
         """End processes and give back what they reserved."""
         for member in members:
-            self._drop(member)
+            self._seats.pop(member, None)
+            self._still_s.pop(member, None)
+            self._waiting.pop(member, None)
+        self._keeper.drop(members)
 
     def close(self) -> None:
         """End all that is left."""
         self.release([*self._seats, *self._waiting])
-        self._crew.close()
+        self._keeper.close()
 
-    def _drop(self, member: int) -> None:
-        seat = self._seats.pop(member, None)
-        self._still_s.pop(member, None)
-        waiting, _ = self._waiting.pop(member, (None, None))
-        group = waiting if seat is None else seat.group
-        with contextlib.suppress(RayError):  # the cluster is going away itself
-            if seat is not None:
-                ray.kill(seat.actor)
-        with contextlib.suppress(RayError):
-            if group is not None:
-                remove_placement_group(group)
-
-    def _reserve(self) -> PlacementGroup:
-        labels = self._resources.labels
-        group: PlacementGroup = placement_group(
-            [self._bundle()],
-            strategy="PACK",
-            bundle_label_selector=[dict(labels)] if labels else None,
-        )
-        return group
+    def _reserve(self, member: int) -> PlacementGroup:
+        return self._keeper.reserve(member, self._bundle(), self._resources.labels)
 
     def _bundle(self) -> dict[str, float]:
         bundle: dict[str, float] = {"CPU": self._resources.cpus}

@@ -39,6 +39,7 @@ class MeetingPlace:
             shares=formed.shares,
             nodes=nodes,
             planned=isinstance(formed, Meet),
+            following=formed.following,
         )
 
     @property

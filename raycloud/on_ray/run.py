@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from raycloud.clock import SystemClock
+from raycloud.errors import SpecError
 from raycloud.events import CheckpointPublished
 from raycloud.redact import know
 from raycloud.spec import (
@@ -23,6 +24,7 @@ from raycloud.spec import (
     goes_on,
     resume_word,
 )
+from raycloud.spec.rundir import NothingSavedError
 from raycloud.spec.secrets import filled, secrets_of
 
 if TYPE_CHECKING:
@@ -102,8 +104,9 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
         run_dir: Where the run is kept; None makes a new place below `runs/`.
         address: A Ray cluster; None takes `RAY_ADDRESS`, else the Ray this process is attached to,
             else starts one here for the time of the run.
-        resume: `must` or True: go on from the newest checkpoint of the run in `run_dir`. `allow`:
-            do so if there is one, and begin otherwise. `never` or False: refuse if there is one.
+        resume: `must` or True: go on from the newest checkpoint of the run in `run_dir`, or with
+            its workers where they have outlived the command that drove them. `allow`: do so if
+            there is either, and begin otherwise. `never` or False: refuse if there is a run.
         observer: Called with every event as it happens, in this thread.
         stop: Asks the run to checkpoint and end.
         started_s: `SystemClock().monotonic_s()` when the caller's command began; None: now.
@@ -116,12 +119,17 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
     clock = SystemClock()
     began_s = clock.monotonic_s() if started_s is None else started_s
     asked, job = job, with_secrets(job)
-    goes = goes_on(run_dir, resume_word(resume), lambda run: _saved(run, job))
+    word = resume_word(resume)
+    address = address or Environment.from_process().ray_address
+
+    def there(run: RunDirectory) -> bool:
+        return _saved(run, job) or (address is not None and _may_live(run, asked))
+
+    goes = goes_on(run_dir, word, there)
     directory = choose(run_dir, job.name, resume=goes)
     try:
         if goes:
             check_resume(directory.job(), asked)
-        address = address or Environment.from_process().ray_address
         shown = observer or (lambda _: None)
         with imported(job) as ready, _registered(job, directory, address, shown) as see:
             task = ready()
@@ -141,9 +149,22 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
                     stop=stop,
                 )
             )
+    except NothingSavedError:
+        if word != "allow":
+            raise
+        goes_on(run_dir, word, lambda _: False)  # sets its files aside
     finally:
         if not goes:
             _remove_if_empty(directory.path)
+
+    return train(
+        asked,
+        run_dir=run_dir,
+        address=address,
+        observer=observer,
+        stop=stop,
+        started_s=began_s,
+    )
 
 
 def plan(job: Job, *, address: str | None = None) -> Plan:
@@ -252,6 +273,15 @@ def _saved(run: RunDirectory, job: Job) -> bool:
     from raycloud.checkpoint import open_store, steps
 
     return bool(steps(open_store(job.checkpoint.path or run.checkpoints)))
+
+
+def _may_live(run: RunDirectory, asked: Job) -> bool:
+    """Whether the run's workers may have outlived the command that drove them: it was killed."""
+    try:
+        check_resume(run.job(), asked)
+    except SpecError:
+        return False
+    return not run.summary_json.exists()
 
 
 def _remove_if_empty(path: Path) -> None:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 from raycloud.checkpoint import Found, Store, latest, steps
 from raycloud.errors import RunDirectoryError, SpecError
+from raycloud.spec.rundir import NothingSavedError
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.events import Event
     from raycloud.on_ray.run import StopSwitch
+    from raycloud.on_ray.takeover import Takeover
+    from raycloud.on_ray.tenure import Tenure
     from raycloud.spec import Job, RunDirectory
     from raycloud.task import Task
 
@@ -25,6 +28,9 @@ class Session:
         only_steps: Ends after this many steps, whatever the job's length; None: at its end.
         asked: The job with `${NAME}` where `job` has a secret; None: it has none.
         mark: What shows members on other nodes that they see the place of its checkpoints.
+        tenure: Holds what it makes, and outlives it; None: what it makes ends with it.
+        taken: Members that it goes on with; None: it starts its own.
+        not_taken: Why members that it found were ended instead; empty: there were none.
     """
 
     job: Job
@@ -38,6 +44,9 @@ class Session:
     only_steps: int | None = None
     asked: Job | None = None
     mark: str = ""
+    tenure: Tenure | None = None
+    taken: Takeover | None = None
+    not_taken: str = ""
 
     @property
     def written(self) -> Job:
@@ -53,11 +62,15 @@ class Session:
 def origin_of(session: Session, store: Store) -> Found:
     """The checkpoint to go on from: none for a new run, the newest sound one for a resumed one.
 
+    Where members go on it is the one that they began with.
+
     Raises:
-        RunDirectoryError: A new run would write among another run's checkpoints, or a resumed one
-            has none.
+        RunDirectoryError: A new run would write among another run's checkpoints.
+        NothingSavedError: A resumed one has none.
         SpecError: The run has already done more steps than are asked for.
     """
+    if session.taken is not None:
+        return Found(manifest=session.taken.origin)
     if not session.resume:
         if there := steps(store):
             raise RunDirectoryError(
@@ -67,7 +80,7 @@ def origin_of(session: Session, store: Store) -> Found:
         return Found(manifest=None)
     found = latest(store)
     if found.manifest is None:
-        raise RunDirectoryError(
+        raise NothingSavedError(
             f"{session.directory.path} has no checkpoint to resume from",
             hint="--resume allow sets its files aside and begins again, or give another --run-dir",
         )

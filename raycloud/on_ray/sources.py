@@ -16,6 +16,7 @@ from raycloud.data.block import publish, write_all
 from raycloud.data.index import Input
 from raycloud.errors import RaycloudError, RunDirectoryError
 from raycloud.events import DataPrepared, Noticed
+from raycloud.on_ray.keeper import Opaque
 from raycloud.on_ray.pipeline import PipelineConfig
 from raycloud.on_ray.pipeline_actor import living, pipeline_of
 from raycloud.task import Task
@@ -60,13 +61,16 @@ class Sources:
         Raises:
             RunDirectoryError: `data.json` is damaged.
         """
-        self.pipeline = pipeline_name()
+        taken = session.taken
+        self.pipeline = pipeline_name() if taken is None else taken.pipeline
+        self._tenure = session.tenure
         self._file = session.directory.path / "data.json"
         self._job = session.job
         self._task = session.task
         self._own: Any = None  # keeps the pipeline alive
         self._clock = session.clock
-        self._look_s = float("inf")
+        goes_on = taken is not None and session.job.data.refresh
+        self._look_s = session.clock.monotonic_s() + REFRESH_S if goes_on else float("inf")
         self._looking: Any = None
         self._told: set[str] = set()
         self.known = read_known(self._file) if session.resume else ()
@@ -79,7 +83,10 @@ class Sources:
         task = self._task
         if task.preprocess is not Task.preprocess:  # which is for the rows of a `Source`
             config = PipelineConfig(job=self._job, task=task, known=self.known)
-            _, self._own = pipeline_of(self.pipeline, lambda: config, here())
+            if self._tenure is None:
+                _, self._own = pipeline_of(self.pipeline, lambda: config, here())
+            else:
+                self._own = self._tenure.pipeline(self.pipeline, Opaque(ray.put(config)), here())
             self._own.call.remote("begin")
 
     def close(self) -> None:

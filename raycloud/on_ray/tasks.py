@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
+import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,20 +60,41 @@ def by_value(kind: type[Task]) -> None:
         ) from error
 
 
+def code_digest(kind: type[Task]) -> str:
+    """A digest of the user's files that the task is made of; another each time if it is in none."""
+    module = sys.modules.get(kind.__module__)
+    own = {str(other.__file__) for other in _own(kind)} | {str(getattr(module, "__file__", ""))}
+    digest = hashlib.sha256(kind.__qualname__.encode())
+    for path in sorted(own):
+        if not Path(path).is_file():
+            return secrets.token_hex(16)
+        digest.update(Path(path).read_bytes())
+    return digest.hexdigest()
+
+
 def _register(kind: type[Task]) -> None:
     import ray
 
+    for module in _own(kind):
+        ray.cloudpickle.register_pickle_by_value(module)
+
+
+def _own(kind: type[Task]) -> list[ModuleType]:
+    """The user's modules that have to travel along."""
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
     if module is None or file is None or module.__name__ == "__main__":
-        return  # a notebook's or a script's classes travel by value anyway
+        return []  # a notebook's or a script's classes travel by value anyway
     root = Path(file).resolve().parent
     if "site-packages" in root.parts or module.__name__.partition(".")[0] == "raycloud":
-        return
-    for other in list(sys.modules.values()):
-        path = getattr(other, "__file__", None)
-        if path and Path(path).resolve().is_relative_to(root) and _is_own(other):
-            ray.cloudpickle.register_pickle_by_value(other)
+        return []
+    return [
+        other
+        for other in list(sys.modules.values())
+        if (path := getattr(other, "__file__", None))
+        and Path(path).resolve().is_relative_to(root)
+        and _is_own(other)
+    ]
 
 
 def _is_own(module: ModuleType) -> bool:

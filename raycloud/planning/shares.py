@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +35,12 @@ __all__ = [
     "step_seconds",
 ]
 
+_Counts = npt.NDArray[np.int64]
+
 _WORTH_LEAVING_OUT = 0.10  # a worker is left idle only if that makes the step this much faster
 _BISECTIONS = 64
+_SINGLY = 64  # micro-batches that are dealt one by one
+_SAME = 1e-9  # of a time: what is closer is the same moment
 _SHOWN_LIMITS = 8  # in an error
 
 
@@ -62,20 +67,19 @@ def fit_shares(speeds: Sequence[Speed], micro_batches: int) -> tuple[int, ...]:
         PlacementError: The workers' limits together are below `micro_batches`.
         ValueError: No worker, or `micro_batches` below 1.
     """
-    if not speeds or micro_batches < 1:
-        raise ValueError(
-            f"shares need a worker and a micro-batch, got {len(speeds)} and {micro_batches}"
-        )
-    _check_room(speeds, micro_batches)
-    best = _fill(speeds, micro_batches, [0] * len(speeds))
-    if micro_batches < len(speeds) or min(best) > 0:
+    best = _fit(_Workers.of(speeds, micro_batches), micro_batches)
+    return tuple(best.tolist())
+
+
+def _fit(workers: _Workers, micro_batches: int) -> _Counts:
+    _check_room(workers, micro_batches)
+    best = _fill(workers, micro_batches, np.zeros_like(workers.limit))
+    if micro_batches < len(best) or best.min() > 0:
         return best
-    best_s = step_seconds(speeds, best)
-    at_least = [
-        int(speed.max_micro_batches != 0 and best_s > (1 - _WORTH_LEAVING_OUT) * speed.seconds(1))
-        for speed in speeds
-    ]
-    return _fill(speeds, micro_batches, at_least)
+    alone_s = workers.fixed_s + workers.micro_batch_s
+    worth = workers.step_s(best) > (1 - _WORTH_LEAVING_OUT) * alone_s
+    at_least = (worth & (workers.limit > 0)).astype(np.int64)
+    return _fill(workers, micro_batches, at_least)
 
 
 def step_seconds(speeds: Sequence[Speed], shares: Sequence[int]) -> float:
@@ -155,26 +159,52 @@ def better_shares(
         PlacementError: The workers' limits together are below `micro_batches`.
         ValueError: Not one share per speed, or as for `fit_shares`.
     """
-    now_s = step_seconds(speeds, current)
-    best = fit_shares(speeds, micro_batches)
-    if best == tuple(current):
+    if len(current) != len(speeds):
+        raise ValueError(f"argument `current` has {len(current)} shares for {len(speeds)} workers")
+    workers, now = _Workers.of(speeds, micro_batches), np.array(current, dtype=np.int64)
+    best = _fit(workers, micro_batches)
+    if np.array_equal(best, now):
         return None
-    possible = sum(current) == micro_batches and all(
-        0 <= share <= _limit(speed, micro_batches)
-        for share, speed in zip(current, speeds, strict=True)
-    )
-    if possible and step_seconds(speeds, best) > (1 - gain) * now_s:
+    possible = now.sum() == micro_batches and ((now >= 0) & (now <= workers.limit)).all()
+    if possible and workers.step_s(best) > (1 - gain) * workers.step_s(now):
         return None
-    return best
+    return tuple(best.tolist())
 
 
-def _limit(speed: Speed, micro_batches: int) -> int:
-    most = speed.max_micro_batches
-    return micro_batches if most is None else min(most, micro_batches)
+@dataclass(frozen=True, slots=True)
+class _Workers:
+    """The speeds of all workers, and the most micro-batches that each takes."""
+
+    fixed_s: npt.NDArray[np.float64]
+    micro_batch_s: npt.NDArray[np.float64]
+    limit: _Counts
+
+    @classmethod
+    def of(cls, speeds: Sequence[Speed], micro_batches: int) -> _Workers:
+        if not speeds or micro_batches < 1:
+            raise ValueError(
+                f"shares need a worker and a micro-batch, got {len(speeds)} and {micro_batches}"
+            )
+        most = [speed.max_micro_batches for speed in speeds]
+        limit = [micro_batches if m is None else min(m, micro_batches) for m in most]
+        return cls(
+            np.array([speed.fixed_s for speed in speeds]),
+            np.array([speed.micro_batch_s for speed in speeds]),
+            np.array(limit, dtype=np.int64),
+        )
+
+    def seconds(self, shares: _Counts) -> npt.NDArray[np.float64]:
+        """T(b) of each."""
+        with np.errstate(over="ignore"):
+            return np.where(shares > 0, self.fixed_s + shares * self.micro_batch_s, 0.0)
+
+    def step_s(self, shares: _Counts) -> float:
+        """Seconds of the worker which ends last."""
+        return float(self.seconds(shares).max())
 
 
-def _check_room(speeds: Sequence[Speed], micro_batches: int) -> None:
-    limits = [_limit(speed, micro_batches) for speed in speeds]
+def _check_room(workers: _Workers, micro_batches: int) -> None:
+    limits = workers.limit.tolist()
     if sum(limits) >= micro_batches:
         return
     shown = " + ".join(str(limit) for limit in limits[:_SHOWN_LIMITS])
@@ -188,29 +218,29 @@ def _check_room(speeds: Sequence[Speed], micro_batches: int) -> None:
     )
 
 
-def _fill(speeds: Sequence[Speed], total: int, at_least: Sequence[int]) -> tuple[int, ...]:
-    """Start at `at_least`, then give each micro-batch to the worker that finishes it first.
+def _fill(workers: _Workers, total: int, start: _Counts) -> _Counts:
+    """Begin with `start`, then give each micro-batch to the worker that finishes it first.
 
     Most of it is done at once: the micro-batches that can be finished within some time are a prefix
-    of that sequence, and bisection finds a time that leaves at most one per worker to deal singly.
+    of that sequence, and bisection finds a time that leaves few to deal singly: at most one per
+    worker, and of many workers only those that would finish theirs at the same moment.
     """
-    fixed = np.array([speed.fixed_s for speed in speeds])
-    slope = np.array([speed.micro_batch_s for speed in speeds])
-    limit = np.array([_limit(speed, total) for speed in speeds], dtype=np.int64)
-    start = np.array(at_least, dtype=np.int64)
+    fixed_s, slope_s, limit = workers.fixed_s, workers.micro_batch_s, workers.limit
 
-    def within(seconds: float) -> npt.NDArray[np.int64]:
+    def within(seconds: float) -> _Counts:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            real = np.floor((seconds - fixed) / slope)
+            real = np.floor((seconds - fixed_s) / slope_s)
         real = np.nan_to_num(real, nan=total, posinf=total, neginf=0)
         counts = np.clip(real, 0, limit).astype(np.int64)
-        counts -= (counts > 0) & (fixed + counts * slope > seconds)  # the quotient was rounded up
-        filled: npt.NDArray[np.int64] = np.maximum(counts, start)
+        counts -= (counts > 0) & (workers.seconds(counts) > seconds)  # the quotient was rounded up
+        filled: _Counts = np.maximum(counts, start)
         return filled
 
-    counts, early_s, late_s = start, 0.0, step_seconds(speeds, limit.tolist())
+    counts, early_s, late_s = start, 0.0, workers.step_s(limit)
     for _ in range(_BISECTIONS):
-        if total - int(counts.sum()) <= len(speeds):
+        left = total - int(counts.sum())
+        most = _SINGLY if late_s - early_s > _SAME * late_s else len(counts)
+        if left <= min(len(counts), most):
             break
         middle_s = (early_s + late_s) / 2
         tried = within(middle_s)
@@ -218,24 +248,28 @@ def _fill(speeds: Sequence[Speed], total: int, at_least: Sequence[int]) -> tuple
             counts, early_s = tried, middle_s
         else:
             late_s = middle_s
-    return _deal(speeds, limit.tolist(), counts.tolist(), total - int(counts.sum()))
+    return _deal(workers, counts, total - int(counts.sum()))
 
 
-def _deal(
-    speeds: Sequence[Speed], limits: Sequence[int], shares: list[int], left: int
-) -> tuple[int, ...]:
-    """Deal `left` more micro-batches one by one, each to the worker that finishes it first."""
-    queue = [
-        (speed.seconds(share + 1), i)
-        for i, (speed, share) in enumerate(zip(speeds, shares, strict=True))
-        if share < limits[i]
-    ]
+def _deal(workers: _Workers, shares: _Counts, left: int) -> _Counts:
+    """Deal `left` more micro-batches one by one, each to the worker that finishes it first.
+
+    That is one of the first `left` to finish another one.
+    """
+    shares = shares.copy()
+    if not left:
+        return shares
+    next_s = np.where(shares < workers.limit, workers.seconds(shares + 1), np.inf)
+    first = np.argsort(next_s, kind="stable")[:left]
+    open_ = first[shares[first] < workers.limit[first]]
+    queue = list(zip(next_s[open_].tolist(), open_.tolist(), strict=True))
     heapq.heapify(queue)
     for _ in range(left):
         _, i = queue[0]
         shares[i] += 1
-        if shares[i] < limits[i]:
-            heapq.heapreplace(queue, (speeds[i].seconds(shares[i] + 1), i))
+        if shares[i] < workers.limit[i]:
+            again_s = workers.fixed_s[i] + (shares[i] + 1) * workers.micro_batch_s[i]
+            heapq.heapreplace(queue, (float(again_s), i))
         else:
             heapq.heappop(queue)
-    return tuple(shares)
+    return shares

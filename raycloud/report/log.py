@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,20 @@ def to_microseconds(t: float) -> float:
     return round(t, 6)
 
 
-def to_line(t: float, event: Event) -> str:
+def to_line(t: float, event: Event, word: tuple[int, int] | None = None) -> str:
     """The line of an event, redacted, without its newline.
+
+    Args:
+        t: When it happened, in unix seconds.
+        event: What.
+        word: The member that said so, and which of its words it was; None: it was no member.
 
     Raises:
         InternalError: The event holds something that is not a plain value.
     """
     record = {"format": FORMAT, "t": to_microseconds(t), **_spelled(redact(to_record(event)))}
+    if word is not None:
+        record["word"] = list(word)
     try:
         return json.dumps(record, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     except TypeError as error:
@@ -100,6 +107,29 @@ def read_events(path: Path) -> Iterator[tuple[float, Event]]:
                     hint="read this run with the raycloud that wrote it, or a newer one",
                 ) from error
             yield entry
+
+
+def last_words(path: Path, members: Collection[int]) -> dict[int, int]:
+    """For each of these members the number of its newest word in a log; 0 where there is none.
+
+    Read from the end. A torn last line has been cut off.
+    """
+    found = dict.fromkeys(members, 0)
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        taken = _BLOCK_BYTES
+        while True:
+            start = file.seek(max(0, size - taken))
+            if start:
+                file.readline()  # the rest of a line
+            for line in file:
+                if b'"word":' in line:
+                    member, number = json.loads(line).get("word") or (-1, 0)
+                    if member in found:
+                        found[member] = number
+            if all(found.values()) or taken >= size:
+                return found
+            taken *= 4
 
 
 def _time(value: Any) -> float:

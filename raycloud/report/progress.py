@@ -69,6 +69,8 @@ def note(event: Event) -> str | None:
     """The line that stays on the screen after an event, for the events that deserve one."""
     text = ""
     match event:
+        case RunStarted(taken_over=(_, *_)):
+            text = f"going on with {_workers(len(event.taken_over))} that outlived their driver"
         case RunStarted(resumed_from_step=int(step)):
             text = f"going on from the checkpoint of step {step}"
         case DataPreparing() if event.member == 0:  # every member waits for the same

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.spec.rundir import RunDirectory
 
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
 
 class Recorder:
     """Keeps what lasts of one run. Its files are appended to, so a resumed run goes on in them.
@@ -39,6 +43,10 @@ class Recorder:
         clock: Where seconds come from.
         started_s: `clock.monotonic_s()` when the command started; None: now.
         listener: Is told what the scalars are told: unix seconds, step, values by name.
+
+    Attributes:
+        tally: What the log comes to.
+        lock: A name for the lock that is held on the log; empty where its file system has none.
 
     Raises:
         RunDirectoryError: The log of the earlier part of this run cannot be read, or another
@@ -63,7 +71,7 @@ class Recorder:
         self._scalars: ScalarFile | None = None
         with _Disk("open", run.events_jsonl):
             self._events = run.events_jsonl.open("a", encoding="utf-8", buffering=1)
-            _hold(self._events, run.path)
+            self.lock = _hold(self._events, run.path)
             for path in (run.events_jsonl, run.ledger):
                 cut_torn_line(path)
             if run.events_jsonl.exists():
@@ -71,8 +79,19 @@ class Recorder:
                     self.tally.add(t, event)
             self._ledger = run.ledger.open("a", encoding="utf-8", buffering=1)
 
-    def record(self, event: Event) -> None:
+    @property
+    def first_t(self) -> float:
+        """When the run was started first, in unix seconds."""
+        if self.tally.sessions:
+            return self.tally.sessions[0].started_t
+        return to_microseconds(self._opened_t + (self._started_s - self._opened_s))
+
+    def record(self, event: Event, word: tuple[int, int] | None = None) -> None:
         """Append an event to the log, and its numbers to the scalars.
+
+        Args:
+            event: What happened.
+            word: See `to_line`.
 
         Raises:
             InternalError: The event holds something that is not a plain value.
@@ -81,7 +100,7 @@ class Recorder:
         at_s = self._started_s if isinstance(event, RunStarted) else self._clock.monotonic_s()
         # As the log keeps it, so that all that is made from the log is what is made now.
         t = to_microseconds(self._opened_t + (at_s - self._opened_s))
-        line = to_line(t, event)
+        line = to_line(t, event, word)
         with _Disk("write", self._run.events_jsonl):
             self._events.write(line + "\n")
         point = self.tally.add(t, event)
@@ -160,10 +179,13 @@ class Recorder:
         self.close()
 
 
-def _hold(log: io.TextIOBase, directory: Path) -> None:
+def _hold(log: io.TextIOBase, directory: Path) -> str:
     """Let no other process write this run until the log is closed, or this process is dead.
 
     A file system without locks (some network mounts) is left unprotected.
+
+    Returns:
+        A name for the lock that is held; empty where there is none.
     """
     try:
         fcntl.flock(log.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -176,6 +198,11 @@ def _hold(log: io.TextIOBase, directory: Path) -> None:
     except OSError as error:
         if error.errno not in {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}:
             raise
+        return ""
+    file = os.fstat(log.fileno())
+    with contextlib.suppress(OSError):  # not Linux: then no name says on which machine it is held
+        return f"{_BOOT.read_text().strip()}:{file.st_dev}:{file.st_ino}"
+    return ""
 
 
 class _Disk:

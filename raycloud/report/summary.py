@@ -46,11 +46,14 @@ class Summary:
         workers: Members of the last generation; `shares` are their micro-batches per step.
         generations: Generations formed, those of earlier sessions included.
         recoveries: What was lost and resumed: `kind`, `t` (unix seconds), `step`, `seconds` until
-            training went on (None: it did not), and more by kind.
+            training went on (None: it did not), `lost_steps`, and more by kind; where members went
+            on in place, `generation`, `cause`, `detected_s` and `resumed_s` as in `Recovered`.
         bytes_sent: Bytes that all members sent for the exchange of gradients; `bytes_dense`: what
             uncompressed exchanges would have sent.
         cpu_s: Processor seconds of all members' steps; with `compute_share`, `data_share` and
             `exchange_share` (fractions of the members' step seconds) this includes repeated steps.
+        goodput: Where the workers' time went, by `report.goodput.Parts`: seconds that add up to
+            `whole_s`, and as `goodput` the fraction that computed steps that count.
         cold_data_share: `data_share` in the first epoch of each session, with `data_waited_s`, the
             seconds that members waited for the data to be prepared; `warm_data_share`: later.
         data_read_s: Seconds of reading samples, and `data_collate_s` of `Task.batch`, in all
@@ -104,6 +107,7 @@ class Summary:
     compute_share: float | None = None
     data_share: float | None = None
     exchange_share: float | None = None
+    goodput: dict[str, float] = field(default_factory=dict)
     cold_data_share: float | None = None
     warm_data_share: float | None = None
     data_waited_s: float = 0.0
@@ -205,6 +209,7 @@ def summarize(tally: Tally, *, predicted: Mapping[str, Any] | None = None) -> Su
         compute_share=_share(spent.compute_s, spent.wall_s),
         data_share=_share(spent.data_s, spent.wall_s),
         exchange_share=_share(spent.exchange_s, spent.wall_s),
+        goodput=tally.goodput.parts().to_record(),
         cold_data_share=_share(
             tally.data.cold_data_s + tally.data.waited_s,
             tally.data.cold_wall_s + tally.data.waited_s,

@@ -34,6 +34,7 @@ from raycloud.events import (
     StopRequested,
 )
 from raycloud.report.data import DataTally, bad_text
+from raycloud.report.goodput import Goodput
 
 _SPENT_IN_STEPS = (
     "wall_s",
@@ -114,6 +115,7 @@ class Tally:
         self.learning_rate: float | None = None
         self.spent = Spent()
         self.data = DataTally()
+        self.goodput = Goodput()
         self.sessions: list[Session] = []
         self.points: list[Point] = []
         self.recoveries: list[dict[str, Any]] = []
@@ -141,10 +143,16 @@ class Tally:
         """The member whose reports make the loss curve: the lowest of the generation."""
         return min(self.members or self._streams, default=None)
 
+    @property
+    def reported(self) -> dict[int, int]:
+        """By member, one past the last step that it has reported since it began."""
+        return {member: steps for member, (steps, _) in self._streams.items()}
+
     def add(self, t: float, event: Event) -> Point | None:
         """Take in what happened at `t`; the new point of the loss curve, if this made one."""
         if self.session is not None and not isinstance(event, RunStarted):
             self.session.ended_t = t
+        self.goodput.add(t, event)
         match event:
             case RunStarted():
                 self._start(t, event)
@@ -193,13 +201,16 @@ class Tally:
     def _start(self, t: float, event: RunStarted) -> None:
         self.job, self.version = event.job, event.version
         self.status, self.error, self.stop_reason = "unfinished", None, None
+        if event.taken_over:
+            self._go_on(t, event)
+            return
         step = event.resumed_from_step or 0
         samples = self.samples_at(step) if step else 0
         if event.resumed_from_step is not None:
             self._close_recoveries()
             again = max(0, self.steps - step)
             resumed = {"kind": "resumed", "t": t, "step": step, "steps_again": again}
-            self.recoveries.append({**resumed, "seconds": None})
+            self.recoveries.append({**resumed, "seconds": None, "lost_steps": again})
         self.points = [point for point in self.points if point.step <= step]
         self.steps, self.samples = self._base = (step, samples)
         if self.metrics_step is not None and self.metrics_step > step:
@@ -209,6 +220,17 @@ class Tally:
         self.awaited, self.ready = set(), set()
         self.members, self.shares, self._met = (), (), set()
         self.sessions.append(Session(started_t=t, from_step=step))
+
+    def _go_on(self, t: float, event: RunStarted) -> None:
+        """Members have outlived their driver: nothing is taken back, and they report on."""
+        self._close_recoveries()
+        taken = {"kind": "taken over", "t": t, "step": self.steps, "seconds": None}
+        self.recoveries.append({**taken, "members": list(event.taken_over)})
+        nodes = self.session.nodes if self.session is not None else {}
+        here = {node: (t, price) for node, (_, price) in nodes.items()}
+        step = max(self.steps, *(point.step for point in self.points[-1:]), 0)
+        self.sessions.append(Session(started_t=t, from_step=step, nodes=here))
+        self._entered = (len(self.sessions), self.generation)
 
     def _form(self, t: float, event: GenerationFormed) -> None:
         self._enter(event.generation)
@@ -284,14 +306,7 @@ class Tally:
                 lost = {"kind": "member lost", "t": t, "step": self.steps, "member": event.member}
                 self.recoveries.append({**lost, "reason": event.reason, "seconds": None})
             case Recovered():
-                seconds = event.resumed_s - event.detected_s
-                took = {"seconds": seconds, "lost_steps": event.lost_steps}
-                if not event.lost:
-                    anew = {"kind": "met anew", "t": t - seconds, "step": self.steps}
-                    self.recoveries.append({**anew, "reason": event.cause, **took})
-                for recovery in self.recoveries:
-                    if recovery.get("member") in event.lost:
-                        recovery.update(took)
+                self._recover(t, event)
             case MemberFailed() if self._counts(event.member):
                 self.error = f"member {event.member}: {event.error}: {event.message}"
             case Noticed() if len(self.notices) < _MOST_NOTICES:
@@ -306,15 +321,27 @@ class Tally:
             case _:
                 pass
 
+    def _recover(self, t: float, event: Recovered) -> None:
+        seconds = event.resumed_s - event.detected_s
+        told = ("generation", "cause", "detected_s", "resumed_s", "lost_steps")
+        took = {"seconds": seconds, **{name: getattr(event, name) for name in told}}
+        taken = [r for r in self.recoveries if r["kind"] == "taken over"][-1:]
+        if taken and "lost_steps" not in taken[0]:
+            taken[0].update(took)
+        elif not event.lost:
+            anew = {"kind": "met anew", "t": t - seconds, "step": self.steps}
+            self.recoveries.append({**anew, "reason": event.cause, **took})
+        for recovery in (r for r in self.recoveries if r.get("member") in event.lost):
+            recovery.update(took)
+
     def _counts(self, member: int) -> bool:
         """Others than those that compute may come and go, and nobody is the worse for it."""
         return not self._met or member in self._met
 
     def _close_recoveries(self) -> None:
         """What no generation followed was not recovered from: it ended the run."""
-        for recovery in self.recoveries:
-            if recovery["seconds"] is None:
-                recovery["ended_run"] = True
+        for recovery in (r for r in self.recoveries if r["seconds"] is None):
+            recovery["ended_run"] = True
 
 
 def _merged(a: Point, b: Point) -> Point:

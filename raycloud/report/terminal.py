@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,15 @@ _LABELS = {
     "bytes_per_step": "bytes per step and member",
     "first_step_s": "seconds to first step",
 }
+PARTS = (  # of a run's goodput, in the order in which they are told
+    ("computing", ("computing_s",)),
+    ("waiting", ("data_s", "exchange_s", "lane_s")),
+    ("recovering", ("recovering_s",)),
+    ("lost", ("lost_s",)),
+    ("starting", ("starting_s",)),
+    ("beside steps", ("beside_s",)),
+)
+_LEAST = 0.001  # of the whole: what is less is left out
 _STYLES = {"finished": "green", "stopped": "yellow", "failed": "red", "unfinished": "yellow"}
 
 
@@ -135,6 +145,7 @@ def _rows(summary: Summary, directory: Path | None) -> list[tuple[str, str]]:
         ("storage", _storage(summary)),
         ("cost", _cost(summary)),
         ("time in steps", _time(summary)),
+        ("goodput", goodput_text(summary.goodput)),
         ("checkpoints", _checkpoints(summary)),
         ("recoveries", _recoveries(summary)),
         ("notes", _notes(summary)),
@@ -242,6 +253,16 @@ def _time(summary: Summary) -> str:
     if cold is not None and warm is not None and "waiting for data" in texts:
         texts["waiting for data"] += f" (first epoch {percent(cold)}, later {percent(warm)})"
     return " · ".join(texts.values())
+
+
+def goodput_text(parts: Mapping[str, float]) -> str:
+    """Where the workers' time went, those parts that are worth a word; empty where nobody knows."""
+    whole_s = parts.get("whole_s", 0.0)
+    if not whole_s:
+        return ""
+    seconds = ((label, sum(parts[name] for name in names)) for label, names in PARTS)
+    texts = [f"{label} {percent(s / whole_s)}" for label, s in seconds if s >= _LEAST * whole_s]
+    return f"of {duration(whole_s)} of all workers: {' · '.join(texts)}"
 
 
 def _checkpoints(summary: Summary) -> str:

@@ -116,8 +116,7 @@ class Watched:
 
     def _member(self, t: float, event: Event) -> None:
         if isinstance(event, RunStarted):
-            self.members.clear()
-            self._prepared.clear()
+            self._start(event)
             return
         if isinstance(event, GenerationFormed):
             self._form(event)
@@ -149,6 +148,12 @@ class Watched:
                 member.state, member.share = "failed", None
             case _:
                 pass
+
+    def _start(self, event: RunStarted) -> None:
+        """Members are new, unless they have outlived their driver."""
+        if not event.taken_over:
+            self.members.clear()
+            self._prepared.clear()
 
     def _form(self, event: GenerationFormed) -> None:
         for member in self.members.values():

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from raycloud.events import CapacityChanged, RangeChanged, StopRequested
+from raycloud.simulate.notices import Notices
 from raycloud.simulate.scenario import Fault, Kind
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Befalling:
         counts: How many faults of each kind befell it.
         calm: Nothing befalls it any more, and all is well again.
         full: There is no room on the disk of the checkpoints.
+        turns: How often something has befallen it or was mended.
     """
 
     def __init__(self, scenario: Scenario, world: World, machines: Machines) -> None:
@@ -46,8 +48,10 @@ class Befalling:
         self.counts: Counter[str] = Counter()
         self.calm = False
         self.full = False
+        self.turns = 0
         self._mends: dict[int, Callable[[], None]] = {}
         self._mended = 0
+        self._notices = Notices(self, world, machines)
         for fault in sorted(scenario.faults):
             world.at(fault.at_s, partial(self._befall, fault))
         world.at(scenario.lasts_s, self._calm)
@@ -56,6 +60,7 @@ class Befalling:
         if self.calm:
             return
         self._wake()
+        self.turns += 1
         self.counts[str(fault.kind)] += 1
         told = f"{fault.kind} {fault.many} for {fault.lasts_s:.3f} s"
         self._world.log.add(f"{self._world.now_s:.6f} ! {told}")
@@ -64,6 +69,8 @@ class Befalling:
                 self._come_and_go(fault)
             case Kind.FREEZE | Kind.CUT | Kind.SLOW:
                 self._of_nodes(fault)
+            case Kind.NOTICE:
+                self._notices.give(fault)
             case Kind.DIE | Kind.BREAK | Kind.FAIL:
                 self._of_members(fault)
             case Kind.JUMP:
@@ -89,7 +96,7 @@ class Befalling:
         if self.start is not None:
             self.start.words.tell(event, self._world.now_s)
 
-    def _mend_after(self, seconds: float, mend: Callable[[], None]) -> None:
+    def mend_after(self, seconds: float, mend: Callable[[], None]) -> None:
         """Do this then, or when all becomes well."""
         self._mended += 1
         number = self._mended
@@ -101,6 +108,7 @@ class Befalling:
         if mend is not None:
             self._wake()
             mend()
+            self.turns += 1
 
     def _calm(self) -> None:
         self._wake()
@@ -110,7 +118,7 @@ class Befalling:
         for node in self._machines.away:
             self._machines.come(node)
         self.calm = True
-        self._look_soon()
+        self.look_soon()
         self._tell(
             RangeChanged(min_workers=self._scenario.least, max_workers=self._scenario.members)
         )
@@ -136,7 +144,7 @@ class Befalling:
 
     def _full(self, fault: Fault) -> None:
         self._fill(full=True)
-        self._mend_after(fault.lasts_s, lambda: self._fill(full=False))
+        self.mend_after(fault.lasts_s, lambda: self._fill(full=False))
 
     def _fill(self, *, full: bool) -> None:
         self.full = full
@@ -154,14 +162,15 @@ class Befalling:
                 self._machines.come(away[i])
             self._vanish(there[i] for i in chance.some(max(0, -more), len(there)))
         elif fault.kind is Kind.ZONE:
-            self._leave(self._machines.in_zone(chance.below(self._scenario.zones)), fault)
+            self.leave(self._machines.in_zone(chance.below(self._scenario.zones)), fault)
         else:
-            self._leave([there[i] for i in chance.some(fault.many, len(there))], fault)
-        self._look_soon()
+            self.leave([there[i] for i in chance.some(fault.many, len(there))], fault)
+        self.look_soon()
 
-    def _leave(self, nodes: list[int], fault: Fault) -> None:
+    def leave(self, nodes: list[int], fault: Fault) -> None:
+        """These nodes vanish, and come back after a while."""
         self._vanish(nodes)
-        self._mend_after(fault.lasts_s, lambda: self._come(nodes))
+        self.mend_after(fault.lasts_s, lambda: self._come(nodes))
 
     def _vanish(self, nodes: Iterable[int]) -> None:
         gone = list(nodes)
@@ -181,9 +190,9 @@ class Befalling:
     def _come(self, nodes: Iterable[int]) -> None:
         for node in nodes:
             self._machines.come(node)
-        self._look_soon()
+        self.look_soon()
 
-    def _look_soon(self) -> None:
+    def look_soon(self) -> None:
         """The driver looks at the machines now and then."""
         self._world.after(self._world.between(0.0, _LOOK_S), self._look)
 
@@ -215,6 +224,7 @@ class Befalling:
         def cut() -> None:
             if not self.calm:
                 self._wake()
+                self.turns += 1
                 self._hold(node, lasts_s, driver_only=driver_only, resets=True)
 
         return cut
@@ -237,9 +247,9 @@ class Befalling:
                 return
             if resets and not driver_only and self._world.likely(_RESETS):
                 start.ending.breaks()
-            self._look_soon()
+            self.look_soon()
 
-        self._mend_after(lasts_s, mend)
+        self.mend_after(lasts_s, mend)
         dead_s = self._world.between(*_DECLARED_S)
         if lasts_s > dead_s:
             self._world.after(dead_s, lambda: self._declare_dead(node, start))
@@ -252,7 +262,7 @@ class Befalling:
     def _slow(self, nodes: list[int], fault: Fault) -> None:
         factor = self._world.between(1.5, 6.0)
         self._turn(nodes, factor)
-        self._mend_after(fault.lasts_s, lambda: self._turn(nodes, 1 / factor))
+        self.mend_after(fault.lasts_s, lambda: self._turn(nodes, 1 / factor))
 
     def _turn(self, nodes: list[int], factor: float) -> None:
         for node in nodes:

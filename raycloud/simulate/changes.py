@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raycloud.commands import Change, Halt, Meet, Prepare, Reshare
+from raycloud.commands import Change, Halt, Meet, Prepare, Reshare, Save
 from raycloud.events import ChangeApplied
 from raycloud.simulate.lockstep import Lockstep
 
 if TYPE_CHECKING:
     from raycloud.simulate.computing import Computing
-
-_HAND_OVER_S = 1.0  # until newcomers have the state
 
 
 @dataclass(eq=False, slots=True)
@@ -92,9 +90,10 @@ class Changes:
             if len(ranks) == len(group.members):
                 step_s = self._computing.step_s(group.members, change.shares)
             group.reshare(change.generation, change.shares, step_s)
+            group.idle = group.idle.difference(change.caught_up)
             if 0 in ranks:
                 self._computing.announce(group)
-        elif isinstance(change, Halt):
+        elif isinstance(change, Halt | Save):
             self._computing.save(group, ranks)
         bodies = self._computing.bodies(group)
         for rank in ranks:
@@ -104,7 +103,7 @@ class Changes:
                 self._computing.words.say(body, word)
 
     def become(self, before: Lockstep, change: Meet) -> None:
-        """Those that have met ahead are another generation, once newcomers have the state."""
+        """Those that have met ahead are another generation; newcomers follow it."""
         called = self._computing.meetings.coming
         if called is not None and called.told.generation > change.generation:
             self._computing.stopped_s = self._computing.world.now_s
@@ -113,7 +112,7 @@ class Changes:
         if any(n not in seats or not seats[n].alive for n in change.members):
             self._computing.stopped_s = self._computing.world.now_s
             return
-        newcomers = frozenset(change.members) - frozenset(before.members)
+        newcomers = frozenset(n for n in change.following if not seats[n].begun)
         self._computing.group = group = Lockstep(
             cut=self._computing.cut,
             members=change.members,
@@ -124,15 +123,16 @@ class Changes:
             step=before.step,
             at=before.at,
             value=before.value,
-            begun_s=self._computing.world.now_s + (_HAND_OVER_S if newcomers else 0.0),
+            begun_s=self._computing.world.now_s,
             step_s=self._computing.step_s(change.members, change.shares),
             newcomers=newcomers,
+            idle=frozenset(change.following),
             saved_step=self._computing.origin.step,
         )
         if any(seats[n].frozen for n in change.members):
             group.stalled_s = self._computing.world.now_s
             self._computing.stopped_s = self._computing.world.now_s
-        elif newcomers:
-            self._computing.plan(group)
-        else:
-            self._computing.start(group, group.ticket)
+        self._computing.follow(group)
+        if group.stalled_s is None:
+            self._computing.announce(group)
+            self._computing.go_on(group)

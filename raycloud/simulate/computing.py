@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Halt, Meet
-from raycloud.events import GenerationFormed, MemberDone, MemberFailed, PartWritten
+from raycloud.events import (
+    GenerationFormed,
+    MemberCaughtUp,
+    MemberDone,
+    MemberFailed,
+    PartWritten,
+)
 from raycloud.order import Position, Steps
 from raycloud.simulate.changes import Changes
 from raycloud.simulate.meeting import Meetings
@@ -26,7 +32,9 @@ if TYPE_CHECKING:
 
 _FAILURES = 3  # members that say that the disk is full
 _MANY = 64  # of so many members, each reports in every round
+_WRITE_S = 0.05  # as members tell of their parts
 _FAR = 1 << 62
+_FOLLOW_S = 1.0  # until newcomers have the state, and all steps that they have missed
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +115,10 @@ class Computing:
         calls_s = self.world.chance.random(number) * self.scenario.delay_s
         return float(calls_s.min()), float(calls_s.max())
 
-    def tell(self, body: Body, step: int) -> None:
-        """It tells of all steps before `step` of which it has not told."""
-        word = committed(body, step, self.position(step), self.fleet.micro_batch_s(body))
+    def tell(self, body: Body, step: int, at: Position | None = None) -> None:
+        """It tells of all steps before `step`, where the sequence stands `at`, if it has not."""
+        at = self.position(step) if at is None else at
+        word = committed(body, step, at, self.fleet.micro_batch_s(body))
         self.words.say(body, word)
         body.told, body.owes = step, 0
 
@@ -139,15 +148,30 @@ class Computing:
             self.pauses_s.append(self.world.now_s - self.stopped_s)
             self.stopped_s = None
 
-    def start(self, group: Lockstep, ticket: int) -> None:
-        """Newcomers have the state."""
-        if group is not self.group or ticket != group.ticket or self.fleet.over:
-            return
-        for number in group.newcomers:
-            self.catch_up(self.fleet.seats[number], group.step, group.value)
-        group.newcomers = frozenset()
-        self.announce(group)
-        self.go_on(group)
+    def follow(self, group: Lockstep) -> None:
+        """Its newcomers take the state while the others compute."""
+        first_step = group.step
+
+        def caught_up() -> None:
+            if group is not self.group or self.fleet.over:
+                return
+            group.advance(self.world.now_s)
+            known, group.newcomers = group.newcomers, frozenset()
+            for number in sorted(group.idle):
+                if (body := self.fleet.seats.get(number)) is None:
+                    continue
+                if number in known:
+                    self.catch_up(body, group.step, group.value)
+                word = MemberCaughtUp(
+                    member=number,
+                    generation=group.formed_as,
+                    first_step=first_step,
+                    step=group.step,
+                )
+                self.words.say(body, word)
+
+        if group.idle:
+            self.fleet.later(_FOLLOW_S if group.newcomers else 0.0, caught_up)
 
     # ---- steps
 
@@ -179,14 +203,10 @@ class Computing:
             return
         group.ticket += 1
         ticket = group.ticket
-        if group.newcomers:
-            self.world.at(group.begun_s, lambda: self.start(group, ticket))
-            return
         stops = [self.last_step]
         if group.step <= group.first_step:
             stops.append(group.first_step + 1)
-        if self.scenario.every_steps is not None:
-            every = self.scenario.every_steps
+        if (every := self.scenario.every) is not None:
             stops.append((group.step // every + 1) * every)
         if self.changes.ahead is not None and self.changes.ahead.due is not None:
             stops.append(self.changes.ahead.due)
@@ -228,7 +248,7 @@ class Computing:
 
     def between(self, group: Lockstep, ranks: Sequence[int]) -> None:
         """What these ranks do after a step, by arithmetic: report, save."""
-        every, step = self.scenario.every_steps, group.step
+        every, step = self.scenario.every, group.step
         if step in {group.first_step + 1, self.last_step}:
             self.report(group, ranks)
         if step == self.last_step or (every is not None and step % every == 0):
@@ -247,25 +267,26 @@ class Computing:
         self.useful_s += group.useful_s
         self.group = None
         for body in self.bodies(group):
-            if body is not None:
+            if body is not None and body.number not in group.newcomers:
                 body.step, body.value, body.kept = group.step, group.value, ()
 
     def report(self, group: Lockstep, ranks: Sequence[int]) -> None:
         """These ranks tell of the steps that they have not told of."""
         done, bodies = (group.micro - group.told).tolist(), self.bodies(group)
+        at = self.position(group.step)
         for rank in ranks:
             body = bodies[rank]
-            if body is None or body.told >= group.step:
+            if body is None or body.told >= group.step or body.number in group.newcomers:
                 continue
             body.owes += done[rank]
             group.told[rank] += done[rank]
             body.generation = group.generation
-            self.tell(body, group.step)
+            self.tell(body, group.step, at)
 
     def round(self, *, everyone: bool) -> None:
         """Members tell of their steps, as they do about once a second."""
         group = self.group
-        if group is None or group.newcomers:
+        if group is None:
             return
         group.advance(self.world.now_s)
         self.reached = max(self.reached, group.step)
@@ -283,15 +304,15 @@ class Computing:
         self.report(group, ranks)
         bodies, delay_s = self.bodies(group), self.scenario.delay_s
         for rank in ranks[:_FAILURES] if self.full else ranks:
-            if (body := bodies[rank]) is None:
+            if (body := bodies[rank]) is None or body.number in group.idle:
                 continue
             word: PartWritten | MemberFailed = PartWritten(
                 member=body.number,
                 step=group.step,
                 part={"value": group.value},
                 blocked_s=0.0,
-                write_s=0.0,
-                generation=group.formed_as,
+                write_s=_WRITE_S,
+                generation=group.generation,
             )
             if self.full:
                 why = "no space left on device"

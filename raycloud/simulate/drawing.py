@@ -14,6 +14,7 @@ from raycloud.simulate.scenario import Fault, Kind, Scenario
 _DAY_S = 86400.0
 _TOGETHER = 0.3  # the chance that another fault follows within seconds
 _SOON_S = 8.0
+_EVERY_STEPS: Final = (None, 1, 10, 33, "auto")
 _STEP_S = 12.0  # of a large fleet, about; checkpoints come the more rarely the more write parts
 
 # How often what happens, and how long it lasts at most. Shares are a guess in the order of what
@@ -25,6 +26,7 @@ OFTEN: Final[Mapping[Kind, tuple[float, float]]] = {
     Kind.CUT: (0.08, 120.0),
     Kind.BREAK: (0.10, 0.0),
     Kind.SLOW: (0.06, 7200.0),
+    Kind.NOTICE: (0.05, 7200.0),
     Kind.ZONE: (0.03, 3600.0),
     Kind.DEAF: (0.03, 300.0),
     Kind.JUMP: (0.02, 300.0),
@@ -121,7 +123,7 @@ def small(seed: int) -> Scenario:
     """A few members for some minutes, to whom much happens."""
     chance = _Chance(stream_seed(seed, 4))
     members = chance.whole(1, 8)
-    least = chance.whole(1, max(1, members // 2))
+    least = chance.whole(1, max(1, members // chance.whole(1, 2)))
     lasts_s = chance.of(20.0, 60.0, 150.0)
     batch = int(chance.of(1, 5, 8, 12, 24))
     drop_last = chance.whole(0, 2) == 0
@@ -141,7 +143,7 @@ def small(seed: int) -> Scenario:
         shares="auto" if chance.whole(0, 3) else "equal",
         steps=None if chance.whole(0, 1) else int(chance.of(1, 7, 40, 150, 400)),
         lasts_s=lasts_s,
-        every_steps=(None, 1, 10, 33)[chance.whole(0, 3)],
+        every_steps=_EVERY_STEPS[chance.whole(0, len(_EVERY_STEPS) - 1)],
         faults=tuple(sorted([*faults, *_close_by(chance, faults, members)])),
         speeds=tuple(micro_s * chance.of(1.0, 1.2, 3.0) for _ in range(3)),
         exchange_s=chance.of(0.01, 0.1, 0.5),

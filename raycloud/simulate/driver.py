@@ -25,6 +25,7 @@ from raycloud.events import (
     CheckpointPublished,
     Event,
     GenerationFormed,
+    MemberLeaving,
     MemberLost,
     Noticed,
     Recovered,
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
 _WELL_S = 10.0  # who was well for so long is well
 _IDLE_S = 400.0  # who is ready and takes no part for so long is forgotten
 _FEW = 64  # members, up to which that is looked at
+_WAITS_S = 1_500.0  # so long a run may wait for members although machines hold enough
 _PUBLISH_S = 0.2
+_ENDED = "its process has ended"
 
 
 class Driver:
@@ -83,6 +86,8 @@ class Driver:
         self._newest = settings.first_generation - 1
         self._published = settings.step
         self._idle_s: dict[int, float] = {}
+        self._waits_s: float | None = None  # since when, although machines hold enough
+        self._noticed = False  # some member is to leave, or was
         self._loud = settings.max_workers <= _FEW
 
     def start(self) -> None:
@@ -95,11 +100,13 @@ class Driver:
         if self.finish is not None:
             return
         if isinstance(event, MemberLost):
-            if event.member not in self._fleet.seats:
+            if event.member not in self._fleet.seats and event.reason != _ENDED:
                 return  # the driver has ended it itself
             self._fleet.drop(event.member)
         elif isinstance(event, GenerationFormed):
             self._check_formed(event)
+        elif isinstance(event, MemberLeaving):
+            self._noticed = True
         self._feed(event)
 
     def turn(self) -> None:
@@ -123,6 +130,7 @@ class Driver:
             self._carry_out(commands)
         if self._loud:
             self._check_idle()
+            self._check_waiting()
 
     def _feed(self, event: Event) -> None:
         shown = self._loud or not isinstance(event, StepsCommitted)
@@ -169,12 +177,17 @@ class Driver:
                     self._spawned -= set(members)
                     self._ending.release(members)
                 case Finish():
-                    self.finish = command
+                    self._end(command)
                 case _:
                     assert_never(command)
 
     def _tell(self, event: Event) -> None:
         self._words.tell(event, self._world.now_s)
+
+    def _end(self, command: Finish) -> None:
+        self.finish = command
+        if " times in step " in (command.error or ""):
+            self._wrong(f"it gave up, though no step ends members: {command.error}")
 
     def _spawn(self, members: tuple[int, ...], *, joins: bool) -> None:
         if self._spawned & set(members) or min(members) < self._story.spawned:
@@ -188,7 +201,14 @@ class Driver:
         self._story.generation = command.generation
         self._check_group("Form", command.generation, command.members, command.shares)
         self._group = command.members
+        self._meet(command.members)
         self._computing.meetings.form(command)
+
+    def _meet(self, members: tuple[int, ...]) -> None:
+        """Who had done its part may have ended since, and nobody missed it."""
+        for number in members:
+            if number not in self._fleet.seats:
+                self._tell(MemberLost(member=number, reason=_ENDED))
 
     def _prepare(self, command: Prepare) -> None:
         change = command.change
@@ -199,6 +219,8 @@ class Driver:
             self._story.generations += 1
             self._story.generation = change.generation
             self._check_group("Prepare", change.generation, members, change.shares)
+        if isinstance(change, Meet):
+            self._meet(change.members)
         self._computing.changes.prepare(command)
 
     def _publish(self, command: Publish) -> None:
@@ -235,8 +257,10 @@ class Driver:
             self._wrong(f"{kind} of generation {generation}: no shares of a step: {few(shares)}")
         if len(shares) != len(members) or not set(members) <= self._spawned:
             self._wrong(f"{kind} of generation {generation} without its members: {few(members)}")
-        # The first ones are those that are there: who is too many leaves at once.
-        if self._group and len(members) > self.control.workers[1]:
+        # The first ones are those that are there: who is too many leaves at once. Who is to leave
+        # stays until another has its state.
+        most = self.control.workers[1] + self._noticed
+        if self._group and len(members) > most:
             self._wrong(f"{kind} of generation {generation} has {len(members)} members")
 
     def _check_progress(self) -> None:
@@ -270,3 +294,15 @@ class Driver:
             elif now_s - self._idle_s.setdefault(number, now_s) > _IDLE_S:
                 self._idle_s[number] = float("inf")
                 self._wrong(f"member {number} is ready and takes no part for {_IDLE_S:g} s")
+
+    def _check_waiting(self) -> None:
+        """Where machines hold enough members, the run does not wait for ever."""
+        control, now_s = self.control, self._world.now_s
+        enough = self._fleet.room >= control.workers[0]
+        if control.phase is not Phase.WAITING or not enough:
+            self._waits_s = None
+        elif self._waits_s is None:
+            self._waits_s = now_s
+        elif now_s - self._waits_s > _WAITS_S:
+            self._waits_s = float("inf")
+            self._wrong(f"it waits for members for {_WAITS_S:g} s, and machines hold enough")

@@ -163,7 +163,12 @@ class Ending:
                 self._words.say(body, word, self._world.between(0.04, 1.0))
 
     def fail(self, body: Body) -> None:
-        """Its task raises; its process goes on answering, and does nothing any more."""
+        """Its task raises; its process goes on answering, and does nothing any more.
+
+        Not where it stands still: then it would not be heard.
+        """
+        if body.frozen:
+            return
         word = MemberFailed(member=body.number, error="TaskError", message="the task raised")
         self._words.say(body, word)
         self._freeze(body)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from raycloud.control.hearing import Heard
-from raycloud.events import MemberLost, MemberSpawned
+from raycloud.events import MemberLeaving, MemberLost, MemberSpawned
 from raycloud.simulate.words import Body, ready
 
 if TYPE_CHECKING:
-    from raycloud.simulate.machines import Machines
+    from raycloud.simulate.machines import Machines, Notice
     from raycloud.simulate.scenario import Scenario
     from raycloud.simulate.words import Words
     from raycloud.simulate.world import World
@@ -83,6 +83,27 @@ class Fleet:
         node = self._machines.node_of(body.place or 0)
         samples = self._scenario.samples
         self._words.say(body, ready(body, samples=samples, micro_batch_s=probed_s, node=node))
+        if node in self._machines.notices:
+            self.warn(body, self._machines.notices[node], f"node-{node}")
+
+    def warn(self, body: Body, notice: Notice, node: str = "") -> None:
+        """It hears that it is going to be gone, or its node is; or the driver does."""
+        body.warned, left_s = True, max(0.0, notice.gone_s - self._world.now_s)
+        word = MemberLeaving(
+            member=body.number,
+            reason="notice",
+            deadline_s=left_s if notice.told else None,
+            node=node,
+        )
+        if notice.drained:
+            self._words.tell(word, self._world.now_s + self._world.between(0.0, _LOOK_S))
+        else:
+            self._words.say(body, word)
+
+    @property
+    def room(self) -> int:
+        """How many members the machines hold that can be reached."""
+        return self._machines.within_reach
 
     def _miss(self, body: Body) -> None:
         if body.alive:

@@ -38,7 +38,8 @@ class Lockstep:
         adopted: By rank, the micro-batches of the first step that each has kept or is to compute,
             where that is not what its share says.
         fresh: By rank, how many of those it has to compute.
-        newcomers: Members that take the state from the others before they begin.
+        newcomers: Members that follow the others, and take the state from them meanwhile.
+        idle: Members that write nothing: newcomers, and those that have no share yet.
         stalled_s: Since when one of them stands still; None: nobody does.
         saved_step: The step of their last checkpoint.
         ticket: What was planned under an older one is void.
@@ -60,6 +61,7 @@ class Lockstep:
     adopted: Sequence[Sequence[int]] | None = None
     fresh: Sequence[int] = ()
     newcomers: frozenset[int] = frozenset()
+    idle: frozenset[int] = frozenset()
     stalled_s: float | None = None
     saved_step: int = -1
     ticket: int = 0

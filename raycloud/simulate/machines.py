@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from raycloud.simulate.scenario import Scenario
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """What is said of a node, or of a process, that is going to be gone.
+
+    Attributes:
+        gone_s: When it will be.
+        told: That moment is told, too.
+        drained: Ray says it, and places nothing there any more; else each member hears it.
+    """
+
+    gone_s: float
+    told: bool = True
+    drained: bool = False
 
 
 class Machines:
@@ -18,6 +34,7 @@ class Machines:
     Attributes:
         speeds: Seconds per micro-batch, by node.
         cut: By node, how many faults keep it from being reached now.
+        notices: By node that is going to be gone: what is said of it.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -33,11 +50,19 @@ class Machines:
         self._lowest = sorted(self._free)  # a heap, which may name taken ones too
         self.speeds = [scenario.speeds[n % len(scenario.speeds)] for n in range(number)]
         self.cut = [0] * number
+        self.notices: dict[int, Notice] = {}
 
     @property
     def room(self) -> int:
-        """How many members the nodes hold that are there."""
-        return sum(self._up) * self._per_node
+        """How many members the nodes hold that are there, and are not going to be gone."""
+        leaving = sum(self._up[node] for node in self.notices)
+        return (sum(self._up) - leaving) * self._per_node
+
+    @property
+    def within_reach(self) -> int:
+        """The same of the nodes that can be reached."""
+        nodes = (n for n, up in enumerate(self._up) if up and n not in self.notices)
+        return sum(not self.cut[node] for node in nodes) * self._per_node
 
     @property
     def there(self) -> list[int]:
@@ -51,8 +76,12 @@ class Machines:
 
     @property
     def open(self) -> int:
-        """Free places on nodes that can be reached."""
-        return sum(1 for place in self._free if not self.cut[self.node_of(place)])
+        """Free places on nodes where members can be placed."""
+        return sum(1 for place in self._free if not self._shut(self.node_of(place)))
+
+    def _shut(self, node: int) -> bool:
+        """It cannot be reached, or nothing is placed there any more."""
+        return self.cut[node] > 0 or (node in self.notices and self.notices[node].drained)
 
     def node_of(self, place: int) -> int:
         """Which node a place is on."""
@@ -63,14 +92,14 @@ class Machines:
         return [node for node in self.there if node % self._zones == zone % self._zones]
 
     def seat(self) -> int | None:
-        """Take the lowest free place on a node that can be reached; None: there is none."""
+        """Take the lowest free place where a member can be placed; None: there is none."""
         passed: list[int] = []
         found = None
         while self._lowest and found is None:
             place = heapq.heappop(self._lowest)
             if place not in self._free:
                 continue
-            if self.cut[self.node_of(place)]:
+            if self._shut(self.node_of(place)):
                 passed.append(place)
             else:
                 found = place
@@ -87,6 +116,7 @@ class Machines:
     def vanish(self, node: int) -> None:
         """The node is gone, with its places."""
         self._up[node] = False
+        self.notices.pop(node, None)
         self._free.difference_update(self._places(node))
 
     def come(self, node: int) -> None:

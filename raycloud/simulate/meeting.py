@@ -84,8 +84,12 @@ class Meetings:
         bodies = [self._computing.fleet.seats[number] for number in told.members]
         step, value = self._ground(bodies)
         adopted, fresh = self._adopt(bodies, told.shares, step)
+        newcomers = frozenset(
+            b.number for b in bodies if b.number in told.following and not b.begun
+        )
         for body in bodies:
-            self._computing.catch_up(body, step, value)
+            if body.number not in newcomers:
+                self._computing.catch_up(body, step, value)
         self._computing.group = group = Lockstep(
             cut=self._computing.cut,
             members=told.members,
@@ -100,9 +104,12 @@ class Meetings:
             step_s=self._computing.step_s(told.members, told.shares),
             adopted=adopted,
             fresh=fresh,
+            newcomers=newcomers,
+            idle=frozenset(told.following),
             saved_step=self._computing.origin.step,
         )
         self._computing.announce(group)
+        self._computing.follow(group)
         self._computing.resumed()
         if step > self._computing.origin.step:
             self._computing.between(group, range(len(group.members)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from raycloud.errors import SpecError
 
@@ -18,6 +19,7 @@ class Kind(StrEnum):
     BREAK = "break"  # connections between members are reset
     LEAVE = "leave"  # nodes vanish, and come back after a while
     ZONE = "zone"  # all nodes of a zone vanish, and come back after a while
+    NOTICE = "notice"  # nodes or processes say that they will be gone, and then are
     HOLD = "hold"  # from now on exactly so many nodes are there
     SLOW = "slow"  # a node is slower for a while
     JUMP = "jump"  # the driver's clock jumps ahead
@@ -60,7 +62,8 @@ class Scenario:
         shares: `auto` or `equal`; see `ControlSettings`.
         steps: Steps to compute; None: until `lasts_s`, when a stop is asked for.
         lasts_s: Faults come until then.
-        every_steps: Steps between two checkpoints; None: one at the end.
+        every_steps: Steps between two checkpoints; `auto`: as often as control finds them worth it;
+            None: one at the end.
         faults: What befalls it.
         speeds: Seconds per micro-batch of the nodes, over and over.
         exchange_s: Seconds of a step's exchange.
@@ -88,7 +91,7 @@ class Scenario:
     shares: str = "auto"
     steps: int | None = None
     lasts_s: float = 3600.0
-    every_steps: int | None = None
+    every_steps: int | Literal["auto"] | None = None
     faults: tuple[Fault, ...] = ()
     speeds: tuple[float, ...] = (0.1,)
     exchange_s: float = 0.05
@@ -125,7 +128,7 @@ class Scenario:
                 f"no step of {self.global_batch} samples fits into an epoch",
                 hint="more samples, a smaller global batch, or without drop_last",
             )
-        if self.every_steps is not None and self.every_steps < 1:
+        if self.every is not None and self.every < 1:
             raise SpecError("every_steps", self.every_steps, "between checkpoints is a step")
         if not self.speeds or min(self.speeds) <= 0:
             raise SpecError("speeds", self.speeds, "a micro-batch takes seconds > 0")
@@ -141,6 +144,11 @@ class Scenario:
         value = getattr(self, field)
         if not value >= least:
             raise SpecError(field, value, f"at least {least} is needed")
+
+    @property
+    def every(self) -> int | None:
+        """Steps between two checkpoints that are due by arithmetic; None: there are none."""
+        return None if self.every_steps == "auto" else self.every_steps
 
     @property
     def machines(self) -> int:

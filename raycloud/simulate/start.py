@@ -64,6 +64,7 @@ class Start:
             drop_last=scenario.drop_last,
             shares="equal" if scenario.shares == "equal" else "auto",
             silence_s=scenario.silence_s,
+            saves=scenario.every_steps == "auto",
             step=origin.step,
             position=origin.at,
             ledger=None if kept is None else kept.ledger,

@@ -28,6 +28,7 @@ class Body:
         joins: It is to join others that compute.
         alive: Its process lives.
         built: It has model and data.
+        warned: It is going to be gone, and has said so or the driver knows.
         frozen: By how many faults it is kept from computing, and from speaking.
         unheard: By how many faults it is kept from the driver only.
         withheld: What it says meanwhile, with the seconds after which it would have come.
@@ -48,6 +49,7 @@ class Body:
     joins: bool = False
     alive: bool = True
     built: bool = False
+    warned: bool = False
     frozen: int = 0
     unheard: int = 0
     withheld: list[tuple[Event, float]] = field(default_factory=list)

@@ -5,6 +5,8 @@
 | never | begins | refuses, and names the command that goes on | refuses |
 | allow | begins | goes on | sets its files aside and begins again |
 | must | refuses | goes on | refuses |
+
+On a cluster, workers that have outlived the command that drove them are as good as a checkpoint.
 """
 
 from __future__ import annotations

@@ -116,6 +116,10 @@ class RunTakenError(RunDirectoryError):
         self.resume = resume
 
 
+class NothingSavedError(RunDirectoryError):
+    """A run has nothing to go on from."""
+
+
 def choose(
     run_dir: str | Path | None, name: str, *, resume: bool, root: Path = RUNS
 ) -> RunDirectory:

@@ -178,6 +178,13 @@ class ElasticSection(Section):
         description="Micro-batches per step of each worker. auto: fitted to measured speed, before "
         "and while running. equal: the same for all. A list fixes them, one entry per worker.",
     )
+    orphan_s: int = Field(
+        default=120,
+        ge=10,
+        le=86_400,
+        description="Seconds that workers on a cluster which the command joined go on without it, "
+        "if it is killed. Until then `--resume` takes them over; after that they end.",
+    )
 
 
 def _only(there: int | str, what: str) -> tuple[AfterValidator, Any]:

@@ -35,11 +35,19 @@ def take_from(
     transport: Transport,
     abandoned: Callable[[], bool],
 ) -> None:
-    """Overwrite `tensors`, in place, with those of the member of rank `source`."""
+    """Overwrite `tensors`, in place, with those of the member of rank `source`.
+
+    They arrive beside them and are taken once all are there: an exchange that is given up may
+    still write to what it was given.
+
+    Raises:
+        TransportError: It broke, or was abandoned; nothing is taken.
+    """
+    arrived: list[tuple[torch.Tensor, torch.Tensor]] = []
     for _, tensor in sorted(tensors.items()):
-        whole = tensor if tensor.is_contiguous() else tensor.contiguous()
-        flat = whole.reshape(-1)
+        flat = tensor.detach().contiguous().reshape(-1).clone()
         if flat.numel():
             finish(transport.broadcast(flat, source), abandoned)
-        if whole is not tensor:
-            tensor.copy_(whole)
+            arrived.append((tensor, flat))
+    for tensor, flat in arrived:
+        tensor.copy_(flat.view(tensor.shape))

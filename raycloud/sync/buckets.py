@@ -47,8 +47,7 @@ class Bucket:
         self.missing = set()
         self._sizes = [parameter.numel() for parameter in self.parameters]
         first = self.parameters[0]
-        self._ends = int(last)
-        length = sum(self._sizes) + len(group) + 2 * self._ends
+        length = sum(self._sizes) + len(group) + (2 if last else 0)
         self._hold(torch.zeros(length, dtype=first.dtype, device=first.device))
 
     @property
@@ -63,13 +62,20 @@ class Bucket:
     def _hold(self, flat: torch.Tensor) -> None:
         self.flat = flat
         total, count = sum(self._sizes), len(self._sizes)
-        used = total + count
-        parts = flat.tensor_split((total, used, used + self._ends))
-        self.values, self.used, self.behind, self.astray = parts
-        self.slots = tuple(
+        self.behind, self.astray = flat[total + count :].tensor_split(2)
+        self.values, self.used, self.slots = self.cut(flat)
+
+    def cut(
+        self, flat: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
+        """`values`, `used` and `slots` of a message that is laid out as this one."""
+        total, count = sum(self._sizes), len(self._sizes)
+        values, used, _ = flat.tensor_split((total, total + count))
+        slots = tuple(
             part.view(parameter.shape)
-            for part, parameter in zip(self.values.split(self._sizes), self.parameters, strict=True)
+            for part, parameter in zip(values.split(self._sizes), self.parameters, strict=True)
         )
+        return values, used, slots
 
 
 def lay_out(parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int) -> list[Bucket]:

@@ -173,11 +173,31 @@ class GradientExchange:
         norms = []
         for bucket in self.buckets:
             norms.append(float(torch.linalg.vector_norm(bucket.values)))
-            for parameter, slot, used in zip(
-                bucket.parameters, bucket.slots, bucket.used.tolist(), strict=True
-            ):
-                parameter.grad = slot if used else None
+            _show(bucket, bucket.used, bucket.slots)
         return Exchanged(norm=math.hypot(*norms), bytes_sent=payload, agreed=agreed)
+
+    @property
+    def under_way(self) -> bool:
+        """Something travels; may be asked in any thread."""
+        return any(work is not None for work in self._works)
+
+    def arrived(self) -> bool:
+        """Whether `collect` would not wait.
+
+        Raises:
+            TransportError: The exchange broke.
+        """
+        return all(work is None or work.wait(0.0) for work in self._works)
+
+    def sums(self) -> tuple[torch.Tensor, ...]:
+        """Copies, on the CPU, of the messages that `collect` has made the gradients."""
+        return tuple(bucket.flat.to("cpu", copy=True) for bucket in self.buckets)
+
+    def show(self, sums: Sequence[torch.Tensor]) -> None:
+        """Make such copies the parameters' `.grad`; an exchange under way is not disturbed."""
+        for bucket, flat in zip(self.buckets, sums, strict=True):
+            _, used, slots = bucket.cut(flat.to(bucket.flat.device))
+            _show(bucket, used, slots)
 
     def clip(self, norm: float, limit: float) -> None:
         """Scale the mean gradients so that their global norm is at most `limit`.
@@ -254,3 +274,9 @@ class GradientExchange:
             self._works.append(transport.all_reduce(bucket.flat))
         except TransportError as error:
             self._broken = error
+
+
+def _show(bucket: Bucket, used: torch.Tensor, slots: Sequence[torch.Tensor]) -> None:
+    """Each parameter that anyone has used has its slot as gradient, the others have none."""
+    for parameter, slot, any_used in zip(bucket.parameters, slots, used.tolist(), strict=True):
+        parameter.grad = slot if any_used else None

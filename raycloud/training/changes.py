@@ -32,6 +32,7 @@ class Changes:
         self._lock = threading.Lock()
         self._prepared: dict[int, Change] = {}
         self._agreed = 0
+        self._generation = -1  # the newest that a change was to begin
         self._due: list[Due] = []
 
     def prepare(self, number: int, change: Change) -> None:
@@ -42,6 +43,8 @@ class Changes:
         with self._lock:
             if number > self._agreed:
                 self._prepared[number] = change
+            if isinstance(change, Reshare | Meet):
+                self._generation = max(self._generation, change.generation)
 
     def settle(self, number: int) -> None:
         """Changes up to `number` are over: in force everywhere, or withdrawn by the driver.
@@ -58,6 +61,12 @@ class Changes:
         """Number of the newest change that all were found to hold; 0 before the first."""
         with self._lock:
             return self._agreed
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """The highest number of a change that came here, and the newest generation in one; -1."""
+        with self._lock:
+            return max([self._agreed, *self._prepared]), self._generation
 
     def due_step(self) -> int:
         """The step at which the newest agreed change takes effect; -1 where it has."""

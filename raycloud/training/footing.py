@@ -7,11 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from raycloud.events import GenerationFormed, Noticed
+from raycloud.events import Noticed
 from raycloud.sync.lane import Lane
 from raycloud.training.locality import agreed
 from raycloud.training.loop import Loop
 from raycloud.training.parts import Seat
+from raycloud.training.passing import Passing
 from raycloud.training.regroup import (
     Ground,
     Own,
@@ -40,9 +41,11 @@ class Footing:
         last_step: One past the last step, as it is known at the start.
         fuses: By rank, how many micro-batches a pass fused where the checkpoint was written.
         held: Which bytes of the rows the nodes hold, by rank.
+        address: This node's, that other members can reach.
 
     Attributes:
         loop: Its loop; None before it has stood anywhere.
+        seat: Its place in the newest generation in which it has stood; None before.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Footing:
         *,
         fuses: Sequence[int],
         held: Callable[[tuple[str, ...]], Held],
+        address: str,
     ) -> None:
         """It stands at the start."""
         self._parts = parts
@@ -61,7 +65,14 @@ class Footing:
         self._fuses = fuses
         self._held = held
         self._suspects = suspects_of(parts.job.errors.on_error)
+        self._passing = Passing(parts, address)
         self.loop: Loop | None = None
+        self.seat: Seat | None = None
+
+    @property
+    def lacking(self) -> bool:
+        """It has no state but the one that it was built with, or is about to take another's."""
+        return self._passing.lacking
 
     def stand(
         self,
@@ -82,18 +93,22 @@ class Footing:
         ground = self._ground(meeting, gradients, lane, abandoned)
         seat = self._seat(meeting, ground.step, ground.position)
         seat = replace(seat, held=agreed(self._held(meeting.nodes), lane, abandoned))
+        if seat.rank not in ground.following:
+            self._passing.lacking = False
+        if ground.following:
+            self._passing.begin(seat, ground.following, Talk(lane, abandoned))
+        elif seat.part is None:  # it has the state all the same
+            self._passing.done(seat, ground.step)
         if meeting.rank == 0:  # it has met all others
-            self._parts.report(
-                GenerationFormed(
-                    generation=meeting.generation,
-                    members=meeting.members,
-                    shares=meeting.shares,
-                    first_step=ground.step,
-                )
-            )
+            self._parts.report(seat.formed)
         loop = self.loop = self.loop or Loop(self._parts, seat)
+        self.seat = seat
         loop.enter(seat, Lane(lane), abandoned, ground.adopted, planned=meeting.planned)
         return loop
+
+    def let_go(self) -> None:
+        """The generation is over, and with it what is on its way to those that follow."""
+        self._passing.end()
 
     def _ground(
         self,
@@ -105,15 +120,10 @@ class Footing:
         parts, loop = self._parts, self.loop
         own = Standing(parts.first_step, 0, parts.changes.agreed, parts.changes.due_step())
         if loop is not None:
-            own = replace(own, step=loop.step, begun=1, **known_loss(loop.owed, loop.loss))
-        gone = self._suspects.meet(meeting.members, planned=meeting.planned)
-        talk = Talk(lane, abandoned)
-        everyone = talk.standings(own)
-        if not any(one.begun for one in everyone):
-            self._begin(meeting, gradients, lane, abandoned)
-        newest = max(everyone, key=lambda one: one.agreed)
-        if loop is not None and newest.agreed > own.agreed:
-            loop.take_growth(newest.due_step)
+            known = {} if self._passing.lacking else known_loss(loop.owed, loop.loss)
+            own = replace(own, step=loop.step, begun=int(not self._passing.lacking), **known)
+        idle = () if loop is None else loop.seat.following
+        gone = self._suspects.meet(meeting.members, idle, planned=meeting.planned)
         brought = Own(
             replica=parts.replica,
             position=self._position if loop is None else loop.position,
@@ -122,8 +132,19 @@ class Footing:
             suspects=partial(self._suspects.found, gone=gone),
             gone=bool(gone),
         )
-        ground = find_ground(everyone, brought, shares=meeting.shares, talk=talk)
-        if ground.suspects:
+        at, talk = brought.position, Talk(lane, abandoned)
+        own = replace(own, epoch=at.epoch, offset=at.offset, follows=int(self._passing.may_follow))
+        everyone = talk.standings(own)
+        if not any(one.begun for one in everyone):
+            self._begin(meeting, gradients, lane, abandoned)
+        newest = max(everyone, key=lambda one: one.agreed)
+        if loop is not None and newest.agreed > own.agreed:
+            loop.take_growth(newest.due_step)
+        may_follow = [meeting.members.index(member) for member in meeting.following]
+        ground = find_ground(
+            everyone, brought, shares=meeting.shares, talk=talk, may_follow=may_follow
+        )
+        if ground.suspects and meeting.rank not in ground.following:
             tells = meeting.rank == 0
             leave_out(parts.replica, ground.step, ground.suspects, parts.collate, tells=tells)
         if ground.adopted is not None:
@@ -148,9 +169,11 @@ class Footing:
             replica.fuse = min(replica.fuse, self._fuses[meeting.rank])
 
     def _took(self, meeting: Meeting, step: int, position: Position) -> None:
-        """The state is another member's, who stands at `step`: so does this one from now on."""
+        """Another one stands at `step`, whose state is this member's, now or soon."""
         if self.loop is None:
             self.loop = Loop(self._parts, self._seat(meeting, step, position))
+        elif self._passing.lacking or self.loop.step < step - 1:
+            self.loop.begin_anew()
         else:
             self.loop.take_step()
 
@@ -163,6 +186,7 @@ class Footing:
             step=step,
             position=position,
             last_step=self._last_step,
+            following=meeting.following,
         )
 
     def _span(self, step: int, position: Position) -> StepSpan | None:

@@ -88,6 +88,21 @@ class Forward:
                 last = (one, loss)
         return last
 
+    def try_out(self, one: Pass) -> None:
+        """A pass of which nothing stays but gradients, and what is learned of the model."""
+        self._statistics.begin_trial()
+        seed_compute(one.seed, self._device)
+        before = random_state(self._device)
+        loss = self.plain(one, index=0, count=1)
+        if random_state(self._device) != before:
+            self.fuse = 1
+        call_backward(loss * one.weight)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._statistics.end_trial()
+        if self._statistics.changing:  # by each micro-batch: a fused pass would do it less often
+            self.fuse = 1
+
     def _worth_computing(self, passes: Sequence[Pass]) -> deque[Pass]:
         """All that weigh something, last; and before them the others, where they leave a trace."""
         traced = self._statistics.per_batch or bool(self._statistics.changing)

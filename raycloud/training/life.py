@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +41,7 @@ from raycloud.training.saver import Saver
 from raycloud.training.state import digest
 from raycloud.training.supply import Supplying
 from raycloud.training.trial import Trial
+from raycloud.training.words import Survivor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +84,7 @@ class Life:
         """Build everything up to the first step: the model while the data is prepared."""
         job = config.job
         self._config, self._clock, self._report = config, clock, report
-        self._provider = provider
+        self._provider, self._growing = provider, False
         keep_freed_memory()
         torch.set_num_threads(job.resources.worker.cpus)
         self._device = choose(job.resources.worker.gpus)
@@ -113,6 +115,7 @@ class Life:
         self._replica.notice = lambda what, detail: self._notice(what, **detail)
         self._samples = self._arranged.supply.train
         self._grown: dict[int, BlockSamples] = {}
+        self._ready: MemberReady | None = None
         self._met: tuple[Transport, Transport] | None = None  # of the present generation
         if manifest is not None and not config.joins:
             self._replica.state.load(load_tensors(store, manifest), manifest.values)
@@ -139,6 +142,7 @@ class Life:
             min(self._replica.steps, config.only_steps or self._replica.steps),
             fuses=tuple(manifest.values["fuses"]) if manifest is not None else (),
             held=self._held,
+            address=config.address,
         )
         for split, prepared in self._arranged.supply.prepared.items():
             waited_s = self._waited_s if split == TRAIN else 0.0
@@ -156,6 +160,22 @@ class Life:
             return None
         return self._replica.longest_s
 
+    def survivor(self) -> Survivor | None:
+        """What the next driver is told; None before this member has the state of the training."""
+        seat, ready = self._footing.seat, self._ready
+        if seat is None or ready is None or self._footing.lacking:
+            return None
+        number, coming = self._parts.changes.newest
+        return Survivor(
+            member=self._config.member,
+            ready=ready,
+            members=seat.members,
+            generation=seat.generation,
+            newest=max(coming, seat.generation),
+            changes=number,
+            grown=self._growing,
+        )
+
     def measure(self) -> None:
         """Compute a little without effect, and report how fast, how much and from what state."""
         replica, member = self._replica, self._config.member
@@ -163,20 +183,20 @@ class Life:
         fixed_s, micro_batch_s = trial.speed(briefly=self._config.joins)
         tensors = replica.state.tensors()
         encode(replica.state.values())  # refuse now what no checkpoint could carry
-        self._report(
-            MemberReady(
-                member=member,
-                samples=len(self._samples),
-                parameters=replica.parameters,
-                state_bytes=sum(t.numel() * t.element_size() for t in tensors.values()),
-                gradient_bytes=replica.gradients.gradient_bytes,
-                fixed_s=fixed_s,
-                micro_batch_s=micro_batch_s,
-                state_digest=digest(tensors.items()),
-                node=self._config.node,
-                price_per_hour=self._config.price_per_hour,
-            )
+        self._ready = MemberReady(
+            member=member,
+            samples=len(self._samples),
+            parameters=replica.parameters,
+            state_bytes=sum(t.numel() * t.element_size() for t in tensors.values()),
+            gradient_bytes=replica.gradients.gradient_bytes,
+            fixed_s=fixed_s,
+            micro_batch_s=micro_batch_s,
+            state_digest=digest(tensors.items()),
+            node=self._config.node,
+            price_per_hour=self._config.price_per_hour,
+            pid=os.getpid(),
         )
+        self._report(self._ready)
         if names := replica.statistics.changing:
             self._notice("buffers averaged over replicas, not exact", buffers=list(names))
 
@@ -212,8 +232,11 @@ class Life:
         before, self._met = self._met, (gradients, lane)
         self._replica.connect(gradients)
         leave(before or ())
-        loop = self._footing.stand(meeting, gradients, lane, abandoned)
-        loop.run()
+        try:
+            loop = self._footing.stand(meeting, gradients, lane, abandoned)
+            loop.run()
+        finally:
+            self._footing.let_go()
         if loop.next is not None:
             return loop.next
         self._parts.saver.wait()
@@ -231,6 +254,7 @@ class Life:
         """Get at the grown data, in whichever thread; it is read once `change` takes effect."""
         if self._provider is None:
             raise InternalError(f"{change} came for data that nothing here has prepared")
+        self._growing = True
         samples = self._provider.grown(change.version)
         if len(samples) != change.samples:
             raise InternalError(f"{change} came, but there are {len(samples)} samples")
@@ -270,6 +294,8 @@ class Life:
         )
 
     def _evaluate(self, step: int, seat: Seat) -> None:
+        if seat.part is None:
+            return
         last = step == seat.last_step
         states: dict[str, Any] = {}
         model = self._replica.model
@@ -280,12 +306,12 @@ class Life:
                 self._task,
                 model,
                 held_out,
-                rank=seat.rank,
-                size=seat.size,
+                rank=seat.part,
+                size=len(seat.holders),
             )
             states = {name: metric.state() for name, metric in metrics.items()}
         text = None
-        if last and seat.rank == 0:
+        if last and seat.part == 0:
             text = show(self._config.job, self._task, model)
         self._report(
             EvaluationPart(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from raycloud.commands import Extend, Halt, Meet, Reshare, Save
 from raycloud.errors import InternalError, TaskError, TransportError
-from raycloud.events import ChangeApplied, GenerationFormed, Noticed
+from raycloud.events import ChangeApplied, Noticed
 from raycloud.spec.sizes import ring_bytes
 from raycloud.sync.lane import Lane, LaneReport
 from raycloud.sync.transport import Abandoned
@@ -44,7 +44,7 @@ class Loop:
 
     def __init__(self, parts: Parts, seat: Seat) -> None:
         """Nothing is to be computed before `enter`."""
-        self._parts = parts
+        self._parts, self.seat = parts, seat
         self._course = Course(
             parts.steps,
             step=seat.step,
@@ -80,14 +80,11 @@ class Loop:
         """
         self._report()  # a step that was taken is one of the generation before
         parts = self._parts
-        self._seat, self._lane, self._abandoned = seat, lane, abandoned
-        self._generation, self._broke, self.next = seat.generation, not planned, None
+        self.seat, self._lane, self._abandoned = seat, lane, abandoned
+        self._broke, self.next = not planned, None
         self.step, self.position = seat.step, seat.position
-        self._schedule = Schedule(
-            Piece(step=seat.step, generation=seat.generation, shares=seat.shares),
-            seat.held,
-            adopted,
-        )
+        piece = Piece(step=seat.step, generation=seat.generation, shares=seat.shares)
+        self._schedule = Schedule(piece, seat.held, adopted)
         self._sums: LaneReport | None = None
         # Any other checkpoint may be one that the generation before did not come to write.
         self._saved_step = parts.first_step
@@ -95,7 +92,7 @@ class Loop:
 
     def _collating(self) -> Feed:
         """The steps from the present one on, under the shares that are known now."""
-        parts, schedule, rank = self._parts, self._schedule, self._seat.rank
+        parts, schedule, rank = self._parts, self._schedule, self.seat.rank
         return Feed(
             parts.collate,
             lambda span: schedule.micro_batches(span, rank),
@@ -131,6 +128,10 @@ class Loop:
             self.owed = Owed(loss=0.0, own_weight=0.0, weight=computed.weight)
         self.step, self.position = self.step + 1, computed.after
 
+    def begin_anew(self) -> None:
+        """Others have gone on without this member: what it knows of its steps counts no more."""
+        self.owed, self.loss, self._computed = None, float("nan"), None
+
     def run(self) -> bool:
         """Compute until the last step, a halt, or the `next` generation.
 
@@ -163,7 +164,7 @@ class Loop:
 
     def save(self) -> None:
         """Checkpoint the state before the next step, unless that is done already."""
-        if self._saved_step == self.step:
+        if self._saved_step == self.step or self.seat.part is None:
             return
         self._saved_step = self.step
         self._report()
@@ -172,17 +173,17 @@ class Loop:
             "step": self.step,
             "epoch": self.position.epoch,
             "offset": self.position.offset,
-            "generation": self._generation,
+            "generation": self.seat.generation,
             "fuse": replica.fuse,
-            **(self._whole_values() if self._seat.rank == 0 else {}),
+            **(self._whole_values() if self.seat.part == 0 else {}),
         }
         self._parts.saver.save(
             step=self.step,
-            rank=self._seat.rank,
-            parts=self._seat.size,
+            rank=self.seat.part,
+            parts=len(self.seat.holders),
             tensors=replica.state.tensors(),
             values=values,
-            generation=self._seat.generation,
+            generation=self.seat.generation,
         )
 
     def settle(self) -> None:
@@ -200,8 +201,7 @@ class Loop:
         parts, clock = self._parts, self._parts.clock
         waited_s = self._feed.waited_s
         work = self._feed.take()
-        began_s = clock.monotonic_s()
-        self._lane_s = 0.0
+        began_s, self._lane_s = clock.monotonic_s(), 0.0
         self._send_lane(weight=work.expected_weight(parts.replica.kept))
         others = Others(self._lane, self._abandoned, lambda: parts.changes.next_at_hand)
         scale = lambda: 1.0 / self._weighed().weight  # noqa: E731
@@ -210,7 +210,7 @@ class Loop:
         parts.replica.synchronize()
         self._computed = counted(
             work,
-            generation=self._generation,
+            generation=self.seat.generation,
             after=self._course.steps.after(work.span),
             weight=sums.weight,
             learning_rate=parts.replica.learning_rate,
@@ -218,9 +218,16 @@ class Loop:
             data_s=self._feed.waited_s - waited_s,
         )
         found = find_outcome(parts.replica, work.span, sums.weight, others)
-        found.take(parts.replica, work, tells=self._seat.rank == 0)
-        self._sums, self.owed = None, found.owed
-        self.position = self._computed.after
+        follows = parts.replica.following is not None
+        found.take(parts.replica, work, tells=self.seat.rank == 0)
+        self._sums, self.position = None, self._computed.after
+        if found.exchanged.agreed:
+            self._agree()
+        self.step += 1
+        if follows:  # it tells of no step that it has not committed with all others
+            self._tally.begin()
+            return
+        self.owed = found.owed
         self._tally.add(
             replace(
                 self._computed,
@@ -228,13 +235,11 @@ class Loop:
                 skips=found.skips,
                 norm=found.exchanged.norm,
                 exchange_s=found.exchanged.exchange_s + self._lane_s,
+                lane_s=self._lane_s,
                 bytes_sent=found.exchanged.bytes_sent,
-                bytes_dense=ring_bytes(parts.replica.gradients.gradient_bytes, self._seat.size),
+                bytes_dense=ring_bytes(parts.replica.gradients.gradient_bytes, self.seat.size),
             )
         )
-        if found.exchanged.agreed:
-            self._agree()
-        self.step += 1
 
     def _weighed(self) -> LaneReport:
         """What the lane says of this step, read once."""
@@ -284,12 +289,12 @@ class Loop:
         if self._parts.extend is None:
             raise InternalError(f"{change} came for data that cannot grow")
         self._parts.extend(change, epoch)
-        if not self._course.grow(epoch, change.samples) and self._seat.rank == 0:
+        if not self._course.grow(epoch, change.samples) and self.seat.rank == 0:
             self._parts.report(
                 Noticed(
                     what=f"the data has grown to {change.samples} samples, but the run ends before "
                     f"epoch {epoch}, the first to have them: give more epochs or steps",
-                    member=self._seat.member,
+                    member=self.seat.member,
                 )
             )
 
@@ -300,36 +305,29 @@ class Loop:
             self.settle()
         self._report()
         match due.change:
-            case Reshare(generation=generation, shares=shares):
-                self._generation = generation
+            case Reshare():
+                self.seat = self.seat.reshared(due.change)
                 self._feed.close()  # what was collated ahead is for the old shares
                 self._feed = self._collating()
-                if self._seat.rank == 0:
-                    self._parts.report(
-                        GenerationFormed(
-                            generation=generation,
-                            members=self._seat.members,
-                            shares=shares,
-                            first_step=self.step,
-                        )
-                    )
+                if self.seat.rank == 0:
+                    self._parts.report(replace(self.seat, step=self.step).formed)
             case Save() | Halt():
                 self.save()
             case Meet():
                 self.next = due.change
-                if self._seat.member not in due.change.members:
+                if self.seat.member not in due.change.members:
                     self._parts.saver.wait()
             case Extend():
                 pass  # done ahead, when it was agreed
         self._report()
-        applied = ChangeApplied(member=self._seat.member, change=due.number, step=self.step)
+        applied = ChangeApplied(member=self.seat.member, change=due.number, step=self.step)
         self._parts.report(applied)
         return ends
 
     def _between_steps(self) -> None:
         """What is due after `self.step` steps: the same on every member, by arithmetic."""
         job, done = self._parts.job, self.step
-        first, last = self._seat.step + 1, self._course.last_step
+        first, last = self.seat.step + 1, self._course.last_step
         if done in (first, last):
             self.settle()
         if done in (first, last) or self._tally.age_s >= _REPORT_S:
@@ -343,7 +341,7 @@ class Loop:
             self._evaluate()
 
     def _evaluate(self) -> None:
-        self._parts.evaluate(self.step, replace(self._seat, last_step=self._course.last_step))
+        self._parts.evaluate(self.step, replace(self.seat, last_step=self._course.last_step))
 
     def _report(self) -> None:
         if (made := self._tally.report()) is not None:

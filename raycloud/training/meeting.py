@@ -35,7 +35,7 @@ class Meeting:
     `nodes` are the ids of the nodes that the members run on, by rank; empty where unknown.
     `settled` is the number of the last change that is over, in force or withdrawn. A `planned`
     meeting is that change itself: those that compute come to it `ahead`, while they do, and give
-    its number there.
+    its number there. Members of `following` need not have the state yet.
     """
 
     host: str
@@ -47,6 +47,7 @@ class Meeting:
     nodes: tuple[str, ...] = ()
     settled: int = 0
     planned: bool = False
+    following: tuple[int, ...] = ()
     ahead: int | None = None
 
 

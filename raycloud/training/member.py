@@ -6,6 +6,7 @@ import queue
 import threading
 import traceback
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Extend, Meet
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from raycloud.commands import Change
     from raycloud.data.provide import Provider
     from raycloud.sync.transport import Transport
+    from raycloud.training.words import Survivor
 
 __all__ = ["Meeting", "Member", "MemberConfig"]
 
@@ -53,6 +55,7 @@ class Member:
         self._planned: dict[int, tuple[Meeting, tuple[Transport, Transport]]] = {}
         self._turn = threading.Lock()  # of `_newest`
         self._changes = Changes(feed_depth=config.job.data.prefetch_steps)
+        self._coming = (-1, 0)  # the generation that was planned last, and the number of the change
         self._newest = -1  # the generation that was called last, or one past one given up
         self._thread = threading.Thread(target=self._live, name="member", daemon=True)
         self._thread.start()
@@ -71,6 +74,15 @@ class Member:
         """The step being computed; None before the first."""
         return None if self._life is None else self._life.step
 
+    def survivor(self) -> Survivor | None:
+        """What the next driver of the run is told; None: it has no state that is worth keeping."""
+        found = None if self._life is None else self._life.survivor()
+        if found is None or not self._thread.is_alive():
+            return None
+        planned, number = self._coming
+        newest = max(found.newest, self._newest, planned)
+        return replace(found, newest=newest, changes=max(found.changes, number))
+
     def still(self) -> list[Still]:
         """Whether it has stood still in the midst of computing; to be asked about once a second."""
         return self._watch.look() if self._thread.is_alive() else []
@@ -84,6 +96,7 @@ class Member:
         To a planned one this member comes ahead, and goes on computing until it takes effect.
         """
         if meeting.ahead is not None:
+            self._coming = meeting.generation, meeting.ahead
             ahead = threading.Thread(
                 target=self._meet_ahead, args=(meeting, meeting.ahead), name="ahead", daemon=True
             )

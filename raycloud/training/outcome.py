@@ -75,13 +75,12 @@ class Outcome:
     def take(self, replica: Replica, work: StepWork, *, tells: bool) -> None:
         """Commit the step, or go past it, which one of the members `tells`."""
         if self.why:
-            replica.discard()
+            step = work.span.step
+            replica.pass_over(step, self.skips)
             if tells:
-                step = work.span.step
                 replica.notice(f"step {step} was skipped: {self.why}", {"step": step})
         else:
-            replica.commit(work, self.left_out)
-        replica.state.skips += self.skips
+            replica.commit(work, self.left_out, self.skips)
 
 
 def find_outcome(replica: Replica, span: StepSpan, weight: float, others: Others) -> Outcome:
@@ -114,12 +113,22 @@ def find_outcome(replica: Replica, span: StepSpan, weight: float, others: Others
     return Outcome(
         exchanged=exchanged,
         weight=0.0 if why else weight,
-        loss=replica.checked_loss(span.step) if not why else 0.0,
+        loss=_checked_loss(replica, span.step) if not why else 0.0,
         own_weight=own,
         skips=skips,
         left_out=left_out,
         why=why,
     )
+
+
+def _checked_loss(replica: Replica, step: int) -> float:
+    loss = replica.loss_sum()
+    if not math.isfinite(loss):
+        raise DivergedError(
+            f"the loss of step {step} is {loss}",
+            hint="lower the learning rate, or look at the samples of this step",
+        )
+    return loss
 
 
 def _exchanged_anew(replica: Replica, span: StepSpan, weight: float, others: Others) -> Exchanged:
@@ -147,7 +156,7 @@ def _told(replica: Replica, span: StepSpan, others: Others) -> tuple[tuple[int, 
 def _skips(replica: Replica, span: StepSpan, left_out: tuple[int, ...]) -> tuple[Skip, ...]:
     every = span.micro_batches
     before, most = skipped(replica.state.skips), replica.errors.most_skipped
-    if before + len(left_out) > most:
+    if replica.following is None and before + len(left_out) > most:  # else the others know it
         raise TaskError(
             f"step {span.step} would skip {len(left_out)} micro-batches beside the {before} that "
             f"were skipped before, and errors.most_skipped is {most}",
@@ -164,7 +173,8 @@ def _not_finite(replica: Replica, span: StepSpan, why: str) -> tuple[Skip, ...]:
     errors, step = replica.errors, span.step
     if errors.on_nan == "stop":
         raise DivergedError(f"{why} at step {step}", hint=_REMEDY)
-    before = {one.step for one in replica.state.skips if one.whole_step}
+    known = replica.state.skips if replica.following is None else ()  # else the others know them
+    before = {one.step for one in known if one.whole_step}
     in_a_row = 1
     while step - in_a_row in before:
         in_a_row += 1

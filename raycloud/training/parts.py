@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from raycloud.events import GenerationFormed
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-    from raycloud.commands import Extend
+    from raycloud.commands import Extend, Reshare
     from raycloud.events import Event
     from raycloud.order import Layout, Position, Steps
     from raycloud.spec import Job
@@ -24,7 +26,8 @@ class Seat:
     """This member's place in a generation, and where the generation starts.
 
     `last_step` is one past the last step, as it is known then: data that grows may put it off.
-    `held` says where data lies, see `Schedule`.
+    `held` says where data lies, see `Schedule`. Members of `following` compute and write nothing:
+    they had no state when the generation met, and have no share yet.
     """
 
     members: tuple[int, ...]
@@ -35,6 +38,7 @@ class Seat:
     position: Position
     last_step: int
     held: Held = ()
+    following: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -45,6 +49,33 @@ class Seat:
     def member(self) -> int:
         """This member's number."""
         return self.members[self.rank]
+
+    def reshared(self, change: Reshare) -> Seat:
+        """The same place under other shares; who has caught up is as all others."""
+        following = tuple(m for m in self.following if m not in change.caught_up)
+        return replace(
+            self, generation=change.generation, shares=change.shares, following=following
+        )
+
+    @property
+    def formed(self) -> GenerationFormed:
+        """The word that all have met."""
+        return GenerationFormed(
+            generation=self.generation,
+            members=self.members,
+            shares=self.shares,
+            first_step=self.step,
+        )
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """Members that had the state: they divide among them what is written and measured."""
+        return tuple(member for member in self.members if member not in self.following)
+
+    @property
+    def part(self) -> int | None:
+        """Which part of that is this member's; None: none is."""
+        return None if self.member in self.following else self.holders.index(self.member)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

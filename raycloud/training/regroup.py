@@ -16,6 +16,7 @@ import torch
 
 from raycloud.order import Position, deal
 from raycloud.sync.agree import same_everywhere, take_from
+from raycloud.sync.stream import Place
 from raycloud.sync.transport import finish
 from raycloud.training.handover import hand_over
 from raycloud.training.state import digest
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from raycloud.training.schedule import Adopted
 
 _NOBODY = -1
+_ADDRESS_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,9 @@ class Standing:
         knows_loss: 1 where it knows the mean loss of the step before, else 0.
         loss: That mean; or the sum of weight * loss over its own micro-batches.
         weight: The weight of these micro-batches.
+        epoch: Where the sequence stands before that step,
+        offset: with its sample.
+        follows: 1 where it would follow the others while it takes the state, if it may.
     """
 
     step: int
@@ -52,6 +57,9 @@ class Standing:
     knows_loss: int = 0
     loss: float = 0.0
     weight: float = 0.0
+    epoch: int = 0
+    offset: int = 0
+    follows: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +73,7 @@ class Ground:
         adopted: What each rank computes of that step, beside what it has kept; None: its share.
         suspects: Micro-batches of it that nobody is to compute.
         loss: Mean loss of the step before; NaN where there is none.
+        following: Ranks that have no state yet, and take it while the others compute.
     """
 
     step: int
@@ -73,6 +82,7 @@ class Ground:
     adopted: Adopted | None
     loss: float
     suspects: tuple[MicroBatch, ...] = ()
+    following: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +105,27 @@ class Talk:
         """
         rows = torch.zeros((self.transport.size, len(astuple(own))), dtype=torch.float64)
         rows[self.transport.rank] = torch.tensor(astuple(own), dtype=torch.float64)
+        kinds = [type(value) for value in astuple(Standing(0))]
         return [
-            Standing(int(step), int(begun), int(agreed), int(due), int(knows), loss, weight)
-            for step, begun, agreed, due, knows, loss, weight in self._sum(rows).tolist()
+            Standing(*(kind(value) for kind, value in zip(kinds, at, strict=True)))
+            for at in self._sum(rows).tolist()
+        ]
+
+    def places(self, own: Place | None) -> list[Place]:
+        """Where those listen that follow, by rank; `own` is this member's place, if it does.
+
+        Raises:
+            TransportError: The meeting broke, or was abandoned.
+        """
+        rows = torch.zeros((self.transport.size, _ADDRESS_BYTES + 2), dtype=torch.float64)
+        if own is not None:
+            address = own.address.encode().ljust(_ADDRESS_BYTES, b"\0")
+            told = [own.port, own.key, *address]
+            rows[self.transport.rank] = torch.tensor(told, dtype=torch.float64)
+        return [
+            Place(bytes(map(int, address)).rstrip(b"\0").decode(), int(port), int(key))
+            for port, key, *address in self._sum(rows).tolist()
+            if port
         ]
 
     def keepers(self, kept: Sequence[int], count: int) -> tuple[int, ...]:
@@ -142,7 +170,8 @@ class Own:
         replica: Its own.
         position: Where the sequence stands before its next step.
         span: The span of a step that stands somewhere; None past the last one.
-        took: Told at once where it stands with a state that it took from another one.
+        took: Told at once where it stands, with a state that it took from another one or is to
+            take.
         suspects: Which it suspects of a step's micro-batches, of which nobody has these.
         gone: It has lost somebody.
     """
@@ -156,7 +185,12 @@ class Own:
 
 
 def find_ground(
-    everyone: Sequence[Standing], own: Own, *, shares: Sequence[int], talk: Talk
+    everyone: Sequence[Standing],
+    own: Own,
+    *,
+    shares: Sequence[int],
+    talk: Talk,
+    may_follow: Sequence[int] = (),
 ) -> Ground:
     """Where all go on, and what this member computes there; its state is then that of all.
 
@@ -165,6 +199,8 @@ def find_ground(
         own: This member's.
         shares: The new generation's, by rank.
         talk: With the others.
+        may_follow: Ranks that need not have the state yet. They follow if nobody is behind but
+            them, and all of them would; where one is to wait for it, all take it.
 
     Raises:
         TransportError: The meeting broke, or was abandoned; another may follow.
@@ -172,8 +208,17 @@ def find_ground(
     begun = [one for one in everyone if one.begun] or everyone
     step = max(one.step for one in begun)
     there = [rank for rank, one in enumerate(everyone) if one in begun and one.step == step]
-    taken, position = talk.transport.rank not in there, own.position
-    if len(there) < len(everyone):
+    behind = [rank for rank in range(len(everyone)) if rank not in there]
+    new = [r for r in behind if r in may_follow and not everyone[r].begun and everyone[r].follows]
+    following = tuple(new) if new == behind else ()
+    taken, position = talk.transport.rank in behind and not following, own.position
+    if following:
+        position = Position(epoch=everyone[there[0]].epoch, offset=everyone[there[0]].offset)
+        if talk.transport.rank in following:
+            if own.replica.kept is not None:
+                own.replica.discard()
+            own.took(step, position)
+    elif behind:
         position = _hand_over(own, there[0], step, taken=taken, talk=talk)
     at = own.span(step, position)
     adopted: Adopted | None = None
@@ -182,7 +227,13 @@ def find_ground(
         adopted, suspects = _deal(own, at, shares, talk)
     loss = mean_loss([everyone[rank] for rank in there])
     return Ground(
-        step=step, position=position, taken=taken, adopted=adopted, suspects=suspects, loss=loss
+        step=step,
+        position=position,
+        taken=taken,
+        adopted=adopted,
+        suspects=suspects,
+        loss=loss,
+        following=following,
     )
 
 

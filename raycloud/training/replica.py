@@ -30,18 +30,19 @@ from raycloud.training.again import compute_again, skip, trouble_of
 from raycloud.training.calling import RaisedError, call, call_backward
 from raycloud.training.forward import Forward
 from raycloud.training.kept import Kept
-from raycloud.training.randomness import random_state, seed_compute
+from raycloud.training.randomness import seed_compute
 from raycloud.training.state import ReplicaState
 from raycloud.training.statistics import RunningStatistics
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-    from raycloud.order import StepSpan
+    from raycloud.order import Skip, StepSpan
     from raycloud.spec import ErrorsSection, Job
     from raycloud.sync.transport import Transport
     from raycloud.task import Task
     from raycloud.training.again import Trouble
     from raycloud.training.collate import Collate, Pass, StepWork
+    from raycloud.training.following import Following
 
 _MODEL_STREAM = 3
 _UPDATE_STREAM = 4
@@ -63,6 +64,8 @@ class Replica:
         notice: Tells a person what had to be done in another way, with details.
         computing: In the midst of `compute`, which waits for others only in short turns.
         longest_s: The most seconds that it has taken; None before the first time.
+        following: It has no state yet, and keeps what it would commit; None: it has.
+        settle: Called before anything changes; returns once that may be.
     """
 
     def __init__(
@@ -107,6 +110,8 @@ class Replica:
         self.kept: Kept | None = None
         self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
         self._told = False  # this generation knows what is skipped
+        self.following: Following | None = None
+        self.settle: Callable[[], None] = lambda: None
 
     @property
     def learning_rate(self) -> float:
@@ -181,11 +186,9 @@ class Replica:
         self.kept = (self.kept or Kept(step=work.span.step)).and_also(work)
         for failed in work.failed:
             skip(self, work.span.step, failed, collate)
-        count = len(work.span.micro_batches)
         try:
-            self._launch_last(
-                self.forward.all_but_last(work.passes, collate, count), scale, at_hand
-            )
+            last = self.forward.all_but_last(work.passes, collate, len(work.span.micro_batches))
+            self._launch_last(last, scale, at_hand)
         except RaisedError as error:
             if self.gradients.sent:
                 raise
@@ -273,15 +276,15 @@ class Replica:
         if self._broken is not None:
             raise self._broken
         began_s = self._clock.monotonic_s()
+        if self.following is not None:
+            self.following.catch_up(self.gradients.arrived)
         self.statistics.collect(abandoned)
         exchanged = self.gradients.collect(abandoned)
-        exchange_s = self._clock.monotonic_s() - began_s
-        exchanged = replace(exchanged, exchange_s=exchange_s)
-        if exchanged.astray:
+        exchanged = replace(exchanged, exchange_s=self._clock.monotonic_s() - began_s)
+        finite = math.isfinite(exchanged.norm)
+        if exchanged.astray or (not finite and self.errors.on_nan == "skip"):
             return exchanged
-        if not math.isfinite(exchanged.norm):
-            if self.errors.on_nan == "skip":
-                return exchanged
+        if not finite:
             raise DivergedError(
                 f"the gradient's norm is {exchanged.norm} at step {step}",
                 hint="lower the learning rate, set clip_norm, or start from an earlier checkpoint",
@@ -290,15 +293,36 @@ class Replica:
             self.gradients.clip(exchanged.norm, self._job.clip_norm)
         return exchanged
 
-    def commit(self, work: StepWork, left_out: Sequence[int] = ()) -> None:
-        """The step counts, but for its micro-batches of these indices."""
-        seed_compute(stream_seed(self._job.seed, _UPDATE_STREAM, work.span.step), self._device)
+    def commit(
+        self, work: StepWork, left_out: Sequence[int] = (), skips: tuple[Skip, ...] = ()
+    ) -> None:
+        """The step counts, but for `left_out`, as `skips` say; without a state it is kept."""
+        step, count = work.span.step, len(work.span.micro_batches)
+        self.kept = None
+        self.settle()
+        if self.following is not None:
+            self.following.keep(step, count, left_out, skips)
+            return
+        self.update(step)
+        self.statistics.commit(count, left_out)
+        self.gradients.clear()
+        self.state.skips += skips
+
+    def pass_over(self, step: int, skips: tuple[Skip, ...]) -> None:
+        """The step changes nothing but `skips`, here or once the state is here."""
+        if self.following is not None:
+            self.kept = None
+            self.following.keep_nothing(step, skips)
+            return
+        self.discard()
+        self.state.skips += skips
+
+    def update(self, step: int) -> None:
+        """Optimizer and schedule take the gradients that are there."""
+        seed_compute(stream_seed(self._job.seed, _UPDATE_STREAM, step), self._device)
         call("optimizer", self.optimizer.step)
         if self.scheduler is not None:
             call("scheduler", self.scheduler.step)
-        self.statistics.commit(len(work.span.micro_batches), left_out)
-        self.gradients.clear()
-        self.kept = None
 
     def suspend(self) -> None:
         """The step has to wait for another generation: what is computed of it is kept.
@@ -318,32 +342,7 @@ class Replica:
         """Sum of weight * loss over this member's micro-batches of the step computed last."""
         return float(self.forward.loss)
 
-    def checked_loss(self, step: int) -> float:
-        """The same, of a step that is to be committed.
-
-        Raises:
-            DivergedError: It is not finite.
-        """
-        loss = self.loss_sum()
-        if not math.isfinite(loss):
-            raise DivergedError(
-                f"the loss of step {step} is {loss}",
-                hint="lower the learning rate, or look at the samples of this step",
-            )
-        return loss
-
     def try_out(self, one: Pass) -> None:
         """Forward and backward without any effect: to measure, and to learn what the model does."""
-        self.statistics.begin_trial()
-        seed_compute(one.seed, self._device)
-        before = random_state(self._device)
-        loss = self.forward.plain(one, index=0, count=1)
-        if random_state(self._device) != before:
-            self.fuse = 1
-        call_backward(loss * one.weight)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        self.statistics.end_trial()
-        if self.statistics.changing:  # by each micro-batch: a fused pass would do it less often
-            self.fuse = 1
+        self.forward.try_out(one)
         self.gradients.clear()

@@ -49,6 +49,7 @@ class ReplicaState:
         self.beside: Mapping[str, Any] = {}
         self.skips: tuple[Skip, ...] = ()
         by_identity = {id(p): name for name, p in model.named_parameters()}
+        self._parameters = {f"model/{name}" for name in by_identity.values()}
         self._names = [
             by_identity.get(id(p), f"#{i}")
             for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])
@@ -62,6 +63,10 @@ class ReplicaState:
                 if isinstance(value, torch.Tensor):
                     found[f"optimizer/{self._names[index]}/{key}"] = value.detach()
         return found
+
+    def is_buffer(self, name: str) -> bool:
+        """Whether a forward pass may change this tensor; all others change at a commit only."""
+        return name.startswith("model/") and name not in self._parameters
 
     def values(self) -> dict[str, Any]:
         """What is no tensor."""

@@ -244,6 +244,21 @@ class RunningStatistics:
             buffer.copy_(mean if buffer.is_floating_point() else mean.round())
         self.settle()
 
+    @property
+    def sums(self) -> tuple[torch.Tensor, ...]:
+        """What `collect` has waited for, on the CPU; nothing writes to it any more."""
+        return tuple(flat.cpu() for flat in self._flats)
+
+    def replay(
+        self, sums: Sequence[torch.Tensor], count: int, left_out: Sequence[int] = ()
+    ) -> None:
+        """`commit` such sums of an older step; those that are on their way are not disturbed."""
+        present = self._flats
+        self._flats = [a.to(b.device) for a, b in zip(sums, present, strict=True)]
+        self.stage()
+        self.commit(count, left_out)
+        self._flats = present
+
     def discard(self) -> None:
         """The step does not count: back to where the averages stood."""
         self._bring_back()

@@ -42,9 +42,11 @@ class Suspects:
         self._losses: Counter[int] = Counter()
         self._dealt: dict[int, int] = {}  # micro-batch: who was to compute it, in the last meeting
 
-    def meet(self, members: tuple[int, ...], *, planned: bool) -> tuple[int, ...]:
-        """These meet now; returns who was lost of those that met before."""
-        gone = tuple(sorted(set(self._members) - set(members)))
+    def meet(
+        self, members: tuple[int, ...], idle: Sequence[int] = (), *, planned: bool
+    ) -> tuple[int, ...]:
+        """These meet now; returns who was lost of those that met before and were not `idle`."""
+        gone = tuple(sorted(set(self._members) - set(members) - set(idle)))
         self._members = members
         return () if planned else gone
 

@@ -33,6 +33,7 @@ class Counted:
     collate_s: float = 0.0
     norm: float = float("nan")
     exchange_s: float = 0.0
+    lane_s: float = 0.0
     bytes_sent: int = 0
     bytes_dense: int = 0
     skips: tuple[Skip, ...] = ()
@@ -64,8 +65,11 @@ class Tally:
         self._steps: list[Counted] = []
         self._losses: list[tuple[float, float]] = []
         self._loss = float("nan")
-        self._since_s = clock.monotonic_s()
-        self._cpu_s = clock.cpu_s()
+        self.begin()
+
+    def begin(self) -> None:
+        """Seconds count from now on."""
+        self._since_s, self._cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
 
     @property
     def age_s(self) -> float:
@@ -111,6 +115,7 @@ class Tally:
             bytes_dense=sum(s.bytes_dense for s in steps),
             read_s=sum(s.read_s for s in steps),
             collate_s=sum(s.collate_s for s in steps),
+            lane_s=sum(s.lane_s for s in steps),
             skips=tuple(skip.to_record() for s in steps for skip in s.skips),
         )
         self._steps, self._losses = [], []

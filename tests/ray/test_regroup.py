@@ -84,7 +84,8 @@ class Opening:
 
     def __call__(self, event: Event) -> None:
         self.other(event)
-        if isinstance(event, StepsCommitted) and event.member >= self.member:
+        computed = isinstance(event, StepsCommitted) and event.micro_batches > 0
+        if computed and event.member >= self.member:
             self.gate.touch()
 
 

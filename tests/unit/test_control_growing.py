@@ -33,6 +33,10 @@ def to(job, step, first=0):
         job.on(report(job, member, first, step), 1.0)
 
 
+def caught_up(member, first, step, generation=1):
+    return e.MemberCaughtUp(member=member, generation=generation, first_step=first, step=step)
+
+
 def asked_for(commands):
     return [x.members for x in of(c.Spawn, commands)]
 
@@ -55,21 +59,29 @@ def test_machines_that_are_added_are_used():
     prepare = only(c.Prepare, job.on(ready(2), 8.0))
     assert prepare.members == (0, 1)
     meet = prepare.change
-    assert (meet.generation, meet.members, sum(meet.shares)) == (1, (0, 1, 2), 8)
-    assert min(meet.shares) > 0
+    assert meet == c.Meet(generation=1, members=(0, 1, 2), shares=(4, 4, 0), following=(2,))
     assert (job.phase, job.group) == (Phase.TRAINING, (0, 1))
     assert applied(job, prepare, 6, (0,)) == []
     assert (job.generation, job.group, job.shares) == (1, (0, 1, 2), meet.shares)
     assert job.members[2] is MemberState.ACTIVE
     job.on(formed(job, 6), 9.0)
-    job.on(report(job, 2, 6, 8), 9.0)
     for member in (0, 1):
         job.on(report(job, member, 5, 6, generation=0), 9.0)
         if member == 1:
             applied(job, prepare, 6, (1,))
         job.on(report(job, member, 6, 8), 9.0)
     assert job.change_outstanding is None
-    assert job.committed_step == 8
+    assert job.committed_step == 8  # who follows commits nothing yet
+    prepare = only(c.Prepare, job.on(caught_up(2, 6, 9), 9.5))
+    assert prepare.members == (0, 1, 2)
+    assert prepare.change.caught_up == (2,)
+    assert (prepare.change.generation, min(prepare.change.shares) > 0) == (2, True)
+    applied(job, prepare, 12)
+    assert job.shares == prepare.change.shares
+    for member, first in ((0, 8), (1, 8), (2, 9)):
+        assert job.committed_step < 14
+        job.on(report(job, member, first, 14, generation=2), 10.0)
+    assert job.committed_step == 14
     assert job.ledger.audit().exact
 
 
@@ -95,9 +107,15 @@ def test_a_part_of_the_generation_before_still_counts():
     prepare = only(c.Prepare, job.on(ready(2), 8.0))
     applied(job, prepare, 6)
     assert tuple(only(c.Publish, job.on(part(1, 5), 9.0)).parts) == (0, 1)
+    assert not of(c.Publish, job.on(part(0, 10, generation=1), 9.5))
+    assert tuple(only(c.Publish, job.on(part(1, 10, generation=1), 9.5)).parts) == (0, 1)
+    prepare = only(c.Prepare, job.on(caught_up(2, 6, 11), 9.6))
+    assert not of(c.Publish, job.on(part(0, 12, generation=1), 9.7))
+    applied(job, prepare, 13)
+    assert tuple(only(c.Publish, job.on(part(1, 12, generation=1), 9.8)).parts) == (0, 1)
     for member in (0, 1):
-        assert not of(c.Publish, job.on(part(member, 10, generation=1), 9.5))
-    assert tuple(only(c.Publish, job.on(part(2, 10, generation=1), 9.5)).parts) == (0, 1, 2)
+        assert not of(c.Publish, job.on(part(member, 15, generation=2), 9.9))
+    assert tuple(only(c.Publish, job.on(part(2, 15, generation=2), 9.9)).parts) == (0, 1, 2)
 
 
 def test_who_is_lost_before_all_have_changed_is_done_without():
@@ -312,8 +330,11 @@ def test_places_of_pinned_shares_are_taken_over():
     job.on(e.MemberLost(member=0, reason="died"), 2.0)
     assert job.shares == (8,)
     job.on(formed(job, 5), 2.2)
-    meet = only(c.Prepare, job.on(ready(2), 9.0)).change
-    assert (meet.members, meet.shares) == ((1, 2), (1, 7))
+    prepare = only(c.Prepare, job.on(ready(2), 9.0))
+    assert (prepare.change.members, prepare.change.shares) == ((1, 2), (8, 0))
+    applied(job, prepare, 6)
+    prepare = only(c.Prepare, job.on(caught_up(2, 6, 9, generation=2), 9.5))
+    assert (prepare.change.shares, prepare.change.caught_up) == ((1, 7), (2,))
 
 
 def test_too_few_counts_those_that_are_ready():

@@ -16,13 +16,14 @@ class World:
     """Calls every second, and looks four times a second who has answered.
 
     Args:
-        job: Under control, with members 0, 1 and 2.
+        job: Under control.
         now_s: When it begins.
+        members: How many it has.
     """
 
-    def __init__(self, job, now_s=2.0):
+    def __init__(self, job, now_s=2.0, members=3):
         self.job, self.now_s, self.looked_s = job, now_s, now_s
-        self.members = (0, 1, 2)
+        self.members = tuple(range(members))
         self.due_s = {m: now_s + 1.0 + m / 10 for m in self.members}
 
     def go(self, until_s, silent=(), late_s=0.0):
@@ -145,7 +146,21 @@ def test_who_is_done_need_not_answer():
     assert world.go(40.0, silent=(1,)) == []
 
 
-def test_several_machines_at_once_are_waited_for():
+def test_several_machines_at_once_are_waited_for_a_little_longer():
+    job = control(min_workers=1, max_workers=4, capacity=4)
+    job.start(0.0)
+    for member in range(4):
+        job.on(ready(member), 0.0)
+    job.on(formed(job, 0), 0.0)
+    world = World(job, members=4)
+    world.go(20.0)
+    assert world.go(22.25, silent=(1, 2)) == []
+    assert world.go(23.0) == []
+    forms = [one for one in world.go(47.0, silent=(1, 2)) if isinstance(one, c.Form)]
+    assert forms[-1].members == (0, 3)
+
+
+def test_most_machines_at_once_are_waited_for():
     """One member sits beside the driver, whose link is out: it is heard, the others are not."""
     job = three()
     to(job, 5)

@@ -9,7 +9,7 @@ from raycloud.control.hearing import Heard
 from tests.control_events import ready
 from tests.control_job import of, only, report, tick
 from tests.control_three import lost, three
-from tests.unit.test_control_growing import applied, formed, to, two
+from tests.unit.test_control_growing import applied, caught_up, formed, to, two
 
 
 def test_who_was_heard_to_compute_has_joined_also_if_the_others_are_then_lost():
@@ -35,15 +35,21 @@ def test_who_joins_after_another_that_has_not_said_a_word_yet():
     job.on(e.CapacityChanged(workers=4), 2.0)
     first = only(c.Prepare, job.on(ready(2), 8.0))
     job.on(ready(3), 8.1)
-    second = only(c.Prepare, applied(job, first, 6))
-    assert second.change.members == (0, 1, 2, 3)
+    assert not applied(job, first, 6)  # it comes once the one before has caught up
+    second = only(c.Prepare, job.on(caught_up(2, 6, 7), 9.0))
+    meet = second.change
+    assert (meet.members, meet.following, meet.shares[3]) == ((0, 1, 2, 3), (3,), 0)
+    assert min(meet.shares[:3]) > 0
     for member in (0, 1):
         job.on(report(job, member, 5, 6, generation=0), 9.0)
         job.on(report(job, member, 6, 8, generation=1), 9.0)
-    applied(job, second, 8, (0, 1))
-    assert job.committed_step == 6
-    job.on(report(job, 2, 6, 8, generation=1), 9.0)
     assert job.committed_step == 8
+    applied(job, second, 8, (0, 1))
+    for member in (0, 1):
+        job.on(report(job, member, 8, 9, generation=2), 9.0)
+    assert job.committed_step == 8
+    job.on(report(job, 2, 7, 9, generation=2), 9.0)
+    assert job.committed_step == 9
     assert job.ledger.audit().exact
 
 

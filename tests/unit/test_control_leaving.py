@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from raycloud import commands as c
 from raycloud import events as e
-from tests.control_events import ready
-from tests.control_job import only, report
+from raycloud.control import Phase
+from tests.control_events import part, published, ready
+from tests.control_job import of, only, report
 from tests.control_three import lost, three, to
 
 
@@ -60,3 +63,44 @@ def test_one_that_was_to_leave_may_be_lost_first():
     job.on(lost(2), 4.0)
     assert job.change_outstanding is None
     assert job.group == (0, 1)
+
+
+@pytest.mark.parametrize("heard", range(4))
+def test_who_was_to_leave_and_is_lost_may_leave_a_checkpoint_without_its_part(heard):
+    """However many of the others' parts came before: the run ends with those that are whole."""
+    job = three()
+    to(job, 5)
+    job.on(e.RangeChanged(min_workers=1, max_workers=2), 2.0)
+    for member in (0, 1):
+        job.on(e.ChangeApplied(member=member, change=1, step=5), 3.0)
+    to(job, 7, members=(0, 1), first=5)
+    words = [part(0, 5), part(1, 5), part(0, 7, generation=1)]
+    words.insert(heard, lost(2))
+    assert not any(of(c.Publish, job.on(word, 4.0)) for word in words)
+    whole = only(c.Publish, job.on(part(1, 7, generation=1), 5.0))
+    assert (whole.step, sorted(whole.parts)) == (7, [0, 1])
+    job.on(published(7), 5.5)
+    for member in (0, 1):
+        job.on(e.MemberDone(member=member, step=7, generation=1), 6.0)
+    assert job.phase is Phase.FINISHED
+
+
+@pytest.mark.parametrize("wrote", [False, True])
+def test_who_leaves_need_not_be_done_when_the_others_are(wrote):
+    job = three()
+    to(job, 5)
+    job.on(e.RangeChanged(min_workers=1, max_workers=2), 2.0)
+    for member in (0, 1):
+        job.on(e.ChangeApplied(member=member, change=1, step=5), 3.0)
+    to(job, 7, members=(0, 1), first=5)
+    for member in (0, 1) if wrote else ():
+        job.on(part(member, 5), 3.5)
+    for member in (0, 1):
+        job.on(part(member, 7, generation=1), 4.0)
+    told = [x for m in (0, 1) for x in job.on(e.MemberDone(member=m, step=7, generation=1), 5.0)]
+    assert job.phase is Phase.CLOSING
+    assert only(c.Release, told).members == (2,)
+    for word in (part(2, 5), e.ChangeApplied(member=2, change=1, step=5), lost(2)):
+        assert job.on(word, 5.5) == ()  # too late
+    job.on(published(7), 6.0)
+    assert job.phase is Phase.FINISHED

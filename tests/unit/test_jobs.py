@@ -19,7 +19,7 @@ from raycloud.task import Source
 from tests.jobs import JOBS, measured, rng, task_of, updates
 
 
-@pytest.mark.parametrize("name", ["cifar", "clicks", "gpt"])
+@pytest.mark.parametrize("name", ["cifar", "clicks", "gpt", "rings"])
 def test_the_model_can_be_made_without_memory(name: str) -> None:
     with torch.device("meta"):
         assert all(p.is_meta for p in task_of(name).model().parameters())

@@ -176,9 +176,9 @@ def test_a_resume_takes_steps_back() -> None:
     assert summary.samples_per_s == (8 * 4 + 8 * 7) / summary.train_s
     assert summary.wall_s == 10.0 + 11.0  # not the time in between
     assert summary.generations == 2
-    assert summary.recoveries == [
-        {"kind": "resumed", "t": 200.0, "step": 4, "steps_again": 1, "seconds": 5.0}
-    ]
+    (resumed,) = summary.recoveries
+    assert (resumed["kind"], resumed["t"], resumed["step"]) == ("resumed", 200.0, 4)
+    assert (resumed["seconds"], resumed["steps_again"], resumed["lost_steps"]) == (5.0, 1, 1)
     assert summary.bytes_sent == 100 * (6 + 5 + 8 + 8)  # what was spent, also on steps taken back
     assert [step for step, _ in summary.loss_curve] == [1, 5, 12]
     assert summary.sessions == 2
@@ -264,7 +264,8 @@ def test_a_lost_member_that_a_new_generation_replaces() -> None:
     summary = fold(entries)
     assert (summary.recoveries[0]["seconds"], summary.workers) == (0.5, 1)
     told = Recovered(generation=1, lost=(1,), cause="died", detected_s=10.0, resumed_s=10.75)
-    assert fold([*entries, (110.8, told)]).recoveries[0]["seconds"] == 0.75
+    (again,) = fold([*entries, (110.8, told)]).recoveries
+    assert (again["seconds"], again["lost_steps"], again["detected_s"]) == (0.75, 0, 10.0)
 
 
 def test_a_failed_member_is_the_error() -> None:

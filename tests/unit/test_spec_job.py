@@ -63,7 +63,12 @@ def test_defaults() -> None:
                 "price_per_gb_month": None,
             },
         },
-        "elastic": {"min_workers": 1, "max_workers": 2, "shares": "auto"},
+        "elastic": {
+            "min_workers": 1,
+            "max_workers": 2,
+            "shares": "auto",
+            "orphan_s": 120,
+        },
         "sync": {
             "period": "auto",
             "topology": "auto",

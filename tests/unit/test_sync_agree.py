@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from raycloud.errors import TransportError
 from raycloud.sync.agree import same_everywhere, take_from
 from raycloud.sync.gloo import GlooTransport
 from raycloud.sync.loopback import Loopback
@@ -69,3 +70,15 @@ def test_all_take_from_one_in_place(source: int) -> None:
         for mine, before in zip(states, held, strict=True):
             assert digest(mine.items()) == digest(state(source).items())
             assert all(mine[name] is before[name] for name in mine)
+
+
+@pytest.mark.parametrize("tensors", [1, 2])
+def test_where_it_breaks_nothing_is_taken_and_nothing_is_written_to(tensors: int) -> None:
+    hub = Loopback(2)
+    mine = {f"model/{n}": torch.zeros(3) for n in range(tensors)}
+    hub.members[1].broadcast(torch.ones(3), 1)  # the first arrives, the second never does
+    if tensors == 1:
+        hub.cut("a member died")
+    with pytest.raises((TransportError, Abandoned)):
+        take_from(1, mine, hub.members[0], lambda: True)
+    assert all(torch.equal(tensor, torch.zeros(3)) for tensor in mine.values())

@@ -1,0 +1,113 @@
+"""When a condition of the tables holds. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from raycloud.control.growing import spares
+from raycloud.control.tables import Condition, MemberState
+from raycloud.order import EpochSizes
+
+if TYPE_CHECKING:
+    from raycloud.control.state import JobState
+
+
+def holds(state: JobState, condition: Condition) -> bool:
+    """Does `condition` hold over all members together?"""
+    return _HOLDS[condition](state)
+
+
+def _apart(state: JobState) -> bool:
+    """Time for another meeting of the same members, unless it is one of them that is to go."""
+    settings, waited_s = state.settings, state.now_s - state.broken_s
+    again = state.meetings < settings.meetings
+    return state.broken is not None and again and waited_s >= settings.broken_s
+
+
+def _all_ready(state: JobState) -> bool:
+    return state.turns.states[MemberState.READY] == len(state.turns.present)
+
+
+def _all_done(state: JobState) -> bool:
+    """Who has left the group, and is not gone yet, may be among those that are done."""
+    if state.turns.states[MemberState.DONE] < len(state.group):
+        return False
+    return all(state.members[number].state is MemberState.DONE for number in state.group)
+
+
+def _part_missing(state: JobState) -> bool:
+    """Who leaves may still be writing its part of an older one, which nobody needs any more."""
+    return bool(state.checkpoints.collecting(state.formed_as))
+
+
+def _too_few(state: JobState) -> bool:
+    """Who is to stop may do so with fewer."""
+    if state.progress is None:
+        fewest = min(state.workers[0], state.settings.min_workers)  # or asked for meanwhile
+        return len(state.turns.present) < fewest
+    if not state.any_gone():
+        return False  # the range may be another one than that they began with
+    return not state.stop_requests and not _enough(state)
+
+
+def _enough(state: JobState) -> bool:
+    left = state.left()
+    return state.stop_requests > 0 or len(left) + len(spares(state)) >= state.workers[0]
+
+
+def _nobody(state: JobState) -> bool:
+    """Where data has grown, those that are left have read it, and nobody can join them."""
+    if state.progress is None or not state.any_gone():
+        return False
+    left = state.left()
+    alone = state.data_version > 0 and _too_few(state)
+    return alone or not any(state.members[number].joined for number in left)
+
+
+def _hopeless(state: JobState) -> bool:
+    """Another loss of the generation: whoever computes this step seems to be lost by it."""
+    return state.losing >= state.settings.losing and state.any_missing()
+
+
+_HOLDS: Final[Mapping[Condition, Callable[[JobState], bool]]] = {
+    Condition.TOO_FEW: _too_few,
+    Condition.NOBODY: _nobody,
+    Condition.HOPELESS: _hopeless,
+    Condition.ENOUGH: _enough,
+    Condition.BROKEN: lambda state: state.any_missing(),
+    Condition.APART: _apart,
+    Condition.MET: lambda state: state.met,
+    Condition.STOP_ASKED: lambda state: state.stop_requests > 0,
+    Condition.UNFIT: lambda state: _all_ready(state) and bool(unfit(state)),
+    Condition.ALL_READY: _all_ready,
+    Condition.STOPPED_TWICE: lambda state: state.stop_requests > 1,
+    Condition.PART_MISSING: lambda s: _all_done(s) and _part_missing(s),
+    Condition.ALL_DONE: _all_done,
+    Condition.HALTED: lambda state: not state.checkpoints.publishing and state.halted,
+    Condition.COMPLETE: lambda state: not state.checkpoints.publishing,
+}
+
+
+def unfit(state: JobState) -> str:
+    """Why the data that the members see cannot be trained on; empty if it can."""
+    settings = state.settings
+    readies = [m.ready for m in state.present() if m.ready is not None]
+    samples = readies[0].samples
+    for ready in readies:
+        if ready.samples != samples:
+            return (
+                f"members see different data: member {readies[0].member} has {samples} samples, "
+                f"member {ready.member} has {ready.samples}"
+            )
+    trained = 0 if settings.ledger is None else EpochSizes.from_state(settings.ledger).most
+    if samples < trained:
+        return (
+            f"the data has changed: the checkpoint was trained on {trained} samples per epoch, the "
+            f"members see {samples}"
+        )
+    try:
+        settings.steps(samples)
+    except ValueError as error:
+        return f"data.path: {error}"
+    return ""

@@ -1,0 +1,206 @@
+"""A job twice on one Ray: undisturbed, then under faults; and how far the two are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raycloud.checkpoint import open_store
+from raycloud.clock import SystemClock
+from raycloud.errors import CheckpointError, RaycloudError, SpecError
+from raycloud.faults import Fault, Injector, LocalHands, check
+from raycloud.on_ray.run import train
+from raycloud.report.chaos import Bound, Outcome, bound_of
+from raycloud.report.chaos_sides import side_of
+from raycloud.spec import Job, RunDirectory
+
+if TYPE_CHECKING:
+    from raycloud.checkpoint.difference import Difference
+    from raycloud.events import Event
+    from raycloud.faults import Hands
+
+_LEAST_WORKERS = 2
+
+Shown = Callable[[Job], AbstractContextManager[Callable[["Event"], None]]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Telling:
+    """How what goes on is told.
+
+    Attributes:
+        say: Prints a line.
+        shown: What shows a run while it goes on.
+    """
+
+    say: Callable[[str], None]
+    shown: Shown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Where:
+    """On which Ray it runs, and by chance or not.
+
+    Attributes:
+        address: A standing cluster; None: a Ray that is started here, for the time of it.
+        seed: What the faults were drawn from; None: they were read.
+    """
+
+    address: str | None = None
+    seed: int | None = None
+
+
+def prepared(job: Job, steps: int | None = None) -> Job:
+    """The job as it is run twice: with checkpoints in the runs' own places, and told to nobody.
+
+    Args:
+        job: What is asked.
+        steps: In the place of its own length, if it is given.
+
+    Raises:
+        SpecError: It has less than two workers.
+    """
+    if job.most_workers < _LEAST_WORKERS:
+        raise SpecError(
+            "elastic.max_workers",
+            job.most_workers,
+            "faults need another worker that goes on",
+            hint="write 2 or more, as in --set elastic.max_workers=3, and micro-batches for them",
+        )
+    update: dict[str, Any] = {
+        "checkpoint": job.checkpoint.model_copy(update={"path": None}),
+        "data": job.data.model_copy(update={"refresh": False}),
+        "tracking": type(job.tracking)(),
+    }
+    if steps is not None:
+        update |= {"steps": steps, "epochs": None}
+    return job.model_copy(update=update)
+
+
+def under_faults(
+    job: Job, faults: Sequence[Fault], directory: Path, telling: Telling, *, where: Where
+) -> Outcome:
+    """Run a job undisturbed and under faults.
+
+    Args:
+        job: What `prepared` has made.
+        faults: What is to happen.
+        directory: Both runs are kept in it.
+        telling: How it is told.
+        where: On which Ray, and what the faults were drawn from.
+
+    Raises:
+        RaycloudError: The undisturbed run failed.
+    """
+    from raycloud.on_ray.cluster import attached
+
+    check(faults, workers=job.most_workers, steps=job.steps)
+    # As many processors as workers, so that each finds a place, and the next in the place of a lost
+    # one, also where they have to share.
+    placed = job.model_copy(
+        update={"elastic": job.elastic.model_copy(update={"min_workers": job.most_workers})}
+    )
+    places, address = Places(directory), where.address
+    with attached(placed, address):
+        telling.say("the undisturbed run")
+        _train(job, places.undisturbed, telling, address)
+        telling.say("the run under faults")
+        injector = Injector(faults, _hands(address), SystemClock(), telling.say)
+        error = None
+        try:
+            with injector.at_work():
+                _train(job, places.disturbed, telling, address, injector.see)
+        except RaycloudError as found:  # it is what this is to find out
+            error = found.message
+        undisturbed, disturbed = side_of(places.undisturbed), side_of(places.disturbed, error)
+        apart = bound = None
+        if undisturbed.status == disturbed.status == "finished":
+            apart, bound = _held(job, places, telling, address)
+    return Outcome(
+        job=job.name,
+        seed=where.seed,
+        workers=job.most_workers,
+        undisturbed=undisturbed,
+        disturbed=disturbed,
+        difference=apart,
+        bound=bound,
+        hits=tuple(injector.hits),
+        left=injector.left,
+    )
+
+
+def _hands(address: str | None) -> Hands:
+    """On a Ray that is started here all workers are on this machine."""
+    if address is None:
+        return LocalHands()
+    from raycloud.on_ray.hands import RayHands
+
+    return RayHands()
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the runs are kept, in one directory."""
+
+    path: Path
+
+    @property
+    def undisturbed(self) -> Path:
+        """The run without faults."""
+        return self.path / "undisturbed"
+
+    @property
+    def disturbed(self) -> Path:
+        """The run with them."""
+        return self.path / "disturbed"
+
+    @property
+    def alone(self) -> Path:
+        """A run by one worker, where numbers are less precise than float64."""
+        return self.path / "alone"
+
+
+def _held(
+    job: Job, places: Places, telling: Telling, address: str | None
+) -> tuple[Difference | None, Bound | None]:
+    """How far the two are apart, and what that is held to."""
+    try:
+        apart = _difference(places.undisturbed, places.disturbed)
+    except CheckpointError as error:
+        telling.say(f"the two cannot be compared: {error.message}")
+        return None, None
+    if apart.precision == "float64":
+        return apart, bound_of(apart.precision)
+    telling.say(f"a run by one worker, to see what rounding does in {apart.precision}")
+    alone = job.elastic.model_copy(update={"min_workers": 1, "max_workers": 1, "shares": "auto"})
+    _train(job.model_copy(update={"elastic": alone}), places.alone, telling, address)
+    other = _difference(places.undisturbed, places.alone)
+    return apart, bound_of(apart.precision, other.largest)
+
+
+def _difference(one: Path, other: Path) -> Difference:
+    from raycloud.checkpoint.difference import difference
+
+    stores = (open_store(str(RunDirectory(path).checkpoints)) for path in (one, other))
+    return difference(*stores)
+
+
+def _train(
+    job: Job,
+    place: Path,
+    telling: Telling,
+    address: str | None,
+    see: Callable[[Event], None] | None = None,
+) -> None:
+    with ExitStack() as stack:
+        shown = stack.enter_context(telling.shown(job))
+
+        def observer(event: Event) -> None:
+            if see is not None:
+                see(event)
+            shown(event)
+
+        train(job, run_dir=place, address=address, observer=observer)

@@ -1,0 +1,202 @@
+"""What makes and holds the processes of a run: in the driver, or in a process that outlives it.
+
+On a cluster that was there before, the keeper is a detached actor on the driver's node. All else is
+made by it and so ends with it, whatever becomes of the driver: members, their reservations,
+collators, the data's pipeline. Left alone for too long it ends by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raycloud.clock import SystemClock
+from raycloud.on_ray.actors import MemberActor
+from raycloud.on_ray.crew import Crew
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+
+LEASE_S = 10.0  # a driver that is silent for so long may be followed by another
+_LOOK_S = 0.5
+_THREADS = 4  # a long poll must not hold up a change
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """What the keeper passes on without looking: it need not load what it is made of.
+
+    Attributes:
+        ref: An object in Ray's store.
+    """
+
+    ref: Any
+
+
+class Keeper:
+    """The processes of one run, and what they have reserved."""
+
+    def __init__(self) -> None:
+        """None."""
+        self._groups: dict[int, PlacementGroup] = {}
+        self._actors: dict[int, Any] = {}
+        self._crew = Crew()
+        self._pipeline: Any = None
+        self._known: Any = None
+
+    def reserve(
+        self, member: int, bundle: Mapping[str, float], labels: Mapping[str, str]
+    ) -> PlacementGroup:
+        """Ask for a place for a member; it may come later."""
+        group: PlacementGroup = placement_group(
+            [dict(bundle)],
+            strategy="PACK",
+            bundle_label_selector=[dict(labels)] if labels else None,
+        )
+        self._groups[member] = group
+        return group
+
+    def start(self, member: int, config: Opaque, cpus: int, gpus: int) -> Any:
+        """Start a member in its place; returns its handle."""
+        actor = MemberActor.options(  # type: ignore[attr-defined]
+            num_cpus=cpus,
+            num_gpus=gpus,
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=_THREADS,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                self._groups[member], placement_group_bundle_index=0
+            ),
+        ).remote(config.ref)
+        self._actors[member] = actor
+        return actor
+
+    def drop(self, members: Sequence[int]) -> None:
+        """End these members, and give back what they reserved."""
+        for member in members:
+            actor, group = self._actors.pop(member, None), self._groups.pop(member, None)
+            with contextlib.suppress(RayError):  # the cluster is going away itself
+                if actor is not None:
+                    ray.kill(actor)
+            with contextlib.suppress(RayError):
+                if group is not None:
+                    remove_placement_group(group)
+
+    def keep(self, members: Sequence[int]) -> None:
+        """Drop all others, also those that wait for a place."""
+        self.drop([member for member in self._groups if member not in members])
+
+    def crew(self, count: int, name: str, config: Opaque) -> tuple[str, ...]:
+        """Start collators; see `Crew.start`."""
+        return self._crew.start(count, name, config.ref)
+
+    def pipeline(self, name: str, config: Opaque, home: str) -> Any:
+        """Start the data's pipeline on the node `home`; returns its handle."""
+        from raycloud.on_ray.pipeline_actor import pipeline_of  # loads much
+
+        _, self._pipeline = pipeline_of(name, lambda: config.ref, home)
+        return self._pipeline
+
+    def remember(self, known: Any) -> None:
+        """Keep what the next driver has to know."""
+        self._known = known
+
+    def found(self) -> tuple[Any, dict[int, Any], tuple[str, ...]]:
+        """What was to be remembered, the members' handles, and the collators' names."""
+        return self._known, dict(self._actors), self._crew.names
+
+    def close(self) -> None:
+        """End all, and give all back."""
+        self.drop([*self._groups])
+        self._crew.close()
+        if self._pipeline is not None:
+            with contextlib.suppress(RayError):
+                ray.kill(self._pipeline)
+        self._pipeline = self._known = None
+
+
+class Reign:
+    """Which driver a keeper obeys, and whether there is one.
+
+    Args:
+        clock: Where seconds come from.
+        orphan_s: A keeper that no driver speaks to for so long is alone.
+    """
+
+    def __init__(self, clock: Clock, orphan_s: float) -> None:
+        """Nobody's yet."""
+        self._clock, self._orphan_s = clock, orphan_s
+        self._lock = ""
+        self._heard_s = clock.monotonic_s()
+        self.number = 0
+
+    def claim(self, lock: str) -> int | None:
+        """A driver wants to be obeyed: its number; None while the one before it may be alive.
+
+        Args:
+            lock: Names the lock on the run's log that it holds, so that whoever held it before is
+                dead; empty where the file system has none.
+        """
+        dead = bool(lock) and lock == self._lock
+        if self.number and not dead and self._silent_s < LEASE_S:
+            return None
+        self.number, self._lock = self.number + 1, lock
+        self._heard_s = self._clock.monotonic_s()
+        return self.number
+
+    def hear(self, number: int) -> bool:
+        """A driver speaks; whether it is the one that is obeyed."""
+        if number != self.number:
+            return False
+        self._heard_s = self._clock.monotonic_s()
+        return True
+
+    @property
+    def alone(self) -> bool:
+        """No driver has spoken for too long."""
+        return self._silent_s >= self._orphan_s
+
+    @property
+    def _silent_s(self) -> float:
+        return self._clock.monotonic_s() - self._heard_s
+
+
+@ray.remote(num_cpus=0)
+class KeeperActor:
+    """A keeper in a process of its own. It ends itself once it is alone."""
+
+    def __init__(self, orphan_s: float) -> None:
+        """Hold nothing, for nobody."""
+        self._keeper = Keeper()
+        self._reign = Reign(SystemClock(), orphan_s)
+        self._me = ray.get_runtime_context().current_actor
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+
+    def claim(self, lock: str) -> int | None:
+        """See `Reign.claim`."""
+        return self._reign.claim(lock)
+
+    def hear(self, number: int) -> bool:
+        """See `Reign.hear`."""
+        return self._reign.hear(number)
+
+    def call(self, number: int, method: str, *args: Any) -> tuple[bool, Any]:
+        """Whether this driver is obeyed, and then what a method of `Keeper` returns."""
+        if not self._reign.hear(number):
+            return False, None
+        return True, getattr(self._keeper, method)(*args)
+
+    def _watch(self) -> None:
+        pause = threading.Event()
+        while not self._reign.alone:
+            pause.wait(_LOOK_S)
+        self._keeper.close()
+        ray.kill(self._me)

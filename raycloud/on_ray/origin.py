@@ -1,0 +1,76 @@
+"""What the log and control are told first: the job, the machines, from where a start goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raycloud import __version__
+from raycloud.control import ControlSettings
+from raycloud.events import MemberLost, Noticed, RunStarted
+from raycloud.order import Position
+
+if TYPE_CHECKING:
+    from raycloud.checkpoint import Manifest
+    from raycloud.events import Event
+    from raycloud.on_ray.session import Session
+    from raycloud.report.tally import Tally
+
+SILENCE_S = 600.0  # a step, or measuring the held-out samples, may take minutes
+
+
+def opening(session: Session, manifest: Manifest | None) -> list[Event]:
+    """What is to be said first in the log of a start."""
+    taken = session.taken
+    started = RunStarted(
+        job=session.job.name,
+        version=__version__,
+        resumed_from_step=manifest.step if manifest is not None and taken is None else None,
+        taken_over=() if taken is None else taken.members,
+    )
+    if taken is not None:
+        why = "it did not outlive its driver"
+        return [started, *(MemberLost(member=m, reason=why) for m in taken.adoption.lost)]
+    if not session.not_taken:
+        return [started]
+    what = "workers were left, and could not be taken over"
+    return [started, Noticed(what=what, detail={"why": session.not_taken})]
+
+
+def settings_of(
+    session: Session, manifest: Manifest | None, tally: Tally, capacity: int
+) -> ControlSettings:
+    """Everything that control knows before the first event.
+
+    Args:
+        session: The start.
+        manifest: The checkpoint that it goes on from, if it does.
+        tally: What the log of the run comes to.
+        capacity: How many members the machines hold.
+    """
+    job, taken = session.job, session.taken
+    step, position = 0, Position()
+    if taken is not None:
+        step, ledger, position = taken.ledger.next_step, taken.ledger.state(), taken.ledger.newest
+        generation = max(taken.generation, tally.generation)
+    elif manifest is not None:
+        step, ledger = manifest.step, dict(manifest.ledger)
+        position = Position(epoch=manifest.epoch, offset=manifest.offset)
+        generation = max(manifest.generation, tally.generation) + 1
+    else:
+        ledger, generation = {}, 0
+    return ControlSettings(
+        min_workers=job.elastic.min_workers,
+        max_workers=job.most_workers,
+        silence_s=SILENCE_S,
+        saves=job.checkpoint.every_steps == "auto",
+        capacity=capacity,
+        global_batch=job.global_batch,
+        micro_batch=job.micro_batch,
+        drop_last=job.drop_last,
+        shares=job.elastic.shares,
+        step=step,
+        position=position,
+        ledger=ledger if step else None,
+        first_generation=generation,
+        first_member=max(tally.spawned, default=-1) + 1,
+    )

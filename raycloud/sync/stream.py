@@ -1,0 +1,223 @@
+"""Bytes from one member to another, over a connection of their own: counted, checked, as they are.
+
+Who is to receive listens, and tells the others where, and a key. A connection says whose it is and
+the key, then a header in JSON, then chunks of bytes with their check sums. The other way goes at
+most one byte: that there is haste. Nothing that arrives is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import select
+import socket
+import struct
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raycloud.errors import TransportError
+from raycloud.sync.own_sockets import listening
+
+FORMAT = 1
+SILENT_S = 30.0  # so long may a peer have nothing to say
+CHUNK_BYTES = 2**20
+
+_GREETING = struct.Struct(">8sHQI")  # what this is, format, key, the sender's rank
+_HEADER = struct.Struct(">I")  # its bytes
+_CHUNK = struct.Struct(">II")  # bytes, CRC-32
+_NAME = b"raycloud"
+_KEY_BITS = 48  # float64, in which it travels to the others, holds it exactly
+_HEADER_BYTES = 2**26
+_BUFFER_BYTES = 2**19  # what lies in the kernel cannot give way any more
+_HASTE = b"!"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a member listens, and the key that it asks for."""
+
+    address: str
+    port: int
+    key: int
+
+
+class Stream:
+    """One end of a connection.
+
+    Args:
+        connection: It is this stream's from now on.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Nothing was said yet."""
+        self._socket = connection
+        self._socket.settimeout(SILENT_S)
+
+    def tell(self, header: Mapping[str, Any]) -> None:
+        """Send a header."""
+        text = json.dumps(header).encode()
+        self._give(_HEADER.pack(len(text)), text)
+
+    def send(self, chunk: memoryview) -> None:
+        """Send at most `CHUNK_BYTES`; the caller may reuse them once this returns."""
+        self._give(_CHUNK.pack(len(chunk), zlib.crc32(chunk)), chunk)
+
+    def hear(self) -> dict[str, Any]:
+        """The header.
+
+        Raises:
+            TransportError: The connection broke, or what came is no header.
+        """
+        size = _HEADER.unpack(self._take(_HEADER.size))[0]
+        if size > _HEADER_BYTES:
+            raise TransportError(f"a header of {size} bytes came; at most {_HEADER_BYTES} may")
+        try:
+            told = json.loads(self._take(size))
+        except ValueError as error:
+            raise TransportError(f"a header came that is no JSON: {error}") from error
+        if not isinstance(told, dict):
+            raise TransportError(f"a header came that is no object but {type(told).__name__}")
+        return told
+
+    def receive(self, place: memoryview) -> None:
+        """Fill `place` with the bytes that were sent for it, chunk by chunk.
+
+        Raises:
+            TransportError: The connection broke, or what came is not what was sent.
+        """
+        at = 0
+        while at < len(place):
+            size, check = _CHUNK.unpack(self._take(_CHUNK.size))
+            if not 0 < size <= min(CHUNK_BYTES, len(place) - at):
+                raise TransportError(f"a chunk of {size} bytes came, {len(place) - at} are missing")
+            chunk = place[at : at + size]
+            self._fill(chunk)
+            if zlib.crc32(chunk) != check:
+                raise TransportError(f"a chunk of {size} bytes was damaged on its way")
+            at += size
+
+    def hurry(self) -> None:
+        """Tell who sends that there is haste; one who has sent everything does not mind."""
+        with contextlib.suppress(OSError):
+            self._socket.sendall(_HASTE)
+
+    def haste(self, timeout_s: float) -> bool:
+        """Whether the peer is in haste, or gone; waits at most `timeout_s` for its word."""
+        return bool(select.select([self._socket], [], [], timeout_s)[0])
+
+    def finish(self) -> None:
+        """All is sent: wait until the peer has taken it, and closes."""
+        self._socket.shutdown(socket.SHUT_WR)
+        while self._socket.recv(16):
+            pass
+
+    def close(self) -> None:
+        """End the connection; another thread that waits for it is told."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _give(self, *parts: bytes | memoryview) -> None:
+        try:
+            for part in parts:
+                self._socket.sendall(part)
+        except OSError as error:
+            raise TransportError(f"the connection to a member broke: {error}") from error
+
+    def _take(self, size: int) -> bytes:
+        found = bytearray(size)
+        self._fill(memoryview(found))
+        return bytes(found)
+
+    def _fill(self, place: memoryview) -> None:
+        at = 0
+        while at < len(place):
+            try:
+                got = self._socket.recv_into(place[at:])
+            except OSError as error:
+                raise TransportError(f"the connection to a member broke: {error}") from error
+            if not got:
+                raise TransportError("the connection to a member was closed before its end")
+            at += got
+
+
+def connect(place: Place, rank: int) -> Stream:
+    """Open a connection to who listens at `place`, and say whose it is.
+
+    Raises:
+        TransportError: It cannot be reached.
+    """
+    where = place.address, place.port
+    try:
+        connection = socket.create_connection(where, SILENT_S)
+    except OSError as error:
+        raise TransportError(f"a member cannot be reached at {where}: {error}") from error
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    stream = Stream(connection)
+    try:
+        stream._give(greeting(place.key, rank))  # noqa: SLF001
+    except TransportError:
+        stream.close()
+        raise
+    return stream
+
+
+def greeting(key: int, rank: int) -> bytes:
+    """The first bytes of a connection."""
+    return _GREETING.pack(_NAME, FORMAT, key, rank)
+
+
+class Listener:
+    """Where others connect to this member.
+
+    Args:
+        address: This node's, that peers can reach.
+
+    Attributes:
+        place: To be told to those who are to connect.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Listen on a free port."""
+        made: list[socket.socket] = []
+
+        def listen() -> None:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            made.append(socket.create_server((address, 0), family=family))
+
+        listening(listen)  # else it could be taken for one of gloo's that is opened just now
+        self._socket = made[0]
+        self._socket.settimeout(SILENT_S)
+        port = self._socket.getsockname()[1]
+        self.place = Place(address, port, secrets.randbits(_KEY_BITS))
+
+    def accept(self, serve: Callable[[socket.socket], None]) -> None:
+        """Wait for the next connection, and let `serve` have it.
+
+        Raises:
+            TransportError: None came in time, or this is closed.
+        """
+        try:
+            connection, _ = self._socket.accept()
+        except OSError as error:
+            raise TransportError(f"no member has connected in {SILENT_S:g} s: {error}") from error
+        serve(connection)
+
+    def welcome(self, connection: socket.socket) -> tuple[int, Stream] | None:
+        """The sender's rank and its stream; None for one who does not know the key."""
+        stream = Stream(connection)
+        with contextlib.suppress(TransportError):
+            told = _GREETING.unpack(stream._take(_GREETING.size))  # noqa: SLF001
+            if told[:3] == (_NAME, FORMAT, self.place.key):
+                return told[3], stream
+        stream.close()
+        return None
+
+    def close(self) -> None:
+        """Nobody is waited for any more."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()

@@ -1,0 +1,204 @@
+"""A newcomer follows the others, and computes nothing, until it has caught up.
+
+It takes part in each exchange with nothing of its own, and keeps what the exchange brings. Once the
+state is here, as it was when the newcomer came, it commits what it has kept, step by step, while
+the others compute; each commit is bit for bit theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raycloud.sync.transport import Abandoned
+
+if TYPE_CHECKING:
+    import torch
+
+    from raycloud.order import Skip
+    from raycloud.training.replica import Replica
+    from raycloud.training.snapshot import Incoming
+
+_LEAST_STEPS = 2  # committed in each step of the others: one more than they do
+_LOOK_UP_S = 0.05
+_MEMORY = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sums:
+    """What the exchange of a step has brought, its gradients clipped.
+
+    Attributes:
+        step: Which.
+        count: Micro-batches of the step.
+        gradients: The message of each bucket; none where the step changes nothing.
+        statistics: Those of the buffers that a forward pass changes.
+        left_out: Indices of micro-batches that the others stand for.
+        skips: What does not count, as the state keeps it.
+    """
+
+    step: int
+    count: int
+    gradients: tuple[torch.Tensor, ...]
+    statistics: tuple[torch.Tensor, ...]
+    left_out: tuple[int, ...] = ()
+    skips: tuple[Skip, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """How much memory they take."""
+        return sum(t.numel() * t.element_size() for t in (*self.gradients, *self.statistics))
+
+
+class Following:
+    """What a replica without the state has kept, and how it catches up.
+
+    What is kept is bounded: where there is no more room, the others wait in their exchange until
+    the state is here and all that was kept is committed.
+
+    Args:
+        replica: Whose; it has the state once `caught_up` is called.
+        incoming: The state as it is before the first step that is kept.
+        room_bytes: How much may be kept, and one step more.
+        abandoned: Says that the generation is over.
+        caught_up: Told the step that is to be committed next.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        incoming: Incoming,
+        *,
+        room_bytes: int,
+        abandoned: Callable[[], bool],
+        caught_up: Callable[[int], None],
+    ) -> None:
+        """Nothing is kept yet."""
+        self._replica, self._incoming = replica, incoming
+        self._room_bytes = room_bytes
+        self._abandoned, self._caught_up = abandoned, caught_up
+        self._kept: deque[Sums] = deque()
+        self._loading: Future[None] | None = None
+        self._loaded = False
+
+    def keep(
+        self,
+        step: int,
+        count: int,
+        left_out: Sequence[int] = (),
+        skips: tuple[Skip, ...] = (),
+    ) -> None:
+        """Keep a step of `count` micro-batches, some `left_out`, instead of committing it.
+
+        Afterwards the replica may have caught up.
+
+        Raises:
+            TransportError: The state will not come, or the generation was abandoned.
+        """
+        self._keep(
+            Sums(
+                step=step,
+                count=count,
+                gradients=self._replica.gradients.sums(),
+                statistics=self._replica.statistics.sums,
+                left_out=tuple(left_out),
+                skips=skips,
+            )
+        )
+
+    def keep_nothing(self, step: int, skips: tuple[Skip, ...]) -> None:
+        """The same, of a step that changes nothing: only that it does not count."""
+        self._keep(Sums(step=step, count=0, gradients=(), statistics=(), skips=skips))
+
+    def _keep(self, sums: Sums) -> None:
+        replica = self._replica
+        replica.gradients.clear()
+        self._kept.append(sums)
+        if sum(one.bytes for one in self._kept) > self._room_bytes:
+            self._wait()
+        if self._loaded and len(self._kept) == 1:
+            self._commit()
+        if self._loaded and not self._kept:
+            self.close()
+            replica.following = None
+            self._caught_up(sums.step + 1)
+
+    def catch_up(self, arrived: Callable[[], bool]) -> None:
+        """Commit what is kept, for as long as the others compute.
+
+        Args:
+            arrived: Says that their exchange is complete.
+
+        Raises:
+            TransportError: The state will not come.
+        """
+        if not self._load():
+            return
+        for done in range(len(self._kept)):
+            if done >= _LEAST_STEPS and arrived():
+                break
+            self._commit()
+
+    def close(self) -> None:
+        """The state is not waited for any more; nobody writes to the replica from here."""
+        self._incoming.close()
+        if self._loading is not None:
+            wait([self._loading])
+
+    def _wait(self) -> None:
+        """There is no more room: the others have to wait."""
+        self._incoming.hurry()
+        while not self._load(_LOOK_UP_S):
+            if self._abandoned():
+                raise Abandoned("the generation was abandoned before the state had come")
+        while self._kept:
+            self._commit()
+
+    def _load(self, timeout_s: float = 0.0) -> bool:
+        """Whether the replica has the state; it is read into it beside the steps of the others.
+
+        Nothing that is done without the state looks at it.
+        """
+        if self._loaded:
+            return True
+        if self._loading is None:
+            if self._incoming.whole(timeout_s):
+                self._loading = Future()
+                threading.Thread(target=self._read, args=(self._loading,), daemon=True).start()
+        elif wait([self._loading], timeout_s).done:
+            self._loading.result()
+            self._replica.statistics.settle()
+            self._loaded = True
+        return self._loaded
+
+    def _read(self, loading: Future[None]) -> None:
+        try:
+            self._replica.state.load(*self._incoming.take())
+            loading.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - raised to who waits
+            loading.set_exception(error)
+
+    def _commit(self) -> None:
+        """The oldest that is kept; an exchange under way is not disturbed."""
+        replica, sums = self._replica, self._kept.popleft()
+        if sums.gradients:
+            replica.gradients.show(sums.gradients)
+            replica.update(sums.step)
+            replica.statistics.replay(sums.statistics, sums.count, sums.left_out)
+            replica.gradients.clear()
+        replica.state.skips += sums.skips
+
+
+def room_bytes() -> int:
+    """How much may be kept: a quarter of the memory that could be had now."""
+    told = _MEMORY.read_text(encoding="ascii").splitlines() if _MEMORY.is_file() else []
+    for line in told:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024 // 4
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16  # where no Linux is

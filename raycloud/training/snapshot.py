@@ -1,0 +1,304 @@
+"""A state on its way from those who have it to one who has not: each sends a part, while it trains.
+
+The tensors are divided by bytes among those who have them, as for a checkpoint. A part is copied
+beside the step that is computed, which changes no parameter before it commits, and travels after
+that from a thread. It gives way to exchanges of gradients, though never quite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from raycloud.checkpoint import decode, encode, split_names
+from raycloud.errors import RaycloudError, TransportError
+from raycloud.sync.stream import CHUNK_BYTES, Listener, Stream, connect
+
+if TYPE_CHECKING:
+    import socket
+
+    from raycloud.sync.stream import Place
+    from raycloud.training.state import ReplicaState
+
+_GIVE_WAY_S = 0.1  # for each chunk, at most: 10 MB/s go on while gradients travel
+_LOOK_UP_S = 0.005
+_LARGEST_BYTES = 2**40
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharing:
+    """How the members of a generation share in sending.
+
+    Attributes:
+        rank: This member's.
+        part: Which of the parts is its own.
+        parts: How many have the state.
+        places: Where those listen that have not.
+        busy: Whether an exchange of gradients is under way.
+    """
+
+    rank: int
+    part: int
+    parts: int
+    places: Sequence[Place]
+    busy: Callable[[], bool]
+
+
+class Outgoing:
+    """This member's part of its state, as it is now, on its way to those that follow.
+
+    Args:
+        state: Its parameters and its optimizer's tensors must not change before `settle` returns.
+        sharing: With whom.
+    """
+
+    def __init__(self, state: ReplicaState, sharing: Sharing) -> None:
+        """Begin; buffers, which a forward pass may change, are copied at once."""
+        self._sharing = sharing
+        tensors = state.tensors()
+        sizes = {name: t.numel() * t.element_size() for name, t in tensors.items()}
+        self._live = {
+            name: tensors[name] for name in split_names(sizes, sharing.parts)[sharing.part]
+        }
+        self._copies: Tensors = {n: _copy(self._live[n]) for n in self._live if state.is_buffer(n)}
+        self._told: dict[str, Any] = {
+            "tensors": [[n, _name(t.dtype), list(t.shape)] for n, t in self._live.items()],
+            "values": encode(state.values()) if sharing.part == 0 else None,
+        }
+        self._copied, self._closed = threading.Event(), threading.Event()
+        self._error: Exception | None = None
+        self._turn = threading.Lock()
+        self._sending = len(sharing.places)
+        self._streams: list[Stream] = []
+        for at, place in enumerate(sharing.places):
+            threading.Thread(
+                target=self._send, args=(place,), name=f"send-{at}", daemon=True
+            ).start()
+        threading.Thread(target=self._copy, name="copy", daemon=True).start()
+
+    def settle(self) -> None:
+        """Wait until the state may change; from the second time on that is at once."""
+        self._copied.wait()
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Stop; nobody waits for the rest any more."""
+        self._closed.set()
+        self._copied.wait()
+        with self._turn:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.close()
+
+    def _copy(self) -> None:
+        try:
+            for name, tensor in self._live.items():
+                if self._closed.is_set():
+                    break
+                if name not in self._copies:
+                    self._copies[name] = _copy(tensor)
+        except Exception as error:  # noqa: BLE001 - raised to who waits
+            self._error = error
+        finally:
+            self._copied.set()
+
+    def _send(self, place: Place) -> None:
+        """What fails here is missed there, and told there."""
+        with contextlib.suppress(TransportError, OSError):
+            stream = connect(place, self._sharing.rank)
+            with self._turn:
+                self._streams.append(stream)
+            self._copied.wait()
+            with contextlib.closing(stream):
+                stream.tell(self._told)
+                self._pour(stream)
+                stream.finish()
+        with self._turn:
+            self._sending -= 1
+            over = self._sending == 0
+        if over:
+            self._copied.wait()
+            self._copies, self._live = {}, {}
+
+    def _pour(self, stream: Stream) -> None:
+        since = CHUNK_BYTES
+        haste = False
+        for name, *_ in self._told["tensors"]:
+            if name not in self._copies:
+                raise TransportError("the generation was over before all was copied")
+            whole = _bytes(self._copies[name])
+            for at in range(0, len(whole), CHUNK_BYTES):
+                if self._closed.is_set():
+                    raise TransportError("the generation is over")
+                if since >= CHUNK_BYTES:
+                    since, haste = 0, haste or self._give_way(stream)
+                chunk = whole[at : at + CHUNK_BYTES]
+                stream.send(chunk)
+                since += len(chunk)
+
+    def _give_way(self, stream: Stream) -> bool:
+        """Wait a little while gradients travel; True once the other one is in haste."""
+        for _ in range(round(_GIVE_WAY_S / _LOOK_UP_S)):
+            if not self._sharing.busy():
+                break
+            if stream.haste(_LOOK_UP_S):
+                return True
+        return False
+
+
+class Incoming:
+    """A state that comes from several members.
+
+    Args:
+        address: This node's, that they can reach.
+        sources: How many send a part.
+
+    Attributes:
+        place: Where they are to connect.
+    """
+
+    def __init__(self, address: str, sources: int) -> None:
+        """Listen, and begin to take what comes."""
+        self._listener = Listener(address)
+        self.place = self._listener.place
+        self._sources = sources
+        self._turn = threading.Condition()
+        self._streams: dict[int, Stream] = {}
+        self._parts: dict[int, Tensors] = {}
+        self._values: Any = None
+        self._error: RaycloudError | None = None
+        self._closed = False
+        threading.Thread(target=self._accept, name="follow", daemon=True).start()
+
+    def whole(self, timeout_s: float = 0.0) -> bool:
+        """Whether everything is here; waits at most `timeout_s` for it.
+
+        Raises:
+            TransportError: It will not come.
+        """
+        with self._turn:
+            self._turn.wait_for(lambda: self._error is not None or self._complete, timeout_s)
+            if self._error is not None and not self._complete:
+                raise self._error
+            return self._complete
+
+    def take(self) -> tuple[Tensors, Mapping[str, Any]]:
+        """The tensors and the plain values, once they are whole."""
+        with self._turn:
+            found = {name: t for part in self._parts.values() for name, t in part.items()}
+            self._parts = {rank: {} for rank in self._parts}
+        return found, decode(self._values)
+
+    def hurry(self) -> None:
+        """From now on it is waited for."""
+        with self._turn:
+            streams = list(self._streams.values())
+        for stream in streams:
+            stream.hurry()
+
+    def close(self) -> None:
+        """Nothing more is taken."""
+        with self._turn:
+            self._closed = True
+            streams = list(self._streams.values())
+        self._listener.close()
+        for stream in streams:
+            stream.close()
+
+    @property
+    def _complete(self) -> bool:
+        return len(self._parts) == self._sources
+
+    def _accept(self) -> None:
+        while not self._all_here():
+            try:
+                self._listener.accept(self._serve)
+            except TransportError as error:
+                if not self._all_here():
+                    self._fail(error)
+                break
+        self._listener.close()
+
+    def _all_here(self) -> bool:
+        with self._turn:
+            return self._closed or len(self._streams) == self._sources
+
+    def _serve(self, connection: socket.socket) -> None:
+        threading.Thread(target=self._read, args=(connection,), name="read", daemon=True).start()
+
+    def _read(self, connection: socket.socket) -> None:
+        known = self._listener.welcome(connection)
+        if known is None:
+            return
+        rank, stream = known
+        with self._turn:
+            if rank in self._streams or self._closed:
+                stream.close()
+                return
+            self._streams[rank] = stream
+        if self._all_here():
+            self._listener.close()  # nobody else is waited for
+        try:
+            told = stream.hear()
+            part = _empty(told)
+            for tensor in part.values():
+                stream.receive(_bytes(tensor))
+        except TransportError as error:
+            self._fail(error)
+            return
+        finally:
+            stream.close()
+        with self._turn:
+            self._parts[rank] = part
+            self._values = told["values"] if told.get("values") is not None else self._values
+            self._turn.notify_all()
+
+    def _fail(self, error: RaycloudError) -> None:
+        with self._turn:
+            self._error = self._error or error
+            self._turn.notify_all()
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu", copy=True).contiguous()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def _empty(told: Mapping[str, Any]) -> Tensors:
+    """Room for the tensors of a header.
+
+    Raises:
+        TransportError: It does not describe any.
+    """
+    found: Tensors = {}
+    room = _LARGEST_BYTES
+    for one in told.get("tensors", ()):
+        match one:
+            case [str(name), str(kind), [*shape]] if all(type(n) is int and n >= 0 for n in shape):
+                dtype = getattr(torch, kind, None)
+            case _:
+                dtype = None
+        if not isinstance(dtype, torch.dtype):
+            raise TransportError(f"a tensor is announced that can be none: {one!r}")
+        room -= math.prod(shape) * dtype.itemsize
+        if room < 0:
+            raise TransportError(f"more than {_LARGEST_BYTES} bytes are announced, with {one!r}")
+        found[name] = torch.empty(shape, dtype=dtype)
+    return found

@@ -1,0 +1,109 @@
+"""Commands that drive runs on a head, some of which are killed, and what they leave there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from raycloud.events import CheckpointPublished, Recovered, RunStarted, StepsCommitted
+from raycloud.spec import Job, dump_job
+from tests.heads import TOKEN, Head
+from tests.live import RAYCLOUD, ROOT, Command, command, events, of_kind, processes_below
+
+LEFT = """
+import json, sys, ray
+from ray.util.placement_group import placement_group_table
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+groups = [g for g in placement_group_table().values() if g["state"] != "REMOVED"]
+names = ray.util.list_named_actors(all_namespaces=True)
+print(json.dumps([len(groups), names, ray.available_resources().get("CPU", 0.0)]))
+"""
+
+
+@contextmanager
+def driver(
+    head: Head, folder: Path, run_dir: Path, job: Job | None = None, more: tuple[str, ...] = ()
+) -> Iterator[Command]:
+    """`raycloud train` on the head; without a job it goes on."""
+    words: tuple[object, ...] = ("--resume",)
+    if job is not None:
+        (run_dir.parent / "job.yaml").write_text(dump_job(job))
+        words = (run_dir.parent / "job.yaml",)
+    where = ("--run-dir", run_dir, "--address", head.joined)
+    with command(folder, RAYCLOUD, "train", *words, *where, *more, **TOKEN) as one:
+        yield one
+
+
+def starts(run_dir: Path) -> list[RunStarted]:
+    return of_kind(RunStarted, events(run_dir))
+
+
+def step(one: Command, run_dir: Path) -> int:
+    """The newest step that a worker has reported."""
+    assert not one.ended(), one.err
+    return max((e.last_step for e in of_kind(StepsCommitted, events(run_dir))), default=0)
+
+
+def saved(one: Command, run_dir: Path) -> bool:
+    assert not one.ended(), one.err
+    return bool(of_kind(CheckpointPublished, events(run_dir)))
+
+
+def went_on(one: Command, run_dir: Path) -> bool:
+    assert not one.ended(), one.err
+    return bool(of_kind(Recovered, events(run_dir)))
+
+
+def joined(one: Command, run_dir: Path) -> bool:
+    """Whether a worker that was not there at the start has computed."""
+    assert not one.ended(), one.err
+    return any(e.member > 1 for e in of_kind(StepsCommitted, events(run_dir)))
+
+
+def check_words(run_dir: Path) -> None:
+    """Every word of every worker is in the log, once, and in its order."""
+    told: dict[int, list[int]] = {}
+    for line in (run_dir / "events.jsonl").read_text().splitlines():
+        if "word" in (record := json.loads(line)):
+            member, number = record["word"]
+            told.setdefault(member, []).append(number)
+    assert told
+    for numbers in told.values():
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+def left(head: Head) -> tuple[int, list[Any], float]:
+    """Reservations, named actors and free CPUs of the cluster."""
+    code = subprocess.run(
+        [sys.executable, "-c", LEFT, head.joined],
+        env=os.environ | TOKEN | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    groups, names, cpus = json.loads(code.stdout.splitlines()[-1])
+    return groups, names, cpus
+
+
+def actors(head: Head) -> dict[int, str]:
+    """The processes of a run, by id."""
+    lines = processes_below(head.folder)
+    names = ("ray::KeeperActor", "ray::PipelineActor", "ray::CollatorActor", "ray::MemberActor")
+    return {pid: line.split(".")[0] for pid, line in lines.items() if line.startswith(names)}
+
+
+def keepers(head: Head) -> list[int]:
+    lines = processes_below(head.folder)
+    return [pid for pid, line in lines.items() if line.startswith("ray::KeeperActor")]
+
+
+def tell(what: str, seconds: float) -> None:
+    """What was measured, for whoever reads the test's output."""
+    logging.getLogger(__name__).info("%s: %.1f", what, seconds)

@@ -1,0 +1,112 @@
+"""Members in threads of this process, told by a test what a driver would tell them.
+
+They share torch's generator, so their task must draw nothing while they compute.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import distributed as dist
+
+from raycloud.clock import SystemClock
+from raycloud.commands import Change, Form, Meet
+from raycloud.events import Event, MemberFailed, MemberReady
+from raycloud.spec import Job
+from raycloud.task import Task
+from raycloud.training.member import Meeting, Member, MemberConfig
+from raycloud.training.replica import Replica
+from tests.live_tasks import Paced
+
+WAIT_S = 60.0
+
+
+class Fellows:
+    """`count` members that begin, and more that join them; each is built before any computes."""
+
+    def __init__(
+        self, folder: Path, job: Job, count: int, joining: int = 1, task: type[Task] = Paced
+    ) -> None:
+        limit = datetime.timedelta(seconds=WAIT_S)
+        self._store = dist.TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit
+        )
+        self.events: list[Event] = []
+        self.members: list[Member] = []
+        self._pause = threading.Event()
+        for number in range(count + joining):
+            told = MemberConfig(
+                member=number,
+                node="",
+                address="127.0.0.1",
+                job=job,
+                task=task,
+                checkpoints=str(folder),
+                joins=number >= count,
+            )
+            self.members.append(Member(told, SystemClock()))
+            self.until(MemberReady, members=[number])
+
+    def form(self, told: Form) -> None:
+        """Its members meet; all others are left out."""
+        for rank, member in enumerate(told.members):
+            self.members[member].form(replace(self._meeting(told, rank), settled=told.settled))
+
+    def prepare(self, number: int, change: Change, members: Iterable[int]) -> None:
+        """Send a change ahead to `members`, and a `Meet` also to those that come."""
+        if not isinstance(change, Meet):
+            for member in members:
+                self.members[member].prepare(number, change)
+            return
+        for rank, member in enumerate(change.members):
+            meeting = replace(self._meeting(change, rank), settled=number, planned=True)
+            ahead = number if member in members else None
+            self.members[member].form(replace(meeting, ahead=ahead))
+        for member in set(members) - set(change.members):
+            self.members[member].prepare(number, change)
+
+    def until(self, kind: type[Event], members: Iterable[int], more: int = 1) -> None:
+        """Wait until each of these members has said so `more` times since the beginning."""
+        end = time.monotonic() + WAIT_S
+        while any(len(self.of(kind, member)) < more for member in members):
+            for member in self.members:
+                self.events += member.poll(0.0)
+            failed = [e for e in self.events if isinstance(e, MemberFailed)]
+            assert not failed, failed
+            assert time.monotonic() < end, f"no {kind.__name__} of {members}: {self.events}"
+            self._pause.wait(0.005)
+
+    def come_to(self, member: int, step: int) -> None:
+        """Wait until this member computes `step`."""
+        end = time.monotonic() + WAIT_S
+        while (self.members[member].step or 0) < step:
+            assert time.monotonic() < end, f"member {member} has not come to step {step}"
+            self._pause.wait(0.002)
+
+    def of(self, kind: type[Any], member: int | None = None) -> list[Any]:
+        """What was said of this kind, by this member."""
+        said = [event for event in self.events if isinstance(event, kind)]
+        return [e for e in said if member is None or e.member == member]
+
+    def replica(self, member: int) -> Replica:
+        """What it computes with."""
+        life = self.members[member]._life
+        assert life is not None
+        return life._replica
+
+    def _meeting(self, told: Form | Meet, rank: int) -> Meeting:
+        return Meeting(
+            host="127.0.0.1",
+            port=self._store.port,
+            generation=told.generation,
+            rank=rank,
+            members=told.members,
+            shares=told.shares,
+            following=told.following,
+        )

@@ -1,0 +1,288 @@
+"""A whole run of real members, started again until it has ended; and what must come of it."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import numpy as np
+
+from raycloud.checkpoint import latest
+from raycloud.checkpoint.payload import load_tensors
+from raycloud.errors import RaycloudError
+from raycloud.order import read_ledger, stream_seed
+from raycloud.simulate.world import World
+from raycloud.training import life, member, saver
+from raycloud.training.state import digest
+from tests.scenario.driver import Driver, Story
+from tests.scenario.faults import Blow, Faults, script
+from tests.scenario.fleet import Disk, Fleet, Seat
+from tests.scenario.stage import Instead, Process, Queue, Stage, Strand
+from tests.scenario.task import apart, asked, same_steps, undisturbed
+from tests.scenario.wires import Wires
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from raycloud.checkpoint import Manifest
+
+TOLERANCE = 1e-9
+_UNTIL_S = 3000.0
+_RESTART_S = (1.0, 5.0)
+_STARTS = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """What is trained by how many, and what befalls them.
+
+    Attributes:
+        seed: Of everything that is left to chance.
+        members: Most members, each on a machine of its own.
+        least: Fewest that it may run with.
+        norm: The model has batch statistics.
+        speeds: Seconds per micro-batch, by machine.
+        blows: What befalls them.
+        steps: The job's length.
+        every_steps: Steps between two checkpoints; `auto`: as they are worth it; None: at the end.
+        shares: `auto` or `equal`.
+        alike: All members begin with the same parameters.
+    """
+
+    seed: int
+    members: int
+    least: int
+    norm: bool
+    speeds: tuple[float, ...]
+    blows: tuple[Blow, ...]
+    steps: int = 200
+    every_steps: int | str | None = 20
+    shares: str = "auto"
+    alike: bool = True
+
+
+def drawn(seed: int, *, count: int = 10, steps: int = 200) -> Scenario:
+    """By chance: so many faults in so many steps."""
+    chance = np.random.Generator(np.random.PCG64(stream_seed(seed, 8)))
+    members = int(chance.integers(2, 6))
+    base_s = float(chance.choice([0.01, 0.03, 0.08]))
+    return Scenario(
+        seed=seed,
+        members=members,
+        least=int(chance.integers(1, max(1, members // 2) + 1)),
+        norm=bool(chance.random() < 0.7),
+        speeds=tuple(base_s * float(chance.choice([1.0, 1.3, 3.0])) for _ in range(members)),
+        blows=script(seed, members=members, steps=steps, count=count),
+        steps=steps,
+        every_steps=(steps // 10, steps // 10, 7, "auto")[int(chance.integers(4))],
+        shares="auto" if chance.random() < 0.8 else "equal",
+    )
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What came of it.
+
+    Attributes:
+        befallen: How many faults befell it.
+        mistaken: How often a member was given up that was well.
+        apart: The largest difference of an entry from the undisturbed run's.
+        digest: Of the story.
+        wrong: Which promises were broken.
+    """
+
+    status: str
+    virtual_s: float
+    starts: int
+    members: int
+    generations: int
+    recoveries: int
+    befallen: int
+    mistaken: int
+    apart: float
+    digest: str
+    story: list[str] = field(repr=False)
+    wrong: list[str]
+
+
+class _Run:
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        self.scenario = scenario
+        self.world = World(scenario.seed)
+        self.stage = Stage(self.world)
+        self.story = Story(folder=folder, world=self.world)
+        self.faults = Faults(scenario.blows, self.stage, self.story)
+        self.stage.passing = self._passes
+        self.up = [True] * scenario.members
+        self.job = asked(
+            norm=scenario.norm,
+            steps=scenario.steps,
+            alike=scenario.alike,
+            every_steps=scenario.every_steps,
+            least=scenario.least,
+            members=scenario.members,
+            shares=scenario.shares,
+        )
+        self.starts = 0
+        self.states: dict[int, dict[Seat, str]] = {}
+
+    def go(self) -> Outcome:
+        """To its end."""
+        status = "broken"
+        with self._staged():
+            while not self.wrong and status != "finished":
+                status = self._start()
+            self.stage.close()
+        found = self._check_result() if not self.wrong else float("nan")
+        return Outcome(
+            status="broken" if self.wrong else status,
+            virtual_s=self.world.now_s,
+            starts=self.starts,
+            members=self.story.spawned,
+            generations=self.story.generation + 1,
+            recoveries=self.story.recoveries,
+            befallen=self.faults.befallen,
+            mistaken=self.story.mistaken,
+            apart=found,
+            digest=self.world.log.digest(),
+            story=self.story.told,
+            wrong=self.wrong,
+        )
+
+    @property
+    def wrong(self) -> list[str]:
+        return self.story.wrong + self.stage.wrong
+
+    @contextlib.contextmanager
+    def _staged(self) -> Iterator[None]:
+        """Members' threads are the stage's, their disks and wires those of this run."""
+        threads = Instead(threading, Thread=partial(Strand, self.stage))
+        queues = Instead(queue, Queue=partial(Queue, self.stage))
+        with contextlib.ExitStack() as stack:
+            for module, name, instead in (
+                (member, "threading", threads),
+                (saver, "threading", threads),
+                (member, "queue", queues),
+                (life, "open_store", partial(Disk, self.stage)),
+                (life, "meet", self._meet),
+                (life, "leave", lambda transports: None),
+            ):
+                stack.enter_context(mock.patch.object(module, name, instead))
+            yield
+
+    def _meet(self, *told):
+        seat = self.stage.process
+        assert isinstance(seat, Seat)
+        return seat.fleet.wires.meet(*told)
+
+    def _passes(self, process: Process, point: str) -> None:
+        assert isinstance(process, Seat)
+        if point == "compute" and process.step > process.checked:
+            process.checked = process.step
+            self._check_state(process)
+            self.faults.reached(process.step)
+        elif point == "build":
+            self.faults.reached(-1)
+        self.faults.passes(process, point)
+
+    def _check_state(self, seat: Seat) -> None:
+        """Members that live and compute the same step have the same bits."""
+        if seat.given_up:
+            return
+        tensors = seat.member._life._replica.state.tensors()
+        own = digest((name, tensors[name]) for name in same_steps(tuple(tensors)))
+        others = self.states.setdefault(seat.step, {})
+        for other, found in others.items():
+            if other.alive and not other.given_up and other.fleet is seat.fleet and found != own:
+                self.story.wrong.append(f"before step {seat.step} {seat} and {other} differ")
+        others[seat] = own
+
+    def _start(self) -> str:
+        world, story = self.world, self.story
+        self.starts += 1
+        if self.starts > _STARTS:
+            story.wrong.append(f"it was started {_STARTS} times, and has not finished")
+            return "broken"
+        while sum(self.up) < self.scenario.least:
+            world.happen()
+        manifest = latest(Disk(self.stage, story.folder)).manifest
+        story.tell(f"! start {self.starts} from {manifest.step if manifest else 'nothing'}")
+        speeds = list(self.scenario.speeds)
+        fleet = Fleet(self.stage, Wires(self.stage), speeds, self.up)
+        driver = Driver(self.job, fleet, story, manifest)
+        self.faults.driver, self.faults.fleet = driver, fleet
+        try:
+            driver.start()
+            while driver.finish is None and not self.wrong:
+                if world.next_s > _UNTIL_S:
+                    story.wrong.append(f"stuck in {driver.control.phase}: the run does not end")
+                else:
+                    world.happen()
+        except RaycloudError as error:  # control does not allow what has happened
+            story.wrong.append(f"{type(error).__name__}: {error}")
+        self.faults.driver = self.faults.fleet = None
+        if not self.wrong:
+            self._check_start(driver, fleet, manifest)
+        fleet.close()
+        restart_s = world.now_s + world.between(*_RESTART_S)
+        while world.next_s <= restart_s:
+            world.happen()
+        return "broken" if driver.finish is None else driver.finish.status
+
+    def _check_start(self, driver: Driver, fleet: Fleet, manifest: Manifest | None) -> None:
+        """What a start has left behind is whole."""
+        control, wrong = driver.control, self.story.wrong
+        if control.ledger is None:
+            return
+        ledger = read_ledger(self.story.lines)
+        step = control.committed_step
+        audit = ledger.audit(through=control.position_at(step))
+        if ledger.state() != control.ledger.state() or ledger.next_step != step:
+            wrong.append(f"the ledger's file has {ledger.next_step} steps, {step} count")
+        if not audit.exact:
+            wrong.append(f"the ledger is not exact: {audit}")
+        if driver.finish is None or driver.finish.status != "finished":
+            return
+        if step != self.scenario.steps:
+            wrong.append(f"finished after {step} steps, {self.scenario.steps} were asked for")
+        wanted = self._wanted()
+        for number in control.group:
+            seat = fleet.seats.get(number)
+            if seat is not None and seat.alive:
+                difference = apart(dict(seat.member._life._replica.model.state_dict()), wanted)
+                if not difference <= TOLERANCE:
+                    wrong.append(f"{seat} is {difference:g} from the undisturbed run at the end")
+
+    def _wanted(self) -> dict[str, Tensor]:
+        return undisturbed(norm=self.scenario.norm, steps=self.scenario.steps)
+
+    def _check_result(self) -> float:
+        """The newest checkpoint is that of the end, and what an undisturbed run has there."""
+        store = Disk(self.stage, self.story.folder)
+        found = latest(store).manifest
+        if found is None or found.step != self.scenario.steps:
+            self.story.wrong.append(f"the newest checkpoint is {found and found.step}")
+            return float("nan")
+        tensors = load_tensors(store, found)
+        model = {n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")}
+        difference = apart(model, self._wanted())
+        if not difference <= TOLERANCE:
+            self.story.wrong.append(f"the checkpoint is {difference:g} from the undisturbed run")
+        return difference
+
+
+def play(scenario: Scenario, folder: Path) -> Outcome:
+    """Carry a scenario out; the same one gives the same story.
+
+    Args:
+        scenario: What happens.
+        folder: An empty one, for its checkpoints.
+    """
+    return _Run(scenario, folder).go()

@@ -1,0 +1,169 @@
+"""Training itself under faults: real members, control, ledger and checkpoints in virtual time."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raycloud.simulate.scenario import Kind
+from raycloud.sync.buckets import Bucket
+from raycloud.training import regroup
+from raycloud.training.kept import Kept
+from raycloud.training.replica import Replica
+from raycloud.training.statistics import RunningStatistics
+from tests.scenario.__main__ import main
+from tests.scenario.faults import MEETING, POINTS, Blow
+from tests.scenario.run import TOLERANCE, Outcome, Scenario, drawn, play
+
+SEEDS = range(3)
+SHORT = Scenario(
+    seed=1,
+    members=3,
+    least=1,
+    norm=True,
+    speeds=(0.03, 0.03, 0.06),
+    blows=(),
+    steps=24,
+    every_steps=8,
+)
+
+
+def sound(scenario: Scenario, folder: Path, repeat: str = "") -> Outcome:
+    """What comes of a scenario, in which no promise is broken."""
+    before = threading.active_count()
+    outcome = play(scenario, folder)
+    assert not outcome.wrong, "\n".join(
+        [*outcome.story[-60:], *map(str, scenario.blows), *outcome.wrong, repeat]
+    )
+    assert outcome.status == "finished"
+    assert outcome.apart <= TOLERANCE
+    assert threading.active_count() == before
+    return outcome
+
+
+def hit(*blows: Blow, **settings: object) -> Scenario:
+    return replace(SHORT, blows=blows, **settings)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ten_faults_in_two_hundred_steps(seed: int, tmp_path: Path) -> None:
+    sound(drawn(seed), tmp_path, f"repeat: python -m tests.scenario --seed {seed}")
+
+
+def test_a_broken_seed_is_told_with_the_command_that_repeats_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Replica, "commit", lambda self, work: None)
+    assert main(["--seed", "7", "--faults", "0"]) == 1
+    assert capsys.readouterr().out.splitlines()[-2] == (
+        "repeat: python -m tests.scenario --seed 7 --faults 0"
+    )
+
+
+def test_a_seed_gives_the_same_story_word_for_word(tmp_path: Path) -> None:
+    scenario = drawn(3, steps=40)
+    one, other = (play(scenario, tmp_path / name) for name in ("one", "other"))
+    assert one.story == other.story
+    assert one.digest == other.digest
+    assert len(one.story) > 100
+    assert play(drawn(4, steps=40), tmp_path / "another").digest != one.digest
+
+
+def test_nothing_befalls_them(tmp_path: Path) -> None:
+    outcome = sound(hit(), tmp_path)
+    assert (outcome.starts, outcome.generations, outcome.members) == (1, 1, 3)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_member_dies_at_any_point_of_its_work(point: str, tmp_path: Path) -> None:
+    once = Blow(at_step=5, kind=Kind.DIE, point="" if point in MEETING else point)
+    again = Blow(at_step=5, kind=Kind.DIE, point=point)
+    outcome = sound(hit(once, again), tmp_path)
+    assert (outcome.starts, outcome.befallen) == (1, 2)
+    assert outcome.recoveries >= 1
+
+
+@pytest.mark.parametrize("point", ["lane", "gradients", "delivered", "stand"])
+@pytest.mark.parametrize("kind", [Kind.BREAK, Kind.FREEZE, Kind.CUT])
+def test_an_exchange_breaks_and_nobody_dies(kind: Kind, point: str, tmp_path: Path) -> None:
+    first = Blow(at_step=5, kind=Kind.BREAK, point="lane")  # so that there is a meeting
+    blow = Blow(at_step=5, kind=kind, point=point, lasts_s=9.0, many=2)
+    outcome = sound(hit(first, blow), tmp_path)
+    assert outcome.befallen == 2
+
+
+@pytest.mark.parametrize("point", [*MEETING, "build", "commit"])
+def test_two_in_one_recovery(point: str, tmp_path: Path) -> None:
+    outcome = sound(
+        hit(
+            Blow(at_step=7, kind=Kind.DIE, point="delivered"),
+            Blow(at_step=7, kind=Kind.DIE, point=point),
+            Blow(at_step=7, kind=Kind.BREAK, point="stand"),
+            members=4,
+            speeds=(0.03, 0.03, 0.06, 0.03),
+        ),
+        tmp_path,
+    )
+    assert outcome.befallen == 3
+
+
+def test_members_that_begin_otherwise_take_the_first_ones_parameters(tmp_path: Path) -> None:
+    blow = Blow(at_step=-1, kind=Kind.BREAK, point="take")
+    outcome = sound(hit(blow, alike=False, seed=3), tmp_path)
+    assert (outcome.starts, outcome.generations, outcome.recoveries) == (1, 2, 1)
+
+
+def test_when_all_are_gone_the_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
+    outcome = sound(hit(Blow(at_step=15, kind=Kind.DIE, many=3)), tmp_path)
+    assert outcome.starts == 2
+    assert any("start 2 from 8" in line for line in outcome.story)
+
+
+def test_a_full_disk_ends_a_start_and_no_checkpoint(tmp_path: Path) -> None:
+    outcome = sound(hit(Blow(at_step=15, kind=Kind.FULL, lasts_s=6.0)), tmp_path)
+    assert outcome.starts > 1
+    assert any("start 2 from 8" in line for line in outcome.story)
+
+
+def test_some_are_cut_off_one_by_one_and_healed_in_another_order(tmp_path: Path) -> None:
+    cut = Blow(at_step=5, kind=Kind.CUT, many=3, lasts_s=20.0)
+    outcome = sound(hit(cut, members=5, speeds=(0.03,) * 5, steps=60), tmp_path)
+    assert outcome.recoveries >= 1
+
+
+def test_a_machine_that_says_that_it_goes_cuts_no_step(tmp_path: Path) -> None:
+    leaves = Blow(at_step=5, kind=Kind.LEAVE, notice_s=8.0, lasts_s=5.0)
+    outcome = sound(hit(leaves, steps=60), tmp_path)
+    assert (outcome.recoveries, outcome.starts) == (0, 1)
+    assert outcome.generations > 1
+
+
+@pytest.mark.parametrize("kind", [Kind.JUMP, Kind.DEAF])
+def test_nobody_is_given_up_where_the_driver_stood_still(kind: Kind, tmp_path: Path) -> None:
+    blow = Blow(at_step=8, kind=kind, lasts_s=400.0 if kind is Kind.JUMP else 15.0)
+    outcome = sound(hit(blow), tmp_path)
+    assert (outcome.recoveries, outcome.members) == (0, 3)
+
+
+FORGETFUL = {
+    "the gradients that survive": (Replica, "suspend", Replica.discard),
+    "terms of batch statistics": (RunningStatistics, "resume", RunningStatistics.stage),
+    "what is kept": (Kept, "and_also", lambda self, work: Kept(step=work.span.step)),
+    "that a buffer may be written to": (Bucket, "renew", lambda self: None),
+    "whose state is taken": (regroup, "_hand_over", lambda own, *_, **__: own.position),
+}
+
+
+@pytest.mark.parametrize("what", FORGETFUL)
+def test_it_sees_what_is_forgotten(
+    what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    owner, name, instead = FORGETFUL[what]
+    monkeypatch.setattr(owner, name, instead)
+    blows = [Blow(at_step=step, kind=Kind.BREAK, point="gradients") for step in range(2, 20, 3)]
+    dies = [Blow(at_step=step, kind=Kind.DIE, point="delivered") for step in (6, 15)]
+    outcome = play(hit(*blows, *dies), tmp_path)
+    assert outcome.wrong

@@ -1,0 +1,269 @@
+"""The transport of members that live in one process: slow, cut and broken as a script says.
+
+What a member gets of an exchange arrives at a moment of its own, so that where something befalls
+the others between two such moments some have the result of a step and some never will.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from raycloud.errors import TransportError
+from raycloud.sync.transport import Abandoned
+from tests.scenario.stage import here
+
+if TYPE_CHECKING:
+    import torch
+
+    from raycloud.training.meeting import Meeting
+    from tests.scenario.stage import Process, Stage, Strand
+
+_TRAVELS_S = (0.002, 0.02)
+_OFTEN_SLOW = 0.1  # the chance of five times as long
+_HEARS_S = (0.005, 0.3)  # from a connection's end to a peer's knowing
+_HEARS = 0.8  # the chance that a peer does
+_AT_ONCE = 0.5  # the chance that one that does, does so when it calls
+_LOST = 0.5  # the chance that what is on its way to a peer does not arrive
+_LOOK_UP_S = 0.25
+
+
+class Arrival:
+    """What one member waits for."""
+
+    def __init__(self, group: Group, tensor: torch.Tensor, point: str) -> None:
+        self.group, self._tensor, self._point = group, tensor, point
+        self.done, self.why = False, ""
+        self._waiting: Strand | None = None
+
+    def wait(self, timeout_s: float) -> bool:
+        if not self.done and not self.why:
+            self._waiting = here()
+            self.group.stage.wait(timeout_s, self._point)
+            self._waiting = None
+        if self.why:
+            raise TransportError(self.why)
+        return self.done
+
+    def arrive(self, result: torch.Tensor) -> None:
+        """The result is there."""
+        if not self.why and not self.done:
+            self._tensor.copy_(result)
+            self.done = True
+            self._wake()
+
+    def fail(self, why: str) -> None:
+        """It never will be."""
+        if not self.done and not self.why:
+            self.why = why
+            self._wake()
+
+    def spoil(self) -> None:
+        """Whatever the buffer of a broken exchange holds, nobody may look at it."""
+        if not self.done:
+            self._tensor.fill_(float("nan") if self._tensor.is_floating_point() else 255)
+
+    def _wake(self) -> None:
+        if self._waiting is not None:
+            self.group.stage.wake(self._waiting)
+
+
+@dataclass(eq=False)
+class _Slot:
+    """One exchange: what each rank gave, and what it waits for."""
+
+    given: dict[int, torch.Tensor] = field(default_factory=dict)
+    arrivals: dict[int, Arrival] = field(default_factory=dict)
+    source: int | None = None
+    on_its_way: bool = False
+
+
+class Group:
+    """The connections among the members of a generation, for one purpose."""
+
+    def __init__(
+        self, stage: Stage, generation: int, purpose: str, processes: list[Process]
+    ) -> None:
+        self.stage, self.generation, self._purpose = stage, generation, purpose
+        self._processes = processes
+        self._slots: list[_Slot] = []
+        self._calls = [0] * len(processes)
+        self._whole = 0  # exchanges that are on their way, or done
+        self._lost: set[int] = set()  # ranks that nothing reaches any more
+        self._hears: set[int] = set()  # those that know that it broke
+        self.why = ""
+
+    def _point(self, index: int, source: int | None) -> str:
+        """What a member does that waits for this exchange."""
+        if source is not None:
+            return "take"
+        return "stand" if self._purpose == "lane" and index == 0 else self._purpose
+
+    def has(self, process: Process) -> bool:
+        return process in self._processes
+
+    def give(self, rank: int, tensor: torch.Tensor, source: int | None) -> Arrival:
+        """A member's part of its next exchange."""
+        index, process = self._calls[rank], self._processes[rank]
+        self._calls[rank] += 1
+        while len(self._slots) <= index:
+            self._slots.append(_Slot())
+        slot = self._slots[index]
+        world = self.stage.world
+        if self.why and rank in self._hears and world.likely(_AT_ONCE):
+            raise TransportError(self.why)
+        slot.given[rank], slot.source = tensor.clone(), source
+        arrival = slot.arrivals[rank] = Arrival(self, tensor, self._point(index, source))
+        process.awaited.append(arrival)
+        if self.why:
+            arrival.spoil()
+            if rank in self._hears:
+                world.after(world.between(*_HEARS_S), partial(arrival.fail, self.why))
+        elif process.cut:
+            process.withheld.append(self.look)
+        self.look()
+        return arrival
+
+    def look(self) -> None:
+        """Send what is complete, in order."""
+        world = self.stage.world
+        while self._whole < len(self._slots) and not self.why:
+            slot = self._slots[self._whole]
+            away = [p for p in self._processes if p.cut]
+            if len(slot.given) < len(self._processes) or away:
+                for process in away:
+                    process.withheld.append(self.look)
+                return
+            self._whole += 1
+            result = self._result(slot)
+            for rank in range(len(self._processes)):
+                seconds = world.between(*_TRAVELS_S)
+                seconds *= 5.0 if world.likely(_OFTEN_SLOW) else 1.0
+                world.after(seconds, partial(self._deliver, slot, rank, result))
+
+    def _result(self, slot: _Slot) -> torch.Tensor:
+        tensors = [slot.given[rank] for rank in range(len(self._processes))]
+        assert len({(t.shape, t.dtype) for t in tensors}) == 1, f"{self._purpose}: {tensors}"
+        if slot.source is not None:
+            return tensors[slot.source]
+        result = tensors[0].clone()
+        for tensor in tensors[1:]:
+            result += tensor
+        return result
+
+    def _deliver(self, slot: _Slot, rank: int, result: torch.Tensor) -> None:
+        process = self._processes[rank]
+        if rank in self._lost:
+            return
+        if process.cut:
+            process.withheld.append(partial(self._deliver, slot, rank, result))
+            return
+        slot.arrivals[rank].arrive(result)
+        process.awaited = [arrival for arrival in process.awaited if not arrival.done]
+        for arrival in process.awaited:  # an exchange that was left behind may still write
+            if arrival.group.generation < self.generation:
+                arrival.spoil()
+        if self._purpose == "gradients" and any(not a.done for a in slot.arrivals.values()):
+            self.stage.passing(process, "delivered")
+
+    def cut(self, why: str) -> None:
+        """What is on its way reaches some and not others; most who wait hear of that soon."""
+        world = self.stage.world
+        if self.why:
+            return
+        self.why = why
+        ranks = range(len(self._processes))
+        self._lost = {rank for rank in ranks if world.likely(_LOST)}
+        self._hears = {rank for rank in ranks if world.likely(_HEARS)} | {world.below(len(ranks))}
+        for slot in self._slots:
+            for rank, arrival in slot.arrivals.items():
+                arrival.spoil()
+                if rank in self._hears:
+                    world.after(world.between(*_HEARS_S), partial(arrival.fail, why))
+
+
+class Wire:
+    """One member's end of a group: a `Transport`."""
+
+    def __init__(self, group: Group, rank: int, size: int) -> None:
+        self._group, self.rank, self.size = group, rank, size
+
+    def all_reduce(self, tensor: torch.Tensor) -> Arrival:
+        return self._group.give(self.rank, tensor, None)
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Arrival:
+        return self._group.give(self.rank, tensor, source)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(eq=False)
+class _Gathering:
+    """A generation that meets."""
+
+    come: dict[int, Process] = field(default_factory=dict)
+    groups: tuple[Group, Group] | None = None
+    why: str = ""
+
+
+class Wires:
+    """Where members meet, and all connections that there ever were."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._gatherings: dict[int, _Gathering] = {}
+
+    def meet(
+        self, meeting: Meeting, address: str, device: torch.device, abandoned: Callable[[], bool]
+    ) -> tuple[Wire, Wire]:
+        """Takes the place of `raycloud.training.meeting.meet`."""
+        strand = here()
+        assert strand is not None
+        gathering = self._gatherings.setdefault(meeting.generation, _Gathering())
+        gathering.come[meeting.rank] = strand.process
+        size = len(meeting.members)
+        while gathering.groups is None:
+            if gathering.why:
+                raise TransportError(gathering.why)
+            if len(gathering.come) == size and not any(p.cut for p in gathering.come.values()):
+                gathering.groups = self._connect(
+                    meeting.generation, [gathering.come[r] for r in range(size)]
+                )
+            else:
+                self._stage.wait(_LOOK_UP_S, "meet")
+                if abandoned():
+                    raise Abandoned("the generation was abandoned before all had met")
+        self._stage.wait(self._stage.world.between(*_TRAVELS_S), "met")
+        gradients, lane = gathering.groups
+        return Wire(gradients, meeting.rank, size), Wire(lane, meeting.rank, size)
+
+    def _connect(self, generation: int, processes: list[Process]) -> tuple[Group, Group]:
+        gradients = Group(self._stage, generation, "gradients", processes)
+        lane = Group(self._stage, generation, "lane", processes)
+        if not all(process.alive for process in processes):
+            gradients.cut("connection refused")
+            lane.cut("connection refused")
+        return gradients, lane
+
+    def gone(self, process: Process) -> None:
+        """A process has ended, and with it its connections."""
+        for gathering in self._gatherings.values():
+            if gathering.groups is None:
+                if process in gathering.come.values() and self._stage.world.likely(0.5):
+                    gathering.why = f"{process} cannot be met"
+            elif gathering.groups[0].has(process):
+                for group in gathering.groups:
+                    group.cut(f"connection to {process} reset")
+
+    def reset(self, process: Process | None = None) -> None:
+        """Connections are reset, one purpose's or all: everyone's, or one process's."""
+        world = self._stage.world
+        which = ((0,), (1,), (0, 1))[world.below(3)]
+        for gathering in self._gatherings.values():
+            groups = gathering.groups
+            if groups is not None and (process is None or groups[0].has(process)):
+                for number in which:
+                    groups[number].cut("connection reset by peer")

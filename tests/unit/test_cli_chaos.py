@@ -1,0 +1,120 @@
+"""`raycloud chaos`: what it asks for, what it refuses, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from raycloud import cli
+from raycloud.faults import Fault, load_schedule
+from raycloud.on_ray import chaos as on_ray
+from raycloud.report.chaos import Outcome, bound_of
+from raycloud.spec import Job
+from tests.unit.test_report_chaos import outcome  # noqa: F401 - a fixture
+
+JOB = "task: raycloud.metrics:Mean\nsteps: 100\nglobal_batch: 8\nmicro_batch: 2\n"
+THREE = "elastic: {max_workers: 3}\n"
+
+
+def call(*arguments: object, **variables: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli.app, ["chaos", *map(str, arguments)], env=variables)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB + THREE)
+    return path
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch, outcome: Outcome) -> list[Any]:  # noqa: F811
+    """What was run; in place of two runs, their outcome."""
+    seen: list[Any] = [outcome]
+
+    def under_faults(
+        asked: Job, faults: Sequence[Fault], directory: Path, telling: Any, *, where: on_ray.Where
+    ) -> Outcome:
+        seen[1:] = [asked, faults, directory, where]
+        return seen[0]
+
+    monkeypatch.setattr(on_ray, "under_faults", under_faults)
+    return seen
+
+
+def test_faults_are_drawn_told_and_kept(job: Path, ran: list[Any], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code, told, notes = call(job, "--seed", 3, "--faults", 4, "--steps", 50, "--out", out)
+    assert code == 0, notes
+    assert told.startswith("rings: the run under faults is the undisturbed run\n")
+    _, asked, faults, directory, where = ran
+    assert (asked.steps, asked.checkpoint.path, directory) == (50, None, out)
+    assert where == on_ray.Where(seed=3)
+    assert load_schedule(out / "schedule.yaml") == faults
+    assert len(faults) == 4
+    for fault in faults:
+        assert f"planned: {fault}\n" in notes
+    assert json.loads((out / "chaos.json").read_text())["proved"] is True
+    assert (out / "chaos.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_schedule_is_taken(job: Path, ran: list[Any], tmp_path: Path) -> None:
+    file = tmp_path / "faults.yaml"
+    file.write_text("format: 1\nfaults: [{at_step: 20, action: kill}]\n")
+    code, told, _ = call(job, "--schedule", file, "--out", tmp_path / "out", "--json")
+    assert code == 0
+    assert json.loads(told)["format"] == 1
+    assert ran[2] == load_schedule(file)
+    assert ran[4] == on_ray.Where()
+
+
+def test_what_is_not_proved_ends_with_1(job: Path, ran: list[Any], tmp_path: Path) -> None:
+    ran[0] = replace(ran[0], bound=replace(bound_of("float64"), value=0.0))
+    assert call(job, "--seed", 1, "--out", tmp_path / "out")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give the faults"),
+        (["--seed", "1", "--schedule", "x.yaml"], "give the faults"),
+        (["--seed", "1", "--set", "elastic.max_workers=1"], "--set elastic.max_workers=3"),
+        (["--seed", "1", "--set", "steps=null", "--set", "epochs=2"], "--steps"),
+        (["--schedule", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    arguments: list[str], words: str, job: Path, ran: list[Any]
+) -> None:
+    code, _, notes = call(job, *arguments)
+    assert code == 2
+    assert words in " ".join(notes.replace("│", " ").split())
+    assert len(ran) == 1
+
+
+def test_a_cluster_is_taken(job: Path, ran: list[Any], tmp_path: Path) -> None:
+    code, _, _ = call(job, "--seed", 1, "--out", tmp_path / "out", RAY_ADDRESS="10.0.0.1:6379")
+    assert (code, ran[4]) == (0, on_ray.Where(address="10.0.0.1:6379", seed=1))
+
+
+def test_a_place_that_is_taken_is_refused(job: Path, ran: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").touch()
+    code, _, notes = call(job, "--seed", 1, "--out", tmp_path / "out")
+    assert (code, len(ran)) == (2, 1)
+    assert "--out" in notes
+
+
+def test_a_fault_after_the_end_is_refused(job: Path, ran: list[Any], tmp_path: Path) -> None:
+    file = tmp_path / "faults.yaml"
+    file.write_text("format: 1\nfaults: [{at_step: 100, action: kill}]\n")
+    code, _, notes = call(job, "--schedule", file)
+    assert (code, len(ran)) == (2, 1)
+    assert "faults[0].at_step = 100" in notes

@@ -1,0 +1,148 @@
+"""Control begins with members that have outlived their driver."""
+
+from __future__ import annotations
+
+import pytest
+
+from raycloud import commands as c
+from raycloud import events as e
+from raycloud.control import Control, ControlSettings, MemberState, Phase
+from raycloud.control.adopting import Adoption
+from raycloud.errors import InternalError
+from raycloud.order import Position
+from tests.control_events import part, ready, stop
+from tests.control_job import control, of, only, report, training
+from tests.control_three import formed, lost
+
+
+def taken(steps, *, at=5, count=2, **values):
+    """A job whose ledger ends at step `at`, taken over with members 3, 4, ...
+
+    Args:
+        steps: What the log says that they have reported.
+        at: Where the ledger's file ends.
+        count: How many members are there.
+        values: Further settings.
+    """
+    before = training()
+    for member in (0, 1):
+        before.on(report(before, member, 0, at), 1.0)
+    settings = {"min_workers": 2, "max_workers": 2, "capacity": 2, "global_batch": 8}
+    began = {"step": at, "position": before.position_at(at), "ledger": before.ledger.state()}
+    known = {"first_generation": 7, "first_member": 9, "micro_batch": 1}
+    job = Control(ControlSettings(**{**settings, **(began if at else {}), **known, **values}))
+    readies = tuple(ready(number) for number in range(3, 3 + count))
+    adoption = Adoption(readies=readies, steps=steps, changes=4, began_s=-2.0)
+    return job, job.take_over(adoption, 1.0)
+
+
+def test_they_meet_as_the_next_generation_where_they_are():
+    job, commands = taken({3: 5, 4: 6})
+    form = only(c.Form, commands)
+    assert (form.generation, form.members, form.step, form.settled) == (8, (3, 4), 5, 4)
+    assert sum(form.shares) == 8
+    assert not of(c.Record, commands)  # the file goes on where it ends
+    assert not of(c.Spawn, commands)
+    assert job.phase is Phase.REGROUPING
+    assert job.members == {3: MemberState.ACTIVE, 4: MemberState.ACTIVE}
+
+
+def test_what_they_committed_meanwhile_counts_once():
+    job, _ = taken({3: 5, 4: 6})
+    assert job.on(report(job, 4, 6, 20, generation=7), 1.5) == ()
+    commands = job.on(report(job, 3, 5, 19, generation=7), 1.5)
+    records = only(c.Record, commands).records  # one for each part of an epoch
+    assert (records[0]["commit"]["first_step"], records[-1]["commit"]["last_step"]) == (5, 19)
+    job.on(formed(job, 20), 2.0)
+    assert job.phase is Phase.TRAINING
+    commands = [*job.on(report(job, 3, 19, 21), 3.0), *job.on(report(job, 4, 20, 21), 3.0)]
+    told = only(c.TellRecovery, commands)
+    assert (told.lost, told.detected_s, told.resumed_s) == ((), 0.0, 5.0)
+    assert told.lost_steps == 0
+    assert job.committed_step == 21
+    assert job.ledger.audit(through=job.position_at(21)).exact
+
+
+def test_what_the_log_has_and_the_ledger_has_not_is_counted_with_the_next_word():
+    job, _ = taken({3: 8, 4: 9})
+    commands = job.on(report(job, 4, 9, 10, generation=7), 1.5)
+    (record,) = only(c.Record, commands).records
+    assert (record["commit"]["first_step"], record["commit"]["last_step"]) == (5, 8)
+
+
+def test_before_the_first_commit():
+    job, commands = taken({}, at=0)
+    assert only(c.Form, commands).step == 0
+    job.on(report(job, 3, 0, 2, generation=7), 1.5)
+    job.on(report(job, 4, 0, 2, generation=7), 1.5)
+    assert job.committed_step == 2
+    assert job.ledger.audit(through=job.position_at(2)).exact
+
+
+def test_one_that_had_just_come_counts_from_its_first_word():
+    job, commands = taken({3: 5})
+    assert only(c.Form, commands).members == (3, 4)
+    job.on(report(job, 3, 5, 9, generation=7), 1.5)
+    job.on(report(job, 4, 7, 9, generation=7), 1.5)  # it may not have had the state
+    assert job.committed_step == 5
+    job.on(formed(job, 9), 1.6)
+    job.on(report(job, 3, 9, 10, generation=8), 1.7)
+    job.on(report(job, 4, 9, 10, generation=8), 1.7)
+    assert job.committed_step == 10
+    assert job.ledger.audit(through=job.position_at(10)).exact
+
+
+def test_words_of_what_the_driver_before_had_begun_change_nothing():
+    job, _ = taken({3: 5, 4: 5})
+    for word in (
+        part(3, 5, generation=7),
+        e.ChangeApplied(member=3, change=4, step=6),
+        e.ExchangeBroken(member=4, generation=7, why="closed"),
+        e.MemberDone(member=3, step=5, generation=7),
+        e.GenerationFormed(generation=7, members=(3, 4), shares=(4, 4), first_step=0),
+    ):
+        assert job.on(word, 1.5) == ()
+    assert job.phase is Phase.REGROUPING
+    assert job.members == {3: MemberState.ACTIVE, 4: MemberState.ACTIVE}
+
+
+def test_changes_are_numbered_on():
+    job, _ = taken({3: 5, 4: 5})
+    job.on(formed(job, 5), 2.0)
+    for member in (3, 4):
+        job.on(report(job, member, 5, 6), 2.0)
+    assert only(c.Prepare, job.on(stop(), 3.0)).number == 5
+
+
+def test_too_few_wait_for_others_who_get_new_numbers():
+    job, commands = taken({3: 5}, count=1)
+    assert not of(c.Form, commands)
+    assert job.phase is Phase.WAITING
+    spawn = only(c.Spawn, job.tick(2.0))
+    assert (spawn.members, spawn.joins) == ((9,), True)
+    job.on(e.MemberSpawned(member=9), 2.5)
+    form = only(c.Form, job.on(ready(9), 3.0))
+    assert (form.generation, form.members) == (8, (3, 9))
+
+
+def test_lost_ones_are_told_of_and_replaced():
+    job, _ = taken({3: 5, 4: 5}, count=1, min_workers=1)
+    assert only(c.Spawn, job.on(formed(job, 5), 2.0)).members == (9,)
+
+
+def test_one_that_dies_while_they_meet_is_a_loss():
+    job, _ = taken({3: 5, 4: 5}, min_workers=1)
+    form = only(c.Form, job.on(lost(3), 2.0))
+    assert (form.generation, form.members) == (9, (4,))
+
+
+def test_it_is_begun_once():
+    job = control()
+    job.start(0.0)
+    with pytest.raises(InternalError, match="illegal in phase PLACING"):
+        job.take_over(Adoption(readies=(ready(0),), steps={}), 0.0)
+
+
+def test_where_the_sequence_stands_is_where_the_ledger_ends():
+    job, _ = taken({3: 5, 4: 5})
+    assert job.position_at(5) == Position(epoch=0, offset=40)

@@ -1,0 +1,152 @@
+"""A run whose workers outlived their driver, as its log tells it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raycloud.events import (
+    Event,
+    GenerationFormed,
+    MemberLost,
+    MemberReady,
+    MemberSpawned,
+    Noticed,
+    Recovered,
+    RunFinished,
+    RunStarted,
+)
+from raycloud.report.log import from_line, last_words, to_line
+from raycloud.report.progress import note
+from raycloud.report.summary import fold, summarize
+from raycloud.report.tally import Tally
+from tests.logs import commit, ready
+
+
+def before() -> list[tuple[float, Event]]:
+    """Two members, of which one has told more, when the driver is killed."""
+    return [
+        (100.0, RunStarted(job="gpt", version="0.1.0")),
+        (100.1, MemberSpawned(member=0)),
+        (100.1, MemberSpawned(member=1)),
+        (101.0, ready(0)),
+        (101.0, ready(1)),
+        (102.0, GenerationFormed(generation=0, members=(0, 1), shares=(1, 1), first_step=0)),
+        (103.0, commit(0, 0, 4)),
+        (103.0, commit(1, 0, 4)),
+        (104.0, commit(0, 4, 7)),
+    ]
+
+
+def taken_over(*members: int) -> list[tuple[float, Event]]:
+    started = RunStarted(job="gpt", version="0.1.0", taken_over=members)
+    return [(110.0, started)]
+
+
+def after() -> list[tuple[float, Event]]:
+    """Both tell what they have not told, and go on."""
+    cause = "the driver was gone"
+    return [
+        (114.0, commit(1, 4, 12)),
+        (114.0, commit(0, 7, 12)),
+        (114.5, GenerationFormed(generation=1, members=(0, 1), shares=(1, 1), first_step=12)),
+        (115.0, commit(0, 12, 14)),
+        (
+            115.0,
+            Recovered(generation=1, lost=(), cause=cause, detected_s=0.0, resumed_s=5.0),
+        ),
+        (115.0, commit(1, 12, 14)),
+        (116.0, RunFinished(status="finished", steps=14)),
+    ]
+
+
+def test_nothing_is_taken_back_and_nothing_counts_twice() -> None:
+    found = fold([*before(), *taken_over(0, 1), *after()])
+    assert (found.status, found.steps, found.samples) == ("finished", 14, 14 * 8)
+    assert (found.sessions, found.generations, found.workers) == (2, 2, 2)
+    assert [step for step, _ in found.loss_curve] == [4, 7, 12, 14]
+    assert found.recoveries == [
+        {
+            "kind": "taken over",
+            "t": 110.0,
+            "step": 4,
+            "seconds": 5.0,
+            "members": [0, 1],
+            "generation": 1,
+            "cause": "the driver was gone",
+            "detected_s": 0.0,
+            "resumed_s": 5.0,
+            "lost_steps": 0,
+        }
+    ]
+    assert found.bytes_sent == 2 * 14 * 100
+
+
+def test_who_was_lost_with_the_driver_is_told_beside_it() -> None:
+    lost = (110.1, MemberLost(member=1, reason="it did not outlive its driver"))
+    form = GenerationFormed(generation=1, members=(0,), shares=(2,), first_step=7)
+    told = Recovered(generation=1, lost=(1,), cause="x", detected_s=0.0, resumed_s=3.0)
+    rest = [(112.0, form), (113.0, commit(0, 7, 9)), (113.0, told)]
+    found = fold([*before(), *taken_over(0), lost, *rest])
+    assert [(r["kind"], r["seconds"]) for r in found.recoveries] == [
+        ("taken over", 3.0),
+        ("member lost", 3.0),
+    ]
+    assert found.steps == 9
+
+
+def test_a_later_meeting_is_not_the_takeover() -> None:
+    again = Recovered(generation=2, lost=(), cause="closed", detected_s=8.0, resumed_s=9.0)
+    found = fold([*before(), *taken_over(0, 1), *after()[:-1], (120.0, again)])
+    assert [(r["kind"], r["seconds"]) for r in found.recoveries] == [
+        ("taken over", 5.0),
+        ("met anew", 1.0),
+    ]
+
+
+def test_nodes_are_priced_on() -> None:
+    priced = MemberReady(
+        member=0, samples=1, parameters=1, state_bytes=1, gradient_bytes=1, fixed_s=0.0,
+        micro_batch_s=1.0, node="a", price_per_hour=3600.0,
+    )  # fmt: skip
+    started = (100.0, RunStarted(job="gpt", version="0.1.0"))
+    found = fold([started, (101.0, priced), (103.0, commit(0, 0, 2)), *taken_over(0), *after()[:1]])
+    assert found.cost == pytest.approx(2.0 + 4.0)
+
+
+def test_what_members_have_reported_outlives_the_driver() -> None:
+    tally = Tally()
+    for t, event in [*before(), *taken_over(0, 1)]:
+        tally.add(t, event)
+    assert tally.reported == {0: 7, 1: 4}
+    assert summarize(tally).status == "unfinished"
+    tally.add(200.0, RunStarted(job="gpt", version="0.1.0", resumed_from_step=4))
+    assert tally.reported == {}
+
+
+def test_people_are_told() -> None:
+    ((_, started),) = taken_over(0, 1)
+    assert note(started) == "going on with 2 workers that outlived their driver"
+
+
+def test_the_number_of_a_word_is_no_part_of_its_event() -> None:
+    line = to_line(5.0, Noticed(what="x", member=3), (3, 17))
+    assert '"word":[3,17]' in line
+    assert from_line(line) == (5.0, Noticed(what="x", member=3))
+
+
+@pytest.mark.parametrize("length", [1, 100_000])
+def test_newest_words_are_found_from_the_end(tmp_path: Path, length: int) -> None:
+    log = tmp_path / "events.jsonl"
+    lines = [
+        to_line(1.0, Noticed(what="a"), (0, 1)),
+        to_line(1.0, Noticed(what="b"), (1, 1)),
+        to_line(2.0, Noticed(what="c" * length), (0, 2)),
+        to_line(2.0, Noticed(what="said by nobody"), None),
+        to_line(3.0, Noticed(what="d" * length), (0, 3)),
+    ]
+    log.write_text("".join(line + "\n" for line in lines))
+    assert last_words(log, (0, 1, 5)) == {0: 3, 1: 1, 5: 0}
+    assert last_words(log, (0,)) == {0: 3}
+    assert last_words(log, ()) == {}
