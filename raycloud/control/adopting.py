@@ -6,14 +6,15 @@ what its driver had sent ahead is withdrawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from raycloud.control import forming
 from raycloud.control.progress import Progress
 from raycloud.control.resharing import Resharing
 from raycloud.control.saving import Saving
+from raycloud.control.skipping import take_over_skips
 from raycloud.control.state import Member, Recovery
 from raycloud.control.tables import MemberState, Phase
 from raycloud.order import Ledger
@@ -33,6 +34,7 @@ class Adoption:
     Attributes:
         readies: What they said when they could compute, by rank.
         steps: One past the last step that each has reported, by member, as far as the log has it.
+        skips: What each has reported that did not count, as records, by member.
         lost: Members of their generation that are not there any more.
         changes: The highest number of a change that was sent to any of them.
         published: Step of the newest checkpoint; None where there is none.
@@ -41,6 +43,7 @@ class Adoption:
 
     readies: tuple[MemberReady, ...]
     steps: dict[int, int]
+    skips: Mapping[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     lost: tuple[int, ...] = ()
     changes: int = 0
     published: int | None = None
@@ -58,6 +61,7 @@ def adopt(state: JobState, adoption: Adoption, now_s: float) -> Iterator[Command
     ledger = Ledger(samples=steps.samples)
     if settings.ledger is not None:
         ledger.restore(settings.ledger)
+    yield from take_over_skips(state, ledger, adoption.skips, settings.step)
     state.started_s, state.generation = adoption.began_s, settings.first_generation
     state.saving = Saving(began_s=now_s) if settings.saves else None
     state.checkpoints.last_published = adoption.published

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from raycloud.commands import Command, Record
 from raycloud.control.tables import MemberState
@@ -12,6 +12,7 @@ from raycloud.order import Skip, skip_of, skip_record
 if TYPE_CHECKING:
     from raycloud.control.state import JobState
     from raycloud.events import StepsCommitted
+    from raycloud.order import Ledger
 
 
 def why_wrong(event: StepsCommitted) -> str:
@@ -39,8 +40,27 @@ def write_skips(state: JobState) -> Iterator[Command]:
         return
     ledger, committed = state.formed().ledger, state.formed().committed_step
     due: list[Skip] = sorted(skip for skip in state.skips if skip.step < committed)
-    new = [skip for skip in due if _sound(state, state.skips.pop(skip))]
-    new = [skip for skip in new if skip not in ledger.skips]
+    yield from _write(ledger, [skip for skip in due if _sound(state, state.skips.pop(skip))])
+
+
+def take_over_skips(
+    state: JobState, ledger: Ledger, told: Mapping[int, Sequence[Mapping[str, Any]]], step: int
+) -> Iterator[Command]:
+    """What members had told the driver before, by member: the ledger may not have it.
+
+    Those of steps before `step`, which are committed, are written at once.
+    """
+    for member, records in told.items():
+        for record in records:
+            state.skips.setdefault(skip_of(record), set()).add(member)
+    due = sorted(skip for skip in state.skips if skip.step < step)
+    for skip in due:
+        del state.skips[skip]
+    yield from _write(ledger, due)
+
+
+def _write(ledger: Ledger, skips: Sequence[Skip]) -> Iterator[Command]:
+    new = [skip for skip in skips if skip not in ledger.skips]
     for skip in new:
         ledger.skip(skip)
     if new:

@@ -17,7 +17,7 @@ from raycloud.errors import RaycloudError
 from raycloud.on_ray.tasks import code_digest
 from raycloud.on_ray.tenure import Tenure, outlives
 from raycloud.order import Ledger, read_ledger
-from raycloud.report.log import last_words
+from raycloud.report.log import last_words, skips_told
 from raycloud.spec.load import dump_job
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ def _found(session: Session, recorder: Recorder, tenure: Tenure) -> tuple[Takeov
     adoption = Adoption(
         readies=tuple(one.ready for one in survivors),
         steps={member: step for member, step in reported.items() if member in members},
+        skips=skips_told(session.directory.events_jsonl, members),
         lost=tuple(m for m in _newest(survivors).members if m not in members),
         changes=max(one.changes for one in survivors),
         published=None if published is None else published.step,

@@ -16,7 +16,7 @@ from typing import Any
 
 from raycloud.bounded import json_value, open_regular, text_lines
 from raycloud.errors import InternalError, RunDirectoryError
-from raycloud.events import FORMAT, Event
+from raycloud.events import FORMAT, Event, StepsCommitted
 from raycloud.redact import redact
 from raycloud.report.records import from_record, to_record
 
@@ -130,6 +130,19 @@ def last_words(path: Path, members: Collection[int]) -> dict[int, int]:
             if all(found.values()) or taken >= size:
                 return found
             taken *= 4
+
+
+def skips_told(path: Path, members: Collection[int]) -> dict[int, list[Mapping[str, Any]]]:
+    """What each of these members has reported, in a log, that did not count."""
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if '"skips":[{' not in line:
+                continue
+            event = from_line(line)[1]
+            if isinstance(event, StepsCommitted) and event.member in members:
+                found.setdefault(event.member, []).extend(event.skips)
+    return found
 
 
 def _time(value: Any) -> float:

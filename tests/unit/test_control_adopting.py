@@ -9,19 +9,20 @@ from raycloud import events as e
 from raycloud.control import Control, ControlSettings, MemberState, Phase
 from raycloud.control.adopting import Adoption
 from raycloud.errors import InternalError
-from raycloud.order import Position
+from raycloud.order import ERROR, NAN, Ledger, Position, Skip, skip_record
 from tests.control_events import part, ready, stop
 from tests.control_job import control, of, only, report, training
 from tests.control_three import formed, lost
 
 
-def taken(steps, *, at=5, count=2, **values):
+def taken(steps, *, at=5, count=2, skips=None, **values):
     """A job whose ledger ends at step `at`, taken over with members 3, 4, ...
 
     Args:
         steps: What the log says that they have reported.
         at: Where the ledger's file ends.
         count: How many members are there.
+        skips: What the log says that each has skipped.
         values: Further settings.
     """
     before = training()
@@ -32,7 +33,7 @@ def taken(steps, *, at=5, count=2, **values):
     known = {"first_generation": 7, "first_member": 9, "micro_batch": 1}
     job = Control(ControlSettings(**{**settings, **(began if at else {}), **known, **values}))
     readies = tuple(ready(number) for number in range(3, 3 + count))
-    adoption = Adoption(readies=readies, steps=steps, changes=4, began_s=-2.0)
+    adoption = Adoption(readies=readies, steps=steps, skips=skips or {}, changes=4, began_s=-2.0)
     return job, job.take_over(adoption, 1.0)
 
 
@@ -68,6 +69,20 @@ def test_what_the_log_has_and_the_ledger_has_not_is_counted_with_the_next_word()
     commands = job.on(report(job, 4, 9, 10, generation=7), 1.5)
     (record,) = only(c.Record, commands).records
     assert (record["commit"]["first_step"], record["commit"]["last_step"]) == (5, 8)
+
+
+def test_what_was_skipped_is_known_though_the_ledger_does_not_have_it_yet():
+    before = Skip(step=2, epoch=0, start=17, stop=18, why=ERROR)
+    after = Skip(step=7, epoch=0, start=56, stop=64, why=NAN)
+    told = {3: [before.to_record(), after.to_record()], 4: [before.to_record()]}
+    job, commands = taken({3: 8, 4: 9}, skips=told)
+    assert only(c.Record, commands).records == (skip_record(before),)
+    commands = job.on(report(job, 4, 9, 10, generation=7), 1.5)
+    assert [r for told in of(c.Record, commands) for r in told.records if "skip" in r] == [
+        skip_record(after)
+    ]
+    assert job.ledger.audit().skips == (before, after)
+    assert Ledger.from_state(job.ledger_at(6)).skips == (before,)
 
 
 def test_before_the_first_commit():

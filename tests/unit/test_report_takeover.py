@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from raycloud.events import (
     RunFinished,
     RunStarted,
 )
-from raycloud.report.log import from_line, last_words, to_line
+from raycloud.report.log import from_line, last_words, skips_told, to_line
 from raycloud.report.progress import note
 from raycloud.report.summary import fold, summarize
 from raycloud.report.tally import Tally
@@ -150,3 +151,16 @@ def test_newest_words_are_found_from_the_end(tmp_path: Path, length: int) -> Non
     assert last_words(log, (0, 1, 5)) == {0: 3, 1: 1, 5: 0}
     assert last_words(log, (0,)) == {0: 3}
     assert last_words(log, ()) == {}
+
+
+def test_what_members_have_skipped_is_found(tmp_path: Path) -> None:
+    log, skips = tmp_path / "events.jsonl", [{"step": n} for n in range(3)]
+    events = [
+        Noticed(what='"skips":[{'),
+        replace(commit(0, 0, 1), skips=(skips[0],)),
+        replace(commit(1, 0, 2), skips=(skips[0], skips[1])),
+        replace(commit(1, 2, 3), skips=(skips[2],)),
+        commit(2, 0, 3),
+    ]
+    log.write_text("".join(to_line(1.0, event) + "\n" for event in events))
+    assert skips_told(log, (1, 2)) == {1: skips}

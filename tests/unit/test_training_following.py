@@ -32,6 +32,7 @@ from tests.poisoned import PacedPoison, hit
 
 STEPS = 120
 KEPT = 6
+EPOCH = 5
 
 
 @pytest.fixture(autouse=True)
@@ -235,7 +236,7 @@ def test_what_is_skipped_meanwhile_is_skipped_by_who_follows(
     begin(fellows)
     fellows.until(ChangeApplied, (0, 1))
     met = fellows.of(ChangeApplied)[0].step
-    fellows.come_to(0, met + KEPT)
+    fellows.come_to(0, met + 2 * EPOCH)
     gate.set()
     fellows.until(MemberCaughtUp, (2,))
     [caught_up] = fellows.of(MemberCaughtUp)
@@ -249,8 +250,8 @@ def test_what_is_skipped_meanwhile_is_skipped_by_who_follows(
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
         assert other.state.values() == first.state.values()
     skipped = [skip.step for skip in first.state.skips]
-    assert len(skipped) == STEPS // 5
-    assert any(met <= step < met + KEPT for step in skipped)
+    assert len(skipped) == STEPS // EPOCH
+    assert any(met <= step < met + 2 * EPOCH for step in skipped)
     told = {member: fellows.of(StepsCommitted, member) for member in (0, 2)}
     by = {member: [s["step"] for e in said for s in e.skips] for member, said in told.items()}
     assert by == {0: skipped, 2: [step for step in skipped if step >= caught_up.step]}

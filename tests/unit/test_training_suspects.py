@@ -45,6 +45,12 @@ def test_each_step_begins_anew() -> None:
     assert suspects.found(STEP + 1, (2, 3), gone) == ()
 
 
+def test_who_had_no_share_is_no_loss() -> None:
+    suspects = started(1)
+    assert suspects.meet((0, 1, 2), idle=(3,), planned=False) == ()
+    assert suspects.meet((0, 1), idle=(3,), planned=False) == (2,)
+
+
 def test_who_leaves_as_planned_is_not_lost() -> None:
     suspects = started(1)
     assert suspects.meet((1, 2, 3), planned=True) == ()
