@@ -262,6 +262,7 @@ class Driver:
             members=formed.members,
             shares=formed.shares,
             planned=isinstance(formed, Meet),
+            following=formed.following,
         )
 
     def _publish(self, command: Publish) -> None:
