@@ -191,7 +191,9 @@ class Faults:
 
     def _break(self, hit: list[Seat], blow: Blow) -> None:
         seat = hit[0] if hit and self._world.likely(0.5) else None
-        if self.fleet is not None:
+        if self.fleet is not None and blow.point in FOLLOWING:
+            self.fleet.wires.streams.cut(seat)
+        elif self.fleet is not None:
             self.fleet.wires.reset(seat)
 
     def _freeze(self, hit: list[Seat], blow: Blow) -> None:

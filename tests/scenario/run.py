@@ -44,7 +44,7 @@ TOLERANCE = 1e-9
 _UNTIL_S = 3000.0
 _RESTART_S = (1.0, 5.0)
 _STARTS = 30
-_COPIES_S = (0.0, 0.03)  # a tensor of a state that is passed on
+_COPIES_S = (0.0, 0.1)  # a tensor of a state that is passed on
 _LOADS_S = (0.0, 0.5)
 _CHUNK_BYTES = 256  # of such a state on its way
 _OFTEN_NARROW = 0.4  # the chance that there is little room for steps that are kept
@@ -308,13 +308,15 @@ class _Run:
             return
         if step != self.scenario.steps:
             wrong.append(f"finished after {step} steps, {self.scenario.steps} were asked for")
-        wanted = self._wanted()
-        for number in control.group:
-            seat = fleet.seats.get(number)
-            if seat is not None and seat.alive and not seat.member._life._footing.lacking:
+        wanted, looked_at = self._wanted(), 0
+        for seat in fleet.all:  # released by now, but for its end its state is what it was
+            if seat.number in control.group and not seat.member._life._footing.lacking:
+                looked_at += 1
                 difference = apart(dict(seat.member._life._replica.model.state_dict()), wanted)
                 if not difference <= TOLERANCE:
                     wrong.append(f"{seat} is {difference:g} from the undisturbed run at the end")
+        if not looked_at:
+            wrong.append("it finished, and nobody has its state")
 
     def _wanted(self) -> dict[str, Tensor]:
         return undisturbed(norm=self.scenario.norm, steps=self.scenario.steps)
