@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 from dataclasses import replace
@@ -129,8 +130,13 @@ def test_a_newcomer_follows_until_it_has_caught_up(tmp_path: Path) -> None:
     assert story.index("MemberCaughtUp(member=3") < story.index("Reshare(generation=3")
 
 
-@pytest.mark.parametrize("point", FOLLOWING)
-@pytest.mark.parametrize("kind", [Kind.DIE, Kind.BREAK, Kind.FREEZE, Kind.CUT])
+@pytest.mark.parametrize(
+    ("kind", "point"),
+    [
+        *((Kind.DIE, point) for point in FOLLOWING),
+        *itertools.product((Kind.BREAK, Kind.FREEZE, Kind.CUT), ("send", "receive")),
+    ],
+)
 def test_it_befalls_them_while_the_state_goes_to_a_newcomer(
     kind: Kind, point: str, tmp_path: Path
 ) -> None:
