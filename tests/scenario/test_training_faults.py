@@ -18,6 +18,7 @@ from raycloud.training.kept import Kept
 from raycloud.training.replica import Replica
 from raycloud.training.snapshot import Outgoing
 from raycloud.training.statistics import RunningStatistics
+from tests.scenario import faults
 from tests.scenario.__main__ import main
 from tests.scenario.faults import FOLLOWING, MEETING, POINTS, Blow
 from tests.scenario.run import TOLERANCE, Outcome, Scenario, drawn, play
@@ -144,6 +145,19 @@ def test_it_befalls_them_while_the_state_goes_to_a_newcomer(
     outcome = sound(replace(REPLACED, blows=(*REPLACED.blows, blow)), tmp_path)
     assert (outcome.starts, outcome.befallen) == (1, 2)
     assert not any("nobody passes" in line for line in outcome.story)
+
+
+def test_who_catches_up_while_another_is_given_up_tells_its_steps_in_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(faults, "_SIDES", (("driver",),))  # so that it goes on computing meanwhile
+    blow = Blow(at_step=6, kind=Kind.CUT, point="send", lasts_s=9.0)
+    blows = (*REPLACED.blows, blow)
+    outcome = sound(replace(REPLACED, seed=0, steps=30, every_steps=None, blows=blows), tmp_path)
+    story = "\n".join(outcome.story)
+    first = story.index("MemberCaughtUp(member=3, generation=2")
+    again = story.index("MemberCaughtUp(member=3, generation=3")
+    assert "< 3 committed " in story[first:again]
 
 
 def test_a_state_that_does_not_come_is_taken_where_all_meet(
