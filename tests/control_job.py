@@ -33,6 +33,11 @@ def tick(job, now_s):
     return (*commands, *job.tick(now_s))
 
 
+def on_and_tick(job, event, now_s):
+    """All commands of an event, and of the tick after it, with which losses are added up."""
+    return [*job.on(event, now_s), *job.tick(now_s)]
+
+
 def formed(job):
     return e.GenerationFormed(
         generation=job.generation, members=job.group, shares=job.shares, first_step=0

@@ -21,8 +21,13 @@ def holds(state: JobState, condition: Condition) -> bool:
 def _apart(state: JobState) -> bool:
     """Time for another meeting of the same members, unless it is one of them that is to go."""
     settings, waited_s = state.settings, state.now_s - state.broken_s
-    again = state.meetings < settings.meetings
-    return state.broken is not None and again and waited_s >= settings.broken_s
+    if state.broken is None or state.meetings >= settings.meetings:
+        return False
+    if waited_s >= settings.broken_s:
+        return True
+    since_s = state.broken_s + settings.answer_s  # what is heard then was asked for afterwards
+    here = state.hearing.heard_since(since_s, state.group)
+    return waited_s > settings.answer_s and here == len(state.group)
 
 
 def _all_ready(state: JobState) -> bool:

@@ -99,7 +99,7 @@ class Hearing:
         heard = any(self._answered_s.get(m, never) >= due_s for m in others if m != member)
         return late_s if heard else None
 
-    def heard_for(self, seconds: float, members: Iterable[int]) -> int:
-        """How many of `members` have answered within the last `seconds`."""
-        since_s, never = self._looked_s - seconds, float("-inf")
-        return sum(self._answered_s.get(member, never) >= since_s for member in members)
+    def heard_since(self, since_s: float, members: Iterable[int]) -> int:
+        """How many of `members` have answered after `since_s`."""
+        never = float("-inf")
+        return sum(self._answered_s.get(member, never) > since_s for member in members)

@@ -259,7 +259,7 @@ class Control:
         if self._state.phase is Phase.NEW:
             raise InternalError("tick() is illegal before start()")
         self._state.now_s = now_s
-        return tuple(self._settle(now_s))
+        return tuple(self._settle(now_s, ticks=True))
 
     def _enter(self, phase: Phase, now_s: float) -> Iterator[Command]:
         """Go to `phase`, and do what is done on entering it."""
@@ -290,12 +290,16 @@ class Control:
             case _:
                 assert_never(phase)
 
-    def _settle(self, now_s: float) -> Iterator[Command]:
-        """Follow the conditions that hold, then send the next change ahead if one is due."""
+    def _settle(self, now_s: float, *, ticks: bool = False) -> Iterator[Command]:
+        """Follow the conditions that hold, then send the next change ahead if one is due.
+
+        Further losses while members meet are one incident: they meet anew with the next tick.
+        """
         state = self._state
         while True:
             row = PHASE_ON_CONDITION.get(state.phase, {})
-            condition = next((c for c in row if holds(state, c)), None)
+            later = Condition.BROKEN if state.phase is Phase.REGROUPING and not ticks else None
+            condition = next((c for c in row if c is not later and holds(state, c)), None)
             if condition is None:
                 break
             if row[condition] is Phase.REGROUPING:

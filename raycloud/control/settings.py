@@ -35,8 +35,9 @@ class ControlSettings:
         outage_s: The same where those are more than do answer: the driver is rather cut off itself.
         still_s: A member is lost that has used no processor time for this long while it was to
             compute, where another one has the state.
+        answer_s: A call is answered after this time, or before.
         broken_s: From the first word of a broken exchange to a new meeting, if nobody is found to
-            be lost meanwhile.
+            be lost meanwhile; less where all have answered a call since.
         meetings: So often the same members meet anew without a step between; then the one whose
             exchange broke is lost. After so many meetings that did not come about, it is not always
             the one that is new who is lost.
@@ -67,6 +68,7 @@ class ControlSettings:
     several_s: float = 2.5
     outage_s: float = 10.0
     still_s: float = 2.0
+    answer_s: float = 1.0
     broken_s: float = 3.0
     meetings: int = 3
     losing: int = 8

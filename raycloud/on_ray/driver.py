@@ -189,7 +189,7 @@ class Driver:
             self._take(self._pending.popleft())
         self._control.hear(self._fleet.heard())
         now_s = self._session.clock.monotonic_s()
-        if self._finish is None and (lost := self._control.overdue(now_s)) is not None:
+        while self._finish is None and (lost := self._control.overdue(now_s)) is not None:
             self._take(lost)
         if self._finish is None:
             self._carry_out(self._control.tick(now_s))

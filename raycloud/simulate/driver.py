@@ -119,9 +119,12 @@ class Driver:
         self.control.hear(heard)
         lost = self.control.overdue(now_s)
         self._measure(began_s, "overdue")
-        if lost is not None:
+        while lost is not None and self.finish is None:
             self._note_lost(lost)
             self._feed(lost)
+            began_s = self._clock.cpu_s()
+            lost = self.control.overdue(now_s)
+            self._measure(began_s, "overdue")
         if self.finish is None:
             began_s = self._clock.cpu_s()
             commands = self.control.tick(now_s)

@@ -97,13 +97,13 @@ class Footing:
             self._passing.lacking = False
         if ground.following:
             self._passing.begin(seat, ground.following, Talk(lane, abandoned))
-        elif seat.part is None:  # it has the state all the same
-            self._passing.done(seat, ground.step)
         if meeting.rank == 0:  # it has met all others
             self._parts.report(seat.formed)
         loop = self.loop = self.loop or Loop(self._parts, seat)
         self.seat = seat
         loop.enter(seat, Lane(lane), abandoned, ground.adopted, planned=meeting.planned)
+        if seat.part is None and not ground.following:  # it has the state all the same
+            self._passing.done(seat, ground.step)  # after the last word of the generation before
         return loop
 
     def let_go(self) -> None:

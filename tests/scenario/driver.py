@@ -29,6 +29,7 @@ from raycloud.events import (
     Event,
     MemberFailed,
     MemberLost,
+    MemberReady,
     Noticed,
     PartWritten,
     Recovered,
@@ -157,6 +158,8 @@ class Driver:
             case PartWritten():
                 of = f"{word.part['rank']} of step {word.step} as {word.generation}"
                 line = f"{word.member} wrote part {of}: {word.part['record']['sha256'][:12]}"
+            case MemberReady():
+                line = short(replace(word, pid=0))  # the same in whichever process it is replayed
             case _:
                 line = short(word)
         self._story.tell(f"{sign} {line}")
@@ -262,6 +265,7 @@ class Driver:
             members=formed.members,
             shares=formed.shares,
             planned=isinstance(formed, Meet),
+            following=formed.following,
         )
 
     def _publish(self, command: Publish) -> None:

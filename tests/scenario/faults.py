@@ -34,12 +34,14 @@ KINDS = {
 WORKING = ("compute", "lane", "gradients", "delivered", "commit", "save")
 MEETING = ("meet", "met", "stand", "take")
 POINTS = ("", *WORKING, *MEETING)
+FOLLOWING = ("copy", "send", "receive", "load")
 OF_ONE = frozenset({Kind.DIE, Kind.FREEZE, Kind.BREAK, Kind.CUT})
 _TOGETHER = 0.4  # the chance that another fault follows at once
 _SOON_S = 4.0
 _ALL = 0.1  # the chance that all die
 _NOTICE_S = 10.0
 _PATIENCE_S = 4.0
+_FOLLOWING_S = 25.0  # until a newcomer has come
 # From whom a member is cut off: mostly from all.
 _SIDES = (("peers", "driver"),) * 6 + (("driver",),) * 3 + (("peers",),)
 
@@ -81,10 +83,10 @@ def script(seed: int, *, members: int, steps: int, count: int) -> tuple[Blow, ..
     found: list[Blow] = []
     while len(found) < count:
         kind = list(KINDS)[int(chance.choice(len(often), p=often / often.sum()))]
-        at_step, after_s, points = int(chance.integers(-1, steps - 1)), 0.0, POINTS
+        at_step, after_s, points = int(chance.integers(-1, steps - 1)), 0.0, (*POINTS, *FOLLOWING)
         if found and chance.random() < _TOGETHER:
             at_step, after_s = found[-1].at_step, float(chance.uniform(0.0, _SOON_S))
-            points = ("", "build", *MEETING, "compute")
+            points = ("", "build", *MEETING, "compute", *FOLLOWING)
         most = members if chance.random() < _ALL else max(1, members - 1)
         notice_s = float(chance.uniform(0.0, _NOTICE_S)) if chance.random() < 0.7 else None
         found.append(
@@ -142,13 +144,15 @@ class Faults:
         if blow.point:
             self._story.tell(f"! armed: {blow}")
             self._armed.append(blow)
-            self._world.after(_PATIENCE_S, partial(self._give_up, blow))
+            patience_s = _FOLLOWING_S if blow.point in FOLLOWING else _PATIENCE_S
+            self._world.after(patience_s, partial(self._give_up, blow))
         else:
             self._befall(blow, None)
 
     def _give_up(self, blow: Blow) -> None:
         if blow in self._armed:
             self._armed.remove(blow)
+            self._story.tell(f"! nobody passes {blow.point!r}")
             self._befall(blow, None)
 
     def _befall(self, blow: Blow, first: Process | None) -> None:
@@ -187,7 +191,9 @@ class Faults:
 
     def _break(self, hit: list[Seat], blow: Blow) -> None:
         seat = hit[0] if hit and self._world.likely(0.5) else None
-        if self.fleet is not None:
+        if self.fleet is not None and blow.point in FOLLOWING:
+            self.fleet.wires.streams.cut(seat)
+        elif self.fleet is not None:
             self.fleet.wires.reset(seat)
 
     def _freeze(self, hit: list[Seat], blow: Blow) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import secrets
+import select
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
@@ -19,13 +22,17 @@ from raycloud.checkpoint.payload import load_tensors
 from raycloud.errors import RaycloudError
 from raycloud.order import read_ledger, stream_seed
 from raycloud.simulate.world import World
-from raycloud.training import life, member, saver
+from raycloud.sync import stream
+from raycloud.training import following, life, member, passing, saver, snapshot
 from raycloud.training.state import digest
 from tests.scenario.driver import Driver, Story
 from tests.scenario.faults import Blow, Faults, script
 from tests.scenario.fleet import Disk, Fleet, Seat
-from tests.scenario.stage import Instead, Process, Queue, Stage, Strand
+from tests.scenario.stage import Instead, Process, Stage, Strand, here
+from tests.scenario.streams import Streams
+from tests.scenario.streams import select as select_staged
 from tests.scenario.task import apart, asked, same_steps, undisturbed
+from tests.scenario.threads import Condition, Event, Future, Queue, wait
 from tests.scenario.wires import Wires
 
 if TYPE_CHECKING:
@@ -37,6 +44,11 @@ TOLERANCE = 1e-9
 _UNTIL_S = 3000.0
 _RESTART_S = (1.0, 5.0)
 _STARTS = 30
+_COPIES_S = (0.0, 0.1)  # a tensor of a state that is passed on
+_LOADS_S = (0.0, 0.5)
+_CHUNK_BYTES = 256  # of such a state on its way
+_OFTEN_NARROW = 0.4  # the chance that there is little room for steps that are kept
+_NARROW_BYTES = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,19 +175,63 @@ class _Run:
     @contextlib.contextmanager
     def _staged(self) -> Iterator[None]:
         """Members' threads are the stage's, their disks and wires those of this run."""
-        threads = Instead(threading, Thread=partial(Strand, self.stage))
-        queues = Instead(queue, Queue=partial(Queue, self.stage))
+        stage = self.stage
+        thread = {"Thread": partial(Strand, stage)}
+        waits = {"Event": partial(Event, stage), "Condition": partial(Condition, stage)}
         with contextlib.ExitStack() as stack:
             for module, name, instead in (
-                (member, "threading", threads),
-                (saver, "threading", threads),
-                (member, "queue", queues),
-                (life, "open_store", partial(Disk, self.stage)),
+                (member, "threading", Instead(threading, **thread)),
+                (saver, "threading", Instead(threading, **thread)),
+                (following, "threading", Instead(threading, **thread)),
+                (snapshot, "threading", Instead(threading, **thread, **waits)),
+                (member, "queue", Instead(queue, Queue=partial(Queue, stage))),
+                (following, "Future", partial(Future, stage)),
+                (following, "wait", wait),
+                (life, "open_store", partial(Disk, stage)),
                 (life, "meet", self._meet),
                 (life, "leave", lambda transports: None),
+                *self._passed_on(),
             ):
                 stack.enter_context(mock.patch.object(module, name, instead))
             yield
+
+    def _passed_on(self) -> Iterator[tuple[Any, str, Any]]:
+        """A state goes to those that follow in small pieces, over connections of this run."""
+        world = self.world
+        sockets = Instead(
+            socket,
+            create_server=lambda place, **_: self._streams().listen(place[0]),
+            create_connection=lambda place, timeout_s: self._streams().connect(place, timeout_s),
+        )
+        yield stream, "socket", sockets
+        yield stream, "select", Instead(select, select=select_staged)
+        yield stream, "secrets", Instead(secrets, randbits=lambda bits: world.below(2**bits))
+        yield stream, "listening", lambda open_one: open_one()
+        yield stream, "CHUNK_BYTES", _CHUNK_BYTES
+        yield snapshot, "CHUNK_BYTES", _CHUNK_BYTES
+        yield snapshot, "_copy", self._slowly(snapshot._copy, _COPIES_S, "copy")
+        yield snapshot.Incoming, "take", self._slowly(snapshot.Incoming.take, _LOADS_S, "load")
+        yield passing, "room_bytes", self._room_bytes
+
+    def _slowly(
+        self, act: Callable[..., Any], takes_s: tuple[float, float], point: str
+    ) -> Callable[..., Any]:
+        """The same, where something may befall who does it."""
+
+        def slowly(*told: Any) -> Any:
+            self.stage.wait(self.world.between(*takes_s), point)
+            return act(*told)
+
+        return slowly
+
+    def _room_bytes(self) -> int:
+        return self.world.below(_NARROW_BYTES) if self.world.likely(_OFTEN_NARROW) else 2**30
+
+    def _streams(self) -> Streams:
+        strand = here()
+        assert strand is not None
+        assert isinstance(strand.process, Seat)
+        return strand.process.fleet.wires.streams
 
     def _meet(self, *told):
         seat = self.stage.process
@@ -252,13 +308,15 @@ class _Run:
             return
         if step != self.scenario.steps:
             wrong.append(f"finished after {step} steps, {self.scenario.steps} were asked for")
-        wanted = self._wanted()
-        for number in control.group:
-            seat = fleet.seats.get(number)
-            if seat is not None and seat.alive:
+        wanted, looked_at = self._wanted(), 0
+        for seat in fleet.all:  # released by now, but for its end its state is what it was
+            if seat.number in control.group and not seat.member._life._footing.lacking:
+                looked_at += 1
                 difference = apart(dict(seat.member._life._replica.model.state_dict()), wanted)
                 if not difference <= TOLERANCE:
                     wrong.append(f"{seat} is {difference:g} from the undisturbed run at the end")
+        if not looked_at:
+            wrong.append("it finished, and nobody has its state")
 
     def _wanted(self) -> dict[str, Tensor]:
         return undisturbed(norm=self.scenario.norm, steps=self.scenario.steps)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -132,27 +131,6 @@ class Strand:
             for strand in self._joining:
                 self.stage.wake(strand)
             self.stage.back.release()
-
-
-class Queue:
-    """Takes the place of `queue.Queue` in what members run."""
-
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-        self._items: deque[Any] = deque()
-        self._waiting: list[Strand] = []
-
-    def put(self, item: Any) -> None:
-        self._items.append(item)
-        waiting, self._waiting = self._waiting, []
-        for strand in waiting:
-            self._stage.wake(strand)
-
-    def get(self) -> Any:
-        while not self._items:
-            self._waiting.append(_here())
-            self._stage.wait(None)
-        return self._items.popleft()
 
 
 class Instead:

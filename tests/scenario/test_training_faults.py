@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +12,15 @@ import pytest
 
 from raycloud.simulate.scenario import Kind
 from raycloud.sync.buckets import Bucket
-from raycloud.training import regroup
+from raycloud.training import passing, regroup
+from raycloud.training.following import Following
 from raycloud.training.kept import Kept
 from raycloud.training.replica import Replica
+from raycloud.training.snapshot import Outgoing
 from raycloud.training.statistics import RunningStatistics
+from tests.scenario import faults
 from tests.scenario.__main__ import main
-from tests.scenario.faults import MEETING, POINTS, Blow
+from tests.scenario.faults import FOLLOWING, MEETING, POINTS, Blow
 from tests.scenario.run import TOLERANCE, Outcome, Scenario, drawn, play
 
 SEEDS = range(3)
@@ -28,6 +33,15 @@ SHORT = Scenario(
     blows=(),
     steps=24,
     every_steps=8,
+)
+
+# One dies, and there is time for another to come in its place.
+REPLACED = replace(
+    SHORT,
+    speeds=(0.1, 0.1, 0.1),
+    steps=40,
+    every_steps=10,
+    blows=(Blow(at_step=5, kind=Kind.DIE, point="compute"),),
 )
 
 
@@ -110,6 +124,54 @@ def test_two_in_one_recovery(point: str, tmp_path: Path) -> None:
     assert outcome.befallen == 3
 
 
+def test_a_newcomer_follows_until_it_has_caught_up(tmp_path: Path) -> None:
+    outcome = sound(REPLACED, tmp_path)
+    assert (outcome.starts, outcome.recoveries, outcome.members) == (1, 1, 4)
+    story = "\n".join(outcome.story)
+    assert story.index("MemberCaughtUp(member=3") < story.index("Reshare(generation=3")
+
+
+@pytest.mark.parametrize(
+    ("kind", "point"),
+    [
+        *((Kind.DIE, point) for point in FOLLOWING),
+        *itertools.product((Kind.BREAK, Kind.FREEZE, Kind.CUT), ("send", "receive")),
+    ],
+)
+def test_it_befalls_them_while_the_state_goes_to_a_newcomer(
+    kind: Kind, point: str, tmp_path: Path
+) -> None:
+    blow = Blow(at_step=6, kind=kind, point=point, lasts_s=9.0)
+    outcome = sound(replace(REPLACED, blows=(*REPLACED.blows, blow)), tmp_path)
+    assert (outcome.starts, outcome.befallen) == (1, 2)
+    assert not any("nobody passes" in line for line in outcome.story)
+
+
+def test_who_catches_up_while_another_is_given_up_tells_its_steps_in_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(faults, "_SIDES", (("driver",),))  # so that it goes on computing meanwhile
+    blow = Blow(at_step=6, kind=Kind.CUT, point="send", lasts_s=9.0)
+    blows = (*REPLACED.blows, blow)
+    outcome = sound(replace(REPLACED, seed=0, steps=30, every_steps=None, blows=blows), tmp_path)
+    story = "\n".join(outcome.story)
+    first = story.index("MemberCaughtUp(member=3, generation=2")
+    again = story.index("MemberCaughtUp(member=3, generation=3")
+    assert "< 3 committed " in story[first:again]
+
+
+def test_a_state_that_does_not_come_is_taken_where_all_meet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(passing, "_TRIES", 1)
+    blow = Blow(at_step=6, kind=Kind.DIE, point="send")
+    outcome = sound(replace(REPLACED, blows=(*REPLACED.blows, blow)), tmp_path)
+    caught_up = r"MemberCaughtUp\(member=3, .*first_step=(\d+), step=(\d+)"
+    found = re.search(caught_up, "\n".join(outcome.story))
+    assert found is not None
+    assert found[1] == found[2]
+
+
 def test_members_that_begin_otherwise_take_the_first_ones_parameters(tmp_path: Path) -> None:
     blow = Blow(at_step=-1, kind=Kind.BREAK, point="take")
     outcome = sound(hit(blow, alike=False, seed=3), tmp_path)
@@ -167,3 +229,19 @@ def test_it_sees_what_is_forgotten(
     dies = [Blow(at_step=step, kind=Kind.DIE, point="delivered") for step in (6, 15)]
     outcome = play(hit(*blows, *dies), tmp_path)
     assert outcome.wrong
+
+
+UNFOLLOWED = {
+    "a state changes while it is copied": (Outgoing, "settle", lambda self: None),
+    "a step that is kept": (Following, "_commit", lambda self: self._kept.popleft()),
+    "its batch statistics": (RunningStatistics, "replay", lambda self, sums, count: None),
+}
+
+
+@pytest.mark.parametrize("what", UNFOLLOWED)
+def test_it_sees_what_a_newcomer_lacks(
+    what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    owner, name, instead = UNFOLLOWED[what]
+    monkeypatch.setattr(owner, name, instead)
+    assert play(REPLACED, tmp_path).wrong

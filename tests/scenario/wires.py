@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from raycloud.errors import TransportError
 from raycloud.sync.transport import Abandoned
 from tests.scenario.stage import here
+from tests.scenario.streams import Streams
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,7 @@ _HEARS = 0.8  # the chance that a peer does
 _AT_ONCE = 0.5  # the chance that one that does, does so when it calls
 _LOST = 0.5  # the chance that what is on its way to a peer does not arrive
 _LOOK_UP_S = 0.25
+_STREAMS = 2
 
 
 class Arrival:
@@ -215,6 +217,7 @@ class Wires:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._gatherings: dict[int, _Gathering] = {}
+        self.streams = Streams(stage)
 
     def meet(
         self, meeting: Meeting, address: str, device: torch.device, abandoned: Callable[[], bool]
@@ -257,13 +260,17 @@ class Wires:
             elif gathering.groups[0].has(process):
                 for group in gathering.groups:
                     group.cut(f"connection to {process} reset")
+        self.streams.gone(process)
 
     def reset(self, process: Process | None = None) -> None:
         """Connections are reset, one purpose's or all: everyone's, or one process's."""
         world = self._stage.world
-        which = ((0,), (1,), (0, 1))[world.below(3)]
+        which = ((0,), (1,), (0, 1), (_STREAMS,), (0, 1, _STREAMS))[world.below(5)]
         for gathering in self._gatherings.values():
             groups = gathering.groups
             if groups is not None and (process is None or groups[0].has(process)):
                 for number in which:
-                    groups[number].cut("connection reset by peer")
+                    if number != _STREAMS:
+                        groups[number].cut("connection reset by peer")
+        if _STREAMS in which:
+            self.streams.cut(process)

@@ -11,7 +11,7 @@ from raycloud.control.adopting import Adoption
 from raycloud.errors import InternalError
 from raycloud.order import ERROR, NAN, Ledger, Position, Skip, skip_record
 from tests.control_events import part, ready, stop
-from tests.control_job import control, of, only, report, training
+from tests.control_job import control, of, on_and_tick, only, report, training
 from tests.control_three import formed, lost
 
 
@@ -147,7 +147,7 @@ def test_lost_ones_are_told_of_and_replaced():
 
 def test_one_that_dies_while_they_meet_is_a_loss():
     job, _ = taken({3: 5, 4: 5}, min_workers=1)
-    form = only(c.Form, job.on(lost(3), 2.0))
+    form = only(c.Form, on_and_tick(job, lost(3), 2.0))
     assert (form.generation, form.members) == (9, (4,))
 
 

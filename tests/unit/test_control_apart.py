@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from raycloud import commands as c
 from raycloud import events as e
+from raycloud.control.hearing import Heard
 from tests.control_events import ready
 from tests.control_job import control, only, report, tick
 from tests.control_three import formed, lost, three, to
@@ -28,6 +29,19 @@ def test_where_nobody_is_gone_the_same_members_meet_anew():
     assert told == c.TellRecovery(
         generation=1, lost=(), cause="connection reset", detected_s=2.2, resumed_s=9.1
     )
+
+
+def test_all_that_have_answered_since_need_not_wait():
+    job = three()
+    to(job, 5)
+    job.on(broke(0, 0), 2.0)
+    for now_s in (2.5, 3.0):  # answers of calls that were made before
+        job.hear(Heard(looked_s=now_s, late_s={0: 0.0, 1: 0.0, 2: 0.0}))
+        assert tick(job, now_s) == ()
+    job.hear(Heard(looked_s=3.25, late_s={0: 0.0, 1: 0.0}))
+    assert tick(job, 3.25) == ()
+    job.hear(Heard(looked_s=3.5, late_s={2: 0.0}))
+    assert only(c.Form, tick(job, 3.5)).members == (0, 1, 2)
 
 
 def test_a_loss_behind_it_comes_first():

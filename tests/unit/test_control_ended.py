@@ -6,7 +6,7 @@ from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import MemberState, Phase
 from tests.control_events import ready
-from tests.control_job import control, of, only, tick
+from tests.control_job import control, of, on_and_tick, only, tick
 from tests.control_three import formed, lost, three, to
 
 
@@ -45,7 +45,7 @@ def test_many_that_are_lost_at_once_are_one_incident():
     job.on(formed(job, 0), 0.0)
     to(job, 5, job.group)
     for member in range(20):
-        job.on(lost(member, "its node is gone"), 2.0 + member / 10)
+        on_and_tick(job, lost(member, "its node is gone"), 2.0 + member / 10)
     assert (job.phase, job.group) == (Phase.REGROUPING, (20, 21, 22, 23))
 
 

@@ -6,7 +6,7 @@ from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import MemberState, Phase
 from tests.control_events import ready, stop
-from tests.control_job import of, only, report
+from tests.control_job import of, on_and_tick, only, report
 from tests.control_three import lost
 from tests.unit.test_control_growing import applied, caught_up, formed, to, two
 
@@ -46,7 +46,7 @@ def test_who_has_caught_up_is_one_who_has_the_state():
     job = following()
     job.on(caught_up(2, 6, 8), 9.5)
     job.on(lost(0), 10.0)
-    form = only(c.Form, job.on(lost(1), 10.1))
+    form = only(c.Form, on_and_tick(job, lost(1), 10.1))
     assert (form.members, form.shares, form.following) == ((2,), (8,), ())
 
 

@@ -7,7 +7,7 @@ from raycloud import events as e
 from raycloud.control import Phase
 from raycloud.control.hearing import Heard
 from tests.control_events import ready
-from tests.control_job import of, only, report, tick
+from tests.control_job import of, on_and_tick, only, report, tick
 from tests.control_three import lost, three
 from tests.unit.test_control_growing import applied, caught_up, formed, to, two
 
@@ -21,7 +21,7 @@ def test_who_was_heard_to_compute_has_joined_also_if_the_others_are_then_lost():
     job.on(report(job, 2, 5, 7, generation=1), 9.0)
     assert (job.generation, job.group, job.shares) == (1, (0, 1, 2), prepare.change.shares)
     job.on(e.MemberLost(member=0, reason="died"), 9.1)
-    commands = job.on(e.MemberLost(member=1, reason="died"), 9.2)
+    commands = on_and_tick(job, e.MemberLost(member=1, reason="died"), 9.2)
     assert only(c.Form, commands).members == (2,)
     job.on(formed(job, 7), 10.0)
     job.on(report(job, 2, 7, 41), 11.0)
@@ -58,7 +58,7 @@ def test_who_is_to_join_waits_for_a_step_that_takes_minutes():
     job = three(silence_s=600.0)
     to(job, 5)
     for member in (1, 2):
-        job.on(lost(member), 2.0)
+        on_and_tick(job, lost(member), 2.0)
     assert job.group == (0,)
     job.on(e.CapacityChanged(workers=2), 2.5)
     (newcomer,) = only(c.Spawn, [*job.on(formed(job, 5), 3.0), *job.tick(4.0)]).members

@@ -9,7 +9,7 @@ from raycloud import events as e
 from raycloud.control import MemberState, Phase
 from raycloud.errors import InternalError
 from tests.control_events import part, published, ready, stop
-from tests.control_job import control, of, only, report
+from tests.control_job import control, of, on_and_tick, only, report
 from tests.control_three import formed, lost, three, to
 
 # ---- one is lost
@@ -87,11 +87,24 @@ def test_words_of_the_dead_are_ignored():
     assert job.committed_step == 5
 
 
+def test_losses_while_they_meet_are_one_incident():
+    job = control(min_workers=1, max_workers=5, capacity=5, global_batch=20)
+    job.start(0.0)
+    for member in range(5):
+        job.on(ready(member), 0.0)
+    job.on(formed(job, 0), 0.0)
+    assert only(c.Form, job.on(lost(1), 2.0)).members == (0, 2, 3, 4)
+    for member in (2, 3, 4):
+        assert not of(c.Form, job.on(lost(member), 2.1))
+    assert only(c.Form, job.tick(2.1)).members == (0,)
+    assert not of(c.Form, job.tick(2.3))
+
+
 def test_another_is_lost_while_they_meet():
     job = three()
     to(job, 5)
     job.on(lost(1), 2.0)
-    form = only(c.Form, job.on(lost(0, "it too"), 2.1))
+    form = only(c.Form, on_and_tick(job, lost(0, "it too"), 2.1))
     assert (form.generation, form.members, form.shares) == (2, (2,), (8,))
     told = only(c.TellRecovery, job.on(report(job, 2, 5, 6), 3.0))
     assert (told.lost, told.detected_s) == ((1, 0), 2.0)
@@ -139,7 +152,7 @@ def test_a_member_is_lost_before_all_have_met():
     job.start(0.0)
     for member in (0, 1):
         job.on(ready(member), 0.0)
-    form = only(c.Form, job.on(lost(0), 1.0))
+    form = only(c.Form, on_and_tick(job, lost(0), 1.0))
     assert (form.generation, form.members, form.step) == (1, (1,), 0)
 
 
