@@ -33,7 +33,8 @@ class Adoption:
 
     Attributes:
         readies: What they said when they could compute, by rank.
-        steps: One past the last step that each has reported, by member, as far as the log has it.
+        steps: One past the last step that each has reported, by member, as far as the log has it;
+            also of those that are gone.
         skips: What each has reported that did not count, as records, by member.
         lost: Members of their generation that are not there any more.
         changes: The highest number of a change that was sent to any of them.

@@ -209,7 +209,7 @@ def _check_formed(state: JobState, event: GenerationFormed) -> None:
         expected = (change.generation, state.group, change.shares)
     elif isinstance(change, Meet) and event.generation == change.generation:
         expected = (change.generation, change.members, change.shares)
-    elif event.generation < state.generation:
+    elif event.generation < max(state.generation, state.sound_from):
         return  # an echo of what was replaced meanwhile
     else:
         expected = (state.generation, state.group, state.shares)

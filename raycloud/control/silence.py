@@ -87,7 +87,8 @@ def _apart(state: JobState) -> MemberLost | None:
     broken, settings = state.broken, state.settings
     if state.phase is Phase.WAITING:
         return None
-    coming = state.outstanding.change if state.outstanding else None
+    sent = state.outstanding
+    coming = sent.change if sent is not None and not sent.in_force else None
     if broken is not None and isinstance(coming, Meet) and broken.generation == coming.generation:
         new = [n for n in coming.members if not state.members[n].joined and state.here(n)]
         if new:

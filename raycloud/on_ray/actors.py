@@ -116,10 +116,6 @@ class MemberActor:
         if driver >= self._driver:
             self._member.prepare(number, change)
 
-    def abandon(self, generation: int) -> None:
-        """See `Member.abandon`."""
-        self._member.abandon(generation)
-
 
 @ray.remote
 class CollatorActor:

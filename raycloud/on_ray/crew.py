@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -56,7 +58,9 @@ class Crew:
     def close(self) -> None:
         """End them."""
         for actor in self._actors.values():
-            ray.kill(actor)
+            with contextlib.suppress(RayError):  # the cluster is going away itself
+                ray.kill(actor)
         for group in self._groups:
-            remove_placement_group(group)
+            with contextlib.suppress(RayError):
+                remove_placement_group(group)
         self._actors, self._groups = {}, []

@@ -198,5 +198,7 @@ class KeeperActor:
         pause = threading.Event()
         while not self._reign.alone:
             pause.wait(_LOOK_S)
-        self._keeper.close()
-        ray.kill(self._me)
+        try:
+            self._keeper.close()
+        finally:
+            ray.kill(self._me)

@@ -90,8 +90,8 @@ class Sources:
             self._own.call.remote("begin")
 
     def close(self) -> None:
-        """End the pipeline that was started here."""
-        if self._own is not None:
+        """End the pipeline that was started here; a keeper ends what it has made itself."""
+        if self._own is not None and self._tenure is None:
             with suppress(RayError):  # the cluster is going away itself
                 ray.kill(self._own)
 

@@ -130,7 +130,7 @@ def _found(session: Session, recorder: Recorder, tenure: Tenure) -> tuple[Takeov
     published = recorder.tally.checkpoint
     adoption = Adoption(
         readies=tuple(one.ready for one in survivors),
-        steps={member: step for member, step in reported.items() if member in members},
+        steps=reported,
         skips=skips_told(session.directory.events_jsonl, members),
         lost=tuple(m for m in _newest(survivors).members if m not in members),
         changes=max(one.changes for one in survivors),

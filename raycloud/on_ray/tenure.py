@@ -92,10 +92,16 @@ class Tenure:
 
         Raises:
             RunDirectoryError: Another driver drives the run.
+            MachineError: The keeper does not answer.
         """
         try:
             actor = ray.get_actor(keeper_name(session, recorder))
             number = _claimed(actor, recorder.lock, session.clock)
+        except GetTimeoutError as error:
+            raise MachineError(
+                f"the process that holds the run's workers did not answer within {_ANSWER_S:g} s",
+                hint="look at the node that the run was started on, then try `--resume` again",
+            ) from error
         except (ValueError, RayError):  # it ended meanwhile
             return None
         return cls(actor, number)

@@ -67,7 +67,7 @@ def ledger_line(record: Mapping[str, Any]) -> str:
     r"""One record as it stands in the file, with its line end.
 
     >>> ledger_line(header_record(10))
-    '{"format":2,"kind":"ledger","samples":10}\n'
+    '{"format":3,"kind":"ledger","samples":10}\n'
     """
     return json.dumps(record, separators=(",", ":")) + "\n"
 

@@ -35,6 +35,7 @@ from raycloud.events import (
 )
 from raycloud.report.data import DataTally, bad_text
 from raycloud.report.goodput import Goodput
+from raycloud.report.recoveries import add_recovered
 
 _SPENT_IN_STEPS = (
     "wall_s",
@@ -141,7 +142,13 @@ class Tally:
     @property
     def lead(self) -> int | None:
         """The member whose reports make the loss curve: the lowest of the generation."""
-        return min(self.members or self._streams, default=None)
+        return min(self._computing, default=None)
+
+    @property
+    def _computing(self) -> list[int]:
+        """The members of the generation, but for those that follow without a share and report."""
+        there = zip(self.members, self.shares, strict=False)
+        return [m for m, share in there if share or m in self._streams] or [*self._streams]
 
     @property
     def reported(self) -> dict[int, int]:
@@ -286,8 +293,8 @@ class Tally:
 
     def _advance(self, t: float) -> None:
         """Count the steps that every member of the generation has reported by now."""
-        members = self.members or tuple(self._streams)
-        if any(member not in self._streams for member in members):
+        members = self._computing
+        if not all(member in self._streams for member in members):
             return
         steps, samples = min(self._streams[member] for member in members)
         if steps <= self.steps:
@@ -306,7 +313,7 @@ class Tally:
                 lost = {"kind": "member lost", "t": t, "step": self.steps, "member": event.member}
                 self.recoveries.append({**lost, "reason": event.reason, "seconds": None})
             case Recovered():
-                self._recover(t, event)
+                add_recovered(self.recoveries, t, self.steps, event)
             case MemberFailed() if self._counts(event.member):
                 self.error = f"member {event.member}: {event.error}: {event.message}"
             case Noticed() if len(self.notices) < _MOST_NOTICES:
@@ -320,19 +327,6 @@ class Tally:
                 self._close_recoveries()
             case _:
                 pass
-
-    def _recover(self, t: float, event: Recovered) -> None:
-        seconds = event.resumed_s - event.detected_s
-        told = ("generation", "cause", "detected_s", "resumed_s", "lost_steps")
-        took = {"seconds": seconds, **{name: getattr(event, name) for name in told}}
-        taken = [r for r in self.recoveries if r["kind"] == "taken over"][-1:]
-        if taken and "lost_steps" not in taken[0]:
-            taken[0].update(took)
-        elif not event.lost:
-            anew = {"kind": "met anew", "t": t - seconds, "step": self.steps}
-            self.recoveries.append({**anew, "reason": event.cause, **took})
-        for recovery in (r for r in self.recoveries if r.get("member") in event.lost):
-            recovery.update(took)
 
     def _counts(self, member: int) -> bool:
         """Others than those that compute may come and go, and nobody is the worse for it."""

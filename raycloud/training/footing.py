@@ -102,7 +102,7 @@ class Footing:
         loop = self.loop = self.loop or Loop(self._parts, seat)
         self.seat = seat
         loop.enter(seat, Lane(lane), abandoned, ground.adopted, planned=meeting.planned)
-        if seat.part is None and not ground.following:  # it has the state all the same
+        if seat.part is None and seat.rank not in ground.following:  # it has the state all the same
             self._passing.done(seat, ground.step)  # after the last word of the generation before
         return loop
 

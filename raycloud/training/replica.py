@@ -166,7 +166,9 @@ class Replica:
         self.computing, began_s = True, self._clock.monotonic_s()
         try:
             self._compute(work, collate, scale, at_hand)
-            self.longest_s = max(self.longest_s or 0.0, self._clock.monotonic_s() - began_s)
+            if work.passes:
+                took_s = self._clock.monotonic_s() - began_s
+                self.longest_s = max(self.longest_s or 0.0, took_s)
         finally:
             self.computing = False
 

@@ -255,6 +255,9 @@ class Incoming:
         except TransportError as error:
             self._fail(error)
             return
+        except Exception as error:  # noqa: BLE001 - the last line before the thread's end
+            self._fail(TransportError(f"the state could not be taken: {error}"))
+            return
         finally:
             stream.close()
         with self._turn:

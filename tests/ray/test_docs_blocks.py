@@ -126,7 +126,7 @@ def _run(line: str, folder: Path, out: Path, environment: dict[str, str]) -> Non
 
 def _check(page: Path, folder: Path, tmp_path: Path) -> None:
     """What the pages say of what is there afterwards."""
-    runs = sorted(folder.glob("runs/*"))
+    runs = sorted(log.parent for log in folder.glob("runs/**/events.jsonl"))
     assert len(runs) >= 2
     told = {row[0].strip("`/") for row in table(DOCS / "operations.md", "What a run leaves")}
     for run in runs:
