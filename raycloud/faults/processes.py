@@ -69,10 +69,12 @@ class LocalHands:
     def hold(self, member: int, node: str, pid: int) -> None:  # noqa: ARG002 - all are here
         """See `Hands.hold`."""
         descriptor = os.pidfd_open(pid)
-        title = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if not title.startswith(_TITLE):
+        try:
+            if not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_TITLE):
+                raise ProcessLookupError(f"process {pid} of this machine is not a worker")
+        except OSError:
             os.close(descriptor)
-            raise ProcessLookupError(f"process {pid} of this machine is not a worker")
+            raise
         self._held[member] = pid, descriptor
 
     def harm(self, member: int, action: Action) -> None:

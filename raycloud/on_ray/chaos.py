@@ -176,8 +176,12 @@ def _held(
         return apart, bound_of(apart.precision)
     telling.say(f"a run by one worker, to see what rounding does in {apart.precision}")
     alone = job.elastic.model_copy(update={"min_workers": 1, "max_workers": 1, "shares": "auto"})
-    _train(job.model_copy(update={"elastic": alone}), places.alone, telling, address)
-    other = _difference(places.undisturbed, places.alone)
+    try:
+        _train(job.model_copy(update={"elastic": alone}), places.alone, telling, address)
+        other = _difference(places.undisturbed, places.alone)
+    except RaycloudError as error:  # the two runs are kept, and told of
+        telling.say(f"what rounding does is not known, since that run failed: {error.message}")
+        return apart, None
     return apart, bound_of(apart.precision, other.largest)
 
 

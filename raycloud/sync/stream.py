@@ -59,11 +59,11 @@ class Stream:
     def tell(self, header: Mapping[str, Any]) -> None:
         """Send a header."""
         text = json.dumps(header).encode()
-        self._give(_HEADER.pack(len(text)), text)
+        self.give(_HEADER.pack(len(text)), text)
 
     def send(self, chunk: memoryview) -> None:
         """Send at most `CHUNK_BYTES`; the caller may reuse them once this returns."""
-        self._give(_CHUNK.pack(len(chunk), zlib.crc32(chunk)), chunk)
+        self.give(_CHUNK.pack(len(chunk), zlib.crc32(chunk)), chunk)
 
     def hear(self) -> dict[str, Any]:
         """The header.
@@ -71,11 +71,11 @@ class Stream:
         Raises:
             TransportError: The connection broke, or what came is no header.
         """
-        size = _HEADER.unpack(self._take(_HEADER.size))[0]
+        size = _HEADER.unpack(self.take(_HEADER.size))[0]
         if size > _HEADER_BYTES:
             raise TransportError(f"a header of {size} bytes came; at most {_HEADER_BYTES} may")
         try:
-            told = json.loads(self._take(size))
+            told = json.loads(self.take(size))
         except ValueError as error:
             raise TransportError(f"a header came that is no JSON: {error}") from error
         if not isinstance(told, dict):
@@ -90,7 +90,7 @@ class Stream:
         """
         at = 0
         while at < len(place):
-            size, check = _CHUNK.unpack(self._take(_CHUNK.size))
+            size, check = _CHUNK.unpack(self.take(_CHUNK.size))
             if not 0 < size <= min(CHUNK_BYTES, len(place) - at):
                 raise TransportError(f"a chunk of {size} bytes came, {len(place) - at} are missing")
             chunk = place[at : at + size]
@@ -106,7 +106,7 @@ class Stream:
 
     def haste(self, timeout_s: float) -> bool:
         """Whether the peer is in haste, or gone; waits at most `timeout_s` for its word."""
-        return bool(select.select([self._socket], [], [], timeout_s)[0])
+        return _readable(self._socket, timeout_s)
 
     def finish(self) -> None:
         """All is sent: wait until the peer has taken it, and closes."""
@@ -120,14 +120,24 @@ class Stream:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _give(self, *parts: bytes | memoryview) -> None:
+    def give(self, *parts: bytes | memoryview) -> None:
+        """Send bytes as they are.
+
+        Raises:
+            TransportError: The connection broke.
+        """
         try:
             for part in parts:
                 self._socket.sendall(part)
         except OSError as error:
             raise TransportError(f"the connection to a member broke: {error}") from error
 
-    def _take(self, size: int) -> bytes:
+    def take(self, size: int) -> bytes:
+        """The next `size` bytes, as they are.
+
+        Raises:
+            TransportError: The connection broke.
+        """
         found = bytearray(size)
         self._fill(memoryview(found))
         return bytes(found)
@@ -144,6 +154,13 @@ class Stream:
             at += got
 
 
+def _readable(connection: socket.socket, timeout_s: float) -> bool:
+    """Whether something has come, or the end; `select` would know no descriptor from 1,024 on."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000.0))
+
+
 def connect(place: Place, rank: int) -> Stream:
     """Open a connection to who listens at `place`, and say whose it is.
 
@@ -158,7 +175,7 @@ def connect(place: Place, rank: int) -> Stream:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     stream = Stream(connection)
     try:
-        stream._give(greeting(place.key, rank))  # noqa: SLF001
+        stream.give(greeting(place.key, rank))
     except TransportError:
         stream.close()
         raise
@@ -210,7 +227,7 @@ class Listener:
         """The sender's rank and its stream; None for one who does not know the key."""
         stream = Stream(connection)
         with contextlib.suppress(TransportError):
-            told = _GREETING.unpack(stream._take(_GREETING.size))  # noqa: SLF001
+            told = _GREETING.unpack(stream.take(_GREETING.size))
             if told[:3] == (_NAME, FORMAT, self.place.key):
                 return told[3], stream
         stream.close()

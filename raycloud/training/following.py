@@ -153,6 +153,8 @@ class Following:
 
     def _wait(self) -> None:
         """There is no more room: the others have to wait."""
+        what = "the others wait until a newcomer has the state: no more room to keep their steps"
+        self._replica.notice(what, {"kept": len(self._kept), "room_bytes": self._room_bytes})
         self._incoming.hurry()
         while not self._load(_LOOK_UP_S):
             if self._abandoned():

@@ -204,8 +204,7 @@ class Loop:
         began_s, self._lane_s = clock.monotonic_s(), 0.0
         self._send_lane(weight=work.expected_weight(parts.replica.kept))
         others = Others(self._lane, self._abandoned, lambda: parts.changes.next_at_hand)
-        scale = lambda: 1.0 / self._weighed().weight  # noqa: E731
-        parts.replica.compute(work, parts.collate, scale, others.at_hand)
+        parts.replica.compute(work, parts.collate, self._scale, others.at_hand)
         sums = self._weighed()
         parts.replica.synchronize()
         self._computed = counted(
@@ -240,6 +239,9 @@ class Loop:
                 bytes_dense=ring_bytes(parts.replica.gradients.gradient_bytes, self.seat.size),
             )
         )
+
+    def _scale(self) -> float:
+        return 1.0 / self._weighed().weight
 
     def _weighed(self) -> LaneReport:
         """What the lane says of this step, read once."""

@@ -113,21 +113,26 @@ class Outgoing:
 
     def _send(self, place: Place) -> None:
         """What fails here is missed there, and told there."""
-        with contextlib.suppress(TransportError, OSError):
-            stream = connect(place, self._sharing.rank)
+        try:
+            with contextlib.suppress(TransportError, OSError):
+                self._send_all(place)
+        finally:
             with self._turn:
-                self._streams.append(stream)
-            self._copied.wait()
-            with contextlib.closing(stream):
-                stream.tell(self._told)
-                self._pour(stream)
-                stream.finish()
+                self._sending -= 1
+                over = self._sending == 0
+            if over:
+                self._copied.wait()
+                self._copies, self._live = {}, {}
+
+    def _send_all(self, place: Place) -> None:
+        stream = connect(place, self._sharing.rank)
         with self._turn:
-            self._sending -= 1
-            over = self._sending == 0
-        if over:
-            self._copied.wait()
-            self._copies, self._live = {}, {}
+            self._streams.append(stream)
+        self._copied.wait()
+        with contextlib.closing(stream):
+            stream.tell(self._told)
+            self._pour(stream)
+            stream.finish()
 
     def _pour(self, stream: Stream) -> None:
         since = CHUNK_BYTES

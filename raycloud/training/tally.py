@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -81,8 +82,9 @@ class Tally:
         self._steps.append(counted)
 
     def add_loss(self, mean: float, weight: float) -> None:
-        """The mean loss of a step that was counted before."""
-        self._losses.append((mean, weight))
+        """The mean loss of a step that was counted before; NaN where nobody is left to know it."""
+        if not math.isnan(mean):
+            self._losses.append((mean, weight))
 
     def report(self) -> StepsCommitted | None:
         """The steps counted since the last report; None where there are none."""

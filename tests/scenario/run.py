@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import secrets
-import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -29,8 +28,7 @@ from tests.scenario.driver import Driver, Story
 from tests.scenario.faults import Blow, Faults, script
 from tests.scenario.fleet import Disk, Fleet, Seat
 from tests.scenario.stage import Instead, Process, Stage, Strand, here
-from tests.scenario.streams import Streams
-from tests.scenario.streams import select as select_staged
+from tests.scenario.streams import Streams, readable
 from tests.scenario.task import apart, asked, same_steps, undisturbed
 from tests.scenario.threads import Condition, Event, Future, Queue, wait
 from tests.scenario.wires import Wires
@@ -204,7 +202,7 @@ class _Run:
             create_connection=lambda place, timeout_s: self._streams().connect(place, timeout_s),
         )
         yield stream, "socket", sockets
-        yield stream, "select", Instead(select, select=select_staged)
+        yield stream, "_readable", readable
         yield stream, "secrets", Instead(secrets, randbits=lambda bits: world.below(2**bits))
         yield stream, "listening", lambda open_one: open_one()
         yield stream, "CHUNK_BYTES", _CHUNK_BYTES

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests.scenario.stage import here
 from tests.scenario.threads import Bell
@@ -238,10 +237,9 @@ class Streams:
             self._world.after(self._world.between(*_HEARS_S), partial(end.reset, why))
 
 
-def select(reads: Sequence[End], writes: Any, odd: Any, timeout_s: float) -> tuple[list[End], ...]:
-    """Takes the place of `select.select`, for one that may be read from."""
-    (end,) = reads
-    return ([end] if end.wait_readable(timeout_s) else []), [], []
+def readable(end: End, timeout_s: float) -> bool:
+    """Takes the place of asking the system."""
+    return end.wait_readable(timeout_s)
 
 
 def _process() -> Process:

@@ -57,7 +57,7 @@ def test_the_format_is_known_byte_by_byte() -> None:
         sender.send(memoryview(b"abc"))
         header = b'{"values": null}'
         wanted = struct.pack(">I", 16) + header + struct.pack(">II", 3, 0x352441C2) + b"abc"
-        assert receiver._take(len(wanted)) == wanted
+        assert receiver.take(len(wanted)) == wanted
     assert zlib.crc32(b"abc") == 0x352441C2
 
 
@@ -72,7 +72,7 @@ def test_the_format_is_known_byte_by_byte() -> None:
 )
 def test_what_is_no_header_is_refused(wire: bytes, message: str) -> None:
     with two_ends() as (sender, receiver):
-        sender._give(wire)
+        sender.give(wire)
         sender.close()
         with pytest.raises(TransportError, match=message):
             receiver.hear()
@@ -89,7 +89,7 @@ def test_what_is_no_header_is_refused(wire: bytes, message: str) -> None:
 )
 def test_what_is_no_chunk_is_refused(wire: bytes, message: str) -> None:
     with two_ends() as (sender, receiver):
-        sender._give(wire)
+        sender.give(wire)
         sender.close()
         with pytest.raises(TransportError, match=message):
             receiver.receive(memoryview(bytearray(4)))
