@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(kind)
         if kind == "ray" and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(RAY_TIMEOUT_S))
+
+
+@pytest.fixture(autouse=True)
+def _sigterm() -> Iterator[None]:
+    """A command that was asked to stop ignores SIGTERM from then on: not those of other tests."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)

@@ -42,7 +42,8 @@ reading, writing = os.pipe()
 child = os.fork()
 if child == 0:
     os.write(writing, b"x")
-    threading.Event().wait(60)
+    for _ in range(3000):  # in short waits, as below
+        threading.Event().wait(0.02)
     os._exit(9)
 os.read(reading, 1)
 os.kill(child, signal.SIGTERM)
