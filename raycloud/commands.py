@@ -70,10 +70,30 @@ Change = Reshare | Save | Halt | Extend | Meet
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spawn:
-    """Place and start these members, all or none; those that join the others as there is room."""
+    """Place and start these members, all or none; those that join the others as there is room.
+
+    Where there are no others, `back` is the step of the checkpoint that they are going to load.
+    """
 
     members: tuple[int, ...]
     joins: bool = False
+    back: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restore:
+    """Nobody has the state any more: find the newest sound checkpoint, and say `RolledBack`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Back:
+    """Members load the checkpoint of `step` before they meet; 0: they are new, and begin.
+
+    Each does so once, when it is first told to meet as `generation` or a later one.
+    """
+
+    step: int
+    generation: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +102,7 @@ class Form:
 
     Members that have computed before know better than `step` where they go on. `settled` is the
     number of the last change that is over, in force or withdrawn; one after it is still to come.
-    `following` as in a `Meet`.
+    `following` as in a `Meet`. They go `back` first where nobody had the state any more.
     """
 
     generation: int
@@ -91,6 +111,7 @@ class Form:
     step: int
     settled: int = 0
     following: tuple[int, ...] = ()
+    back: Back | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,8 +154,8 @@ class Notice:
 class TellRecovery:
     """Say in the run's log that training goes on after a generation broke: see `Recovered`.
 
-    `lost_steps` is 0 in place: the next generation goes on where the furthest of its members is,
-    and a report that begins before a member's last one is refused.
+    `lost_steps` is 0 where one is left who has the state: the next generation goes on where the
+    furthest of its members is, and a report that begins before a member's last one is refused.
     """
 
     generation: int
@@ -160,4 +181,6 @@ class Finish:
     error: str | None = None
 
 
-Command = Spawn | Form | Prepare | Publish | Record | Notice | TellRecovery | Release | Finish
+Command = (
+    Spawn | Restore | Form | Prepare | Publish | Record | Notice | TellRecovery | Release | Finish
+)

@@ -249,10 +249,7 @@ class CheckpointPublished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationPart:
-    """A member measured its part of the held-out samples; `states` are mergeable metric states.
-
-    `generation` is the one that the samples were divided among.
-    """
+    """A member measured its part of the held-out samples, as they are divided in `generation`."""
 
     member: int
     step: int
@@ -310,12 +307,20 @@ class Noticed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RolledBack:
+    """Nobody has the state: back to the checkpoint of `step` (0: none); `ledger` is not logged."""
+
+    step: int
+    ledger: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Recovered:
     """Training goes on after a generation broke, without those that were `lost`, if anybody was.
 
     Seconds count from the run's start: `detected_s` when it was known that it broke, `resumed_s`
     when the next step was known to be committed, or that none was left. `lost_steps` were committed
-    before and had to be computed again: none in place, where what one has committed stands.
+    before and are computed again: none where one was left who had the state, else see `RolledBack`.
     """
 
     generation: int
@@ -341,5 +346,5 @@ Event = (
     | GenerationFormed | MemberCaughtUp | ChangeApplied | StepsCommitted
     | PartWritten | CheckpointPublished | EvaluationPart | Evaluated
     | StopRequested | RangeChanged | CapacityChanged | DataGrew
-    | Noticed | Recovered | RunFinished
+    | Noticed | RolledBack | Recovered | RunFinished
 )  # fmt: skip

@@ -20,6 +20,7 @@ from raycloud.control.hearing import Heard
 from raycloud.order import ledger_line
 from tests.control_events import committed, part, published, ready, stop
 from tests.control_following import Following
+from tests.control_restoring import Restoring
 from tests.control_scene import Body, Samples
 from tests.control_troubles import Troubles
 
@@ -29,7 +30,7 @@ PATIENCE_S = 2_000.0  # so long may a job wait for machines; then a person stops
 REPORT_S = 0.4
 
 
-class Fleet(Samples, Following, Troubles):
+class Fleet(Samples, Following, Restoring, Troubles):
     """Carries out commands, and feeds what happens back, in virtual time."""
 
     def __init__(self, scene):
@@ -83,6 +84,8 @@ class Fleet(Samples, Following, Troubles):
             match command:
                 case c.Spawn(members=members, joins=joins):
                     self.spawn(members, joins)
+                case c.Restore():
+                    self.go_back()
                 case c.Form():
                     self.form(command)
                 case c.Prepare(number=number, members=members, change=change):
@@ -313,7 +316,11 @@ class Fleet(Samples, Following, Troubles):
         if lost is not None:
             self.feed(lost)
         self.carry_out(self.job.tick(self.now_s), "tick")
-        if self.job.phase is Phase.WAITING and self.now_s > PATIENCE_S and not self.gave_up:
+        if (
+            self.job.phase in {Phase.WAITING, Phase.RESTORING}
+            and self.now_s > PATIENCE_S
+            and not self.gave_up
+        ):
             self.gave_up = True
             self.feed(stop("it waits in vain"))
         if not self.job.finished:
@@ -323,10 +330,11 @@ class Fleet(Samples, Following, Troubles):
         job = self.job
         if job.ledger is None:
             return
-        assert sum(job.shares) == self.scene.settings.micro_batches
-        assert min(job.shares) >= 0
         assert len(job.shares) == len(job.group)
-        assert job.committed_step <= max(self.step, self.scene.settings.step)
+        if job.phase is not Phase.RESTORING:
+            assert sum(job.shares) == self.scene.settings.micro_batches
+            assert min(job.shares) >= 0
+            assert job.committed_step <= max(self.step, self.scene.settings.step)
         assert job.ledger.audit().exact
         assert job.ledger.next_step == job.committed_step
 

@@ -76,6 +76,12 @@ class Checkpoints:
             del self._parts[step], self._divided[step]
         self._counts_from = generation
 
+    def go_back(self, step: int) -> None:
+        """Only those of steps up to this one count; newer ones are written again."""
+        self.drop()
+        self._whole = min(self._whole, step)
+        self.last_published = step or None
+
     def published(self, step: int) -> None:
         """The checkpoint of `step` may be restored from."""
         self._publishing.discard(step)

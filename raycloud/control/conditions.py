@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from raycloud.control.growing import spares
-from raycloud.control.tables import Condition, MemberState
+from raycloud.control.restoring import gathered
+from raycloud.control.tables import Condition, MemberState, Phase
 from raycloud.order import EpochSizes
 
 if TYPE_CHECKING:
@@ -61,29 +62,44 @@ def _enough(state: JobState) -> bool:
     return state.stop_requests > 0 or len(left) + len(spares(state)) >= state.workers[0]
 
 
-def _nobody(state: JobState) -> bool:
+def _stranded(state: JobState) -> bool:
     """Where data has grown, those that are left have read it, and nobody can join them."""
+    if state.progress is None or state.data_version == 0:
+        return False
+    return state.phase is Phase.RESTORING or _too_few(state) or _nobody(state)
+
+
+def _nobody(state: JobState) -> bool:
     if state.progress is None or not state.any_gone():
         return False
-    left = state.left()
-    alone = state.data_version > 0 and _too_few(state)
-    return alone or not any(state.members[number].joined for number in left)
+    return not any(state.members[number].joined for number in state.left())
+
+
+def _stop_asked(state: JobState) -> bool:
+    """Where nobody is left, the run ends with the steps of the checkpoint, once that is found."""
+    known = state.recovery is not None and state.recovery.back is not None
+    return state.stop_requests > 0 and (known or state.phase is not Phase.RESTORING)
 
 
 def _hopeless(state: JobState) -> bool:
-    """Another loss of the generation: whoever computes this step seems to be lost by it."""
-    return state.losing >= state.settings.losing and state.any_missing()
+    """Another loss of the generation, or of all: whoever computes this step seems lost by it."""
+    most = state.settings.losing
+    if state.phase is Phase.REGROUPING and state.losing >= most and state.any_missing():
+        return True
+    return _nobody(state) and state.formed().returns >= most
 
 
 _HOLDS: Final[Mapping[Condition, Callable[[JobState], bool]]] = {
     Condition.TOO_FEW: _too_few,
+    Condition.STRANDED: _stranded,
     Condition.NOBODY: _nobody,
     Condition.HOPELESS: _hopeless,
     Condition.ENOUGH: _enough,
     Condition.BROKEN: lambda state: state.any_missing(),
     Condition.APART: _apart,
     Condition.MET: lambda state: state.met,
-    Condition.STOP_ASKED: lambda state: state.stop_requests > 0,
+    Condition.STOP_ASKED: _stop_asked,
+    Condition.GATHERED: gathered,
     Condition.UNFIT: lambda state: _all_ready(state) and bool(unfit(state)),
     Condition.ALL_READY: _all_ready,
     Condition.STOPPED_TWICE: lambda state: state.stop_requests > 1,

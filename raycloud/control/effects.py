@@ -30,8 +30,9 @@ from raycloud.control.forming import (
 )
 from raycloud.control.growing import missed, prepare_for_leave
 from raycloud.control.outstanding import Outstanding
+from raycloud.control.recovery import Recovery
+from raycloud.control.restoring import go_back
 from raycloud.control.skipping import hear_of_skips, write_skips
-from raycloud.control.state import Recovery
 from raycloud.control.switching import completed, in_force, switched
 from raycloud.control.tables import MemberState, Phase
 from raycloud.events import (
@@ -56,6 +57,7 @@ from raycloud.events import (
     PartWritten,
     RangeChanged,
     Recovered,
+    RolledBack,
     RunFinished,
     RunStarted,
     StepsCommitted,
@@ -158,7 +160,7 @@ def _left_early(state: JobState, member: Member, now_s: float) -> Iterator[Comma
             yield from completed(state, outstanding, step, now_s)
 
 
-def absorb_of_job(state: JobState, event: JobEvent) -> None:
+def absorb_of_job(state: JobState, event: JobEvent) -> Iterator[Command]:
     """Take in what concerns the job as a whole."""
     match event:
         case CheckpointPublished():
@@ -181,6 +183,8 @@ def absorb_of_job(state: JobState, event: JobEvent) -> None:
             if event.generation >= state.formed_as:
                 state.met = True
                 state.formed().change_generation(event.generation, event.first_step)
+        case RolledBack():
+            yield from go_back(state, event)
         case RunStarted() | Evaluated() | Noticed() | Recovered() | RunFinished():
             pass
         case _:
@@ -282,6 +286,7 @@ def _recovered(state: JobState, generation: int, now_s: float) -> Iterator[Comma
             cause=recovery.cause,
             detected_s=recovery.detected_s,
             resumed_s=now_s - state.started_s,
+            lost_steps=recovery.lost_steps,
         )
 
 

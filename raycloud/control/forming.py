@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from raycloud.commands import Command, Extend, Form, Meet, Notice, Record, Release, Reshare, Save
 from raycloud.control.growing import spares, who_may_stay
 from raycloud.control.progress import Progress
+from raycloud.control.recovery import Recovery
 from raycloud.control.resharing import Resharing, asked_shares
-from raycloud.control.state import Recovery
 from raycloud.control.tables import MemberState, Phase
 from raycloud.order import Ledger, growth_record, header_record, restore_record
 
@@ -90,10 +90,7 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
         state.losing += any(state.members[number].joined for number in lost)
         state.unmet = 0 if state.met else state.unmet + 1
     state.called_s = now_s
-    if state.broken is not None and state.recovery is None:
-        detected_s = state.broken_s - state.started_s
-        state.recovery = Recovery(detected_s=detected_s, cause=state.broken.why)
-    state.broken = None
+    _note_break(state)
     state.group = (*left, *(member.number for member in new))
     # Where the others have to wait for the state anyway, all take it that have none.
     state.following = frozenset() if new else _who_follows(state, state.group)
@@ -106,11 +103,11 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
         member.step = state.formed().committed_step  # or a later one, as it will say
     if state.resharing is not None:
         state.resharing.wait(state.formed().committed_step, now_s)
-    newest = _withdraw(state)
+    newest = withdraw(state)
     state.halt_sent = state.halted = state.met = False
     state.generation = state.formed_as = state.sound_from = newest + 1
     state.groups = {state.generation: tuple(m.number for m in state.holders())}
-    state.shares = _fit(state, state.in_group(), state.following)
+    state.shares = fit(state, state.in_group(), state.following)
     state.drop_checkpoints()
     leaves = state.turns.leaving and any(m.leaving for m in state.in_group())
     if leaves and not who_may_stay(state):
@@ -129,7 +126,17 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
         step=state.formed().committed_step,
         settled=state.settled,
         following=tuple(n for n in state.group if n in state.following),
+        back=state.recovery.back if state.recovery is not None else None,
     )
+
+
+def _note_break(state: JobState) -> None:
+    if state.broken is not None and state.recovery is None:
+        detected_s = state.broken_s - state.started_s
+        state.recovery = Recovery(detected_s=detected_s, cause=state.broken.why)
+    state.broken = None
+    if state.met and state.recovery is not None:
+        state.recovery.back = None  # whoever was there has gone back
 
 
 def _who_follows(state: JobState, numbers: Iterable[int]) -> frozenset[int]:
@@ -156,7 +163,7 @@ def _who_goes_on(state: JobState) -> list[int]:
     return [number for number in left if number in kept]
 
 
-def _withdraw(state: JobState) -> int:
+def withdraw(state: JobState) -> int:
     """Take back the change that is outstanding; the newest generation that anybody may know of."""
     outstanding, newest = state.outstanding, state.generation
     if outstanding is None:
@@ -218,7 +225,7 @@ def next_meeting(state: JobState, now_s: float) -> Meet | None:
     return Meet(
         generation=state.generation + 1,
         members=numbers,
-        shares=_fit(state, members, following),
+        shares=fit(state, members, following),
         following=tuple(n for n in numbers if n in following),
     )
 
@@ -283,7 +290,7 @@ def _share_out(state: JobState) -> Reshare | None:
     following = _who_follows(state, state.group)
     return Reshare(
         generation=state.generation + 1,
-        shares=_fit(state, state.in_group(), following),
+        shares=fit(state, state.in_group(), following),
         caught_up=caught_up,
     )
 
@@ -296,7 +303,7 @@ def take_in(state: JobState, change: Reshare, step: int) -> None:
         state.groups[change.generation] = tuple(m.number for m in state.holders())
 
 
-def _fit(state: JobState, members: list[Member], following: Container[int]) -> tuple[int, ...]:
+def fit(state: JobState, members: list[Member], following: Container[int]) -> tuple[int, ...]:
     """Shares of these members, by rank: as asked, and `auto` by what is known of their speeds.
 
     Those that are `following` have none.

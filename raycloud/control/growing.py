@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _FIRST_WAIT_S = 1.0  # after a member that could not join; doubled with each further one
 _LONGEST_WAIT_S = 60.0
 MOST_MISSES = 6  # in a row
+_NOT_WITHOUT = frozenset({Phase.WAITING, Phase.RESTORING})  # the job cannot go on without others
 
 
 def grow(state: JobState, now_s: float) -> Iterator[Command]:
@@ -29,8 +30,11 @@ def grow(state: JobState, now_s: float) -> Iterator[Command]:
     A member that joins learns the data as the run has found it at its start: where that has grown
     since, nobody joins.
     """
-    if state.progress is None or state.phase not in {Phase.TRAINING, Phase.WAITING}:
+    if state.progress is None or state.phase not in {Phase.TRAINING, *_NOT_WITHOUT}:
         return
+    back = state.recovery.back if state.recovery is not None else None
+    if state.phase is Phase.RESTORING and back is None:
+        return  # it is found before long, and members then load it while others come
     coming = [m for m in state.joining() if not m.leaving]
     surplus = max(0, state.staying - state.workers[1])
     unplaced = [m for m in coming if not m.placed]
@@ -56,7 +60,8 @@ def grow(state: JobState, now_s: float) -> Iterator[Command]:
                 turns=state.turns,
             )
             state.members[number] = member
-        yield Spawn(members=numbers, joins=True)
+        alone = state.phase is Phase.RESTORING
+        yield Spawn(members=numbers, joins=True, back=back.step if back and alone else None)
 
 
 def missed(state: JobState, member: Member, why: str, now_s: float) -> Iterator[Command]:
@@ -65,12 +70,21 @@ def missed(state: JobState, member: Member, why: str, now_s: float) -> Iterator[
     if now_s < state.ask_again_s:  # one incident may cost several
         return
     state.misses += 1
-    wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (state.misses - 1))
+    wait_s = pause_s(state.misses)
     state.ask_again_s = now_s + wait_s
-    last = state.misses >= MOST_MISSES and state.phase is not Phase.WAITING
+    last = state.misses >= MOST_MISSES and state.phase not in _NOT_WITHOUT
     then = "no other is asked for" if last else f"another is asked for in {wait_s:g} s"
     what = f"a member could not join, {then}"
     yield Notice(what=what, member=member.number, detail={"why": why})
+
+
+def pause_s(times: int) -> float:
+    """Seconds until another is asked for, after so many attempts in a row that came to nothing.
+
+    >>> [pause_s(times) for times in (1, 2, 3, 9)]
+    [1.0, 2.0, 4.0, 60.0]
+    """
+    return float(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (times - 1)))
 
 
 def prepare_for_leave(state: JobState, event: MemberLeaving, now_s: float) -> Iterator[Command]:
@@ -143,7 +157,7 @@ def _let_go(members: Iterable[Member], now_s: float) -> Iterator[Command]:
 
 def _may_ask(state: JobState, now_s: float) -> bool:
     """Where the others cannot go on without more, as often as it takes."""
-    if state.phase is Phase.WAITING:
+    if state.phase in _NOT_WITHOUT:
         return now_s >= state.ask_again_s
     return now_s >= state.ask_again_s and state.misses < MOST_MISSES and not state.any_done()
 

@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING, assert_never
 
 from raycloud.commands import Meet, Reshare
+from raycloud.control.restoring import why_not_there
 from raycloud.control.skipping import why_wrong
 from raycloud.control.tables import (
     FINAL,
@@ -41,6 +42,7 @@ from raycloud.events import (
     PartWritten,
     RangeChanged,
     Recovered,
+    RolledBack,
     RunFinished,
     RunStarted,
     StepsCommitted,
@@ -78,6 +80,7 @@ JobEvent = (
     | CapacityChanged
     | DataGrew
     | Noticed
+    | RolledBack
     | Recovered
     | RunFinished
 )
@@ -136,7 +139,13 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
 
 
 def _echo(state: JobState, member: Member, event: Event) -> bool:
-    """A word of how far a newcomer has come where the others have gone on without it, or know."""
+    """A word of how far a newcomer has come where the others have gone on without it, or know.
+
+    Or of steps that were taken back since.
+    """
+    sound_from = state.progress.sound_from if state.progress is not None else 0
+    if isinstance(event, StepsCommitted) and event.generation < sound_from:
+        return True
     if member.joined or not isinstance(event, MemberCaughtUp | StepsCommitted):
         return isinstance(event, MemberCaughtUp)
     alone = isinstance(event, MemberCaughtUp) and not state.is_to_follow(member.number)
@@ -176,9 +185,9 @@ def _check_of_job(state: JobState, event: JobEvent) -> None:
     match event:
         case GenerationFormed():
             _check_formed(state, event)
-        case CheckpointPublished():
-            if event.step not in state.checkpoints.publishing:
-                raise illegal(state, event, "this checkpoint is not being published")
+        case CheckpointPublished() | RolledBack():
+            if wrong := _not_there(state, event):
+                raise illegal(state, event, wrong)
         case RangeChanged():
             if not 1 <= event.min_workers <= event.max_workers:
                 raise illegal(state, event, "this is no range")
@@ -193,6 +202,13 @@ def _check_of_job(state: JobState, event: JobEvent) -> None:
             pass
         case _:
             assert_never(event)
+
+
+def _not_there(state: JobState, event: CheckpointPublished | RolledBack) -> str:
+    if isinstance(event, RolledBack):
+        return why_not_there(state, event)
+    there = event.step in state.checkpoints.publishing
+    return "" if there else "this checkpoint is not being published"
 
 
 def _check_ready(state: JobState, event: MemberReady) -> None:

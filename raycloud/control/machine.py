@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, assert_never
 
 from raycloud.commands import Change, Command, Notice, Spawn
-from raycloud.control import effects, forming, growing
+from raycloud.control import effects, forming, growing, restoring
 from raycloud.control.adopting import adopt
 from raycloud.control.conditions import holds, unfit
 from raycloud.control.guards import MemberEvent, judge
@@ -204,7 +204,7 @@ class Control:
             commands += effects.absorb_of_member(self._state, event, now_s)
             self._state.members[event.member].heard_s = now_s
         else:
-            effects.absorb_of_job(self._state, event)
+            commands += effects.absorb_of_job(self._state, event)
         for number, state in moves.items():
             if not self._state.members[number].gone:  # who leaves has gone with its last word
                 self._state.members[number].enter(state, now_s)
@@ -226,7 +226,7 @@ class Control:
         """What befalls a member that has not computed yet is a loss, and not the job's fault."""
         if not isinstance(event, MemberFailed) or self._state.progress is None:
             return event
-        if self._state.member(event.member).joined:
+        if self._state.member(event.member).joined or restoring.fails_anew(self._state):
             return event
         return MemberLost(member=event.member, reason=f"{event.error}: {event.message}")
 
@@ -276,15 +276,13 @@ class Control:
                         member.enter(MemberState.ACTIVE, now_s)
             case Phase.WAITING:
                 yield from forming.wait(self._state, now_s)
+            case Phase.RESTORING:
+                yield from restoring.begin(self._state, now_s)
             case Phase.CLOSING:
                 self._state.outstanding = None  # the last step came before it took effect
                 yield from growing.dismiss(self._state, now_s)
-            case Phase.FINISHED:
-                yield from effects.end(self._state, "finished", now_s)
-            case Phase.STOPPED:
-                yield from effects.end(self._state, "stopped", now_s)
-            case Phase.FAILED:
-                yield from effects.end(self._state, "failed", now_s)
+            case Phase.FINISHED | Phase.STOPPED | Phase.FAILED:
+                yield from effects.end(self._state, phase.lower(), now_s)
             case Phase.NEW | Phase.PLACING | Phase.STOPPING | Phase.REGROUPING:
                 pass
             case _:
@@ -302,13 +300,16 @@ class Control:
             condition = next((c for c in row if c is not later and holds(state, c)), None)
             if condition is None:
                 break
-            if row[condition] is Phase.REGROUPING:
+            if condition is Condition.GATHERED:
+                yield from restoring.gather(state, now_s)
+            elif row[condition] is Phase.REGROUPING:
                 yield from forming.regroup(state, now_s)
             elif condition is Condition.UNFIT:
                 state.error = unfit(state)
             elif condition is Condition.HOPELESS:
                 step = state.formed().committed_step
-                state.error = f"{state.losing + 1} times in step {step}: {state.error}"
+                times = max(state.losing, state.formed().returns) + 1
+                state.error = f"{times} times in step {step}: {state.error}"
             elif condition is Condition.PART_MISSING:
                 step = state.checkpoints.collecting(state.formed_as)[0]
                 holders = tuple(m.number for m in state.holders())

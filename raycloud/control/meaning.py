@@ -28,6 +28,7 @@ from raycloud.events import (
     PartWritten,
     RangeChanged,
     Recovered,
+    RolledBack,
     RunFinished,
     RunStarted,
     StepsCommitted,
@@ -41,8 +42,8 @@ MEANING: Final[Mapping[type[Event], str]] = {
     DataPrepared: "For the log; a sign of life.",
     MemberReady: "The member can compute. When all can, shares are fitted and they meet.",
     MemberLost: "The machine's fault. Those that are left meet as the next generation; where they "
-    "are too few, they wait until others have come. Where nobody is left who has the state, the "
-    "run ends as failed, and a resumed run goes on from the last checkpoint.",
+    "are too few, they wait until others have come. Where nobody is left who has the state, others "
+    "are asked for, and go on from the newest checkpoint.",
     MemberLeaving: "It leaves between two steps that all agree on, if enough others are left or "
     "have come; until then it computes. Where they are too few, a checkpoint is made at once.",
     CapacityChanged: "Where there is room for more members, and the job may have them, they are "
@@ -69,6 +70,8 @@ MEANING: Final[Mapping[type[Event], str]] = {
     DataGrew: "Sent ahead as a change; the first epoch that begins once it is in force has the "
     "new samples.",
     Noticed: "For the log.",
+    RolledBack: "The newest sound checkpoint is found: steps after it count no more, and members "
+    "are asked for that load it. As soon as there are enough they meet.",
     Recovered: "For the log.",
     RunFinished: "For the log.",
 }

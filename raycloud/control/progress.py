@@ -18,6 +18,11 @@ class Progress:
         position: Where the sequence stands before it.
         ledger: What was committed before it, with epochs of the same sizes; from now on ours.
         generation: The first generation of this start.
+
+    Attributes:
+        furthest: One past the newest step that was ever committed, also where it was taken back.
+        returns: How often steps were taken back since `furthest` has risen.
+        sound_from: Steps of older generations were taken back.
     """
 
     def __init__(
@@ -29,7 +34,8 @@ class Progress:
         self._first_step = step
         self._first_position = position
         self._first_state = ledger.state()
-        self._committed = step
+        self._committed = self.furthest = step
+        self.returns = self.sound_from = 0
         self._generations: list[tuple[int, int]] = [(step, generation)]  # (first step, number)
         self._asked: tuple[int, Position] | None = None
         self._growths: list[tuple[int, int, int]] = []  # (step, first epoch, samples)
@@ -88,6 +94,8 @@ class Progress:
         for commit in commits:
             self.ledger.commit(commit)
         self._committed = step
+        if step > self.furthest:
+            self.furthest, self.returns = step, 0
         return commits
 
     def ledger_at(self, step: int) -> dict[str, Any]:

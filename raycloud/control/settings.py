@@ -42,7 +42,10 @@ class ControlSettings:
             exchange broke is lost. After so many meetings that did not come about, it is not always
             the one that is new who is lost.
         losing: After so many generations in a row that lost members, without a step between, the
-            run ends: the step itself seems to be what ends them.
+            run ends: the step itself seems to be what ends them. So it does where all are lost, and
+            so many returns to a checkpoint did not come further than was come before.
+        gather_s: Where nobody is left, the first new ones wait this long for others that have a
+            place: they load the checkpoint together.
         saves: Checkpoints are asked for when they are worth it (see `saving`).
         step: The first step to compute; more than 0 if the run goes on from a checkpoint.
         position: Where the sequence stands before `step`.
@@ -72,6 +75,7 @@ class ControlSettings:
     broken_s: float = 3.0
     meetings: int = 3
     losing: int = 8
+    gather_s: float = 2.0
     saves: bool = False
     step: int = 0
     position: Position = field(default_factory=Position)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from raycloud.control.state import JobState, Member
 
 _COMPUTING = frozenset({Phase.TRAINING, Phase.STOPPING, Phase.REGROUPING})
+_NOBODY_COMPUTES = frozenset({Phase.WAITING, Phase.RESTORING})
 
 
 def overdue(state: JobState, now_s: float) -> MemberLost | None:
@@ -85,7 +86,7 @@ def _apart(state: JobState) -> MemberLost | None:
     Those that the others came to meet ahead are given up at once: nobody needs them yet.
     """
     broken, settings = state.broken, state.settings
-    if state.phase is Phase.WAITING:
+    if state.phase in _NOBODY_COMPUTES:
         return None
     sent = state.outstanding
     coming = sent.change if sent is not None and not sent.in_force else None
@@ -133,7 +134,7 @@ def _idle(state: JobState, now_s: float) -> MemberLost | None:
 def _limit_s(state: JobState, member: Member) -> float:
     if member.state is MemberState.SPAWNING:
         return state.settings.spawn_s if member.placed else float("inf")
-    if state.phase is Phase.WAITING:  # there is nothing to do, and nothing to say
+    if state.phase in _NOBODY_COMPUTES:  # there is nothing to do, and nothing to say
         return float("inf")
     if member.state in {MemberState.ACTIVE, MemberState.DRAINING}:
         return state.settings.silence_s

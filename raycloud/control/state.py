@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from raycloud.control.hearing import Hearing
     from raycloud.control.outstanding import Outstanding
     from raycloud.control.progress import Progress
+    from raycloud.control.recovery import Recovery
     from raycloud.control.resharing import Resharing
     from raycloud.control.saving import Saving
     from raycloud.control.settings import ControlSettings
@@ -86,21 +87,6 @@ class Member:
     def __str__(self) -> str:
         """As people read it."""
         return f"member {self.number}" + (f" on {self.node}" if self.node else "")
-
-
-@dataclass(kw_only=True, slots=True)
-class Recovery:
-    """A generation broke, and no step is committed since.
-
-    Attributes:
-        detected_s: When it was known.
-        cause: The reason of the first loss, or of the broken exchange.
-        lost: Who, in the order in which it was known.
-    """
-
-    detected_s: float
-    cause: str
-    lost: list[int] = field(default_factory=list)
 
 
 # Of a group, and those that follow: past which step so many of the first ranks are known to be.

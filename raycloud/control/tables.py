@@ -44,6 +44,7 @@ from raycloud.events import (
     PartWritten,
     RangeChanged,
     Recovered,
+    RolledBack,
     RunStarted,
     StepsCommitted,
     StopRequested,
@@ -60,6 +61,7 @@ class Phase(StrEnum):
     STOPPING = "STOPPING"  # steps are computed until the halt takes effect
     REGROUPING = "REGROUPING"  # those that are left meet as the next generation
     WAITING = "WAITING"  # too few are left: they keep what they have until others come
+    RESTORING = "RESTORING"  # nobody has the state: others come, and go on from a checkpoint
     CLOSING = "CLOSING"  # members are done; their last checkpoints are being published
     FINISHED = "FINISHED"
     STOPPED = "STOPPED"
@@ -83,9 +85,11 @@ class Condition(StrEnum):
     """What must hold over all members together."""
 
     TOO_FEW = "fewer members are left than the job may run with"
-    NOBODY = "nobody is left who has the state, or nobody can join those that have it"
-    HOPELESS = "members were lost in one meeting after the other, without a step between"
+    STRANDED = "too few are left, and the data has grown, so that nobody can join them"
+    NOBODY = "nobody is left who has the state"
+    HOPELESS = "members were lost in one meeting after the other, or all again and again"
     ENOUGH = "as many members are there as the job must run with, or it is to stop"
+    GATHERED = "as many members are ready as the job must run with, and the checkpoint is found"
     UNFIT = "all members are ready but their data does not fit"
     ALL_READY = "all members are ready"
     BROKEN = "a member of the generation, or of the one to come, is gone"
@@ -130,6 +134,16 @@ _OF_MEMBERS: tuple[type[Event], ...] = (
 _JOINING: tuple[type[Event], ...] = (MemberSpawned, DataPreparing, DataPrepared, MemberReady)
 _FROM_OUTSIDE: tuple[type[Event], ...] = (RangeChanged, CapacityChanged, DataGrew, Noticed)
 
+_WITHOUT_STEPS: tuple[type[Event], ...] = (
+    GenerationFormed,
+    CheckpointPublished,
+    Evaluated,
+    DataPrepared,
+    MemberLeaving,
+    StopRequested,
+    *_FROM_OUTSIDE,
+    Recovered,
+)
 _WHILE_COMPUTING: tuple[type[Event], ...] = (
     GenerationFormed,
     MemberCaughtUp,
@@ -197,18 +211,12 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
         **_stay(Phase.WAITING, *_WHILE_COMPUTING, MemberLost, StopRequested),
         MemberFailed: Phase.FAILED,
     },
+    Phase.RESTORING: {
+        **_stay(Phase.RESTORING, *_WITHOUT_STEPS, *_JOINING, MemberLost, RolledBack),
+        MemberFailed: Phase.FAILED,
+    },
     Phase.CLOSING: {
-        **_stay(
-            Phase.CLOSING,
-            GenerationFormed,
-            CheckpointPublished,
-            Evaluated,
-            DataPrepared,
-            MemberLeaving,
-            StopRequested,
-            *_FROM_OUTSIDE,
-            Recovered,
-        ),
+        **_stay(Phase.CLOSING, *_WITHOUT_STEPS),
         MemberFailed: Phase.FAILED,
     },
     Phase.FINISHED: _stay(Phase.FINISHED, *_ANY),
@@ -227,8 +235,9 @@ PHASE_ON_CONDITION: Final[Mapping[Phase, Mapping[Condition, Phase]]] = {
     },
     Phase.REGROUPING: {
         Condition.STOPPED_TWICE: Phase.STOPPED,
-        Condition.NOBODY: Phase.FAILED,
+        Condition.STRANDED: Phase.FAILED,
         Condition.HOPELESS: Phase.FAILED,
+        Condition.NOBODY: Phase.RESTORING,
         Condition.TOO_FEW: Phase.WAITING,
         Condition.BROKEN: Phase.REGROUPING,
         Condition.APART: Phase.REGROUPING,
@@ -236,8 +245,15 @@ PHASE_ON_CONDITION: Final[Mapping[Phase, Mapping[Condition, Phase]]] = {
     },
     Phase.WAITING: {
         Condition.STOPPED_TWICE: Phase.STOPPED,
-        Condition.NOBODY: Phase.FAILED,
+        Condition.STRANDED: Phase.FAILED,
+        Condition.HOPELESS: Phase.FAILED,
+        Condition.NOBODY: Phase.RESTORING,
         Condition.ENOUGH: Phase.REGROUPING,
+    },
+    Phase.RESTORING: {
+        Condition.STRANDED: Phase.FAILED,
+        Condition.STOP_ASKED: Phase.STOPPED,
+        Condition.GATHERED: Phase.REGROUPING,
     },
     Phase.TRAINING: {
         Condition.BROKEN: Phase.REGROUPING,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from raycloud.checkpoint import Manifest, Store, marked, open_store
 from raycloud.commands import (
@@ -19,6 +19,7 @@ from raycloud.commands import (
     Record,
     Release,
     Reshare,
+    Restore,
     Spawn,
     TellRecovery,
 )
@@ -44,7 +45,7 @@ from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.manifests import manifest_of, publish_manifest
 from raycloud.on_ray.measures import Measures
 from raycloud.on_ray.meeting import MeetingPlace
-from raycloud.on_ray.origin import opening, settings_of
+from raycloud.on_ray.origin import config_of, found_back, opening, settings_of
 from raycloud.on_ray.outlets import Outlets, for_the_log
 from raycloud.on_ray.outside import Outside
 from raycloud.on_ray.profile import profile_of
@@ -58,8 +59,10 @@ from raycloud.order import ledger_line
 from raycloud.planning.inventory import Inventory, require
 from raycloud.planning.plan import Plan, make
 from raycloud.report.recorder import Recorder
-from raycloud.training.member import Meeting, MemberConfig
 from raycloud.training.words import Word
+
+if TYPE_CHECKING:
+    from raycloud.training.member import Meeting
 
 _TURN_S = 0.2
 
@@ -231,6 +234,10 @@ class Driver:
             match command:
                 case Spawn():
                     self._spawn(command)
+                case Restore():
+                    back, damaged = found_back(self._store, self._manifest)
+                    self._measures = Measures()  # some are made again
+                    self._pending.extend([*damaged, back])
                 case Form():
                     self._form(command)
                 case Prepare():
@@ -254,23 +261,12 @@ class Driver:
                     assert_never(command)
 
     def _spawn(self, command: Spawn) -> None:
-        session, asked = self._session, self._session.job.data.collators
-        told = MemberConfig(
-            member=-1,
-            node="",
-            address="",
-            job=session.job,
-            task=session.task,
-            checkpoints=session.checkpoints,
-            mark=session.mark,
-            only_steps=session.only_steps,
-            **self._sources.told(),
-        )
+        asked = self._session.job.data.collators
+        told = config_of(self._session, self._sources.told())
         if command.joins:
+            told = replace(told, joins=True, origin=self._manifest, back=command.back)
             for member in command.members:
-                self._fleet.await_place(
-                    replace(told, member=member, joins=True, origin=self._manifest)
-                )
+                self._fleet.await_place(replace(told, member=member))
             return
         told = replace(told, resume_step=self._manifest.step if self._manifest else None)
         collators = self._fleet.spawn([replace(told, member=m) for m in command.members])

@@ -40,6 +40,7 @@ class MeetingPlace:
             nodes=nodes,
             planned=isinstance(formed, Meet),
             following=formed.following,
+            back=None if isinstance(formed, Meet) else formed.back,
         )
 
     @property

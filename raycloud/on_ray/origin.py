@@ -1,16 +1,21 @@
-"""What the log and control are told first: the job, the machines, from where a start goes on."""
+"""What log, control and members are told first: the job, the machines, where a start goes on."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raycloud import __version__
+from raycloud.checkpoint import latest
 from raycloud.control import ControlSettings
-from raycloud.events import MemberLost, Noticed, RunStarted
+from raycloud.errors import CheckpointError
+from raycloud.events import MemberLost, Noticed, RolledBack, RunStarted
 from raycloud.order import Position
+from raycloud.training.config import MemberConfig
 
 if TYPE_CHECKING:
-    from raycloud.checkpoint import Manifest
+    from collections.abc import Mapping
+
+    from raycloud.checkpoint import Manifest, Store
     from raycloud.events import Event
     from raycloud.on_ray.session import Session
     from raycloud.report.tally import Tally
@@ -34,6 +39,48 @@ def opening(session: Session, manifest: Manifest | None) -> list[Event]:
         return [started]
     what = "workers were left, and could not be taken over"
     return [started, Noticed(what=what, detail={"why": session.not_taken})]
+
+
+def config_of(session: Session, data: Mapping[str, Any]) -> MemberConfig:
+    """What all members are told, and where the data is."""
+    return MemberConfig(
+        member=-1,
+        node="",
+        address="",
+        job=session.job,
+        task=session.task,
+        checkpoints=session.checkpoints,
+        mark=session.mark,
+        only_steps=session.only_steps,
+        **data,
+    )
+
+
+def found_back(store: Store, origin: Manifest | None) -> tuple[RolledBack, list[Noticed]]:
+    """The newest sound checkpoint, where nobody has the state any more; what is damaged is told.
+
+    Args:
+        store: Where checkpoints are.
+        origin: The one that this start began with: members' data is laid out from there.
+
+    Raises:
+        CheckpointError: The store cannot be read, or only older ones are sound.
+    """
+    found = latest(store)
+    step = 0 if found.manifest is None else found.manifest.step
+    if origin is not None and step < origin.step:
+        raise CheckpointError(
+            f"no worker is left, and no checkpoint from step {origin.step} on is sound",
+            hint="`raycloud train --resume` goes on from an older one, if there is any",
+        )
+    damaged = [
+        Noticed(
+            what=f"the checkpoint of step {at} is damaged and was passed over", detail={"why": why}
+        )
+        for at, why in found.skipped
+    ]
+    ledger = dict(found.manifest.ledger) if found.manifest is not None and step else {}
+    return RolledBack(step=step, ledger=ledger), damaged
 
 
 def settings_of(

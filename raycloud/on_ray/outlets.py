@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from raycloud import __version__
-from raycloud.events import DataPrepared, Event, Noticed, PartWritten
+from raycloud.events import DataPrepared, Event, Noticed, PartWritten, RolledBack
 from raycloud.redact import redacted
 from raycloud.report.journals import Journals
 from raycloud.report.tracking import Trackers
@@ -80,4 +80,6 @@ def for_the_log(event: Event) -> Event:
         return replace(event, part=brief)
     if isinstance(event, DataPrepared):
         event = event.brief()
+    if isinstance(event, RolledBack):  # so has the file of the ledger
+        event = replace(event, ledger={})
     return redacted(event)

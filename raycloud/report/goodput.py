@@ -3,7 +3,7 @@
 The whole is every worker's time from when its process was asked for until it was lost, had left or
 the run ended. A report of committed steps says what its seconds were; what it leaves unexplained
 was spent beside the steps, or in a recovery where the generation broke at its end or before its
-first step. Steps that a start from a checkpoint takes back are counted as lost from then on.
+first step. Steps that are taken back, to go on from a checkpoint, are counted as lost from then on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from raycloud.events import (
     MemberLost,
     MemberSpawned,
     Recovered,
+    RolledBack,
     RunStarted,
     StepsCommitted,
 )
@@ -164,6 +165,8 @@ class Goodput:
             case GenerationFormed() if event.generation > self._formed:
                 self._formed = event.generation
                 self._left(t, event)
+            case RolledBack():
+                self._take_back(event.step)
             case Recovered():
                 self._recovered(t, event)
             case CheckpointPublished():
@@ -185,6 +188,11 @@ class Goodput:
         for life in self._lives.values():
             self._over.add(life.parts(self._now_t))
         self._lives.clear()
+        self._take_back(step)
+        self._formed = -1
+
+    def _take_back(self, step: int) -> None:
+        """Steps from `step` on count no more, and were for nothing."""
         for report in self._reports:
             steps = report.last_step - report.first_step
             again = report.last_step - max(report.first_step, step)
@@ -193,7 +201,6 @@ class Goodput:
                 setattr(self._over, name, getattr(self._over, name) - seconds)
                 self._over.lost_s += seconds
         self._reports.clear()
-        self._formed = -1
 
     def _commit(self, t: float, event: StepsCommitted) -> None:
         life = self._lives.setdefault(event.member, _Life(spawned_t=t - event.wall_s))

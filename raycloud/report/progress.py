@@ -18,6 +18,7 @@ from raycloud.events import (
     MemberLost,
     Noticed,
     Recovered,
+    RolledBack,
     RunStarted,
     StopRequested,
 )
@@ -82,9 +83,8 @@ def note(event: Event) -> str | None:
             text += f"{_workers(len(event.members))}, shares {' '.join(map(str, event.shares))}"
         case MemberLost() | MemberLeaving() | ExchangeBroken() | MemberFailed():
             text = _trouble(event)
-        case Recovered():
-            seconds = event.resumed_s - event.detected_s
-            text = f"went on after {seconds:.1f} s, {event.lost_steps} steps lost"
+        case RolledBack() | Recovered():
+            text = _again(event)
         case CheckpointPublished():
             text = f"checkpoint of step {event.step} ({byte_count(event.state_bytes)})"
         case Evaluated() if event.metrics:
@@ -98,6 +98,14 @@ def note(event: Event) -> str | None:
         case _:
             return None
     return printable_line(text)
+
+
+def _again(event: RolledBack | Recovered) -> str:
+    if isinstance(event, RolledBack):
+        there = f"the checkpoint of step {event.step}" if event.step else "the beginning"
+        return f"nobody has the state any more: going back to {there}"
+    seconds = event.resumed_s - event.detected_s
+    return f"went on after {seconds:.1f} s, {event.lost_steps} steps lost"
 
 
 def _trouble(event: MemberLost | MemberLeaving | ExchangeBroken | MemberFailed) -> str:

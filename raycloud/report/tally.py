@@ -28,6 +28,7 @@ from raycloud.events import (
     Noticed,
     PartWritten,
     Recovered,
+    RolledBack,
     RunFinished,
     RunStarted,
     StepsCommitted,
@@ -212,21 +213,24 @@ class Tally:
             self._go_on(t, event)
             return
         step = event.resumed_from_step or 0
-        samples = self.samples_at(step) if step else 0
         if event.resumed_from_step is not None:
             self._close_recoveries()
             again = max(0, self.steps - step)
             resumed = {"kind": "resumed", "t": t, "step": step, "steps_again": again}
             self.recoveries.append({**resumed, "seconds": None, "lost_steps": again})
+        self._take_back(step)
+        self.data.start()
+        self.awaited, self.ready, self._met = set(), set(), set()
+        self.sessions.append(Session(started_t=t, from_step=step))
+
+    def _take_back(self, step: int) -> None:
+        """Nobody is there, and of all steps those before `step` count."""
+        self.steps, self.samples = self._base = (step, self.samples_at(step) if step else 0)
         self.points = [point for point in self.points if point.step <= step]
-        self.steps, self.samples = self._base = (step, samples)
         if self.metrics_step is not None and self.metrics_step > step:
             self.metrics, self.metrics_step, self.sample = {}, None, None
         self._streams.clear()
-        self.data.start()
-        self.awaited, self.ready = set(), set()
-        self.members, self.shares, self._met = (), (), set()
-        self.sessions.append(Session(started_t=t, from_step=step))
+        self.members, self.shares = (), ()
 
     def _go_on(self, t: float, event: RunStarted) -> None:
         """Members have outlived their driver: nothing is taken back, and they report on."""
@@ -301,8 +305,8 @@ class Tally:
             return
         self.steps, self.samples = steps, samples
         if self.session is not None:
-            self.session.last = (t, steps, samples)
-            self.session.first = self.session.first or self.session.last
+            self.session.last, first = (t, steps, samples), self.session.first
+            self.session.first = self.session.last if first is None or first[1] > steps else first
 
     def _trouble(self, t: float, event: Event) -> None:
         match event:
@@ -312,6 +316,8 @@ class Tally:
             case MemberLost() if self._counts(event.member):
                 lost = {"kind": "member lost", "t": t, "step": self.steps, "member": event.member}
                 self.recoveries.append({**lost, "reason": event.reason, "seconds": None})
+            case RolledBack():
+                self._take_back(event.step)
             case Recovered():
                 add_recovered(self.recoveries, t, self.steps, event)
             case MemberFailed() if self._counts(event.member):

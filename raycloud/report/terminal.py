@@ -284,6 +284,8 @@ def _recoveries(summary: Summary) -> str:
             text = f"member {recovery['member']} lost at step {recovery['step']}"
         if recovery.get("seconds") is not None:
             text += f", {duration(recovery['seconds'])} until training went on"
+        if recovery.get("lost_steps"):
+            text += f", {recovery['lost_steps']} steps computed again"
         texts.append(text)
     return printable_line("; ".join(texts))
 

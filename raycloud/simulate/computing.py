@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from raycloud.simulate.fleet import Fleet
     from raycloud.simulate.lockstep import Lockstep
     from raycloud.simulate.scenario import Scenario
+    from raycloud.simulate.story import Kept
     from raycloud.simulate.words import Words
     from raycloud.simulate.world import World
 
@@ -45,6 +46,11 @@ class Origin:
     at: Position
     value: int
 
+    @classmethod
+    def of(cls, kept: Kept | None) -> Origin:
+        """The checkpoint; None: there is none."""
+        return cls(0, Position(), 0) if kept is None else cls(kept.step, kept.position, kept.value)
+
 
 class Computing:
     """The generations of one start of a run, one after the other.
@@ -54,7 +60,7 @@ class Computing:
         world: Whose time and chance.
         fleet: The members.
         words: What they say.
-        origin: Where they begin.
+        origin: Where they begin; later, what they have gone back to.
 
     Attributes:
         group: The generation that computes; None: none does.
@@ -95,6 +101,15 @@ class Computing:
     def position(self, step: int) -> Position:
         """Where the sequence stands before `step`."""
         return self.cut.position_after(step - self.origin.step, self.origin.at)
+
+    def go_back(self, kept: Kept | None) -> None:
+        """Nobody has the state any more: whoever meets next begins where the checkpoint stands."""
+        self.stop()
+        for body in self.fleet.seats.values():
+            body.begun, body.kept, body.owes = False, (), 0
+        self.origin = Origin.of(kept)
+        self.reached = self.origin.step
+        self.useful_s = 0.0 if kept is None else kept.useful_s
 
     def bodies(self, group: Lockstep) -> list[Body | None]:
         """Its members by rank, as far as the driver still holds them."""

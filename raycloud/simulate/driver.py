@@ -17,6 +17,7 @@ from raycloud.commands import (
     Record,
     Release,
     Reshare,
+    Restore,
     Spawn,
     TellRecovery,
 )
@@ -29,6 +30,7 @@ from raycloud.events import (
     MemberLost,
     Noticed,
     Recovered,
+    RolledBack,
     StepsCommitted,
 )
 from raycloud.order import ledger_line
@@ -162,6 +164,8 @@ class Driver:
             match command:
                 case Spawn(members=members, joins=joins):
                     self._spawn(members, joins=joins)
+                case Restore():
+                    self._restore()
                 case Form():
                     self._form(command)
                 case Prepare():
@@ -198,6 +202,12 @@ class Driver:
         self._spawned |= set(members)
         self._story.spawned = max(members) + 1
         self._fleet.spawn(members, joins=joins)
+
+    def _restore(self) -> None:
+        kept = self._story.kept
+        self._computing.go_back(kept)
+        self._committed = self._computing.origin.step
+        self._tell(RolledBack(step=self._committed, ledger={} if kept is None else kept.ledger))
 
     def _form(self, command: Form) -> None:
         self._story.generations += 1
@@ -302,7 +312,7 @@ class Driver:
         """Where machines hold enough members, the run does not wait for ever."""
         control, now_s = self.control, self._world.now_s
         enough = self._fleet.room >= control.workers[0]
-        if control.phase is not Phase.WAITING or not enough:
+        if control.phase not in {Phase.WAITING, Phase.RESTORING} or not enough:
             self._waits_s = None
         elif self._waits_s is None:
             self._waits_s = now_s

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raycloud.control import ControlSettings, Phase
-from raycloud.order import Position
 from raycloud.simulate.computing import Computing, Origin
 from raycloud.simulate.driver import Driver
 from raycloud.simulate.ending import Ending
@@ -47,9 +46,7 @@ class Start:
         self._scenario, self._world = scenario, world
         self.room = machines.room
         kept = story.kept
-        origin = Origin(0, Position(), 0)
-        if kept is not None:
-            origin = Origin(kept.step, kept.position, kept.value)
+        origin = Origin.of(kept)
         self.words = Words(world, scenario.delay_s)
         self.fleet = Fleet(scenario, world, machines, self.words)
         self.computing = Computing(scenario, world, self.fleet, self.words, origin)

@@ -23,7 +23,8 @@ class MemberConfig:
     driver's; `known` are the inputs that the run has read before, in their order. `collators` are
     the names of the processes that make batches in the members' place. `only_steps` ends it after
     so many steps, whatever the job's length, which the task's schedule is made for all the same.
-    One that `joins` takes its state from the others, who began with the checkpoint `origin`.
+    One that `joins` takes its state from the others, who began with the checkpoint `origin`; where
+    nobody is left who has it, it has loaded the checkpoint of step `back` by the time it is ready.
     `price_per_hour` is what this node is labelled to cost.
     """
 
@@ -43,3 +44,4 @@ class MemberConfig:
     collators: tuple[str, ...] = ()
     joins: bool = False
     origin: Manifest | None = None
+    back: int | None = None

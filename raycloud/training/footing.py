@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.events import Noticed
 from raycloud.sync.lane import Lane
+from raycloud.training.growth import position_of
 from raycloud.training.locality import agreed
 from raycloud.training.loop import Loop
 from raycloud.training.parts import Seat
@@ -25,6 +26,7 @@ from raycloud.training.regroup import (
 from raycloud.training.suspects import leave_out, suspects_of
 
 if TYPE_CHECKING:
+    from raycloud.checkpoint import Manifest
     from raycloud.order import Position, StepSpan
     from raycloud.sync.transport import Transport
     from raycloud.training.locality import Held
@@ -64,6 +66,7 @@ class Footing:
         self._last_step = last_step
         self._fuses = fuses
         self._held = held
+        self._address = address
         self._suspects = suspects_of(parts.job.errors.on_error)
         self._passing = Passing(parts, address)
         self.loop: Loop | None = None
@@ -73,6 +76,16 @@ class Footing:
     def lacking(self) -> bool:
         """It has no state but the one that it was built with, or is about to take another's."""
         return self._passing.lacking
+
+    def go_back(self, manifest: Manifest) -> None:
+        """Whatever it has done counts no more: it begins where the checkpoint stands."""
+        self._passing.end()
+        self._parts = replace(self._parts, first_step=manifest.step)
+        self._position = position_of(manifest)
+        self._fuses = tuple(manifest.values["fuses"])
+        self._suspects = suspects_of(self._parts.job.errors.on_error)
+        self._passing = Passing(self._parts, self._address)
+        self.loop = self.seat = None
 
     def stand(
         self,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from raycloud.checkpoint import encode, load, open_store, see
-from raycloud.checkpoint.payload import load_tensors
 from raycloud.data.provide import TRAIN
 from raycloud.errors import InternalError
 from raycloud.events import (
@@ -37,6 +36,7 @@ from raycloud.training.loop import Parts, Seat
 from raycloud.training.meeting import Meeting, leave, meet
 from raycloud.training.memory import keep_freed_memory
 from raycloud.training.replica import Replica
+from raycloud.training.restoring import Restoring
 from raycloud.training.saver import Saver
 from raycloud.training.state import digest
 from raycloud.training.supply import Supplying
@@ -117,8 +117,8 @@ class Life:
         self._grown: dict[int, BlockSamples] = {}
         self._ready: MemberReady | None = None
         self._met: tuple[Transport, Transport] | None = None  # of the present generation
-        if manifest is not None and not config.joins:
-            self._replica.state.load(load_tensors(store, manifest), manifest.values)
+        self._restoring = Restoring(store, self._replica)
+        self._restoring.begin(config, manifest)
         self._replica.state.beside = data_values(self._samples)
         self._collate = self._collating()
         saver = Saver(store, member=config.member, clock=clock, report=report)
@@ -227,7 +227,10 @@ class Life:
         Raises:
             TransportError: The generation broke, or was abandoned. Nothing but the step under way
                 is undone, and another call goes on with it in the next generation.
+            CheckpointError: What it is to go back to cannot be loaded.
         """
+        if meeting.back is not None:
+            self._restoring.go_back(meeting.back, self._footing)
         gradients, lane = met or self.meet(meeting, abandoned)
         before, self._met = self._met, (gradients, lane)
         self._replica.connect(gradients)

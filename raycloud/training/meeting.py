@@ -20,6 +20,7 @@ from raycloud.sync.transport import Abandoned
 if TYPE_CHECKING:
     import torch
 
+    from raycloud.commands import Back
     from raycloud.sync.transport import Transport
 
 _MEETING_S = 900.0  # whoever does not come is taken for lost long before that
@@ -35,7 +36,8 @@ class Meeting:
     `nodes` are the ids of the nodes that the members run on, by rank; empty where unknown.
     `settled` is the number of the last change that is over, in force or withdrawn. A `planned`
     meeting is that change itself: those that compute come to it `ahead`, while they do, and give
-    its number there. Members of `following` need not have the state yet.
+    its number there. Members of `following` need not have the state yet. Where nobody had it any
+    more they go `back` before they come.
     """
 
     host: str
@@ -49,6 +51,7 @@ class Meeting:
     planned: bool = False
     following: tuple[int, ...] = ()
     ahead: int | None = None
+    back: Back | None = None
 
 
 def meet(

@@ -90,17 +90,6 @@ def test_others_are_asked_for_as_often_as_it_takes():
     assert job.phase is Phase.WAITING
 
 
-def test_where_nobody_is_left_who_has_the_state_the_run_ends():
-    job, _ = waiting()
-    job.on(ready(3), 3.0)
-    assert job.phase is Phase.REGROUPING
-    job.on(lost(0), 4.0)
-    assert job.phase is Phase.WAITING
-    finish = only(c.Finish, job.on(lost(2), 5.0))
-    assert finish.status == "failed"
-    assert "member 2 on node-2 was lost" in finish.error
-
-
 def test_a_stop_is_carried_out_by_who_is_left():
     job, _ = waiting()
     form = only(c.Form, job.on(stop(), 3.0))

@@ -1,0 +1,152 @@
+"""Nobody is left who has the state: others are asked for, and go on from a checkpoint, in place.
+
+Each function but those that ask changes the state that it is given and yields commands; nothing
+happens until it is iterated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from raycloud.commands import Back, Command, Form, Meet, Notice, Record, Release, Restore
+from raycloud.control.forming import fit, withdraw
+from raycloud.control.growing import MOST_MISSES, pause_s, spares
+from raycloud.control.progress import Progress
+from raycloud.control.recovery import Recovery
+from raycloud.control.tables import MemberState, Phase
+from raycloud.errors import InternalError
+from raycloud.order import Ledger, growth_record, restore_record
+
+if TYPE_CHECKING:
+    from raycloud.control.state import JobState
+    from raycloud.events import RolledBack
+
+
+def begin(state: JobState, now_s: float) -> Iterator[Command]:
+    """Words of all generations up to now do not count any more; who is new is kept.
+
+    Where they have come no further than the last time, others are asked for later.
+    """
+    if returns := state.formed().returns:
+        state.ask_again_s = max(state.ask_again_s, now_s + pause_s(returns))
+    for member in state.present():
+        if member.joined:  # it was done, and its process has ended
+            member.enter(MemberState.LOST, now_s)
+    if state.recovery is None:
+        state.recovery = Recovery(detected_s=now_s - state.started_s, cause=state.error)
+    change = state.outstanding.change if state.outstanding is not None else None
+    met = {*state.group, *(change.members if isinstance(change, Meet) else ())}
+    state.recovery.back = None
+    state.recovery.followed = tuple(sorted(filter(state.here, met)))
+    for number in state.recovery.followed:
+        state.members[number].enter(MemberState.READY, now_s)
+    newest = withdraw(state)
+    state.generation = state.formed_as = state.sound_from = newest + 1
+    state.group, state.shares, state.following, state.groups = (), (), frozenset(), {}
+    state.halt_sent = state.halted = state.met = False
+    state.broken, state.error = None, ""
+    yield Release(members=tuple(sorted(met.difference(state.turns.present))))
+    yield Restore()
+
+
+def why_not_there(state: JobState, event: RolledBack) -> str:
+    """Why this cannot be the checkpoint to go on from; empty if it can."""
+    if state.recovery is None or state.recovery.back is not None:
+        return "no checkpoint is looked for"
+    if event.step == 0:
+        return "the beginning has no ledger" if event.ledger else ""
+    try:
+        ledger = Ledger.from_state(event.ledger)
+    except (InternalError, KeyError, TypeError, ValueError) as error:
+        return f"its ledger cannot be used: {error}"
+    if (ledger.samples, ledger.next_step) != (state.formed().steps.samples, event.step):
+        return f"its ledger has {ledger.next_step} steps of {ledger.samples} samples per epoch"
+    if event.step > state.formed().committed_step:
+        return f"only steps up to {state.formed().committed_step} are committed"
+    return ""
+
+
+def go_back(state: JobState, event: RolledBack) -> Iterator[Command]:
+    """Steps after the checkpoint do not count any more.
+
+    Who has followed others is not as it began, and is of no use where there is no checkpoint.
+    """
+    recovery, before = state.recovery, state.formed()
+    if recovery is None:
+        raise InternalError(f"nobody was lost: {event}")
+    steps = before.steps
+    ledger = Ledger(samples=steps.samples)
+    if event.ledger:
+        ledger.restore(event.ledger)
+    records = [restore_record(ledger.state())]
+    if steps.sizes != ledger.sizes:  # it had grown before this start
+        ledger.grow(*steps.later[-1])
+        records.append(growth_record(*steps.later[-1]))
+    progress = state.progress = Progress(
+        steps=steps,
+        step=event.step,
+        position=ledger.newest,
+        ledger=ledger,
+        generation=state.generation,
+    )
+    progress.furthest, progress.returns = before.furthest, before.returns + 1
+    progress.sound_from = state.generation
+    state.checkpoints.go_back(event.step)
+    if state.saving is not None:
+        state.saving.dropped()
+    state.skips.clear()
+    recovery.back = Back(step=event.step, generation=state.generation)
+    recovery.lost_steps += before.committed_step - event.step
+    yield Record(records=tuple(records))
+    if event.step == 0:
+        useless = tuple(filter(state.here, recovery.followed))
+        for number in useless:
+            state.members[number].enter(MemberState.RELEASED, state.now_s)
+        yield Release(members=useless)
+    what = f"no worker is left, at least {state.workers[0]} are needed: waiting for them"
+    yield Notice(what=what, detail={"machines_hold": state.capacity})
+
+
+def gathered(state: JobState) -> bool:
+    """Enough are ready, and the others that have a place, too, or they were waited for."""
+    if state.recovery is None or state.recovery.back is None:
+        return False
+    ready_s = sorted(m.since_s for m in spares(state) if not m.leaving)
+    fewest, most = state.workers
+    if len(ready_s) < fewest:
+        return False
+    placed = sum(m.placed and not m.leaving for m in state.joining())
+    waited_s = state.now_s - ready_s[fewest - 1]
+    return len(ready_s) >= min(placed, most) or waited_s >= state.settings.gather_s
+
+
+def gather(state: JobState, now_s: float) -> Iterator[Command]:
+    """Those that are ready load the checkpoint, and meet."""
+    step = state.formed().committed_step
+    new = [m for m in spares(state) if not m.leaving][: state.workers[1]]
+    state.group = tuple(member.number for member in new)
+    state.groups = {state.generation: state.group}
+    state.shares = fit(state, new, ())
+    state.meetings, state.losing, state.unmet, state.misses = 1, 0, 0, 0
+    state.called_s = now_s
+    state.save_asked = False
+    if state.resharing is not None:
+        state.resharing.wait(step, now_s)
+    for member in new:
+        state.hearing.begin(member.number)
+        member.join(step)
+        member.generation, member.heard_s, member.part_step = state.generation, now_s, -1
+    yield Form(
+        generation=state.generation,
+        members=state.group,
+        shares=state.shares,
+        step=step,
+        settled=state.settled,
+        back=state.recovery.back if state.recovery is not None else None,
+    )
+
+
+def fails_anew(state: JobState) -> bool:
+    """Where nobody has the state, members that fail again and again end the run."""
+    return state.phase is Phase.RESTORING and state.misses >= MOST_MISSES

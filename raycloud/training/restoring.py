@@ -1,0 +1,64 @@
+"""Going back to a checkpoint in place: the process, its model and its data stay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raycloud.checkpoint import load
+from raycloud.checkpoint.payload import load_tensors
+
+if TYPE_CHECKING:
+    from raycloud.checkpoint import Manifest, Store
+    from raycloud.commands import Back
+    from raycloud.training.config import MemberConfig
+    from raycloud.training.footing import Footing
+    from raycloud.training.replica import Replica
+
+
+class Restoring:
+    """Loads the checkpoints that a member is told to go back to, each once.
+
+    Args:
+        store: Where they are.
+        replica: This member's.
+    """
+
+    def __init__(self, store: Store, replica: Replica) -> None:
+        """It stands where it began."""
+        self._store, self._replica = store, replica
+        self._ahead: Manifest | None = None
+        self._gone_back = -1
+
+    def begin(self, config: MemberConfig, origin: Manifest | None) -> None:
+        """Load what the run starts from, or is going to go back to, while others are still to come.
+
+        Raises:
+            CheckpointError: It cannot be loaded, or is of another model.
+        """
+        if config.back:
+            self._ahead = load(self._store, config.back)
+            self._load(self._ahead)
+        elif origin is not None and not config.joins:
+            self._load(origin)
+
+    def go_back(self, back: Back, footing: Footing) -> None:
+        """Stand where the checkpoint does, unless that was done when it was told before.
+
+        Raises:
+            CheckpointError: It cannot be loaded, or is of another model.
+        """
+        if back.generation <= self._gone_back:
+            return
+        self._gone_back, ahead, self._ahead = back.generation, self._ahead, None
+        if back.step == 0:  # it is new
+            return
+        if ahead is None or ahead.step != back.step or footing.loop is not None:
+            ahead = load(self._store, back.step)
+            if self._replica.kept is not None:
+                self._replica.discard()
+            self._load(ahead)
+            self._replica.statistics.settle()
+        footing.go_back(ahead)
+
+    def _load(self, manifest: Manifest) -> None:
+        self._replica.state.load(load_tensors(self._store, manifest), manifest.values)

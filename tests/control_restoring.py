@@ -1,0 +1,24 @@
+"""How a simulated fleet of which nobody is left goes back to its newest checkpoint."""
+
+from __future__ import annotations
+
+from raycloud import events as e
+
+
+class Restoring:
+    """For a fleet with its `manifests`, `spans`, `bodies`, and an `at` to say when."""
+
+    def go_back(self):
+        began = self.scene.settings
+        step = max(self.manifests, default=began.step)
+        position, ledger = self.manifests.get(step, (began.position, began.ledger or {}))
+        self.step, self.position = step, self.settled(position)
+        self.spans = {at: span for at, span in self.spans.items() if at < step}
+        self.running = self.broken = False
+        self.formed_as = -1  # whatever is under way comes to nothing
+        self.group, self.following = (), ()
+        self.changes.clear()
+        for body in self.bodies.values():
+            body.reported, body.micro_batches, body.compute_s = None, 0, 0.0
+        word = e.RolledBack(step=step, ledger=ledger)
+        self.at(self.now_s + self.some_s(), lambda: self.feed(word))
