@@ -311,7 +311,7 @@ class RolledBack:
     """Nobody has the state: back to the checkpoint of `step` (0: none); `ledger` is not logged."""
 
     step: int
-    ledger: Mapping[str, Any] = field(default_factory=dict)
+    ledger: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

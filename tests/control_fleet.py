@@ -331,7 +331,7 @@ class Fleet(Samples, Following, Restoring, Troubles):
         if job.ledger is None:
             return
         assert len(job.shares) == len(job.group)
-        if job.phase is not Phase.RESTORING:
+        if job.group:
             assert sum(job.shares) == self.scene.settings.micro_batches
             assert min(job.shares) >= 0
             assert job.committed_step <= max(self.step, self.scene.settings.step)

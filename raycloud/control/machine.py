@@ -209,7 +209,8 @@ class Control:
             if not self._state.members[number].gone:  # who leaves has gone with its last word
                 self._state.members[number].enter(state, now_s)
         phase = PHASE_ON_EVENT[self._state.phase][type(event)]
-        if isinstance(event, MemberEvent) and self._state.spare(event.member):
+        failed = isinstance(event, MemberFailed)  # and is not tolerated any more
+        if isinstance(event, MemberEvent) and not failed and self._state.spare(event.member):
             commands += self._of_spare(event, now_s)  # the phase is that of those that compute
         else:
             commands += self._enter(phase, now_s)

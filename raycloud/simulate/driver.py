@@ -175,11 +175,8 @@ class Driver:
                 case Record(records=records):
                     self._story.lines += [ledger_line(record) for record in records]
                     self._check_progress()
-                case Notice(what=what, member=member, detail=detail):
-                    self._tell(Noticed(what=what, member=member, detail=detail))
-                case TellRecovery():
-                    self._story.recoveries += 1
-                    self._tell(Recovered(**asdict(command)))
+                case Notice() | TellRecovery():
+                    self._note(command)
                 case Release(members=members):
                     self._spawned -= set(members)
                     self._ending.release(members)
@@ -187,6 +184,13 @@ class Driver:
                     self._end(command)
                 case _:
                     assert_never(command)
+
+    def _note(self, command: Notice | TellRecovery) -> None:
+        if isinstance(command, Notice):
+            self._tell(Noticed(**asdict(command)))
+        else:
+            self._story.recoveries += 1
+            self._tell(Recovered(**asdict(command)))
 
     def _tell(self, event: Event) -> None:
         self._words.tell(event, self._world.now_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Form, Meet, Prepare, Publish, Release, Reshare, Spawn
-from raycloud.events import GenerationFormed, RolledBack, StepsCommitted
+from raycloud.events import GenerationFormed, StepsCommitted
 
 if TYPE_CHECKING:
     from raycloud.commands import Command
@@ -39,8 +39,6 @@ def short(record: Event | Command) -> str:
             return f"Spawn(members={few(record.members)}, joins={record.joins})"
         case Release():
             return f"Release(members={few(record.members)})"
-        case RolledBack():
-            return f"RolledBack(step={record.step})"
         case GenerationFormed():
             of = f"first_step={record.first_step}, members={few(record.members)}"
             return f"GenerationFormed(generation={record.generation}, {of})"

@@ -33,8 +33,10 @@ def test_who_was_done_and_has_ended_since_is_nobody_to_wait_with():
     job.on(lost(1), 2.5)
     job.on(lost(2), 3.0)
     assert job.phase is Phase.WAITING  # member 0 has the state
-    job.on(lost(0), 4.0)
-    assert only(c.Finish, tick(job, 5.0)).status == "failed"
+    commands = [*job.on(lost(0), 4.0), *tick(job, 5.0)]
+    assert of(c.Restore, commands)
+    assert job.members[0] is MemberState.LOST
+    assert job.phase is Phase.RESTORING
 
 
 def test_many_that_are_lost_at_once_are_one_incident():
@@ -55,7 +57,7 @@ def test_who_has_the_state_and_does_not_meet_anybody_is_lost_in_the_end():
     job.on(lost(1), 2.0)
     commands, now_s, newest = job.on(lost(2), 2.0), 2.0, 2
     met_with = []
-    while not of(c.Finish, commands) and now_s < 5_000:
+    while not of(c.Restore, commands) and now_s < 5_000:
         for member in (m for x in of(c.Spawn, commands) for m in x.members):
             newest = member
         now_s += 1.0
@@ -64,7 +66,7 @@ def test_who_has_the_state_and_does_not_meet_anybody_is_lost_in_the_end():
             met_with += [x.members for x in of(c.Form, commands)]
         else:
             commands = tick(job, now_s)
-    assert only(c.Finish, commands).status == "failed"
+    assert job.phase is Phase.RESTORING
     assert 3 <= len(met_with) <= 6
     assert all(members[0] == 0 for members in met_with)
 

@@ -15,9 +15,11 @@ from tests.control_job import control, of, only, report, tick, training, trainin
 # ---- faults
 
 
-def test_where_all_are_lost_the_run_fails_and_says_what_to_do():
-    job = training()
-    assert not of(c.Finish, job.on(e.MemberLost(member=0, reason="its node died"), 1.0))
+def test_where_nobody_can_come_the_run_fails_and_says_what_to_do():
+    job = training(min_workers=1)
+    job.on(e.DataGrew(samples=200, version=1), 0.5)
+    commands = job.on(e.MemberLost(member=0, reason="its node died"), 1.0)
+    assert not of(c.Finish, commands)
     finish = only(c.Finish, job.on(e.MemberLost(member=1, reason="its node died, too"), 1.0))
     assert finish.status == "failed"
     assert "member 1 on node-1 was lost: its node died, too" in finish.error
@@ -28,10 +30,11 @@ def test_where_all_are_lost_the_run_fails_and_says_what_to_do():
 
 
 def test_the_checkpoint_to_resume_from_is_named():
-    job = training()
+    job = training(min_workers=1)
     for member in (0, 1):
         job.on(part(member, 10), 1.0)
     job.on(published(10), 1.0)
+    job.on(e.DataGrew(samples=200, version=1), 1.0)
     job.on(e.MemberLost(member=0, reason="x"), 1.0)
     error = only(c.Finish, job.on(e.MemberLost(member=1, reason="x"), 1.0)).error
     assert "--resume goes on from the last checkpoint, of step 10" in error

@@ -35,11 +35,10 @@ def test_who_follows_goes_on_following_where_another_is_lost():
     assert (change.caught_up, min(change.shares) > 0) == ((2,), True)
 
 
-def test_where_nobody_is_left_who_has_the_state_the_run_fails():
+def test_where_nobody_is_left_who_has_the_state_a_checkpoint_is_looked_for():
     job = following()
     job.on(lost(0), 10.0)
-    finish = only(c.Finish, job.on(lost(1), 10.1))
-    assert finish.status == "failed"
+    assert only(c.Restore, job.on(lost(1), 10.1))
 
 
 def test_who_has_caught_up_is_one_who_has_the_state():

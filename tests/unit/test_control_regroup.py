@@ -127,10 +127,8 @@ def test_nobody_is_left():
     job = three(min_workers=2)
     to(job, 5)
     job.on(lost(1), 2.0)
-    assert not of(c.Finish, job.on(lost(0, "it too"), 2.1))
-    finish = only(c.Finish, job.on(lost(2, "and it"), 2.2))
-    assert finish.status == "failed"
-    assert "member 2 on node-2 was lost: and it" in finish.error
+    assert not of(c.Restore, job.on(lost(0, "it too"), 2.1))
+    assert of(c.Restore, job.on(lost(2, "and it"), 2.2))
 
 
 def test_a_member_is_lost_before_it_is_ready():

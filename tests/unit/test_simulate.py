@@ -25,6 +25,7 @@ from raycloud.simulate import (
 )
 from raycloud.simulate.__main__ import main
 from raycloud.simulate.changes import Changes
+from raycloud.simulate.driver import Driver
 from raycloud.simulate.meeting import Meetings
 from raycloud.simulate.words import Words
 
@@ -81,7 +82,25 @@ def test_where_machines_lack_a_run_waits_for_them():
     outcome = simulate(
         with_faults({"at_s": 40.0, "kind": Kind.ZONE, "lasts_s": 120.0}, least=2, zones=1)
     )
-    assert (outcome.starts, outcome.steps, outcome.broken) == (2, 300, ())
+    assert (outcome.starts, outcome.steps, outcome.broken) == (1, 300, ())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_where_all_are_lost_others_go_on_from_the_checkpoint(seed, monkeypatch):
+    """Once all at the same time, then one after the other; and before there is any checkpoint."""
+    backs, restore = [], Driver._restore
+
+    def note(self):
+        restore(self)
+        backs.append(self.control.committed_step)
+
+    monkeypatch.setattr(Driver, "_restore", note)
+    faults = [{"at_s": at_s, "kind": Kind.DIE, "many": 4} for at_s in (24.0, 60.0)]
+    faults += [{"at_s": 120.0 + i, "kind": Kind.DIE, "many": 1} for i in range(6)]
+    outcome = simulate(with_faults(*faults, seed=seed, every_steps=20, steps=600))
+    assert (outcome.starts, outcome.steps, outcome.broken) == (1, 600, ())
+    assert len(backs) >= 2
+    assert outcome.recoveries >= 2
 
 
 def test_days_are_thinned_out_and_come_to_the_same():
@@ -147,7 +166,7 @@ def test_a_ledger_that_leaves_steps_out_is_seen(monkeypatch):
 
 def test_a_meeting_that_never_ends_is_seen(monkeypatch):
     monkeypatch.setattr(Meetings, "_begin", lambda self, meeting: None)
-    assert any("does not end" in promise for promise in simulate(FOUR).broken)
+    assert any("it gave up" in promise for promise in simulate(FOUR).broken)
 
 
 def test_a_change_that_members_do_not_take_in_together_is_seen(monkeypatch):
