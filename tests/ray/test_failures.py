@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +13,24 @@ import raycloud
 from raycloud.errors import (
     DivergedError,
     JobError,
-    MemberLostError,
     PlacementError,
     RaycloudError,
     RunDirectoryError,
     TaskError,
 )
-from raycloud.events import CheckpointPublished, Event, MemberLost, RunFinished
+from raycloud.events import RunFinished
 from raycloud.report.summary import read_summary
 from raycloud.spec import dump_job
 from tests.live import (
     RAYCLOUD,
     asked,
-    check_result,
     events,
     exact_steps,
-    members_below,
     of_kind,
     published,
     ran,
     wait_for,
 )
-from tests.live_tasks import Steady
 
 CPUS = 2
 
@@ -122,39 +116,6 @@ def test_checkpoints_of_another_run_are_not_written_over(tmp_path: Path) -> None
     with pytest.raises(RunDirectoryError, match=r"another run \(newest: step 3\)"):
         raycloud.train(job, run_dir=tmp_path / "two")
     assert not (tmp_path / "two").exists()
-
-
-def test_where_nobody_is_left_the_run_fails_and_can_be_resumed(
-    tmp_path: Path, ray_tmpdir: Path
-) -> None:
-    job = asked("Steady", [5, 3], steps=100_000, checkpoint={"every_steps": 10})
-    killed: list[int] = []
-
-    def kill_all(event: Event) -> None:
-        if isinstance(event, CheckpointPublished) and event.step == 20 and not killed:
-            members = members_below(ray_tmpdir)
-            assert len(members) == 2
-            for pid in members:
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
-
-    with pytest.raises(MemberLostError, match=r"member \d.* was lost") as caught:
-        raycloud.train(job, run_dir=tmp_path / "run", observer=kill_all)
-    last = published(tmp_path / "run")[-1]
-    assert f"--resume goes on from the last checkpoint, of step {last}" in caught.value.hint
-    assert str(tmp_path / "run") in caught.value.hint
-    assert len(of_kind(MemberLost, events(tmp_path / "run"))) == 2
-    assert read_summary(tmp_path / "run/summary.json").status == "failed"
-    _all_free()
-
-    longer = asked("Steady", [5, 3], steps=last + 10)
-    run = raycloud.train(longer, run_dir=tmp_path / "run", resume=True)
-    check_result(run, longer, Steady(), last + 10)
-    assert [r["kind"] for r in run.summary["recoveries"]] == [
-        "member lost",
-        "member lost",
-        "resumed",
-    ]
 
 
 def test_impossible_resources_are_refused_and_leave_nothing(tmp_path: Path) -> None:
