@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,7 @@ class Fleet:
         self._resources = resources
         self._clock = clock
         self._polled_s = float("-inf")
+        self._pause = threading.Event()
         self._late_s: dict[int, float] = {}
         self._still_s: dict[int, float] = {}
         self._waiting: dict[int, tuple[PlacementGroup, MemberConfig]] = {}
@@ -139,9 +141,11 @@ class Fleet:
         before_s = self._polled_s
         by_poll = {seat.poll: member for member, seat in self._seats.items()}
         heard = {member: seat.heard for member, seat in self._seats.items()}
-        if not by_poll:
-            return events
         wait_s = 0.0 if events else timeout_s
+        if not by_poll:  # nobody is there, and it may be long until somebody is
+            self._pause.wait(wait_s)
+            self._polled_s = self._clock.monotonic_s()
+            return events
         ready, _ = ray.wait(list(by_poll), num_returns=1, timeout=wait_s)
         if ready:  # whoever else is ready by now
             ready, _ = ray.wait(list(by_poll), num_returns=len(by_poll), timeout=0)

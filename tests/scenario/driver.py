@@ -19,6 +19,7 @@ from raycloud.commands import (
     Record,
     Release,
     Reshare,
+    Restore,
     Spawn,
     TellRecovery,
 )
@@ -36,6 +37,7 @@ from raycloud.events import (
     StepsCommitted,
 )
 from raycloud.on_ray.manifests import manifest_of
+from raycloud.on_ray.origin import found_back
 from raycloud.order import Position, ledger_line
 from raycloud.simulate.telling import short
 from raycloud.training.member import Meeting, MemberConfig
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
 _TURN_S = 0.2
 _PUBLISH_S = 0.1
+_FINDS_S = 0.5
 _SILENCE_S = 60.0
 _WELL_S = 10.0  # who was well for so long is well
 _FULL = "CheckpointError"  # the only one that a script gives cause for
@@ -191,6 +194,9 @@ class Driver:
             match command:
                 case Spawn():
                     self._spawn(command)
+                case Restore():
+                    back, _ = found_back(self._store, self._manifest)
+                    self._soon(back, self._world.between(0.0, _FINDS_S))
                 case Form():
                     self._story.generation = command.generation
                     self._form(command)
@@ -200,11 +206,8 @@ class Driver:
                     self._publish(command)
                 case Record(records=records):
                     self._story.lines += [ledger_line(record) for record in records]
-                case Notice(what=what, member=member, detail=detail):
-                    self._soon(Noticed(what=what, member=member, detail=detail))
-                case TellRecovery():
-                    self._story.recoveries += 1
-                    self._soon(Recovered(**asdict(command)))
+                case Notice() | TellRecovery():
+                    self._note(command)
                 case Release(members=members):
                     self._fleet.drop(members)
                 case Finish(status=status, error=why):
@@ -213,6 +216,11 @@ class Driver:
                         self._story.wrong.append(f"{status}, and no fault explains it: {why}")
                 case _:
                     raise AssertionError(f"a scenario does not know what {command} asks for")
+
+    def _note(self, command: Notice | TellRecovery) -> None:
+        self._story.recoveries += isinstance(command, TellRecovery)
+        kind = Noticed if isinstance(command, Notice) else Recovered
+        self._soon(kind(**asdict(command)))
 
     def _soon(self, event: Event, seconds: float = 0.0) -> None:
         self._world.after(seconds, lambda: self.take(event))
@@ -231,6 +239,7 @@ class Driver:
             resume_step=self._manifest.step if self._manifest and not command.joins else None,
             joins=command.joins,
             origin=self._manifest if command.joins else None,
+            back=command.back,
         )
         self._fleet.spawn([replace(told, member=member) for member in command.members])
 
@@ -266,6 +275,7 @@ class Driver:
             shares=formed.shares,
             planned=isinstance(formed, Meet),
             following=formed.following,
+            back=None if isinstance(formed, Meet) else formed.back,
         )
 
     def _publish(self, command: Publish) -> None:

@@ -100,6 +100,17 @@ def test_a_member_dies_at_any_point_of_its_work(point: str, tmp_path: Path) -> N
     assert outcome.recoveries >= 1
 
 
+@pytest.mark.parametrize("point", POINTS)
+def test_all_die_at_any_point_of_their_work(point: str, tmp_path: Path) -> None:
+    """They go on in the same start; those that come in their places may die, too."""
+    first = Blow(at_step=11, kind=Kind.BREAK, point="lane")  # so that there is a meeting
+    all_of_them = Blow(at_step=11, kind=Kind.DIE, point=point, many=3)
+    again = Blow(at_step=18, kind=Kind.DIE, point="compute" if point in MEETING else point, many=3)
+    outcome = sound(hit(first, all_of_them, again), tmp_path)
+    assert (outcome.starts, outcome.befallen) == (1, 3)
+    assert outcome.members > 3
+
+
 @pytest.mark.parametrize("point", ["lane", "gradients", "delivered", "stand"])
 @pytest.mark.parametrize("kind", [Kind.BREAK, Kind.FREEZE, Kind.CUT])
 def test_an_exchange_breaks_and_nobody_dies(kind: Kind, point: str, tmp_path: Path) -> None:
@@ -180,8 +191,8 @@ def test_members_that_begin_otherwise_take_the_first_ones_parameters(tmp_path: P
 
 def test_when_all_are_gone_the_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
     outcome = sound(hit(Blow(at_step=15, kind=Kind.DIE, many=3)), tmp_path)
-    assert outcome.starts == 2
-    assert any("start 2 from 8" in line for line in outcome.story)
+    assert outcome.starts == 1
+    assert any("< RolledBack(step=8" in line for line in outcome.story)
 
 
 def test_a_full_disk_ends_a_start_and_no_checkpoint(tmp_path: Path) -> None:
