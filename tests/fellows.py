@@ -109,4 +109,5 @@ class Fellows:
             members=told.members,
             shares=told.shares,
             following=told.following,
+            back=told.back if isinstance(told, Form) else None,
         )

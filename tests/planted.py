@@ -121,8 +121,8 @@ MUTANTS = (
     ),
     Mutant(
         file="control/growing.py",
-        old="    wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (state.misses - 1))\n",
-        new="    wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S)\n",
+        old="    return float(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (times - 1)))\n",
+        new="    return float(min(_LONGEST_WAIT_S, _FIRST_WAIT_S))\n",
         breaks="the wait before another member is asked for never grows",
     ),
     Mutant(

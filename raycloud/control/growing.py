@@ -38,7 +38,10 @@ def grow(state: JobState, now_s: float) -> Iterator[Command]:
     coming = [m for m in state.joining() if not m.leaving]
     surplus = max(0, state.staying - state.workers[1])
     unplaced = [m for m in coming if not m.placed]
-    lacking = min(state.workers[1], state.capacity) - state.staying
+    room = min(state.workers[1], state.capacity)
+    if state.phase is Phase.RESTORING:  # whoever adds machines sees that they are wanted
+        room = max(state.workers[0], room)
+    lacking = room - state.staying
     if state.data_version:
         yield from _none_joins(state, now_s)
     elif surplus and coming and state.outstanding is None:

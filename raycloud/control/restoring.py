@@ -62,8 +62,6 @@ def why_not_there(state: JobState, event: RolledBack) -> str:
         return f"its ledger cannot be used: {error}"
     if (ledger.samples, ledger.next_step) != (state.formed().steps.samples, event.step):
         return f"its ledger has {ledger.next_step} steps of {ledger.samples} samples per epoch"
-    if event.step > state.formed().committed_step:
-        return f"only steps up to {state.formed().committed_step} are committed"
     return ""
 
 
@@ -90,14 +88,14 @@ def go_back(state: JobState, event: RolledBack) -> Iterator[Command]:
         ledger=ledger,
         generation=state.generation,
     )
-    progress.furthest, progress.returns = before.furthest, before.returns + 1
-    progress.sound_from = state.generation
+    progress.furthest = max(before.furthest, event.step)  # its reports may be still to come
+    progress.returns, progress.sound_from = before.returns + 1, state.generation
     state.checkpoints.go_back(event.step)
     if state.saving is not None:
         state.saving.dropped()
     state.skips.clear()
     recovery.back = Back(step=event.step, generation=state.generation)
-    recovery.lost_steps += before.committed_step - event.step
+    recovery.lost_steps += max(0, before.committed_step - event.step)
     yield Record(records=tuple(records))
     if event.step == 0:
         useless = tuple(filter(state.here, recovery.followed))

@@ -116,7 +116,8 @@ class Fleet:
     def _start_placed(self) -> list[Event]:
         """Start whoever has found a place meanwhile."""
         now_s = self._clock.monotonic_s()
-        if not self._waiting or now_s - self._looked_s < _LOOK_S:
+        soon = self._seats and now_s - self._looked_s < _LOOK_S  # others go on meanwhile
+        if not self._waiting or soon:
             return []
         self._looked_s = now_s
         placed = [

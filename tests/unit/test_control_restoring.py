@@ -135,13 +135,15 @@ def test_fewer_than_the_job_must_run_with_wait():
     assert only(c.Form, come(job, (4,), 900.0)).members == (3, 4)
 
 
-def test_without_machines_nobody_is_asked_for_until_there_are_some():
+def test_without_machines_as_many_wait_for_a_place_as_are_needed():
     job, back, _ = restoring()
     job.on(e.CapacityChanged(workers=0), 2.5)
-    assert not of(c.Spawn, job.on(back, 3.0))
+    assert only(c.Spawn, job.on(back, 3.0)) == c.Spawn(members=(3,), joins=True, back=5)
     assert not of(c.Spawn, tick(job, 1000.0))
     commands = job.on(e.CapacityChanged(workers=2), 2000.0)
-    assert only(c.Spawn, commands) == c.Spawn(members=(3, 4), joins=True, back=5)
+    assert only(c.Spawn, commands) == c.Spawn(members=(4,), joins=True, back=5)
+    job.on(e.MemberSpawned(member=3, node="n"), 2001.0)
+    assert only(c.Form, job.on(ready(3), 2004.0)).members == (3,)
 
 
 def test_who_was_about_to_join_is_kept():

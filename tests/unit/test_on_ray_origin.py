@@ -1,0 +1,41 @@
+"""From which checkpoint a run goes on that has lost all its workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from raycloud.errors import CheckpointError
+from raycloud.events import RolledBack
+from raycloud.on_ray.origin import found_back
+from tests.checkpoints import damage, memory_store, save
+
+
+def test_without_a_checkpoint_it_begins_at_the_beginning() -> None:
+    assert found_back(memory_store(), None) == (RolledBack(step=0), [])
+
+
+def test_the_newest_sound_one_with_its_ledger() -> None:
+    store = memory_store()
+    save(store, 10)
+    manifest = save(store, 20)
+    assert found_back(store, None) == (RolledBack(step=20, ledger=manifest.ledger), [])
+
+
+def test_a_damaged_one_is_passed_over_and_told() -> None:
+    store = memory_store()
+    older, newer = save(store, 10), save(store, 20)
+    damage(store, newer.parts[1].file)
+    back, [told] = found_back(store, older)
+    assert back == RolledBack(step=10, ledger=older.ledger)
+    assert told.what == "the checkpoint of step 20 is damaged and was passed over"
+    assert "digest differs" in told.detail["why"]
+
+
+def test_one_before_this_start_is_left_to_another_start() -> None:
+    store = memory_store()
+    save(store, 10)
+    origin = save(store, 20)
+    damage(store, origin.parts[0].file)
+    with pytest.raises(CheckpointError, match="no checkpoint from step 20 on is sound") as caught:
+        found_back(store, origin)
+    assert "--resume" in (caught.value.hint or "")
