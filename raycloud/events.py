@@ -193,6 +193,7 @@ class StepsCommitted:
     Byte counts are this member's own, for the exchange of gradients alone: sent, and what an
     uncompressed exchange would have sent. Both follow from sizes and the ring's formula; what
     travels for BatchNorm and other changing buffers, and for the control lane, is left out.
+    `bytes_last`, of those sent, are the last message's, beside which nothing is computed.
     `skips` are records of what these steps took and did not count: see `order.Skip`.
     """
 
@@ -218,6 +219,7 @@ class StepsCommitted:
     read_s: float = 0.0
     collate_s: float = 0.0
     lane_s: float = 0.0
+    bytes_last: int = 0
     skips: tuple[Mapping[str, Any], ...] = ()
 
 

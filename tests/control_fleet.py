@@ -42,6 +42,7 @@ class Fleet(Samples, Following, Troubles):
         self.following = ()  # those of the group that write nothing
         self.broken = False  # the exchange, until they meet anew
         self.clumsy = scene.clumsy
+        self.nearby = self.random.randrange(2)  # state is taken at once, not followed for
         self.generation = scene.settings.first_generation
         self.formed_as, self.groups = self.generation, []
         self.samples, self.version = scene.samples, 0  # of the data there is, taken up or not
@@ -260,6 +261,7 @@ class Fleet(Samples, Following, Troubles):
             at=self.position,
             micro_batches=body.micro_batches,
             compute_s=body.compute_s,
+            bytes_last=self.nearby,
         )
         self.say(m, word)
         body.reported, body.flushed_s = self.step, self.now_s

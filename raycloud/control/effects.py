@@ -29,9 +29,10 @@ from raycloud.control.forming import (
     next_shares,
 )
 from raycloud.control.growing import missed, prepare_for_leave
+from raycloud.control.handing import note_pace
 from raycloud.control.outstanding import Outstanding
+from raycloud.control.recovery import Recovery
 from raycloud.control.skipping import hear_of_skips, write_skips
-from raycloud.control.state import Recovery
 from raycloud.control.switching import completed, in_force, switched
 from raycloud.control.tables import MemberState, Phase
 from raycloud.events import (
@@ -236,6 +237,7 @@ def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterato
             yield from _recovered(state, event.generation, now_s)
     state.formed().change_generation(event.generation, event.first_step)
     member.step, member.generation = event.last_step, event.generation
+    note_pace(state, event)
     if state.resharing is not None:
         state.resharing.observe(event)
     hear_of_skips(state, event)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from raycloud.commands import Command, Extend, Form, Meet, Notice, Record, Release, Reshare, Save
 from raycloud.control.growing import spares, who_may_stay
+from raycloud.control.handing import at_once
 from raycloud.control.progress import Progress
+from raycloud.control.recovery import Recovery
 from raycloud.control.resharing import Resharing, asked_shares
-from raycloud.control.state import Recovery
 from raycloud.control.tables import MemberState, Phase
 from raycloud.order import Ledger, growth_record, header_record, restore_record
 
@@ -195,9 +196,9 @@ def note_ended(state: JobState, number: int, now_s: float) -> None:
 def next_meeting(state: JobState, now_s: float) -> Meet | None:
     """The generation to change to, as members join, leave or may not compute; None: stay.
 
-    Who is to leave does so if enough others are there. Who is new follows the others, with a share
-    of 0, until it has caught up; others wait that long before they come, too, and who follows
-    begins anew where one leaves meanwhile.
+    Who is to leave does so if enough others are there. Who is new takes the state at once, where
+    that is short, or follows the others, with a share of 0, until it has caught up; others wait
+    that long before they come, too, and who follows begins anew where one leaves meanwhile.
     """
     ready = spares(state)
     if not (ready or state.turns.leaving or len(state.group) > state.workers[1]):
@@ -212,7 +213,9 @@ def next_meeting(state: JobState, now_s: float) -> Meet | None:
     numbers = tuple(member.number for member in members)
     if numbers == state.group:
         return None
-    following = behind.intersection(numbers) | {m.number for m in members[len(left) :]}
+    following = behind.intersection(numbers)
+    if following or not at_once(state):
+        following |= {m.number for m in members[len(left) :]}
     for member in members[len(left) :]:
         member.heard_s = now_s  # the others come to meet it
     return Meet(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _FIRST_WAIT_S = 1.0  # after a member that could not join; doubled with each further one
 _LONGEST_WAIT_S = 60.0
 MOST_MISSES = 6  # in a row
+_GROWS = {Phase.REGROUPING, Phase.TRAINING, Phase.WAITING}
 
 
 def grow(state: JobState, now_s: float) -> Iterator[Command]:
@@ -29,7 +30,7 @@ def grow(state: JobState, now_s: float) -> Iterator[Command]:
     A member that joins learns the data as the run has found it at its start: where that has grown
     since, nobody joins.
     """
-    if state.progress is None or state.phase not in {Phase.TRAINING, Phase.WAITING}:
+    if state.progress is None or state.phase not in _GROWS:
         return
     coming = [m for m in state.joining() if not m.leaving]
     surplus = max(0, state.staying - state.workers[1])

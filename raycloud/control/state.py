@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from raycloud.control.hearing import Hearing
     from raycloud.control.outstanding import Outstanding
     from raycloud.control.progress import Progress
+    from raycloud.control.recovery import Recovery
     from raycloud.control.resharing import Resharing
     from raycloud.control.saving import Saving
     from raycloud.control.settings import ControlSettings
@@ -37,6 +38,7 @@ class Member:
         placed: There is a place on a machine for it.
         joined: It is known to compute, and has the state of the training.
         leaving: It is going to be gone: the job gets along without it as soon as it can.
+        pace_s: Seconds that a byte takes from it to others, at most; infinite before it is known.
         turns: Those of its job.
     """
 
@@ -53,6 +55,7 @@ class Member:
     placed: bool = True
     joined: bool = True
     leaving: bool = False
+    pace_s: float = float("inf")
     turns: Turns = field(default_factory=Turns, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -86,21 +89,6 @@ class Member:
     def __str__(self) -> str:
         """As people read it."""
         return f"member {self.number}" + (f" on {self.node}" if self.node else "")
-
-
-@dataclass(kw_only=True, slots=True)
-class Recovery:
-    """A generation broke, and no step is committed since.
-
-    Attributes:
-        detected_s: When it was known.
-        cause: The reason of the first loss, or of the broken exchange.
-        lost: Who, in the order in which it was known.
-    """
-
-    detected_s: float
-    cause: str
-    lost: list[int] = field(default_factory=list)
 
 
 # Of a group, and those that follow: past which step so many of the first ranks are known to be.

@@ -76,13 +76,21 @@ class GlooTransport:
         options.timeout = _NEVER
         return GlooWork(self._group.broadcast([tensor], options))
 
+    def hang_up(self) -> None:
+        """End all connections, so that who waits here, or for this member, need not any longer.
+
+        Where a peer is gone gloo would look at its connection over and over, and take half of a
+        core from what this member computes meanwhile.
+        """
+        hang_up(self._own, self._others)
+
     def close(self) -> None:
         """Drop the group; its sockets close with it.
 
         Where an exchange is under way its connections are ended first: its end would wait for a
         peer that may be frozen, and for peers that wait for this one.
         """
-        hang_up(self._own, self._others)
+        self.hang_up()
         del self._group
 
 

@@ -25,6 +25,7 @@ class Exchanged:
         agreed: All members held the next change when they sent their last gradients.
         astray: A member has not sent its part of the step: this is no sum to go on with.
         exchange_s: Seconds waited for it.
+        bytes_last: Of those sent, the last message's.
     """
 
     norm: float
@@ -32,6 +33,7 @@ class Exchanged:
     agreed: bool
     astray: bool = False
     exchange_s: float = 0.0
+    bytes_last: int = 0
 
 
 class GradientExchange:
@@ -174,7 +176,9 @@ class GradientExchange:
         for bucket in self.buckets:
             norms.append(float(torch.linalg.vector_norm(bucket.values)))
             _show(bucket, bucket.used, bucket.slots)
-        return Exchanged(norm=math.hypot(*norms), bytes_sent=payload, agreed=agreed)
+        last = ring_bytes(self.buckets[-1].payload_bytes, size)
+        norm = math.hypot(*norms)
+        return Exchanged(norm=norm, bytes_sent=payload, agreed=agreed, bytes_last=last)
 
     @property
     def under_way(self) -> bool:

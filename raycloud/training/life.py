@@ -116,7 +116,7 @@ class Life:
         self._samples = self._arranged.supply.train
         self._grown: dict[int, BlockSamples] = {}
         self._ready: MemberReady | None = None
-        self._met: tuple[Transport, Transport] | None = None  # of the present generation
+        self._met: tuple[int, tuple[Transport, ...]] = -1, ()  # of the present generation
         if manifest is not None and not config.joins:
             self._replica.state.load(load_tensors(store, manifest), manifest.values)
         self._replica.state.beside = data_values(self._samples)
@@ -229,9 +229,9 @@ class Life:
                 is undone, and another call goes on with it in the next generation.
         """
         gradients, lane = met or self.meet(meeting, abandoned)
-        before, self._met = self._met, (gradients, lane)
+        (_, before), self._met = self._met, (meeting.generation, (gradients, lane))
         self._replica.connect(gradients)
-        leave(before or ())
+        leave(before)
         try:
             loop = self._footing.stand(meeting, gradients, lane, abandoned)
             loop.run()
@@ -244,6 +244,12 @@ class Life:
             MemberDone(member=self._config.member, step=loop.step, generation=meeting.generation)
         )
         return None
+
+    def hang_up(self, generation: int) -> None:
+        """In whichever thread: this generation, and any before it, is over."""
+        met, transports = self._met
+        for transport in transports if met <= generation else ():
+            transport.hang_up()
 
     def _held(self, nodes: tuple[str, ...]) -> Held:
         """Where the data lies that there is at the start."""

@@ -17,7 +17,7 @@ from raycloud.training.growth import LAYOUT, layout_record
 from raycloud.training.outcome import Others, find_outcome
 from raycloud.training.parts import Owed, Parts, Seat
 from raycloud.training.schedule import Adopted, Course, Piece, Schedule
-from raycloud.training.tally import Counted, Tally, counted
+from raycloud.training.tally import Counted, Tally, counted, exchanged
 
 if TYPE_CHECKING:
     from raycloud.order import Position, StepSpan
@@ -229,13 +229,9 @@ class Loop:
         self.owed = found.owed
         self._tally.add(
             replace(
-                self._computed,
+                exchanged(self._computed, found.exchanged, self._lane_s),
                 weight=found.weight,
                 skips=found.skips,
-                norm=found.exchanged.norm,
-                exchange_s=found.exchanged.exchange_s + self._lane_s,
-                lane_s=self._lane_s,
-                bytes_sent=found.exchanged.bytes_sent,
                 bytes_dense=ring_bytes(parts.replica.gradients.gradient_bytes, self.seat.size),
             )
         )

@@ -104,6 +104,7 @@ class Member:
             return
         with self._turn:
             self._newest = max(self._newest, meeting.generation)
+        self._hang_up(meeting.generation - 1)
         self._meetings.put(meeting)
 
     def prepare(self, number: int, change: Change) -> None:
@@ -123,6 +124,11 @@ class Member:
         """Give up this generation, and with it the exchange under way, if any."""
         with self._turn:
             self._newest = max(self._newest, generation + 1)
+        self._hang_up(generation)
+
+    def _hang_up(self, generation: int) -> None:
+        if self._life is not None:
+            self._life.hang_up(generation)
 
     def _report(self, event: Event) -> None:
         if isinstance(
@@ -160,7 +166,8 @@ class Member:
             pass  # on the driver's word
         except TransportError as error:  # a peer's end: the driver knows whose
             told = {"member": self._config.member, "generation": generation}
-            self._report(ExchangeBroken(**told, why=str(error)))
+            if self._newest == generation:  # else it was told already
+                self._report(ExchangeBroken(**told, why=str(error)))
         return None
 
     def _become(

@@ -142,3 +142,13 @@ def test_what_is_under_way_does_not_keep_a_group_from_ending() -> None:
         assert not any(work.wait(0.05) for work in works)
         works.clear()
         together(member.close for member in members)
+
+
+def test_who_hangs_up_frees_those_that_wait_for_it() -> None:
+    with gloo_members(2) as (mine, theirs):
+        work = mine.all_reduce(torch.ones(2))
+        assert not work.wait(0.01)
+        theirs.hang_up()
+        with pytest.raises(TransportError, match="broke"):
+            work.wait(10.0)
+        theirs.hang_up()  # once more does no harm
