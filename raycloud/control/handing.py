@@ -9,16 +9,19 @@ if TYPE_CHECKING:
     from raycloud.events import StepsCommitted
 
 _SHORT_S = 0.25  # all wait so long: who follows has no share for several steps
+_FORGETS = 1.25  # with each report: what was the best once need not hold any more
 _PER_PARAMETER = 2  # values that an optimizer keeps beside each, as Adam does
 
 
 def note_pace(state: JobState, event: StepsCommitted) -> None:
     """Take in how fast a member's last messages went, as far as their seconds show it.
 
-    They waited for slower members, too, and for messages before them: no byte takes longer.
+    They waited for slower members, too, and for messages before them: no byte takes longer, and the
+    least of the last few reports counts.
     """
     if event.bytes_last:
-        state.members[event.member].pace_s = event.exchange_s / event.bytes_last
+        member, last_s = state.members[event.member], event.exchange_s / event.bytes_last
+        member.pace_s = min(last_s, _FORGETS * member.pace_s)
 
 
 def at_once(state: JobState) -> bool:
