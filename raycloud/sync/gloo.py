@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import threading
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ from torch import distributed as dist
 
 from raycloud.errors import TransportError
 from raycloud.sync.own_sockets import hang_up, listening
+from raycloud.sync.watched import look_once_more
 
 # Only meeting has a time-out, the store's. An exchange has none: members poll, and the driver says
 # when to give up.
 _NEVER = datetime.timedelta(days=7)
+_CALM_S = 0.1
 _SHORTEST_S = 0.001  # torch counts whole milliseconds, and takes none for no limit at all
 
 
@@ -44,6 +47,8 @@ class GlooTransport:
         def listen() -> None:
             options._devices = [gloo.create_device(hostname=address)]  # noqa: SLF001
 
+        self._turn = threading.Lock()
+        self._over: threading.Event | None = None  # since it has hung up; set when it is closed
         self._own = listening(listen)
         options._threads = threads  # noqa: SLF001
         # torch's type stub lacks the store's time-out.
@@ -64,13 +69,23 @@ class GlooTransport:
             ) from error
 
     def all_reduce(self, tensor: torch.Tensor) -> GlooWork:
-        """Sum over members, in place."""
+        """Sum over members, in place.
+
+        Raises:
+            TransportError: It has hung up.
+        """
+        self._raise_if_over()
         options = dist.AllreduceOptions()
         options.timeout = _NEVER
         return GlooWork(self._group.allreduce([tensor], options))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> GlooWork:
-        """Copy from the member of rank `source`, in place."""
+        """Copy from the member of rank `source`, in place.
+
+        Raises:
+            TransportError: It has hung up.
+        """
+        self._raise_if_over()
         options = dist.BroadcastOptions()
         options.rootRank = source
         options.timeout = _NEVER
@@ -79,10 +94,15 @@ class GlooTransport:
     def hang_up(self) -> None:
         """End all connections, so that who waits here, or for this member, need not any longer.
 
-        Where a peer is gone gloo would look at its connection over and over, and take half of a
-        core from what this member computes meanwhile.
+        Nothing is sent any more, and gloo soon looks at none of them: see `watched`.
         """
-        hang_up(self._own, self._others)
+        with self._turn:
+            if self._over is None:
+                self._over = threading.Event()
+                ended = hang_up(self._own, self._others)
+                threading.Thread(
+                    target=self._calm, args=(ended, self._over), name="calm", daemon=True
+                ).start()
 
     def close(self) -> None:
         """Drop the group; its sockets close with it.
@@ -92,6 +112,16 @@ class GlooTransport:
         """
         self.hang_up()
         del self._group
+        if self._over is not None:
+            self._over.set()
+
+    def _raise_if_over(self) -> None:
+        if self._over is not None:
+            raise TransportError("an exchange with the other members broke: this one has hung up")
+
+    def _calm(self, ended: set[int], over: threading.Event) -> None:
+        while not over.wait(_CALM_S):  # until then gloo finds out by itself where it can
+            look_once_more(ended)
 
 
 class GlooWork:

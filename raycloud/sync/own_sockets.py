@@ -23,17 +23,23 @@ def listening(open_one: Callable[[], None]) -> list[Place]:
         return [place for place in _listeners() if place not in before]
 
 
-def hang_up(own: Collection[Place], others: Collection[Place]) -> None:
+def hang_up(own: Collection[Place], others: Collection[Place]) -> set[int]:
     """End all connections to places of one's own, and to those of others.
 
     What was sent before still arrives. Listening sockets stay as they are: gloo does not survive it
     where those are shut.
+
+    Returns:
+        Their sockets, by the numbers that the kernel gives them.
     """
+    ended = set[int]()
     for connection in _sockets():
         with connection, contextlib.suppress(OSError):  # it listens, or is not connected any more
             peer = connection.getpeername()[:2]
             if connection.getsockname()[:2] in own or peer in others:
+                ended.add(os.fstat(connection.fileno()).st_ino)
                 connection.shutdown(socket.SHUT_RDWR)
+    return ended
 
 
 def _listeners() -> Iterator[Place]:
