@@ -10,10 +10,11 @@ import torch
 from torch import distributed as dist
 
 from raycloud.errors import TransportError
-from raycloud.sync.own_sockets import hang_up, listening
+from raycloud.sync.own_sockets import end_all_if_hung, hang_up, listening
 
-# Only meeting has a time-out, the store's. An exchange has none: members poll, and the driver says
-# when to give up.
+# Only meeting has time-outs: the store's until all have come, and this one for connecting then. An
+# exchange has none: members poll, and the driver says when to give up.
+_CONNECTING = datetime.timedelta(seconds=30)
 _NEVER = datetime.timedelta(days=7)
 _SHORTEST_S = 0.001  # torch counts whole milliseconds, and takes none for no limit at all
 
@@ -46,17 +47,17 @@ class GlooTransport:
 
         self._own = listening(listen)
         options._threads = threads  # noqa: SLF001
-        # torch's type stub lacks the store's time-out.
-        options._timeout = store.timeout  # type: ignore[attr-defined]  # noqa: SLF001
+        options._timeout = _CONNECTING  # noqa: SLF001
         try:
             store.set(f"listens/{rank}", json.dumps(self._own))
-            self._group = gloo(store, rank, size, options)
             self._others = [
                 (place[0], place[1])
                 for other in range(size)
                 if other != rank
                 for place in json.loads(store.get(f"listens/{other}"))
             ]
+            self._group = gloo(store, rank, size, options)
+            end_all_if_hung(self._own, self._others)
         except RuntimeError as error:
             raise TransportError(
                 f"member of rank {rank} could not meet the other {size - 1} at {address}: {error}",

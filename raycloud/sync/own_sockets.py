@@ -1,4 +1,4 @@
-"""Sockets of this process that others opened in it, as gloo does: finding and ending them."""
+"""Connections of this process, also those that gloo opened in it: finding and ending them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pathlib import Path
 from threading import Lock
 
 Place = tuple[str, int]  # address and port
+
+HUNG_S = 6  # a connection ends whose other machine has acknowledged nothing for so long
+_IDLE_S, _PROBE_S = 3, 1  # who has nothing to say asks after so long, and then so often
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _TURN = Lock()
@@ -29,11 +32,43 @@ def hang_up(own: Collection[Place], others: Collection[Place]) -> None:
     What was sent before still arrives. Listening sockets stay as they are: gloo does not survive it
     where those are shut.
     """
-    for connection in _sockets():
-        with connection, contextlib.suppress(OSError):  # it listens, or is not connected any more
-            peer = connection.getpeername()[:2]
-            if connection.getsockname()[:2] in own or peer in others:
-                connection.shutdown(socket.SHUT_RDWR)
+    for connection in _connections(own, others):
+        with contextlib.suppress(OSError):  # it is not connected any more
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def end_all_if_hung(own: Collection[Place], others: Collection[Place]) -> None:
+    """See `end_if_hung`, for all connections to places of one's own, and to those of others."""
+    for connection in _connections(own, others):
+        end_if_hung(connection)
+
+
+def end_if_hung(connection: socket.socket) -> None:
+    """From now on this connection ends by itself where its path lets nothing through any more.
+
+    Otherwise who waits for the peer would wait without end, since no packet says that it is gone.
+    The peer's process need not answer: its kernel does. Where that is no Linux, less is promised.
+    """
+    asked = {
+        "TCP_KEEPIDLE": _IDLE_S,
+        "TCP_KEEPINTVL": _PROBE_S,
+        "TCP_KEEPCNT": (HUNG_S - _IDLE_S) // _PROBE_S,
+        "TCP_USER_TIMEOUT": HUNG_S * 1000,
+    }
+    with contextlib.suppress(OSError):  # it is not connected any more
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in asked.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _connections(own: Collection[Place], others: Collection[Place]) -> Iterator[socket.socket]:
+    """Those to places of one's own, and to those of others; open until the next one."""
+    for one in _sockets():
+        with one, contextlib.suppress(OSError):  # it listens, or is not connected any more
+            here, there = one.getsockname()[:2], one.getpeername()[:2]
+            if here in own or there in others:
+                yield one
 
 
 def _listeners() -> Iterator[Place]:
