@@ -44,9 +44,7 @@ class Passing:
 
     def take_in_meeting(self) -> None:
         """Say that the others have to wait: this member does not follow them any more."""
-        what = (
-            "a newcomer takes the state in a meeting, where all wait: it did not come before"
-        )
+        what = "a newcomer takes the state in a meeting, where all wait: it did not come before"
         self._parts.replica.notice(what, {"tries": self._tries})
 
     def begin(self, seat: Seat, following: Sequence[int], talk: Talk) -> None:
