@@ -153,8 +153,8 @@ class Reign:
             lock: Names the lock on the run's log that it holds, so that whoever held it before is
                 dead; empty where the file system has none.
         """
-        dead = bool(lock) and lock == self._lock
         with self._turn:
+            dead = bool(lock) and lock == self._lock
             if self._over or (self.number and not dead and self._silent_s() < LEASE_S):
                 return None
             self.number, self._lock = self.number + 1, lock
@@ -180,7 +180,8 @@ class Reign:
         if not obeyed:
             yield False
             return
-        self._called_s = self._clock.monotonic_s()
+        with self._turn:
+            self._called_s = self._heard_s
         try:
             yield True
         finally:

@@ -10,7 +10,7 @@ import torch
 from torch import distributed as dist
 
 from raycloud.errors import TransportError
-from raycloud.sync.own_sockets import end_all_if_hung, hang_up, listening
+from raycloud.sync.own_sockets import connecting, end_all_if_hung, hang_up, listening
 
 # Only meeting has time-outs: the store's until all have come, and this one for connecting then. An
 # exchange has none: members poll, and the driver says when to give up.
@@ -56,7 +56,8 @@ class GlooTransport:
                 if other != rank
                 for place in json.loads(store.get(f"listens/{other}"))
             ]
-            self._group = gloo(store, rank, size, options)
+            with connecting(self._others):
+                self._group = gloo(store, rank, size, options)
             end_all_if_hung(self._own, self._others)
         except RuntimeError as error:
             raise TransportError(
