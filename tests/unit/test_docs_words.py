@@ -21,7 +21,7 @@ from raycloud.report.told import told
 from raycloud.spec.job import Job
 from raycloud.spec.rundir import _KEPT, RunDirectory
 from raycloud.spec.schema import fields_of, schema_of, walk
-from raycloud.sync import own_sockets
+from raycloud.sync import gloo, own_sockets
 from raycloud.task import Source, Task
 from tests.pages import DOCS, README, Block, blocks, pages, table, words
 
@@ -83,7 +83,7 @@ def test_limits_are_those_that_are_kept() -> None:
     }.items():
         assert re.search(rf"\b{seconds:g} s\b", limits[what]), what
     assert fields["spawn_s"].default == 300  # said also of MemberSpawned
-    assert f"{own_sockets.HUNG_S} s until a connection" in limits["the members have not met"]
+    assert f"{gloo._CONNECTING.seconds} s until they are" in limits["the members have not met"]
 
 
 @pytest.mark.parametrize("name", ["_QUIET", "_EMBEDDED"])
