@@ -56,7 +56,7 @@ class Fleet:
         self, resources: RoleResources, clock: Clock, keeper: Tenure | None = None
     ) -> None:
         """No members yet."""
-        self._keeper: Keeper | Tenure = Keeper() if keeper is None else keeper
+        self._keeper: Keeper | Tenure = Keeper(clock) if keeper is None else keeper
         self._driver = 0 if keeper is None else keeper.number
         self._resources = resources
         self._clock = clock

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raycloud.errors import TransportError
-from raycloud.sync.own_sockets import listening
+from raycloud.sync.own_sockets import end_if_hung, listening
 
 FORMAT = 1
 SILENT_S = 30.0  # so long may a peer have nothing to say
@@ -173,6 +173,7 @@ def connect(place: Place, rank: int) -> Stream:
     except OSError as error:
         raise TransportError(f"a member cannot be reached at {where}: {error}") from error
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    end_if_hung(connection)
     stream = Stream(connection)
     try:
         stream.give(greeting(place.key, rank))
@@ -221,6 +222,7 @@ class Listener:
             connection, _ = self._socket.accept()
         except OSError as error:
             raise TransportError(f"no member has connected in {SILENT_S:g} s: {error}") from error
+        end_if_hung(connection)
         serve(connection)
 
     def welcome(self, connection: socket.socket) -> tuple[int, Stream] | None:

@@ -141,6 +141,8 @@ class Footing:
         if loop is not None and newest.agreed > own.agreed:
             loop.take_growth(newest.due_step)
         may_follow = [meeting.members.index(member) for member in meeting.following]
+        if meeting.rank in may_follow and not self._passing.may_follow:
+            self._passing.take_in_meeting()
         ground = find_ground(
             everyone, brought, shares=meeting.shares, talk=talk, may_follow=may_follow
         )

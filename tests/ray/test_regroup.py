@@ -21,7 +21,7 @@ from raycloud.events import (
     StepsCommitted,
 )
 from raycloud.spec import Job
-from tests.connections import between, shut
+from tests.connections import between, hang, shut
 from tests.live import asked, check_result, ended, members_below, of_kind
 from tests.live_tasks import Steady
 
@@ -173,6 +173,21 @@ def test_where_only_a_connection_breaks_all_meet_anew(tmp_path: Path, ray_tmpdir
     [recovery] = run.summary["recoveries"]
     assert recovery["kind"] == "met anew"
     assert run.summary["workers"] == 3
+
+
+def test_where_a_connection_hangs_all_meet_anew(tmp_path: Path, ray_tmpdir: Path) -> None:
+    def hangs(_: int) -> None:
+        hang(*between(members_below(ray_tmpdir))[0])
+
+    job = job_of(3, 1, 200)
+    trouble = Trouble(ray_tmpdir, [40], hangs)
+    run = raycloud.train(job, run_dir=tmp_path / "run", observer=trouble)
+    assert len(trouble.hit) == 1
+    check_result(run, job, Steady(), 200)
+    assert not of_kind(MemberLost, run.events)
+    assert {e.generation for e in of_kind(ExchangeBroken, run.events)} == {0}
+    [told] = of_kind(Recovered, run.events)
+    assert (told.lost, told.lost_steps) == ((), 0)
 
 
 @pytest.mark.parametrize("norm", [False, True])

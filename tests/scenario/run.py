@@ -222,7 +222,7 @@ class _Run:
 
         return slowly
 
-    def _room_bytes(self) -> int:
+    def _room_bytes(self, _: int | None) -> int:
         return self.world.below(_NARROW_BYTES) if self.world.likely(_OFTEN_NARROW) else 2**30
 
     def _streams(self) -> Streams:
