@@ -1,0 +1,235 @@
+"""What backups gain where a worker is slow, and cost where none is: `python -m benchmarks.backups`.
+
+Members on this machine, with equal shares that nobody levels: what a run is like until its shares
+follow. After a while one is throttled to a quarter, as by a CPU quota: it is stopped for 75 ms of
+every 100. Each repeat runs once without backups and once with them, in turns. Prints JSON: steps
+per second in both phases, and the ratios with their 95% intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from benchmarks.statistics import paired_ratio
+from raycloud import Job, Splits, Task
+from raycloud.clock import SystemClock
+from raycloud.commands import Form
+from raycloud.events import MemberFailed, MemberReady, StepsCommitted
+from raycloud.training.member import Meeting, Member, MemberConfig
+
+_HOST = "127.0.0.1"
+_MEET = timedelta(seconds=120)
+_RUNS_S, _STOPS_S = 0.025, 0.075
+_WARM_S = 3.0
+_ROWS = 64  # of a micro-batch
+
+
+class Layers(Task):
+    """Equal layers; with dropout no two micro-batches are computed in one pass."""
+
+    def __init__(self, *, width: int = 384, layers: int = 6, dropout: float = 0.1) -> None:
+        """Of this width: a layer is its square."""
+        self.width, self.layers, self.dropout = width, layers, dropout
+
+    def model(self) -> nn.Module:
+        """One after the other."""
+        each = ((nn.Linear(self.width, self.width), nn.ReLU()) for _ in range(self.layers))
+        drop = [nn.Dropout(self.dropout)] if self.dropout else []
+        return nn.Sequential(*drop, *(part for parts in each for part in parts))
+
+    def data(self, path: str | None) -> Splits:  # noqa: ARG002 - it needs none
+        """Numbers."""
+        return Splits(train=list(range(2**16)))  # type: ignore[arg-type]
+
+    def batch(self, samples: Sequence[Any], rng: Any) -> Tensor:  # noqa: ARG002
+        """The same number in each column."""
+        return torch.tensor(samples, dtype=torch.float32)[:, None].expand(-1, self.width) / 2**16
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        """Towards zero."""
+        loss: Tensor = model(batch).square().mean()
+        return loss
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """AdamW."""
+        return torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is measured."""
+
+    members: int
+    share: int
+    most: int
+    dropout: float
+    seconds: float
+
+
+def member(number: int, port: int, asked: Asked) -> None:
+    """One member; writes a line for each step that it begins, and for what it has committed."""
+    job = Job(
+        task=Layers,
+        settings={"dropout": asked.dropout},
+        steps=1_000_000,
+        global_batch=_ROWS * asked.share * asked.members,
+        micro_batch=_ROWS,
+        elastic={"max_workers": asked.members, "backup_micro_batches": asked.most},  # type: ignore[arg-type]
+        checkpoint={"every_steps": 1_000_000},  # type: ignore[arg-type]
+    )
+    store = distributed.TCPStore(_HOST, port, is_master=False, timeout=_MEET)
+    told = MemberConfig(
+        member=number, node="", address=_HOST, job=job, task=Layers, checkpoints=tempfile.mkdtemp()
+    )
+    one, step = Member(told, SystemClock()), -1
+    while True:
+        for event in one.poll(0.005):
+            if isinstance(event, MemberReady):
+                store.set(f"ready/{number}", "")
+                store.get("form")
+                members, shares = tuple(range(asked.members)), (asked.share,) * asked.members
+                form = Form(generation=0, members=members, shares=shares, step=0)
+                one.form(_meeting(port, number, form))
+            elif isinstance(event, StepsCommitted):
+                _write("committed", event.last_step - event.first_step, event.micro_batches)
+            elif isinstance(event, MemberFailed):
+                raise SystemExit(event.error)
+        if (now := one.step) is not None and now != step:
+            step = now
+            _write("step", step, 0)
+
+
+def _write(what: str, *numbers: int) -> None:
+    sys.stdout.write(json.dumps([what, time.monotonic(), *numbers]) + "\n")
+    sys.stdout.flush()
+
+
+def _meeting(port: int, rank: int, form: Form) -> Meeting:
+    return Meeting(
+        host=_HOST,
+        port=port,
+        generation=form.generation,
+        rank=rank,
+        members=form.members,
+        shares=form.shares,
+    )
+
+
+@contextmanager
+def throttled(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Let it run for a quarter of the time."""
+    over, pause = threading.Event(), threading.Event()
+
+    def turns() -> None:
+        while not over.is_set():
+            process.send_signal(signal.SIGSTOP)
+            pause.wait(_STOPS_S)
+            process.send_signal(signal.SIGCONT)
+            pause.wait(_RUNS_S)
+
+    thread = threading.Thread(target=turns, daemon=True)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+def measure(asked: Asked) -> dict[str, float]:
+    """Steps per second while all are as fast, and while one is throttled."""
+    store = distributed.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=_MEET)
+    pause = threading.Event()
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder) / str(number) for number in range(asked.members)]
+        processes = [_started(number, store.port, asked, log) for number, log in enumerate(logs)]
+        try:
+            for number in range(asked.members):
+                store.get(f"ready/{number}")
+            store.set("form", "")
+            pause.wait(_WARM_S)
+            began_s = time.monotonic()
+            pause.wait(asked.seconds)
+            slow_s = time.monotonic()
+            with throttled(processes[-1]):
+                pause.wait(asked.seconds)
+            ended_s = time.monotonic()
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        lines = [json.loads(line) for line in logs[0].read_text().splitlines()]
+        last = [json.loads(line) for line in logs[-1].read_text().splitlines()]
+    steps = [(at, step) for what, at, step, _ in lines if what == "step"]
+    late = [(n, k) for what, at, n, k in last if what == "committed" and slow_s + 2.0 < at]
+    return {
+        "steps_per_s": _rate(steps, began_s, slow_s),
+        "throttled_steps_per_s": _rate(steps, slow_s + 1.0, ended_s),
+        "late_member_micro_batches": sum(k for _, k in late) / max(sum(n for n, _ in late), 1),
+    }
+
+
+def _rate(steps: list[tuple[float, int]], first_s: float, last_s: float) -> float:
+    """Whole steps begun in between, per second."""
+    found = [one for one in steps if first_s <= one[0] <= last_s]
+    (first, a), (last, b) = found[0], found[-1]
+    return (b - a) / (last - first)
+
+
+def _started(number: int, port: int, asked: Asked, log: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "benchmarks.backups", "--member", str(number)]
+    for name, value in vars(asked).items():
+        command += [f"--{name}", str(value)]
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            [*command, "--port", str(port)], stdout=out, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+
+
+def main() -> None:
+    """Measure, or be one of those that are measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--members", type=int, default=2)
+    parser.add_argument("--share", type=int, default=8)
+    parser.add_argument("--most", type=int, default=4)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--member", type=int)
+    parser.add_argument("--port", type=int)
+    told = parser.parse_args()
+    asked = Asked(**{name: getattr(told, name) for name in Asked.__dataclass_fields__})
+    if told.member is not None:
+        member(told.member, told.port, asked)
+        return
+    without: list[dict[str, float]] = []
+    backed: list[dict[str, float]] = []
+    for repeat in range(told.repeats):
+        pairs = [(without, 0), (backed, asked.most)]
+        for found, most in pairs if repeat % 2 else reversed(pairs):
+            found.append(measure(Asked(**{**vars(asked), "most": most})))
+    ratios = {
+        what: vars(paired_ratio([one[what] for one in backed], [one[what] for one in without]))
+        for what in ("steps_per_s", "throttled_steps_per_s")
+    }
+    shown = {"asked": vars(asked), "without": without, "backed": backed, "ratios": ratios}
+    sys.stdout.write(json.dumps(shown, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
