@@ -24,25 +24,22 @@ _LOOK_UP_S = 0.25
 
 
 def ring(nodes: Sequence[str], size: int) -> tuple[int, ...]:
-    """For each rank the one that it backs up: one on another node, where there is any.
+    """For each rank the one that it backs up: on another node, unless one has more than half.
 
-    A machine that is slow is slow for all that run on it. All know it by arithmetic.
+    A machine that is slow is slow for all that run on it. All know it by arithmetic: in the order
+    of nodes, as many further as the largest node has members.
 
     Args:
         nodes: Where the members are, by rank; empty where that is not known.
         size: How many there are.
 
     >>> ring((), 3), ring(("a", "a", "b", "b"), 4), ring((), 1)
-    ((1, 2, 0), (2, 3, 1, 0), (0,))
+    ((1, 2, 0), (2, 3, 0, 1), (0,))
     """
-    before: Counter[str] = Counter()
-    places = []
-    for rank in range(size):
-        node = nodes[rank] if nodes else ""
-        places.append((before[node], rank))
-        before[node] += 1
-    order = [rank for _, rank in sorted(places)]
-    after = {rank: order[(at + 1) % size] for at, rank in enumerate(order)}
+    order = sorted(range(size), key=lambda rank: (nodes[rank] if nodes else "", rank))
+    most = max(Counter(nodes).values(), default=1)
+    further = 1 if most == size else most
+    after = {rank: order[(at + further) % size] for at, rank in enumerate(order)}
     return tuple(after[rank] for rank in range(size))
 
 

@@ -42,6 +42,26 @@ def test_nobody_is_backed_up_where_all_are_as_fast() -> None:
     check(fleet, task)
 
 
+@pytest.mark.parametrize("norm", [False, True], ids=["layernorm", "batchnorm"])
+@pytest.mark.parametrize("what", ["dies", "cut"])
+def test_a_step_breaks_in_which_one_was_backed_up(what: str, norm: bool) -> None:
+    task = NetTask(norm=norm)
+    fleet = Backed(job(), task, (3, 3, 2), most=3, paces_s=(1.0, 50.0, 1.0))
+    for step in range(STEPS):
+        for backing in fleet.backings:
+            backing.own_s = 1.0
+        if step != 5:
+            fleet.backed_step(step, 0, {})
+            continue
+        fleet.backings[1].own_s = 50.0
+        fleet.lines[1].loses = what == "cut"
+        before = fleet.moved
+        go_on(fleet, step, 1, {1: 1}, (1, 1) if what == "dies" else (-1, -1))
+        assert fleet.broke
+        assert (fleet.moved > before) == (what == "dies")  # it had counted, for the backup
+    check(fleet, task)
+
+
 @settings(max_examples=40)
 @given(data=st.data(), shares=st.sampled_from(SHARES), norm=st.booleans())
 def test_whoever_is_late(data: st.DataObject, shares: tuple[int, ...], norm: bool) -> None:
