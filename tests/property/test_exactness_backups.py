@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
+from raycloud.training.backing import Backing
 from raycloud.training.regroup import adopt
 from tests.backed import Backed
 from tests.lockstep import NetTask, difference, job, plain_loop
@@ -59,6 +63,49 @@ def test_a_step_breaks_in_which_one_was_backed_up(what: str, norm: bool) -> None
         go_on(fleet, step, 1, {1: 1}, (1, 1) if what == "dies" else (-1, -1))
         assert fleet.broke
         assert (fleet.moved > before) == (what == "dies")  # it had counted, for the backup
+    check(fleet, task)
+
+
+class Breaks(NetTask):
+    """Its backward pass fails at its end, once, where `next_one` is set."""
+
+    next_one = False
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        if self.next_one:
+            self.next_one = False
+            weight = model.first.weight
+
+            def fail(grad: Tensor) -> Tensor:
+                hook.remove()
+                raise RuntimeError(f"a fault of the machine at {tuple(grad.shape)}")
+
+            hook = weight.register_hook(fail)  # type: ignore[operator, union-attr]
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["layernorm", "batchnorm"])
+def test_what_a_backup_cannot_compute_is_left_to_its_owner(norm: bool) -> None:
+    task, told = Breaks(norm=norm), list[str]()
+    fleet = Backed(job(), task, (4, 4), most=3, paces_s=(1.0, 10.0))
+    fleet.replicas[0].notice = lambda what, _: told.append(what)
+    fleet.backings[0].own_s = 1.0
+    start = Backing.start
+
+    def started(backing: Backing, step: int, index: int) -> None:
+        task.next_one = step == 5
+        start(backing, step, index)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Backing, "start", started)
+        for step in range(STEPS):
+            before = fleet.moved
+            fleet.backed_step(step, 1, {1: 2})
+            if step == 5:
+                assert fleet.moved == before
+    [what] = told
+    assert "it is left to its owner" in what
+    assert fleet.moved > 0
     check(fleet, task)
 
 
