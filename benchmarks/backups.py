@@ -2,8 +2,11 @@
 
 Members on this machine, with equal shares that nobody levels: what a run is like until its shares
 follow. After a while one is throttled to a quarter, as by a CPU quota: it is stopped for 75 ms of
-every 100. Each repeat runs once without backups and once with them, in turns. Prints JSON: steps
-per second in both phases, and the ratios with their 95% intervals.
+every 100. With `--waits-s`, on a machine that has much else to do, a micro-batch waits for so long
+instead of computing, and the slow one's four times as long. Each repeat runs once without backups
+and once with them, in turns. Prints JSON: steps per second in both phases, processor seconds per
+step of all members and the micro-batches that counted elsewhere, and the ratios with their 95%
+intervals.
 """
 
 from __future__ import annotations
@@ -44,9 +47,19 @@ _ROWS = 64  # of a micro-batch
 class Layers(Task):
     """Equal layers; with dropout no two micro-batches are computed in one pass."""
 
-    def __init__(self, *, width: int = 384, layers: int = 6, dropout: float = 0.1) -> None:
-        """Of this width: a layer is its square."""
+    def __init__(
+        self,
+        *,
+        width: int = 384,
+        layers: int = 6,
+        dropout: float = 0.1,
+        waits_s: float = 0.0,
+        slow: str = "",
+    ) -> None:
+        """Of this width: a layer is its square. Each loss waits, four times as long once `slow`."""
         self.width, self.layers, self.dropout = width, layers, dropout
+        self.waits_s, self.slow = waits_s, Path(slow) if slow else None
+        self._pause = threading.Event()
 
     def model(self) -> nn.Module:
         """One after the other."""
@@ -64,6 +77,9 @@ class Layers(Task):
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Towards zero."""
+        if self.waits_s:
+            slow = self.slow is not None and self.slow.exists()
+            self._pause.wait(self.waits_s * (4.0 if slow else 1.0))
         loss: Tensor = model(batch).square().mean()
         return loss
 
@@ -81,13 +97,16 @@ class Asked:
     most: int
     dropout: float
     seconds: float
+    waits_s: float
 
 
-def member(number: int, port: int, asked: Asked) -> None:
+def member(number: int, port: int, asked: Asked, slow: str) -> None:
     """One member; writes a line for each step that it begins, and for what it has committed."""
+    width = 16 if asked.waits_s else 384
+    settings = {"dropout": asked.dropout, "waits_s": asked.waits_s, "slow": slow, "width": width}
     job = Job(
         task=Layers,
-        settings={"dropout": asked.dropout},
+        settings=settings,
         steps=1_000_000,
         global_batch=_ROWS * asked.share * asked.members,
         micro_batch=_ROWS,
@@ -108,15 +127,16 @@ def member(number: int, port: int, asked: Asked) -> None:
                 form = Form(generation=0, members=members, shares=shares, step=0)
                 one.form(_meeting(port, number, form))
             elif isinstance(event, StepsCommitted):
-                _write("committed", event.last_step - event.first_step, event.micro_batches)
+                steps = event.last_step - event.first_step
+                _write("committed", steps, event.micro_batches, event.cpu_s)
             elif isinstance(event, MemberFailed):
                 raise SystemExit(event.error)
         if (now := one.step) is not None and now != step:
             step = now
-            _write("step", step, 0)
+            _write("step", step)
 
 
-def _write(what: str, *numbers: int) -> None:
+def _write(what: str, *numbers: float) -> None:
     sys.stdout.write(json.dumps([what, time.monotonic(), *numbers]) + "\n")
     sys.stdout.flush()
 
@@ -133,8 +153,12 @@ def _meeting(port: int, rank: int, form: Form) -> Meeting:
 
 
 @contextmanager
-def throttled(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Let it run for a quarter of the time."""
+def throttled(process: subprocess.Popen[bytes], slow: Path | None) -> Iterator[None]:
+    """Let it run for a quarter of the time, or let it wait four times as long."""
+    if slow is not None:
+        slow.touch()
+        yield
+        return
     over, pause = threading.Event(), threading.Event()
 
     def turns() -> None:
@@ -158,6 +182,7 @@ def measure(asked: Asked) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder) / str(number) for number in range(asked.members)]
         processes = [_started(number, store.port, asked, log) for number, log in enumerate(logs)]
+        slow = _slow(logs[-1]) if asked.waits_s else None
         try:
             for number in range(asked.members):
                 store.get(f"ready/{number}")
@@ -166,22 +191,31 @@ def measure(asked: Asked) -> dict[str, float]:
             began_s = time.monotonic()
             pause.wait(asked.seconds)
             slow_s = time.monotonic()
-            with throttled(processes[-1]):
+            with throttled(processes[-1], slow):
                 pause.wait(asked.seconds)
             ended_s = time.monotonic()
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
-        lines = [json.loads(line) for line in logs[0].read_text().splitlines()]
-        last = [json.loads(line) for line in logs[-1].read_text().splitlines()]
-    steps = [(at, step) for what, at, step, _ in lines if what == "step"]
-    late = [(n, k) for what, at, n, k in last if what == "committed" and slow_s + 2.0 < at]
+        told = [[json.loads(line) for line in log.read_text().splitlines()] for log in logs]
+    steps = [(at, step) for what, at, step, *_ in told[0] if what == "step"]
+    calm = [_committed(lines, began_s + 1.0, slow_s) for lines in told]
+    late = _committed(told[-1], slow_s + 2.0, ended_s)
     return {
         "steps_per_s": _rate(steps, began_s, slow_s),
+        "cpu_s_per_step": sum(cpu_s for *_, cpu_s in calm),
+        "moved_per_step": sum(abs(k - asked.share) for k, _ in calm) / 2,
         "throttled_steps_per_s": _rate(steps, slow_s + 1.0, ended_s),
-        "late_member_micro_batches": sum(k for _, k in late) / max(sum(n for n, _ in late), 1),
+        "throttled_moved_per_step": asked.share - late[0],
     }
+
+
+def _committed(lines: list[list[Any]], first_s: float, last_s: float) -> tuple[float, float]:
+    """Micro-batches and processor seconds of one member's step, on average."""
+    found = [line[2:] for line in lines if line[0] == "committed" and first_s <= line[1] <= last_s]
+    steps = sum(n for n, *_ in found)
+    return sum(k for _, k, _ in found) / steps, sum(cpu_s for *_, cpu_s in found) / steps
 
 
 def _rate(steps: list[tuple[float, int]], first_s: float, last_s: float) -> float:
@@ -194,11 +228,17 @@ def _rate(steps: list[tuple[float, int]], first_s: float, last_s: float) -> floa
 def _started(number: int, port: int, asked: Asked, log: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "benchmarks.backups", "--member", str(number)]
     for name, value in vars(asked).items():
-        command += [f"--{name}", str(value)]
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    if number == asked.members - 1:
+        command += ["--slow", str(_slow(log))]
     with log.open("wb") as out:
         return subprocess.Popen(
             [*command, "--port", str(port)], stdout=out, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
+
+
+def _slow(log: Path) -> Path:
+    return log.with_suffix(".slow")
 
 
 def main() -> None:
@@ -210,12 +250,14 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--waits-s", type=float, default=0.0)
+    parser.add_argument("--slow", default="")
     parser.add_argument("--member", type=int)
     parser.add_argument("--port", type=int)
     told = parser.parse_args()
     asked = Asked(**{name: getattr(told, name) for name in Asked.__dataclass_fields__})
     if told.member is not None:
-        member(told.member, told.port, asked)
+        member(told.member, told.port, asked, told.slow)
         return
     without: list[dict[str, float]] = []
     backed: list[dict[str, float]] = []
@@ -225,7 +267,7 @@ def main() -> None:
             found.append(measure(Asked(**{**vars(asked), "most": most})))
     ratios = {
         what: vars(paired_ratio([one[what] for one in backed], [one[what] for one in without]))
-        for what in ("steps_per_s", "throttled_steps_per_s")
+        for what in ("steps_per_s", "cpu_s_per_step", "throttled_steps_per_s")
     }
     shown = {"asked": vars(asked), "without": without, "backed": backed, "ratios": ratios}
     sys.stdout.write(json.dumps(shown, indent=1) + "\n")
