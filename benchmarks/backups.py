@@ -1,9 +1,9 @@
 """What backups gain where a worker is slow, and cost where none is: `python -m benchmarks.backups`.
 
 Members on this machine, with equal shares that nobody levels: what a run is like until its shares
-follow. After a while one is throttled to a quarter, as by a CPU quota: it is stopped for 75 ms of
-every 100. With `--waits-s`, on a machine that has much else to do, a micro-batch waits for so long
-instead of computing, and the slow one's four times as long. Each repeat runs once without backups
+follow. After a while one is throttled to a quarter, as by a CPU quota: it is stopped for 7.5 ms of
+every 10. With `--waits-s`, on a machine that has much else to do, a micro-batch waits for so long
+and does not compute, and the slow one's four times as long. Each repeat runs once without backups
 and once with them, in turns. Prints JSON: steps per second in both phases, processor seconds per
 step of all members and the micro-batches that counted elsewhere, and the ratios with their 95%
 intervals.
@@ -39,9 +39,10 @@ from raycloud.training.member import Meeting, Member, MemberConfig
 
 _HOST = "127.0.0.1"
 _MEET = timedelta(seconds=120)
-_RUNS_S, _STOPS_S = 0.025, 0.075
+_RUNS_S, _STOPS_S = 0.0025, 0.0075
 _WARM_S = 3.0
-_ROWS = 64  # of a micro-batch
+_LEAST_STEPS = 3
+_ROWS = 128  # of a micro-batch
 
 
 class Layers(Task):
@@ -221,6 +222,10 @@ def _committed(lines: list[list[Any]], first_s: float, last_s: float) -> tuple[f
 def _rate(steps: list[tuple[float, int]], first_s: float, last_s: float) -> float:
     """Whole steps begun in between, per second."""
     found = [one for one in steps if first_s <= one[0] <= last_s]
+    if len(found) < _LEAST_STEPS:
+        raise SystemExit(
+            f"only {len(found)} steps in {last_s - first_s:.1f} s: give more --seconds"
+        )
     (first, a), (last, b) = found[0], found[-1]
     return (b - a) / (last - first)
 

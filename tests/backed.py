@@ -108,7 +108,7 @@ class Backed(Fleet):
     ) -> None:
         super().__init__(job, task, shares, **more)
         self.most, self.paces_s = most, tuple(paces_s)
-        self.collate.making = Making(alone=most)
+        self.collate.making = Making(apart=most)
         self.moved = 0  # micro-batches that counted where they were backed up
         self.broke = False  # the newest step: somebody died, or does not know what counts
         self.back_up()

@@ -114,7 +114,7 @@ class Collator:
         torch.set_num_threads(1)
         task = construct(self._config.task, self._config.job)
         samples = self._provider.provide(task, Splits(train=())).train
-        making = Making(alone=self._config.job.elastic.backup_micro_batches)
+        making = Making(apart=self._config.job.elastic.backup_micro_batches)
         clock = SystemClock()
         return Collate(task, samples, order, pinned=False, making=making, clock=clock)
 

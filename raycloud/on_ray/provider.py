@@ -103,7 +103,7 @@ class RayProvider:
         names = self._config.collators
         if not names:
             return None
-        making = Making(alone=self._config.job.elastic.backup_micro_batches)
+        making = Making(apart=self._config.job.elastic.backup_micro_batches)
         clock = SystemClock()
         own = Collate(task, self._train[0], order, pinned=False, making=making, clock=clock)
         return RayCollators(

@@ -181,8 +181,8 @@ class ElasticSection(Section):
         default=0,
         ge=0,
         description="The last micro-batches of each worker's share, at most so many, that another "
-        "worker computes as well where their own one is late: the first result counts, once. Each "
-        "is computed in a pass of its own. 0: no such backups.",
+        "worker computes as well where their own one is late: the first result counts, once. They "
+        "share no pass with those before them. 0: no such backups.",
     )
 
 

@@ -1,6 +1,7 @@
 """Notes between two members, of which one backs up the other: small, of fixed length, at once.
 
-A note says what it is, of which step and which micro-batch; nothing that arrives is unpickled.
+A note says what it is, of which step and of which pass, by its first micro-batch. Nothing that
+arrives is unpickled.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _NOTE = struct.Struct(">BQIId")  # kind, step, index, count, seconds
 class Kind(IntEnum):
     """What a note says. The first two, and the last two, come from the member that is backed up."""
 
-    OFFERED = 1  # micro-batch `index` of `step` may be computed by the backup as well
-    BEGUN = 2  # a pass of `count`, `index` the first; those before took `seconds` each
-    STARTED = 3  # the backup computes `index`, and is likely to take `seconds`
+    OFFERED = 1  # a pass of `count` micro-batches, `index` the first, may be computed there as well
+    BEGUN = 2  # a pass is begun; before, each micro-batch took `seconds`
+    STARTED = 3  # the backup computes this one, and is likely to take `seconds`
     DONE = 4  # it has the result
     TAKEN = 5  # the backup's result counts
     REFUSED = 6  # it does not: the member has begun, or had, it itself

@@ -90,18 +90,18 @@ class Backing:
                 self._far.heard(note, self.clock.monotonic_s())
         return answers
 
-    def late(self, step: int, *, busy: bool) -> int | None:
+    def late(self, step: int, *, busy: int = 0) -> tuple[int, int] | None:
         """What of the primary's step is to be computed here as well; see `Primary.next`."""
         return self._far.next(step, self.own_s, self.clock.monotonic_s(), busy=busy)
 
-    def start(self, step: int, index: int) -> None:
-        """That is computed now.
+    def start(self, step: int, index: int, count: int) -> None:
+        """A pass of so many micro-batches is computed now, `index` its first.
 
         Raises:
             TransportError: The primary cannot be told.
         """
         self._far.started(index)
-        self._say(Note(Kind.STARTED, step, index, 1, self.own_s or 0.0))
+        self._say(Note(Kind.STARTED, step, index, count, count * (self.own_s or 0.0)))
 
     def done(self, step: int, index: int) -> None:
         """Its result is there.

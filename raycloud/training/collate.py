@@ -106,14 +106,14 @@ class Making:
         elsewhere: Other processes that make them in the threads' place.
         copies: Brings them to the device ahead of their step; None: it is the CPU.
         skips: A micro-batch that cannot be made does not keep its step from the others.
-        alone: The last micro-batches of what is asked for at once that have passes of their own.
+        apart: The last micro-batches of what is asked for at once that share no pass with others.
     """
 
     threads: int = 1
     elsewhere: Collators | None = None
     copies: Copies | None = None
     skips: bool = False
-    alone: int = 0
+    apart: int = 0
 
 
 class Collate:
@@ -163,9 +163,9 @@ class Collate:
     def passes(self, micro_batches: Iterable[MicroBatch], fuse: int) -> tuple[Pass, ...]:
         """Group micro-batches by `fuse` and collate each group, in order."""
         view, todo = self._view, list(micro_batches)
-        fused = max(len(todo) - self.making.alone, 0)
-        groups = [todo[at : min(at + fuse, fused)] for at in range(0, fused, fuse)]
-        groups += [[one] for one in todo[fused:]]
+        cut = max(len(todo) - self.making.apart, 0)
+        groups = [todo[at : min(at + fuse, cut)] for at in range(0, cut, fuse)]
+        groups += [todo[at : at + fuse] for at in range(cut, len(todo), fuse)]
         made: list[Pass] = []
         if view.as_rows and len(groups) > 1:  # cheaper to read at once, and cut without a copy
             rows, read_s = self._read(view, todo)

@@ -34,9 +34,9 @@ _LOOK_UP_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """A micro-batch of another member's: it is computed, and does not count yet."""
+    """A pass of another member's: it is computed, and does not count yet."""
 
-    made: Pass
+    passes: tuple[Pass, ...]
     gradients: Gradients
     terms: Sequence[torch.Tensor]
     loss: torch.Tensor
@@ -76,9 +76,9 @@ class Share(Todo):
         self._backing = backing = replica.backing
         if backing is None:
             return
-        offered = _tail(every, backing.most) if self._apart else ()
-        self._notes = [Note(Kind.OFFERED, self._step, m.index) for m in offered]
-        backing.tail.offer(self._step, (m.index for m in offered))
+        offered = _tail(every, backing.most) if self._apart else {}
+        self._notes = [Note(Kind.OFFERED, self._step, *one) for one in offered.items()]
+        backing.tail.offer(self._step, offered)
         self._waited_s = backing.tail.waited_s
         self._listen(backing)
 
@@ -90,7 +90,8 @@ class Share(Todo):
         self._listen(backing)
         while (one := super().begin()) is not None:
             index, count = one.micro_batches[0].index, len(one.micro_batches)
-            if backing.tail.begin(index, backing.own_s, backing.abandoned):
+            own_s = None if backing.own_s is None else count * backing.own_s
+            if backing.tail.begin(index, own_s, backing.abandoned):
                 begun = Note(Kind.BEGUN, self._step, index, count, backing.own_s or 0.0)
                 backing.tell([*self._notes, begun])
                 self._notes, self._at = [], (count, backing.clock.monotonic_s())
@@ -109,7 +110,7 @@ class Share(Todo):
         if not backing.tail.all_elsewhere(one.micro_batches[0].index for one in self._left):
             return True
         self._listen(backing)
-        if self._late(backing, busy=True) is not None:
+        if self._late(backing, busy=1 if self._at is None else self._at[0]) is not None:
             return True
         self._left.clear()
         self._at, self._last = None, True  # its backward pass is still to come: it is not timed
@@ -157,8 +158,8 @@ class Share(Todo):
         what = "the member that this one backs up is not heard any more"
         self._replica.notice(what, {"step": self._step, "error": str(error)})
 
-    def _late(self, backing: Backing, *, busy: bool) -> int | None:
-        """What this member had better compute of another's share; None: nothing."""
+    def _late(self, backing: Backing, *, busy: int = 0) -> tuple[int, int] | None:
+        """The pass that this member had better compute of another's share; None: there is none."""
         if backing.primary is None or not self._apart or self._replica.following is not None:
             return None
         return backing.late(self._step, busy=busy)
@@ -168,9 +169,10 @@ class Share(Todo):
         extras: dict[int, Extra] = {}
         every = self._work.span.micro_batches
         try:
-            while (index := self._late(backing, busy=False)) is not None:
-                backing.start(self._step, index)
-                extra = self._extra(backing, every[index])
+            while (late := self._late(backing)) is not None:
+                index, count = late
+                backing.start(self._step, index, count)
+                extra = self._extra(backing, every[index : index + count])
                 if extra is None:
                     break
                 extras[index] = extra
@@ -192,54 +194,59 @@ class Share(Todo):
             if (extra := extras.pop(index, None)) is None:
                 continue
             if counts:
-                self._taken.append(extra.made)
+                self._taken += extra.passes
                 _add(self._replica, extra)
             else:
                 self._idle_s += extra.seconds  # it was for nothing
 
-    def _extra(self, backing: Backing, one: MicroBatch) -> Extra | None:
-        """Compute `one`, apart; None: that fails here, and is left to its owner."""
+    def _extra(self, backing: Backing, some: tuple[MicroBatch, ...]) -> Extra | None:
+        """Compute them, apart; None: that fails here, and is left to their owner."""
         replica, began_s = self._replica, backing.clock.monotonic_s()
         try:
-            made = self._collate.one(one)
-            extra = compute_apart(replica, made, self._collate, len(self._work.span.micro_batches))
+            passes = self._collate.passes(some, replica.fuse)
+            count = len(self._work.span.micro_batches)
+            extra = compute_apart(replica, passes, self._collate, count)
         except RaisedError as error:
-            trouble_of((one,), error)
-            what = f"a backup could not compute micro-batch {one.index}: it is left to its owner"
+            trouble_of(some, error)
+            what = f"a backup could not compute micro-batch {some[0].index}, left to its owner"
             replica.notice(what, {"step": self._step, "error": str(error)})
             return None
-        backing.own_s = backing.clock.monotonic_s() - began_s
-        return replace(extra, seconds=backing.own_s)
+        seconds = backing.clock.monotonic_s() - began_s
+        backing.own_s = seconds / len(some)
+        return replace(extra, seconds=seconds)
 
 
-def compute_apart(replica: Replica, made: Pass, collate: Collate, count: int) -> Extra:
-    """Compute a pass without adding it to what the replica has of the step.
+def compute_apart(
+    replica: Replica, passes: tuple[Pass, ...], collate: Collate, count: int
+) -> Extra:
+    """Compute passes without adding them to what the replica has of the step.
 
     Args:
         replica: What computes; nothing of it travels yet.
-        made: A single micro-batch.
-        collate: Makes passes.
+        passes: Of one step.
+        collate: Makes smaller ones.
         count: Micro-batches of the step.
 
     Raises:
         RaisedError: The task did; nothing of it remains.
     """
-    own = _take(replica, made)
+    own = _take(replica, ())
     try:
-        last = replica.forward.all_but_last(Todo([made]), collate, count)
+        todo = Todo(replica.forward.worth_computing(passes))
+        last = replica.forward.all_but_last(todo, collate, count)
         if last is not None:
-            call_backward(last[1] * made.weight)
+            call_backward(last[1] * last[0].weight)
         replica.synchronize()
-        return _take(replica, made)
+        return _take(replica, passes)
     finally:
-        _take(replica, made)  # what a failure has left
+        _take(replica, ())  # what a failure has left
         _add(replica, own)
 
 
-def _take(replica: Replica, made: Pass) -> Extra:
+def _take(replica: Replica, passes: tuple[Pass, ...]) -> Extra:
     """What has been computed, which is then forgotten."""
     terms = [term.clone() for term in replica.statistics.terms]
-    taken = Extra(made, replica.gradients.take(), terms, replica.forward.loss.clone())
+    taken = Extra(passes, replica.gradients.take(), terms, replica.forward.loss.clone())
     for term in (*replica.statistics.terms, replica.forward.loss):
         term.zero_()
     return taken
@@ -252,11 +259,16 @@ def _add(replica: Replica, extra: Extra) -> None:
     replica.forward.loss += extra.loss
 
 
-def _tail(passes: Sequence[Pass], most: int) -> list[MicroBatch]:
-    """The last micro-batches of these that have a pass of their own and weigh something."""
-    tail: list[MicroBatch] = []
+def _tail(passes: Sequence[Pass], most: int) -> dict[int, int]:
+    """The last of these with at most so many micro-batches: the first of each, and their number.
+
+    Each weighs something, and has micro-batches that follow each other.
+    """
+    tail: dict[int, int] = {}
     for one in reversed(passes):
-        if len(tail) == most or len(one.micro_batches) > 1 or one.weight == 0.0:
+        first, last = one.micro_batches[0].index, one.micro_batches[-1].index
+        count = len(one.micro_batches)
+        if sum(tail.values()) + count > most or one.weight == 0.0 or last - first + 1 != count:
             break
-        tail.append(one.micro_batches[0])
-    return tail[::-1]
+        tail[first] = count
+    return tail

@@ -75,10 +75,10 @@ def test_micro_batches_are_grouped_in_order(fuse: int, sizes: list[int]) -> None
 
 
 @pytest.mark.parametrize(
-    ("alone", "sizes"), [(0, [3, 1]), (1, [3, 1]), (2, [2, 1, 1]), (3, [1] * 4), (9, [1] * 4)]
+    ("apart", "sizes"), [(0, [3, 1]), (1, [3, 1]), (2, [2, 2]), (3, [1, 3]), (9, [3, 1])]
 )
-def test_the_last_have_passes_of_their_own(alone: int, sizes: list[int]) -> None:
-    making = Making(alone=alone)
+def test_the_last_share_no_pass_with_others(apart: int, sizes: list[int]) -> None:
+    making = Making(apart=apart)
     passes = Collate(Numbers(), range(SAMPLES), ORDER, pinned=False, making=making).passes(EVERY, 3)
     assert [len(one.micro_batches) for one in passes] == sizes
     assert tuple(m for one in passes for m in one.micro_batches) == EVERY

@@ -113,7 +113,7 @@ def test_nobody_is_waited_for_who_does_not_come(how: str) -> None:
 def told(*notes: Note, now_s: float = 0.0) -> Primary:
     primary = Primary()
     for index in range(2, COUNT):
-        primary.heard(Note(Kind.OFFERED, 3, index), 0.0)
+        primary.heard(Note(Kind.OFFERED, 3, index, 1), 0.0)
     for note in notes:
         primary.heard(note, now_s)
     return primary
@@ -121,9 +121,9 @@ def told(*notes: Note, now_s: float = 0.0) -> Primary:
 
 def test_the_last_that_is_not_begun_is_backed_up_first() -> None:
     primary = told(Note(Kind.BEGUN, 3, 2, 1, 4.0))
-    assert primary.next(3, 1.0, 0.0) == 5
+    assert primary.next(3, 1.0, 0.0) == (5, 1)
     primary.started(5)
-    assert primary.next(3, 1.0, 0.0) == 4
+    assert primary.next(3, 1.0, 0.0) == (4, 1)
     primary.heard(Note(Kind.BEGUN, 3, 3, 1, 4.0), 4.0)
     primary.heard(Note(Kind.BEGUN, 3, 4, 1, 4.0), 8.0)
     assert primary.next(3, 1.0, 8.0) is None
@@ -132,12 +132,23 @@ def test_the_last_that_is_not_begun_is_backed_up_first() -> None:
 def test_who_is_not_late_is_not_backed_up() -> None:
     one_left = told(*(Note(Kind.BEGUN, 3, k, 1, 1.0) for k in (2, 3, 4)))
     assert one_left.rest_s(0.25) == 1.75
-    assert one_left.next(3, 1.0, 0.0, busy=True) is None
-    assert one_left.next(3, 1.0, 0.0) == 5
+    assert one_left.next(3, 1.0, 0.0, busy=1) is None
+    assert one_left.next(3, 1.0, 0.0) == (5, 1)
     assert one_left.next(3, None, 0.0) is None  # one's own speed is not known
     assert told().next(3, 1.0, 100.0) is None  # nor is anything of the other's
     assert one_left.next(4, 1.0, 0.0) is None
     assert one_left.next(3, 3.0, 0.0) is None  # slower than that itself
+
+
+def test_a_pass_of_several_is_backed_up_as_one() -> None:
+    primary = Primary()
+    primary.heard(Note(Kind.OFFERED, 3, 4, 4), 0.0)
+    primary.heard(Note(Kind.BEGUN, 3, 0, 4, 4.0), 0.0)
+    assert primary.rest_s(0.0) == 32.0
+    assert primary.next(3, 4.0, 0.0, busy=1) == (4, 4)
+    assert primary.next(3, 4.0, 0.0, busy=2) is None
+    primary.started(4)
+    assert primary.next(3, 1.0, 0.0) is None
 
 
 def test_what_takes_long_shows_while_it_does() -> None:
