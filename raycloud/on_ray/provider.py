@@ -24,7 +24,7 @@ from raycloud.on_ray.holder import cache_of
 from raycloud.on_ray.holders import Reach
 from raycloud.on_ray.pipeline import PipelineConfig
 from raycloud.on_ray.pipeline_actor import pipeline_of
-from raycloud.training.collate import Collate
+from raycloud.training.collate import Collate, Making
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,7 +103,9 @@ class RayProvider:
         names = self._config.collators
         if not names:
             return None
-        own = Collate(task, self._train[0], order, pinned=False, clock=SystemClock())
+        making = Making(apart=self._config.job.elastic.backup_micro_batches)
+        clock = SystemClock()
+        own = Collate(task, self._train[0], order, pinned=False, making=making, clock=clock)
         return RayCollators(
             names, order, own, self._train.__getitem__, self._notice, first=self._config.member
         )

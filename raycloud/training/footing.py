@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.events import Noticed
 from raycloud.sync.lane import Lane
+from raycloud.training.lines import Backups
 from raycloud.training.locality import agreed
 from raycloud.training.loop import Loop
 from raycloud.training.parts import Seat
@@ -66,6 +67,7 @@ class Footing:
         self._held = held
         self._suspects = suspects_of(parts.job.errors.on_error)
         self._passing = Passing(parts, address)
+        self._backups = Backups(parts, address)
         self.loop: Loop | None = None
         self.seat: Seat | None = None
 
@@ -97,6 +99,7 @@ class Footing:
             self._passing.lacking = False
         if ground.following:
             self._passing.begin(seat, ground.following, Talk(lane, abandoned))
+        self._backups.begin(meeting, Talk(lane, abandoned))
         if meeting.rank == 0:  # it has met all others
             self._parts.report(seat.formed)
         loop = self.loop = self.loop or Loop(self._parts, seat)
@@ -109,6 +112,7 @@ class Footing:
     def let_go(self) -> None:
         """The generation is over, and with it what is on its way to those that follow."""
         self._passing.end()
+        self._backups.end()
 
     def _ground(
         self,

@@ -295,6 +295,7 @@ class Life:
                 elsewhere=elsewhere,
                 copies=Copies(self._device) if cuda else None,
                 skips=job.errors.on_error == "skip",
+                apart=job.elastic.backup_micro_batches,
             ),
             clock=self._clock,
         )

@@ -204,7 +204,7 @@ class Loop:
         began_s, self._lane_s = clock.monotonic_s(), 0.0
         self._send_lane(weight=work.expected_weight(parts.replica.kept))
         others = Others(self._lane, self._abandoned, lambda: parts.changes.next_at_hand)
-        parts.replica.compute(work, parts.collate, self._scale, others.at_hand)
+        work = parts.replica.compute(work, parts.collate, self._scale, others.at_hand)
         sums = self._weighed()
         parts.replica.synchronize()
         self._computed = counted(
@@ -213,7 +213,7 @@ class Loop:
             after=self._course.steps.after(work.span),
             weight=sums.weight,
             learning_rate=parts.replica.learning_rate,
-            compute_s=clock.monotonic_s() - began_s - self._lane_s,
+            compute_s=clock.monotonic_s() - began_s - self._lane_s - work.idle_s,
             data_s=self._feed.waited_s - waited_s,
         )
         found = find_outcome(parts.replica, work.span, sums.weight, others)
