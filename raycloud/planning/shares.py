@@ -38,8 +38,8 @@ __all__ = [
 _Counts = npt.NDArray[np.int64]
 
 _WORTH_LEAVING_OUT = 0.10  # a worker is left idle only if that makes the step this much faster
-_BISECTIONS = 64
-_SINGLY = 64  # micro-batches that are dealt one by one
+_TRIES = 96  # at a time until which nearly all are dealt
+_SINGLY = 64  # micro-batches that are dealt one by one, or a quarter as many as there are workers
 _SAME = 1e-9  # of a time: what is closer is the same moment
 _SHOWN_LIMITS = 8  # in an error
 
@@ -185,12 +185,14 @@ class _Workers:
             raise ValueError(
                 f"shares need a worker and a micro-batch, got {len(speeds)} and {micro_batches}"
             )
-        most = [speed.max_micro_batches for speed in speeds]
-        limit = [micro_batches if m is None else min(m, micro_batches) for m in most]
+        limit = np.full(len(speeds), micro_batches, dtype=np.int64)
+        for i, speed in enumerate(speeds):
+            if speed.max_micro_batches is not None:
+                limit[i] = min(speed.max_micro_batches, micro_batches)
         return cls(
             np.array([speed.fixed_s for speed in speeds]),
             np.array([speed.micro_batch_s for speed in speeds]),
-            np.array(limit, dtype=np.int64),
+            limit,
         )
 
     def seconds(self, shares: _Counts) -> npt.NDArray[np.float64]:
@@ -222,8 +224,9 @@ def _fill(workers: _Workers, total: int, start: _Counts) -> _Counts:
     """Begin with `start`, then give each micro-batch to the worker that finishes it first.
 
     Most of it is done at once: the micro-batches that can be finished within some time are a prefix
-    of that sequence, and bisection finds a time that leaves few to deal singly: at most one per
-    worker, and of many workers only those that would finish theirs at the same moment.
+    of that sequence. How many those are rises almost evenly with the time, so interpolation, and
+    every other time bisection, finds one that leaves few to deal singly: at most one per worker,
+    and of many workers only those that would finish theirs at the same moment.
     """
     fixed_s, slope_s, limit = workers.fixed_s, workers.micro_batch_s, workers.limit
 
@@ -237,18 +240,20 @@ def _fill(workers: _Workers, total: int, start: _Counts) -> _Counts:
         return filled
 
     counts, early_s, late_s = start, 0.0, workers.step_s(limit)
-    for _ in range(_BISECTIONS):
-        left = total - int(counts.sum())
-        most = _SINGLY if late_s - early_s > _SAME * late_s else len(counts)
-        if left <= min(len(counts), most):
+    dealt, most = int(start.sum()), int(limit.sum())
+    few = min(len(counts), max(_SINGLY, len(counts) // 4))
+    for number in range(_TRIES):
+        alike = late_s - early_s <= _SAME * late_s
+        if total - dealt <= (len(counts) if alike else few):
             break
-        middle_s = (early_s + late_s) / 2
-        tried = within(middle_s)
-        if int(tried.sum()) <= total:
-            counts, early_s = tried, middle_s
+        part = 0.5 if number % 2 else (total - dealt) / (most - dealt)
+        tried_s = early_s + part * (late_s - early_s)
+        tried = within(tried_s)
+        if (sum_ := int(tried.sum())) <= total:
+            counts, early_s, dealt = tried, tried_s, sum_
         else:
-            late_s = middle_s
-    return _deal(workers, counts, total - int(counts.sum()))
+            late_s, most = tried_s, sum_
+    return _deal(workers, counts, total - dealt)
 
 
 def _deal(workers: _Workers, shares: _Counts, left: int) -> _Counts:
@@ -261,6 +266,11 @@ def _deal(workers: _Workers, shares: _Counts, left: int) -> _Counts:
         return shares
     next_s = np.where(shares < workers.limit, workers.seconds(shares + 1), np.inf)
     first = np.argsort(next_s, kind="stable")[:left]
+    with np.errstate(over="ignore"):
+        again_s = workers.fixed_s[first] + (shares[first] + 2) * workers.micro_batch_s[first]
+    if len(first) == left and next_s[first[-1]] < again_s.min():  # nobody is first twice
+        shares[first] += 1
+        return shares
     open_ = first[shares[first] < workers.limit[first]]
     queue = list(zip(next_s[open_].tolist(), open_.tolist(), strict=True))
     heapq.heapify(queue)

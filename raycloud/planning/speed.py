@@ -45,10 +45,10 @@ class Speed:
 
     def __post_init__(self) -> None:
         """Refuse what is no time, with the number."""
-        for name in ("fixed_s", "micro_batch_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} takes finite seconds >= 0, got {value!r}")
+        if not (0 <= self.fixed_s < math.inf and 0 <= self.micro_batch_s < math.inf):
+            fixed = 0 <= self.fixed_s < math.inf
+            name = "micro_batch_s" if fixed else "fixed_s"
+            raise ValueError(f"{name} takes finite seconds >= 0, got {getattr(self, name)!r}")
         if self.max_micro_batches is not None and self.max_micro_batches < 0:
             raise ValueError(f"max_micro_batches takes a count >= 0, got {self.max_micro_batches}")
 
@@ -127,19 +127,19 @@ class SpeedEstimate:
         Raises:
             ValueError: A negative number, or seconds that are not finite.
         """
-        if min(micro_batches, steps) < 0 or not (math.isfinite(compute_s) and compute_s >= 0):
+        if micro_batches < 0 or steps < 0 or not 0 <= compute_s < math.inf:
             raise ValueError(
                 "observe() takes counts and finite seconds >= 0, got "
                 f"micro_batches={micro_batches}, steps={steps}, compute_s={compute_s}"
             )
-        if 0 in (micro_batches, steps) or compute_s < _UNMEASURABLE_S:
+        if not (micro_batches and steps) or compute_s < _UNMEASURABLE_S:
             return False
         share = micro_batches / steps  # a fraction where an epoch's short last step is among them
         if not self._unit:
             self._start(share)
         off = math.log(compute_s / steps / self._speed.seconds(share))
         grown = self._grown(share)
-        if abs(off) <= self._gate(grown):
+        if abs(off) <= _NARROW_GATE or abs(off) <= self._gate(grown):
             self._drop_held()
             self._scatter(off)
             self._update(grown, off)
