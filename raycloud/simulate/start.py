@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raycloud.control import ControlSettings, Phase
-from raycloud.order import Position
+from raycloud.events import DataGrew
+from raycloud.order import EpochSizes, Position
 from raycloud.simulate.computing import Computing, Origin
 from raycloud.simulate.driver import Driver
 from raycloud.simulate.ending import Ending
@@ -47,11 +48,14 @@ class Start:
         self._scenario, self._world = scenario, world
         self.room = machines.room
         kept = story.kept
-        origin = Origin(0, Position(), 0)
-        if kept is not None:
-            origin = Origin(kept.step, kept.position, kept.value)
+        origin = Origin(0, Position(), 0, EpochSizes(story.samples))
+        if kept is not None:  # an epoch that is begun ends as it began
+            sizes = EpochSizes.from_state(kept.ledger)
+            sizes = sizes.grown(kept.position.next_epoch, story.samples)
+            origin = Origin(kept.step, kept.position, kept.value, sizes)
         self.words = Words(world, scenario.delay_s)
-        self.fleet = Fleet(scenario, world, machines, self.words)
+        self.fleet = Fleet(scenario, world, machines, self.words, story.samples)
+        self._samples, self._version = story.samples, 0
         self.computing = Computing(scenario, world, self.fleet, self.words, origin)
         self.computing.useful_s = 0.0 if kept is None else kept.useful_s
         self.ending = Ending(self.computing)
@@ -83,10 +87,11 @@ class Start:
         self.fleet.later(self._scenario.report_s, self._round)
         world, words = self._world, self.words
         while self.driver.finish is None:
-            if min(words.next_s, world.next_s) > until_s:
+            word_s, next_s = words.next_s, world.next_s
+            if min(word_s, next_s) > until_s:
                 return False
-            if words.next_s <= world.next_s:
-                world.now_s = max(world.now_s, words.next_s)
+            if word_s <= next_s:
+                world.now_s = max(word_s, world.now_s)
                 self._take()
             else:
                 world.happen()
@@ -111,13 +116,20 @@ class Start:
             self.fleet.later(self._scenario.report_s, self._round)
         self._stay_awake()
 
+    def grow(self, samples: int) -> None:
+        """There is more data, and it has been read."""
+        if samples > self._samples:
+            self._samples, self._version = samples, self._version + 1
+            grew = DataGrew(samples=samples, version=self._version)
+            self.words.tell(grew, self._world.now_s)
+
     def _stay_awake(self) -> None:
         self._awake_until_s = self._world.now_s + self._scenario.awake_s
 
     def _take(self) -> None:
-        taken = self.words.take()
-        if taken is not None:
-            self.driver.take(taken[1])
+        event = self.words.take()
+        if event is not None:
+            self.driver.take(event)
 
     def _turn(self) -> None:
         if self._world.now_s < self.words.deaf_until_s:
