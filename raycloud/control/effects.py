@@ -242,7 +242,8 @@ def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterato
         state.resharing.observe(event)
     if event.skips:
         hear_of_skips(state, event)
-    yield from _counted(state)
+    if state.skips or state.all_past(state.formed().committed_step):
+        yield from _counted(state)
 
 
 def _counted(state: JobState) -> Iterator[Command]:

@@ -130,7 +130,7 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
         shares=state.shares,
         step=state.formed().committed_step,
         settled=state.settled,
-        following=tuple(n for n in state.group if n in state.following),
+        following=tuple(n for n in state.group if n in state.following) if state.following else (),
     )
 
 

@@ -84,6 +84,7 @@ JobEvent = (
 _MAY_BE_OLD: Final = (MemberDone, ExchangeBroken)
 _OF_NEWCOMERS: Final = (MemberCaughtUp, StepsCommitted)
 _NEXT: Final = (Reshare, Meet)  # changes that name a generation
+_MORE_TO_ASK: Final = frozenset({ChangeApplied, MemberDone, ExchangeBroken, MemberCaughtUp})
 
 
 def judge(state: JobState, event: Event) -> dict[int, MemberState] | None:
@@ -127,6 +128,8 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
     member = state.member(number)
     row = MEMBER_ON_EVENT[member.state]
     trigger: Trigger = type(event)
+    if member.joined and trigger in row and trigger not in _MORE_TO_ASK:
+        return row[trigger]
     if isinstance(event, ChangeApplied) and event.change <= state.settled:
         return None  # it was withdrawn meanwhile
     if isinstance(event, _MAY_BE_OLD) and event.generation < state.sound_from:

@@ -47,7 +47,6 @@ class Hearing:
     patience_s: float
     still_s: Mapping[int, float] = field(default_factory=dict)
     _pulses: Pulses = field(default_factory=Pulses)
-    _answered_s: dict[int, float] = field(default_factory=dict)
     _due_s: Mapping[int, float] = field(default_factory=dict)
     _looked_s: float = float("-inf")
     _last_s: float = float("-inf")  # when any answer came
@@ -59,8 +58,7 @@ class Hearing:
         if stood_still or (heard.late_s and heard.looked_s - self._last_s > self.patience_s):
             self._since_s = heard.looked_s
         own_s = heard.looked_s - self._since_s  # the rest is the driver's
-        self._pulses.answered(heard.late_s, most_s=own_s)
-        self._answered_s.update(dict.fromkeys(heard.late_s, heard.looked_s))
+        self._pulses.answered(heard.late_s, heard.looked_s, most_s=own_s)
         self._last_s = heard.looked_s if heard.late_s else self._last_s
         still_s = heard.looked_s - self._looked_s if stood_still else 0.0
         self._looked_s, self._due_s = heard.looked_s, heard.due_s
@@ -94,11 +92,9 @@ class Hearing:
         late_s = self._looked_s - due_s
         if not late_s >= self.patience_s or self._pulses.of(member).phi(late_s) < _SURE:
             return None
-        never = float("-inf")
-        heard = any(self._answered_s.get(m, never) >= due_s for m in others if m != member)
+        heard = any(self._pulses.heard_s(m) >= due_s for m in others if m != member)
         return late_s if heard else None
 
     def heard_since(self, since_s: float, members: Iterable[int]) -> int:
         """How many of `members` have answered after `since_s`."""
-        never = float("-inf")
-        return sum(self._answered_s.get(member, never) > since_s for member in members)
+        return self._pulses.heard_since(since_s, members)

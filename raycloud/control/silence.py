@@ -110,7 +110,10 @@ def _idle(state: JobState, now_s: float) -> MemberLost | None:
     The one heard least recently is named, and the reason lists all. One that is new is named first,
     until it is rather one of the others with whom no meeting comes about.
     """
-    least_s = _shortest_s(state)
+    least_s, turns = _shortest_s(state), state.turns
+    if now_s - turns.heard_s <= least_s:
+        return None
+    turns.heard_s = min((m.heard_s for m in state.present()), default=now_s)
     silent = [m for m in state.present() if now_s - m.heard_s > least_s]
     late = [m for m in silent if now_s - m.heard_s > _limit_s(state, m)]
     if not late:

@@ -57,7 +57,7 @@ class Member:
 
     def __post_init__(self) -> None:
         """It is counted."""
-        self.turns.come(self)
+        self.turns.come(self.number, self.state, self.heard_s, joined=self.joined)
 
     @property
     def gone(self) -> bool:
@@ -225,7 +225,7 @@ class JobState:
 
     def present(self) -> Sequence[Member]:
         """Members that are not gone, in order of number."""
-        return list(self.turns.present.values())
+        return [self.members[number] for number in self.turns.present]
 
     def joining(self) -> Sequence[Member]:
         """Those of them that are to join those that compute, and do not yet: see `spare`."""

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from raycloud.control.tables import MemberState
-
-if TYPE_CHECKING:
-    from raycloud.control.state import Member
 
 
 @dataclass(kw_only=True, slots=True)
@@ -18,24 +14,27 @@ class Turns:
     Attributes:
         count: How often one has come, joined or gone: what is known of who is there is old.
         states: How many are in each state.
-        present: Those that are not gone, by number, in order.
-        new: The numbers of those of them that have not joined.
+        present: The numbers of those that are not gone, in order.
+        new: Those of them that have not joined.
         leaving: How many of them are going to leave.
+        heard_s: All of them were heard last then, or later.
     """
 
     count: int = 0
     states: dict[MemberState, int] = field(default_factory=lambda: dict.fromkeys(MemberState, 0))
-    present: dict[int, Member] = field(default_factory=dict)
+    present: dict[int, None] = field(default_factory=dict)
     new: dict[int, None] = field(default_factory=dict)
     leaving: int = 0
+    heard_s: float = float("inf")
 
-    def come(self, member: Member) -> None:
+    def come(self, number: int, state: MemberState, heard_s: float, *, joined: bool) -> None:
         """A member is asked for."""
         self.count += 1
-        self.states[member.state] += 1
-        self.present[member.number] = member
-        if not member.joined:
-            self.new[member.number] = None
+        self.states[state] += 1
+        self.present[number] = None
+        self.heard_s = min(self.heard_s, heard_s)
+        if not joined:
+            self.new[number] = None
 
     def join(self, number: int) -> None:
         """It computes."""

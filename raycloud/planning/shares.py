@@ -162,11 +162,12 @@ def better_shares(
     if len(current) != len(speeds):
         raise ValueError(f"argument `current` has {len(current)} shares for {len(speeds)} workers")
     workers, now = _Workers.of(speeds, micro_batches), np.array(current, dtype=np.int64)
-    best = _fit(workers, micro_batches)
-    if np.array_equal(best, now):
-        return None
     possible = now.sum() == micro_batches and ((now >= 0) & (now <= workers.limit)).all()
-    if possible and workers.step_s(best) > (1 - gain) * workers.step_s(now):
+    worth_s = (1 - gain) * workers.step_s(now) if possible else np.inf
+    if workers.least_s(micro_batches) > worth_s:
+        return None  # whichever are the best
+    best = _fit(workers, micro_batches)
+    if np.array_equal(best, now) or workers.step_s(best) > worth_s:
         return None
     return tuple(best.tolist())
 
@@ -199,6 +200,13 @@ class _Workers:
         """T(b) of each."""
         with np.errstate(over="ignore"):
             return np.where(shares > 0, self.fixed_s + shares * self.micro_batch_s, 0.0)
+
+    def least_s(self, micro_batches: int) -> float:
+        """No shares take less, not even parts of micro-batches; 0 where that is not so simple."""
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            per_s = 1.0 / self.micro_batch_s
+            least_s = float((micro_batches + (self.fixed_s * per_s).sum()) / per_s.sum())
+        return (1 - _SAME) * least_s if self.fixed_s.max() <= least_s < np.inf else 0.0
 
     def step_s(self, shares: _Counts) -> float:
         """Seconds of the worker which ends last."""

@@ -180,5 +180,6 @@ class Fleet:
         if len(late_s) <= _FEW:
             lateness = chance.exponential(0.05, len(late_s)).tolist()
             late_s = dict(zip(late_s, lateness, strict=True))
-        due_s = {**dict.fromkeys(self.seats, clock_s + _POLL_S), **self._due_s}
+        due_s = dict.fromkeys(self.seats, clock_s + _POLL_S)
+        due_s.update(self._due_s)
         return Heard(looked_s=clock_s, late_s=late_s, due_s=due_s)

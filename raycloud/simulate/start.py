@@ -85,16 +85,17 @@ class Start:
         self.driver.start()
         self.fleet.later(_TURN_S, self._turn)
         self.fleet.later(self._scenario.report_s, self._round)
-        world, words = self._world, self.words
-        while self.driver.finish is None:
+        world, words, driver = self._world, self.words, self.driver
+        while driver.finish is None:
             word_s, next_s = words.next_s, world.next_s
-            if min(word_s, next_s) > until_s:
+            if word_s > until_s and next_s > until_s:
                 return False
-            if word_s <= next_s:
-                world.now_s = max(word_s, world.now_s)
-                self._take()
-            else:
+            if word_s > next_s:
                 world.happen()
+                continue
+            world.now_s = max(word_s, world.now_s)
+            if (event := words.take()) is not None:
+                driver.take(event)
         return True
 
     def close(self) -> None:
@@ -110,7 +111,8 @@ class Start:
             self.computing.round(everyone=True)
             self.words.hurry()
             while self.words.next_s <= self._world.now_s and self.driver.finish is None:
-                self._take()
+                if (event := self.words.take()) is not None:
+                    self.driver.take(event)
             self.driver.turn()
             self.fleet.later(_TURN_S, self._turn)
             self.fleet.later(self._scenario.report_s, self._round)
@@ -125,11 +127,6 @@ class Start:
 
     def _stay_awake(self) -> None:
         self._awake_until_s = self._world.now_s + self._scenario.awake_s
-
-    def _take(self) -> None:
-        event = self.words.take()
-        if event is not None:
-            self.driver.take(event)
 
     def _turn(self) -> None:
         if self._world.now_s < self.words.deaf_until_s:
