@@ -73,15 +73,15 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
     """Take in what a member did, or what befell it."""
     member = state.members[event.member]
     match event:
+        case StepsCommitted():
+            yield from _progressed(state, event, now_s)
+        case ChangeApplied():
+            yield from switched(state, event, now_s)
         case MemberSpawned():
             member.node, member.placed = event.node, True
         case MemberReady():
             member.ready, member.node = event, event.node or member.node
             know_speed(state, event, now_s)
-        case ChangeApplied():
-            yield from switched(state, event, now_s)
-        case StepsCommitted():
-            yield from _progressed(state, event, now_s)
         case PartWritten():
             yield from _written(state, event)
         case MemberLost() | MemberLeaving() | ExchangeBroken():
@@ -229,19 +229,23 @@ def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
 
 def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterator[Command]:
     member = state.members[event.member]
-    yield from _joined(state, event, now_s)
+    if not member.joined:
+        yield from _joined(state, event, now_s)
     if event.generation >= state.formed_as and state.phase is not Phase.WAITING:
         state.met = True
         if event.last_step > event.first_step:
             state.meetings, state.losing = 1, 0
+        if event.last_step > event.first_step and state.recovery is not None:
             yield from _recovered(state, event.generation, now_s)
     state.formed().change_generation(event.generation, event.first_step)
     member.step, member.generation = event.last_step, event.generation
     note_pace(state, event)
     if state.resharing is not None:
         state.resharing.observe(event)
-    hear_of_skips(state, event)
-    yield from _counted(state)
+    if event.skips:
+        hear_of_skips(state, event)
+    if state.skips or state.all_past(state.formed().committed_step):
+        yield from _counted(state)
 
 
 def _counted(state: JobState) -> Iterator[Command]:
@@ -253,7 +257,8 @@ def _counted(state: JobState) -> Iterator[Command]:
             state.members[number].heard_s = state.now_s
         if commits:
             yield Record(records=tuple(commit_record(c) for c in commits))
-    yield from write_skips(state)
+    if state.skips:
+        yield from write_skips(state)
 
 
 def _joined(

@@ -6,8 +6,8 @@ iterated.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Final
 
 from raycloud.commands import Command, Extend, Form, Meet, Notice, Record, Release, Reshare, Save
 from raycloud.control.growing import spares, who_may_stay
@@ -21,6 +21,8 @@ from raycloud.order import Ledger, growth_record, header_record, restore_record
 if TYPE_CHECKING:
     from raycloud.control.state import JobState, Member
     from raycloud.events import MemberReady
+
+_ENDING: Final = frozenset({MemberState.DRAINING, MemberState.DONE})
 
 
 def form(state: JobState, now_s: float) -> Iterator[Command]:
@@ -110,7 +112,7 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     newest = _withdraw(state)
     state.halt_sent = state.halted = state.met = False
     state.generation = state.formed_as = state.sound_from = newest + 1
-    state.groups = {state.generation: tuple(m.number for m in state.holders())}
+    state.groups = {state.generation: state.holding()}
     state.shares = _fit(state, state.in_group(), state.following)
     state.drop_checkpoints()
     leaves = state.turns.leaving and any(m.leaving for m in state.in_group())
@@ -119,7 +121,7 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     state.error = ""
     for member in state.in_group():
         member.heard_s, member.part_step = now_s, -1
-        if member.state in {MemberState.DRAINING, MemberState.DONE}:
+        if member.state in _ENDING:
             member.enter(MemberState.ACTIVE, now_s)
     if lost or gone:
         yield Release(members=lost + gone)
@@ -129,7 +131,7 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
         shares=state.shares,
         step=state.formed().committed_step,
         settled=state.settled,
-        following=tuple(n for n in state.group if n in state.following),
+        following=tuple(n for n in state.group if n in state.following) if state.following else (),
     )
 
 
@@ -253,7 +255,7 @@ def become(state: JobState, meeting: Meet, step: int, now_s: float) -> None:
         member.heard_s = now_s
     state.group, state.shares = meeting.members, meeting.shares
     state.following = frozenset(meeting.following)
-    state.groups[meeting.generation] = tuple(m.number for m in state.holders())
+    state.groups[meeting.generation] = state.holding()
     state.generation = state.formed_as = meeting.generation
     state.formed().change_generation(meeting.generation, step)
     if state.resharing is not None:
@@ -296,10 +298,10 @@ def take_in(state: JobState, change: Reshare, step: int) -> None:
     state.formed().change_generation(change.generation, step)
     if change.caught_up:
         state.following = state.following.difference(change.caught_up)
-        state.groups[change.generation] = tuple(m.number for m in state.holders())
+        state.groups[change.generation] = state.holding()
 
 
-def _fit(state: JobState, members: list[Member], following: Container[int]) -> tuple[int, ...]:
+def _fit(state: JobState, members: list[Member], following: Collection[int]) -> tuple[int, ...]:
     """Shares of these members, by rank: as asked, and `auto` by what is known of their speeds.
 
     Those that are `following` have none.
@@ -309,6 +311,8 @@ def _fit(state: JobState, members: list[Member], following: Container[int]) -> t
         fitted = state.resharing.fit(tuple(member.number for member in computing))
     else:
         fitted = asked_shares(settings, [member.slot for member in computing])
+    if not following:
+        return fitted
     shares = dict(zip((m.number for m in computing), fitted, strict=True))
     return tuple(shares.get(member.number, 0) for member in members)
 

@@ -95,7 +95,8 @@ def prepare_for_leave(state: JobState, event: MemberLeaving, now_s: float) -> It
 
 def who_may_stay(state: JobState) -> list[Member]:
     """Members of the group without those that are going to be gone, if they can do without them."""
-    left = [m for m in state.in_group() if not m.leaving and state.here(m.number)]
+    present = state.turns.present
+    left = [m for m in state.in_group() if not m.leaving and m.number in present]
     new = [] if state.data_version else [m for m in spares(state) if not m.leaving]
     enough = len(left) + len(new) >= state.workers[0]
     return left if enough and any(m.joined for m in left) else []

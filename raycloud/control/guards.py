@@ -6,7 +6,7 @@ Nothing here changes anything: `judge` either raises, or says what the members b
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from raycloud.commands import Meet, Reshare
 from raycloud.control.skipping import why_wrong
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
     from raycloud.control.outstanding import Outstanding
     from raycloud.control.state import JobState, Member
 
-MemberEvent = (
-    MemberSpawned
+MemberEvent = (  # the more often it comes, the sooner it is asked for
+    StepsCommitted
+    | ChangeApplied
+    | PartWritten
+    | MemberSpawned
     | MemberReady
     | DataPreparing
     | DataPrepared
     | MemberCaughtUp
-    | ChangeApplied
-    | StepsCommitted
-    | PartWritten
     | EvaluationPart
     | MemberDone
     | MemberLost
@@ -81,6 +81,10 @@ JobEvent = (
     | Recovered
     | RunFinished
 )
+_MAY_BE_OLD: Final = (MemberDone, ExchangeBroken)
+_OF_NEWCOMERS: Final = (MemberCaughtUp, StepsCommitted)
+_NEXT: Final = (Reshare, Meet)  # changes that name a generation
+_MORE_TO_ASK: Final = frozenset({ChangeApplied, MemberDone, ExchangeBroken, MemberCaughtUp})
 
 
 def judge(state: JobState, event: Event) -> dict[int, MemberState] | None:
@@ -124,9 +128,11 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
     member = state.member(number)
     row = MEMBER_ON_EVENT[member.state]
     trigger: Trigger = type(event)
+    if member.joined and trigger in row and trigger not in _MORE_TO_ASK:
+        return row[trigger]
     if isinstance(event, ChangeApplied) and event.change <= state.settled:
         return None  # it was withdrawn meanwhile
-    if isinstance(event, MemberDone | ExchangeBroken) and event.generation < state.sound_from:
+    if isinstance(event, _MAY_BE_OLD) and event.generation < state.sound_from:
         return None  # of a generation that broke: there is something left to do
     if isinstance(event, ChangeApplied) and trigger not in row:
         trigger = (ChangeApplied, type(_outstanding(state, event).change))
@@ -137,7 +143,7 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
 
 def _echo(state: JobState, member: Member, event: Event) -> bool:
     """A word of how far a newcomer has come where the others have gone on without it, or know."""
-    if member.joined or not isinstance(event, MemberCaughtUp | StepsCommitted):
+    if member.joined or not isinstance(event, _OF_NEWCOMERS):
         return isinstance(event, MemberCaughtUp)
     alone = isinstance(event, MemberCaughtUp) and not state.is_to_follow(member.number)
     return alone or event.generation < state.sound_from
@@ -152,12 +158,12 @@ def _outstanding(state: JobState, event: ChangeApplied) -> Outstanding:
 
 def _check_of_member(state: JobState, event: MemberEvent) -> None:
     match event:
-        case MemberReady():
-            _check_ready(state, event)
-        case ChangeApplied():
-            _check_applied(state, event)
         case StepsCommitted():
             _check_steps(state, event)
+        case ChangeApplied():
+            _check_applied(state, event)
+        case MemberReady():
+            _check_ready(state, event)
         case PartWritten():
             behind = event.step <= state.member(event.member).part_step
             if behind and event.generation >= state.sound_from:
@@ -238,13 +244,16 @@ def _check_steps(state: JobState, event: StepsCommitted) -> None:
     if not begins or event.last_step < event.first_step:
         raise illegal(state, event, f"the member's next step is {member.step}")
     change = state.outstanding.change if state.outstanding else None
-    newest = change.generation if isinstance(change, Reshare | Meet) else state.generation
+    newest = change.generation if isinstance(change, _NEXT) else state.generation
     if not member.generation <= event.generation <= newest:
         raise illegal(state, event, f"generations {member.generation} to {newest} are possible")
-    reached = Position(epoch=event.epoch, offset=event.offset)
     due = progress.position_at(event.last_step)
-    if event.last_step > event.first_step and not progress.same_position(reached, due):
-        raise illegal(state, event, f"after step {event.last_step} the sequence stands at {due}")
+    as_due = event.epoch == due.epoch and event.offset == due.offset
+    if event.last_step > event.first_step and not as_due:
+        reached = Position(epoch=event.epoch, offset=event.offset)
+        if not progress.same_position(reached, due):
+            what = f"after step {event.last_step} the sequence stands at {due}"
+            raise illegal(state, event, what)
     if event.skips and (wrong := why_wrong(event)):
         raise illegal(state, event, wrong)
 

@@ -60,7 +60,7 @@ class Member:
 
     def __post_init__(self) -> None:
         """It is counted."""
-        self.turns.come(self.number, self.state, joined=self.joined)
+        self.turns.come(self.number, self.state, self.heard_s, joined=self.joined)
 
     @property
     def gone(self) -> bool:
@@ -116,8 +116,7 @@ class JobState:
         hearing: Who answers calls.
         group: Members of the present generation, in order of rank.
         shares: Their micro-batches per step.
-        following: Those of them that had no state when they met, and have no share yet; once it is
-            known that one has caught up, it has `joined`.
+        following: Those of them that had no state then, nor a share yet; caught up: `joined`.
         progress: None until the members have said how much data there is.
         data_samples: Samples of the newest data heard of; 0 before any.
         data_version: Its version.
@@ -127,8 +126,7 @@ class JobState:
         halted: A member has applied it: the run ends before its last step.
         settled: Number of the last change that is over, in force or withdrawn.
         formed_as: The generation as which the present group met first.
-        groups: Who has divided checkpoints and measures as each generation that `group_of` may be
-            asked for: all that met and had the state.
+        groups: By generation, for `group_of`: all that met and had the state.
         sound_from: Words of older generations do not count any more: they broke.
         met: It is known to have met.
         recovery: What befell members since the last step of all; None: nothing.
@@ -256,9 +254,8 @@ class JobState:
         at, known = self.turns.count, self._known
         change = self.outstanding.change if self.outstanding is not None else None
         coming = change.members if isinstance(change, Meet) else ()
-        alike = known is not None and known.group is self.group and known.coming is coming
-        if known is None or not alike or known.at != at:
-            same = known is not None and known.group is self.group
+        same = known is not None and known.group is self.group
+        if known is None or not same or known.coming is not coming or known.at != at:
             within = known.within if known is not None and same else frozenset(self.group)
             present, new = self.turns.present.keys(), self.turns.new
             gone = not within <= present
@@ -299,8 +296,8 @@ class JobState:
 
     def spare(self, number: int) -> bool:
         """Whether this member is to join those that compute, and does not yet."""
-        new = not self.members[number].joined
-        return self.progress is not None and new and number not in self.within()
+        new = self.progress is not None and not self.members[number].joined
+        return new and number not in self.within()
 
     def within(self) -> Collection[int]:
         """The members of the present generation, in no order."""
@@ -323,9 +320,12 @@ class JobState:
 
     def holders(self) -> list[Member]:
         """Those of them that do not follow: a step counts that all of these have committed."""
-        if not self.following:
-            return self.in_group()
-        return [m for m in self.in_group() if m.number not in self.following]
+        return [self.members[number] for number in self.holding()]
+
+    def holding(self) -> tuple[int, ...]:
+        """Their numbers."""
+        group, follow = self.group, self.following
+        return tuple(n for n in group if n not in follow) if follow else group
 
     def formed(self) -> Progress:
         """The progress, once a generation was told to form.

@@ -32,6 +32,7 @@ from raycloud.events import (
     StepsCommitted,
 )
 from raycloud.order import ledger_line
+from raycloud.simulate.stopwatch import Stopwatch
 from raycloud.simulate.story import Kept
 from raycloud.simulate.telling import few, short
 
@@ -60,7 +61,7 @@ class Driver:
         ending: What befalls members.
         computing: What they do together.
         story: What is known of the run; this start is added.
-        clock: To measure decisions with, in processor seconds: others may be busy here, too.
+        clock: To measure decisions with.
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class Driver:
         self.settings = settings
         self.control = Control(settings)
         self.finish: Finish | None = None
-        self._ending, self._computing, self._story, self._clock = ending, computing, story, clock
+        self._ending, self._computing, self._story = ending, computing, story
+        self._watch = Stopwatch(clock)
         self._world: World = computing.world
         self._fleet: Fleet = computing.fleet
         self._words: Words = computing.words
@@ -115,38 +117,41 @@ class Driver:
             return
         heard = self._fleet.heard()
         now_s = self._world.clock_s
-        began_s = self._clock.cpu_s()
+        self._watch.begin()
         self.control.hear(heard)
         lost = self.control.overdue(now_s)
-        self._measure(began_s, "overdue")
+        self._measure("overdue")
         while lost is not None and self.finish is None:
             self._note_lost(lost)
             self._feed(lost)
-            began_s = self._clock.cpu_s()
+            self._watch.begin()
             lost = self.control.overdue(now_s)
-            self._measure(began_s, "overdue")
+            self._measure("overdue")
         if self.finish is None:
-            began_s = self._clock.cpu_s()
+            self._watch.begin()
             commands = self.control.tick(now_s)
-            self._measure(began_s, "tick")
-            self._log.add(f"{self._world.now_s:.6f} tick", shown=False)
+            self._measure("tick")
+            self._log.count(self._world.now_s)
             self._carry_out(commands)
         if self._loud:
             self._check_idle()
             self._check_waiting()
 
     def _feed(self, event: Event) -> None:
-        shown = self._loud or not isinstance(event, StepsCommitted)
-        self._log.add(f"{self._world.now_s:.6f} < {short(event)}", shown=shown)
-        began_s = self._clock.cpu_s()
-        commands = self.control.on(event, self._world.clock_s)
-        self._measure(began_s, type(event).__name__)
+        world = self._world
+        if isinstance(event, StepsCommitted) and not self._loud:
+            steps = event.first_step, event.last_step, event.micro_batches
+            self._log.count(world.now_s, event.member, event.generation, *steps)
+        else:
+            self._log.add(f"{world.now_s:.6f} < {short(event)}")
+        self._watch.begin()
+        commands = self.control.on(event, world.clock_s)
+        self._measure(type(event).__name__)
         if commands:
             self._carry_out(commands)
 
-    def _measure(self, began_s: float, kind: str) -> None:
-        took_s = self._clock.cpu_s() - began_s
-        story = self._story
+    def _measure(self, kind: str) -> None:
+        took_s, story = self._watch.took_s(), self._story
         story.took_s.append(took_s)
         if took_s > story.worst_s:
             story.worst_s = took_s

@@ -27,16 +27,20 @@ class Fleet:
         seats: Members whose processes the driver holds, dead ones too until it knows.
         waiting: Members for which there is no place yet.
         building: How many are not ready yet.
+        samples: Of the data, as those find it that are built in this start.
         over: The start is over: nothing that was planned happens any more.
     """
 
-    def __init__(self, scenario: Scenario, world: World, machines: Machines, words: Words) -> None:
+    def __init__(
+        self, scenario: Scenario, world: World, machines: Machines, words: Words, samples: int
+    ) -> None:
         """No members yet."""
         self._scenario, self._world, self._machines = scenario, world, machines
         self._words = words
         self.seats: dict[int, Body] = {}
         self.waiting: dict[int, Body] = {}
         self.building = 0
+        self.samples = samples
         self.over = False
         self._due_s: dict[int, float] = {}  # of those that do not answer
         self.die: Callable[[Body], None] = self.kill  # whoever knows more of a death replaces it
@@ -81,8 +85,7 @@ class Fleet:
         # A probe of a few micro-batches is noisy.
         probed_s = self.micro_batch_s(body) * self._world.between(0.8, 1.3)
         node = self._machines.node_of(body.place or 0)
-        samples = self._scenario.samples
-        self._words.say(body, ready(body, samples=samples, micro_batch_s=probed_s, node=node))
+        self._words.say(body, ready(body, samples=self.samples, micro_batch_s=probed_s, node=node))
         if node in self._machines.notices:
             self.warn(body, self._machines.notices[node], f"node-{node}")
 
@@ -177,5 +180,6 @@ class Fleet:
         if len(late_s) <= _FEW:
             lateness = chance.exponential(0.05, len(late_s)).tolist()
             late_s = dict(zip(late_s, lateness, strict=True))
-        due_s = {**dict.fromkeys(self.seats, clock_s + _POLL_S), **self._due_s}
+        due_s = dict.fromkeys(self.seats, clock_s + _POLL_S)
+        due_s.update(self._due_s)
         return Heard(looked_s=clock_s, late_s=late_s, due_s=due_s)

@@ -27,6 +27,7 @@ class Story:
     """What is known of a run over all of its starts.
 
     Attributes:
+        samples: Of the data by now, with all that were added.
         lines: Of its ledger's file.
         kept: The newest published checkpoint.
         values: The parameters in each published checkpoint, by step.
@@ -40,6 +41,7 @@ class Story:
         worst: The longest decision's kind.
     """
 
+    samples: int
     lines: list[str] = field(default_factory=list)
     kept: Kept | None = None
     values: dict[int, int] = field(default_factory=dict)
