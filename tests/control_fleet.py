@@ -96,7 +96,12 @@ class Fleet(Samples, Following, Troubles):
                     self.lines += [ledger_line(r) for r in records]
                 case c.Release(members=members):
                     for m in members:
-                        self.bodies[m].mute = True
+                        self.bodies[m].mute = self.bodies[m].ended = True
+                case c.LeaveOut(member=member):
+                    self.bodies[member].mute = True
+                    self.left_out(member)
+                case c.Readmit(member=member, process=process):
+                    self.readmit(member, process)
                 case c.Notice() | c.Finish():
                     pass
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from raycloud import events as e
+from tests.control_events import ready
+from tests.control_scene import Body
 
 NOTICE_S = 4.0
 
@@ -23,6 +25,33 @@ class Troubles:
             lost = e.MemberLost(member=member, reason="died")
             self.at(self.now_s + self.some_s(), lambda: self.feed(lost))
         self.bodies[member].mute = True
+        self.bodies[member].ended = kind != "freezes"
+
+    def left_out(self, member):
+        """It thaws sooner or later, or never, and what it says then is of no use."""
+        after_s = self.random.choice([0.0, 0.5, 8.0, 80.0, None])
+
+        def thaws():
+            if not self.bodies[member].ended and not self.job.finished:
+                self.feed(e.MemberReturned(member=member, late_s=after_s))
+
+        if after_s is not None:
+            self.at(self.now_s + after_s + self.some_s(), thaws)
+
+    def readmit(self, member, process):
+        """It goes on as another, with nothing that counts."""
+        assert not self.bodies[process].ended
+        self.bodies[process].ended = True
+        self.bodies[member] = Body()
+        self.say(member, e.MemberSpawned(member=member, node="n"))
+        word = ready(member, samples=self.scene.samples, micro_batch_s=self.speed(member))
+        self.say(member, word, after_s=self.random.choice([0.0, 0.5, 3.0]))
+        if self.random.random() < 0.2:
+            self.at(self.now_s + self.random.choice([1.0, 5.0]), lambda: self.refreeze(member))
+
+    def refreeze(self, member):
+        """Once more."""
+        self.bodies[member].mute = True
 
     def leaves(self):
         """Somebody hears that its machine is going to be gone, and then it is."""
@@ -37,7 +66,7 @@ class Troubles:
             if body is not None and not body.mute and not self.job.finished:
                 lost = e.MemberLost(member=member, reason="its node is gone")
                 self.at(self.now_s + self.some_s(), lambda: self.feed(lost))
-                body.mute = True
+                body.mute = body.ended = True
 
         self.at(self.now_s + NOTICE_S, gone)
 

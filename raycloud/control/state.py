@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Meet
+from raycloud.control.away import Away
 from raycloud.control.checkpoints import Checkpoints
 from raycloud.control.tables import GONE, MemberState, Phase
 from raycloud.control.turns import Turns
@@ -139,8 +140,7 @@ class JobState:
         halted: A member has applied it: the run ends before its last step.
         settled: Number of the last change that is over, in force or withdrawn.
         formed_as: The generation as which the present group met first.
-        groups: Who has divided checkpoints and measures as each generation that `group_of` may be
-            asked for: all that met and had the state.
+        groups: By generation that `group_of` may be asked for: all that met and had the state.
         sound_from: Words of older generations do not count any more: they broke.
         met: It is known to have met.
         recovery: What befell members since the last step of all; None: nothing.
@@ -162,6 +162,7 @@ class JobState:
         error: Why the run fails.
         ended: Whose process has ended when it was done: its work is kept, it does not meet again.
         turns: What has become of all members together.
+        away: Who is lost, and may come back.
         skips: What steps took and did not count, and who has said so; until it is written down.
     """
 
@@ -210,6 +211,7 @@ class JobState:
     error: str = ""
     ended: set[int] = field(default_factory=set)
     turns: Turns = field(default_factory=Turns)
+    away: Away = field(default_factory=Away)
     skips: dict[Skip, set[int]] = field(default_factory=dict)
     _known: _Known | None = None
     _past: _Past = ((), frozenset(), 0, 0)
@@ -335,8 +337,6 @@ class JobState:
 
     def holders(self) -> list[Member]:
         """Those of them that do not follow: a step counts that all of these have committed."""
-        if not self.following:
-            return self.in_group()
         return [m for m in self.in_group() if m.number not in self.following]
 
     def formed(self) -> Progress:

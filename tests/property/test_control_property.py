@@ -50,6 +50,7 @@ def scenes(draw, *, faults=True):
             shares=draw(st.sampled_from(["auto", "auto", "equal"])),
             reshare_every_s=1.0,
             reshare_steps=4,
+            return_s=draw(st.sampled_from([0.0, 5.0, 90.0, 90.0])),
             spawn_s=20.0,
             form_s=20.0,
             silence_s=20.0,
@@ -87,7 +88,7 @@ def check_commands(fleet):
     prepares = [x for x in fleet.commands if isinstance(x, c.Prepare)]
     assert [x.number for x in prepares] == list(range(1, len(prepares) + 1))
     generation, group, halted = fleet.scene.settings.first_generation - 1, (), False
-    spawned, coming = set(), None
+    spawned, away, coming = set(), set(), None
     most = fleet.scene.settings.max_workers + bool(fleet.scene.leaves_s)  # until its state is had
     for x in fleet.commands:
         match x:
@@ -96,6 +97,14 @@ def check_commands(fleet):
                 spawned |= set(x.members)
             case c.Release():
                 spawned -= set(x.members)
+                away -= set(x.members)
+            case c.LeaveOut():
+                spawned.remove(x.member)
+                away.add(x.member)
+            case c.Readmit():
+                assert x.member not in spawned
+                away.remove(x.process)
+                spawned.add(x.member)
             case c.Form():
                 assert x.generation > generation
                 assert set(x.members) <= spawned
