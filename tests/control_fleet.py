@@ -94,14 +94,8 @@ class Fleet(Samples, Following, Troubles):
                     self.at(self.now_s + self.some_s(), lambda step=step: self.publish(step))
                 case c.Record(records=records):
                     self.lines += [ledger_line(r) for r in records]
-                case c.Release(members=members):
-                    for m in members:
-                        self.bodies[m].mute = self.bodies[m].ended = True
-                case c.LeaveOut(member=member):
-                    self.bodies[member].mute = True
-                    self.left_out(member)
-                case c.Readmit(member=member, process=process):
-                    self.readmit(member, process)
+                case c.Release() | c.LeaveOut() | c.Readmit():
+                    self.obey(command)
                 case c.Notice() | c.Finish():
                     pass
 

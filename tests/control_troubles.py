@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raycloud import commands as c
 from raycloud import events as e
 from tests.control_events import ready
 from tests.control_scene import Body
@@ -26,6 +27,17 @@ class Troubles:
             self.at(self.now_s + self.some_s(), lambda: self.feed(lost))
         self.bodies[member].mute = True
         self.bodies[member].ended = kind != "freezes"
+
+    def obey(self, command):
+        match command:
+            case c.Release(members=members):
+                for m in members:
+                    self.bodies[m].mute = self.bodies[m].ended = True
+            case c.LeaveOut(member=member):
+                self.bodies[member].mute = True
+                self.left_out(member)
+            case c.Readmit(member=member, process=process):
+                self.readmit(member, process)
 
     def left_out(self, member):
         """It thaws sooner or later, or never, and what it says then is of no use."""

@@ -75,6 +75,23 @@ def counted(spans, step):
     return taken
 
 
+def held_after(command, held):
+    """The members whose processes are held, and -1 less than each that is left out, afterwards."""
+    match command:
+        case c.Spawn(members=members):
+            assert not held & set(members)
+            return held | set(members)
+        case c.Release(members=members):
+            return held - {m for at in members for m in (at, -1 - at)}
+        case c.LeaveOut(member=member):
+            assert member in held
+            return held - {member} | {-1 - member}
+        case c.Readmit(member=member, process=process):
+            assert member not in held
+            assert -1 - process in held
+            return held - {-1 - process} | {member}
+
+
 def check_commands(fleet):
     """Commands are legal in themselves and in their order."""
     finish, release = fleet.finish(), fleet.commands[-2]
@@ -88,23 +105,12 @@ def check_commands(fleet):
     prepares = [x for x in fleet.commands if isinstance(x, c.Prepare)]
     assert [x.number for x in prepares] == list(range(1, len(prepares) + 1))
     generation, group, halted = fleet.scene.settings.first_generation - 1, (), False
-    spawned, away, coming = set(), set(), None
+    spawned, coming = set(), None
     most = fleet.scene.settings.max_workers + bool(fleet.scene.leaves_s)  # until its state is had
     for x in fleet.commands:
         match x:
-            case c.Spawn():
-                assert not spawned & set(x.members)
-                spawned |= set(x.members)
-            case c.Release():
-                spawned -= set(x.members)
-                away -= set(x.members)
-            case c.LeaveOut():
-                spawned.remove(x.member)
-                away.add(x.member)
-            case c.Readmit():
-                assert x.member not in spawned
-                away.remove(x.process)
-                spawned.add(x.member)
+            case c.Spawn() | c.Release() | c.LeaveOut() | c.Readmit():
+                spawned = held_after(x, spawned)
             case c.Form():
                 assert x.generation > generation
                 assert set(x.members) <= spawned
