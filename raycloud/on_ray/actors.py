@@ -111,7 +111,7 @@ class MemberActor:
         with self._turn:
             if driver >= self._driver:
                 self._member = self._member.another(member)
-                self._number, self._words = member, Words(member)
+                self._number, self._words = member, self._words.another(member)
                 self._journal.member = self._watch.member = self._provider.member = member
         return []
 

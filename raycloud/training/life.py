@@ -155,6 +155,7 @@ class Life:
         """Be another member, that joins: what is built stays, and all that was computed is over."""
         if self._ready is None:
             raise InternalError(f"member {config.member} was to take over what is not built")
+        torch.set_num_threads(config.job.resources.worker.cpus)  # it is another thread
         self._config, self._report = config, report
         saver = self._saver(member=config.member, report=report)
         self._parts = replace(self._parts, saver=saver, changes=changes, report=report)
