@@ -182,7 +182,7 @@ class Fleet:
             if not ray.wait([seat.poll], timeout=0)[0] or now_s < seat.again_s:
                 continue
             try:
-                ray.get(seat.poll)
+                self._lines += [one for one in ray.get(seat.poll) if isinstance(one, Lines)]
             except ActorUnavailableError:
                 seat.poll, seat.again_s = self._asked(seat), now_s + POLL_S
             except RayError as error:

@@ -57,6 +57,11 @@ class Seat(Process):
         """The driver's calls reach it."""
         return self.alive and not (self.frozen or self.unheard)
 
+    def counts_as(self, number: int) -> bool:
+        """Whether what it computes as this member is anybody's."""
+        there = self.fleet.seats.get(number) is self and self.member.number == number
+        return self.alive and not self.given_up and (there or self.fleet.over)
+
     @property
     def step(self) -> int:
         """The step that it computes; -1 before the first."""

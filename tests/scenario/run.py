@@ -251,13 +251,13 @@ class _Run:
 
     def _check_state(self, seat: Seat) -> None:
         """Members that live and compute the same step have the same bits."""
-        if not _counts(seat, seat.number):
+        if not seat.counts_as(seat.number):
             return
         tensors = seat.member._life._replica.state.tensors()
         own = digest((name, tensors[name]) for name in same_steps(tuple(tensors)))
         others = self.states.setdefault(seat.step, {})
         for (other, number), found in others.items():
-            if _counts(other, number) and other.fleet is seat.fleet and found != own:
+            if other.counts_as(number) and other.fleet is seat.fleet and found != own:
                 self.story.wrong.append(f"before step {seat.step} {seat} and {other} differ")
         others[seat, seat.number] = own
 
@@ -335,12 +335,6 @@ class _Run:
         if not difference <= TOLERANCE:
             self.story.wrong.append(f"the checkpoint is {difference:g} from the undisturbed run")
         return difference
-
-
-def _counts(seat: Seat, number: int) -> bool:
-    """Whether what it computes as this member is anybody's."""
-    there = seat.fleet.seats.get(number) is seat and seat.member.number == number
-    return seat.alive and not seat.given_up and (there or seat.fleet.over)
 
 
 def play(scenario: Scenario, folder: Path) -> Outcome:
