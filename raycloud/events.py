@@ -99,10 +99,19 @@ class DataPrepared:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberLost:
-    """A member died, went silent, or can no longer be reached: the machine's fault."""
+    """A member died, or cannot be reached (`silent`: maybe for a while): the machine's fault."""
 
     member: int
     reason: str
+    silent: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberReturned:
+    """The process of a member that was lost as `silent` answers again, `late_s` later than due."""
+
+    member: int
+    late_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,10 +199,10 @@ class StepsCommitted:
     the global batches of these steps, `weight` their summed weight, `grad_norm` that of the last
     step. Seconds are sums over the steps: computing, waiting for data, for the exchange (in that,
     `lane_s`: for the control lane); in other threads, `read_s` of samples, `collate_s` of batches.
-    Byte counts are this member's own, for the exchange of gradients alone: sent, and what an
-    uncompressed exchange would have sent. Both follow from sizes and the ring's formula; what
-    travels for BatchNorm and other changing buffers, and for the control lane, is left out.
-    `bytes_last`, of those sent, are the last message's, beside which nothing is computed.
+    Byte counts are this member's own, for the exchange of gradients alone: sent, and what it would
+    have sent uncompressed. Both follow from sizes and the ring's formula; what travels for changing
+    buffers, BatchNorm's too, and for the control lane, is left out. `bytes_last`, of those
+    sent, are the last message's, beside which nothing is computed.
     `skips` are records of what these steps took and did not count: see `order.Skip`.
     """
 
@@ -227,8 +236,7 @@ class StepsCommitted:
 class PartWritten:
     """A member finished writing its part of the checkpoint of `step`.
 
-    `part` is the part's record for the manifest: file name, digest, tensors; `generation` the one
-    that the checkpoint was divided among.
+    `part` is its record for the manifest; `generation` the one that divided the checkpoint.
     """
 
     member: int
@@ -251,10 +259,7 @@ class CheckpointPublished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationPart:
-    """A member measured its part of the held-out samples; `states` are mergeable metric states.
-
-    `generation` is the one that the samples were divided among.
-    """
+    """A member measured its part, as `generation`; `states` are mergeable metric states."""
 
     member: int
     step: int
@@ -291,9 +296,8 @@ class RangeChanged:
 class DataGrew:
     """Files were added to what is trained on, and are read: there are `samples` samples now.
 
-    `version` counts up, and names the grown data to members. `inputs` are the files that were
-    added. `partitions` are the first row of each partition and one past the last row; empty where
-    the data has none.
+    `version` counts up, and names the grown data to members. `inputs` are the added files,
+    `partitions` the first row of each partition and one past the last row; empty: it has none.
     """
 
     samples: int
@@ -316,8 +320,8 @@ class Recovered:
     """Training goes on after a generation broke, without those that were `lost`, if anybody was.
 
     Seconds count from the run's start: `detected_s` when it was known that it broke, `resumed_s`
-    when the next step was known to be committed, or that none was left. `lost_steps` were committed
-    before and had to be computed again: none in place, where what one has committed stands.
+    that the next step is committed, or none is left. `lost_steps` were committed before and had to
+    be computed again: none in place, where what one has committed stands.
     """
 
     generation: int
@@ -339,9 +343,8 @@ class RunFinished:
 
 Event = (
     RunStarted | MemberSpawned | MemberReady | DataPreparing | DataPrepared
-    | MemberLost | MemberLeaving | ExchangeBroken | MemberFailed | MemberDone
+    | MemberLost | MemberReturned | MemberLeaving | ExchangeBroken | MemberFailed | MemberDone
     | GenerationFormed | MemberCaughtUp | ChangeApplied | StepsCommitted
-    | PartWritten | CheckpointPublished | EvaluationPart | Evaluated
-    | StopRequested | RangeChanged | CapacityChanged | DataGrew
-    | Noticed | Recovered | RunFinished
+    | PartWritten | CheckpointPublished | EvaluationPart | Evaluated | StopRequested
+    | RangeChanged | CapacityChanged | DataGrew | Noticed | Recovered | RunFinished
 )  # fmt: skip

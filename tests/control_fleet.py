@@ -95,9 +95,8 @@ class Fleet(Samples, Following, Troubles):
                     self.at(self.now_s + self.some_s(), lambda step=step: self.publish(step))
                 case c.Record(records=records):
                     self.lines += [ledger_line(r) for r in records]
-                case c.Release(members=members):
-                    for m in members:
-                        self.bodies[m].mute = True
+                case c.Release() | c.LeaveOut() | c.Readmit():
+                    self.obey(command)
                 case c.Notice() | c.Finish():
                     pass
 

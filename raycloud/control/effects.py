@@ -32,6 +32,7 @@ from raycloud.control.growing import missed, prepare_for_leave
 from raycloud.control.handing import note_pace
 from raycloud.control.outstanding import Outstanding
 from raycloud.control.recovery import Recovery
+from raycloud.control.returning import come_back, leave_out
 from raycloud.control.skipping import hear_of_skips, write_skips
 from raycloud.control.switching import completed, in_force, switched
 from raycloud.control.tables import MemberState, Phase
@@ -52,6 +53,7 @@ from raycloud.events import (
     MemberLeaving,
     MemberLost,
     MemberReady,
+    MemberReturned,
     MemberSpawned,
     Noticed,
     PartWritten,
@@ -95,6 +97,8 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
             yield from _joined(state, event, now_s)
             yield from _counted(state)
             yield from _recovered(state, event.generation, now_s)  # nothing was left to compute
+        case MemberReturned():
+            yield from come_back(state, event, now_s)
         case EvaluationPart() | DataPreparing() | DataPrepared():
             pass
         case _:
@@ -125,6 +129,7 @@ def _parts(
     if isinstance(event, MemberLeaving):
         yield from prepare_for_leave(state, event, now_s)
         return
+    yield from leave_out(state, event, now_s)
     if not member.joined and state.progress is not None:
         yield from missed(state, member, event.reason, now_s)
         if state.spare(event.member):

@@ -123,8 +123,8 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
         member.heard_s, member.part_step = now_s, -1
         if member.state in _ENDING:
             member.enter(MemberState.ACTIVE, now_s)
-    if lost or gone:
-        yield Release(members=lost + gone)
+    if ends := tuple(n for n in lost if n not in state.away) + gone:
+        yield Release(members=ends)
     yield Form(
         generation=state.generation,
         members=state.group,
@@ -183,11 +183,12 @@ def wait(state: JobState, now_s: float) -> Iterator[Command]:
         member.heard_s = now_s
     what = f"{left} workers are left, at least {state.workers[0]} are needed: waiting for more"
     yield Notice(what=what, detail={"machines_hold": state.capacity})
-    yield Release(members=lost)
+    yield Release(members=tuple(n for n in lost if n not in state.away))
 
 
 def note_ended(state: JobState, number: int, now_s: float) -> None:
     """Whose process ends when it is done is not lost, but where it would have to meet again."""
+    state.away.since_s.pop(number, None)
     if not state.here(number):
         return
     state.ended.add(number)

@@ -36,6 +36,7 @@ from raycloud.events import (
     MemberLeaving,
     MemberLost,
     MemberReady,
+    MemberReturned,
     MemberSpawned,
     Noticed,
     PartWritten,
@@ -64,6 +65,7 @@ MemberEvent = (  # the more often it comes, the sooner it is asked for
     | EvaluationPart
     | MemberDone
     | MemberLost
+    | MemberReturned
     | MemberLeaving
     | ExchangeBroken
     | MemberFailed
@@ -84,7 +86,9 @@ JobEvent = (
 _MAY_BE_OLD: Final = (MemberDone, ExchangeBroken)
 _OF_NEWCOMERS: Final = (MemberCaughtUp, StepsCommitted)
 _NEXT: Final = (Reshare, Meet)  # changes that name a generation
-_MORE_TO_ASK: Final = frozenset({ChangeApplied, MemberDone, ExchangeBroken, MemberCaughtUp})
+_MORE_TO_ASK: Final = frozenset(
+    {ChangeApplied, MemberDone, MemberReturned, ExchangeBroken, MemberCaughtUp}
+)
 
 
 def judge(state: JobState, event: Event) -> dict[int, MemberState] | None:
@@ -142,7 +146,12 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
 
 
 def _echo(state: JobState, member: Member, event: Event) -> bool:
-    """A word of how far a newcomer has come where the others have gone on without it, or know."""
+    """A word of how far a newcomer has come where the others have gone on without it, or know.
+
+    Or that a process is back whose place is another's by now.
+    """
+    if isinstance(event, MemberReturned):
+        return member.number not in state.away
     if member.joined or not isinstance(event, _OF_NEWCOMERS):
         return isinstance(event, MemberCaughtUp)
     alone = isinstance(event, MemberCaughtUp) and not state.is_to_follow(member.number)
@@ -173,6 +182,8 @@ def _check_of_member(state: JobState, event: MemberEvent) -> None:
         case MemberSpawned() | MemberLost() | ExchangeBroken() | MemberFailed() | EvaluationPart():
             pass
         case DataPreparing() | DataPrepared() | MemberLeaving() | MemberCaughtUp():
+            pass
+        case MemberReturned():
             pass
         case _:
             assert_never(event)

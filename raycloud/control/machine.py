@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from raycloud.commands import Change, Command, Notice, Spawn
-from raycloud.control import effects, forming, growing
+from raycloud.control import effects, forming, growing, returning
 from raycloud.control.adopting import adopt
 from raycloud.control.conditions import holds, unfit
 from raycloud.control.guards import MemberEvent, judge
@@ -337,4 +337,5 @@ class Control:
                 state.error = f"the checkpoint of step {step} has no part of members {lacking}"
             yield from self._enter(row[condition], now_s)
         yield from effects.send_ahead(state, now_s)
+        yield from returning.give_up(state, now_s)
         yield from growing.grow(state, now_s)

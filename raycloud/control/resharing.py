@@ -68,6 +68,11 @@ class Resharing:
             if member not in self._estimates:
                 self._estimates[member] = SpeedEstimate(speed(ready))
 
+    def rename(self, before: int, member: int) -> None:
+        """What is known of a member's speed is known of another: it is the same process."""
+        if before in self._estimates:
+            self._estimates[member] = self._estimates[before]
+
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's measured seconds."""
         steps = report.last_step - report.first_step

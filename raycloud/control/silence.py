@@ -48,7 +48,7 @@ def _mute(state: JobState) -> MemberLost | None:
     if missing[first] < _patience_s(state, missing):
         return None
     reason = f"frozen, or cut off: its answer is {missing[first]:.1f} s overdue"
-    return MemberLost(member=first, reason=reason)
+    return MemberLost(member=first, reason=reason, silent=True)
 
 
 def _patience_s(state: JobState, missing: Mapping[int, float]) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Meet
+from raycloud.control.away import Away
 from raycloud.control.checkpoints import Checkpoints
 from raycloud.control.tables import GONE, MemberState, Phase
 from raycloud.control.turns import Turns
@@ -148,6 +149,7 @@ class JobState:
         error: Why the run fails.
         ended: Whose process has ended when it was done: its work is kept, it does not meet again.
         turns: What has become of all members together.
+        away: Who is lost, and may come back.
         skips: What steps took and did not count, and who has said so; until it is written down.
     """
 
@@ -196,6 +198,7 @@ class JobState:
     error: str = ""
     ended: set[int] = field(default_factory=set)
     turns: Turns = field(default_factory=Turns)
+    away: Away = field(default_factory=Away)
     skips: dict[Skip, set[int]] = field(default_factory=dict)
     _known: _Known | None = None
     _past: _Past = ((), frozenset(), 0, 0)

@@ -12,10 +12,12 @@ from raycloud.commands import (
     Command,
     Finish,
     Form,
+    LeaveOut,
     Meet,
     Notice,
     Prepare,
     Publish,
+    Readmit,
     Record,
     Release,
     Reshare,
@@ -241,13 +243,11 @@ class Driver:
                     lines = [ledger_line(record).rstrip("\n") for record in command.records]
                     self._recorder.append_ledger(lines)
                 case Notice():
-                    self._pending.append(
-                        Noticed(what=command.what, member=command.member, detail=command.detail)
-                    )
+                    self._pending.append(Noticed(**asdict(command)))
                 case TellRecovery():
                     self._pending.append(Recovered(**asdict(command)))
-                case Release():
-                    self._fleet.release(command.members)
+                case Release() | LeaveOut() | Readmit():
+                    self._fleet.obey(command)
                 case Finish():
                     self._finish = command
                 case _:

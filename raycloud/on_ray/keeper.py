@@ -95,6 +95,12 @@ class Keeper:
                 if group is not None:
                     remove_placement_group(group)
 
+    def rename(self, before: int, member: int) -> None:
+        """What was one member's process and place is another's."""
+        for held in (self._groups, self._actors):
+            if before in held:
+                held[member] = held.pop(before)
+
     def keep(self, members: Sequence[int]) -> None:
         """Drop all others, also those that wait for a place."""
         self.drop([member for member in self._groups if member not in members])

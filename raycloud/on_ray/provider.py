@@ -57,6 +57,7 @@ class RayProvider:
     def __init__(self, config: MemberConfig, node: str) -> None:
         """Ask nobody yet: a task with samples of its own needs nothing of this."""
         self._config = config
+        self.member = config.member
         self._node = node
         self._lock = Lock()
         self._noticing = Lock()  # of its own: nobody waits in it for another process
@@ -232,4 +233,4 @@ class RayProvider:
 
     def _notice(self, what: str, **detail: Any) -> None:
         with self._noticing:
-            self._notices.append(Noticed(what=what, member=self._config.member, detail=detail))
+            self._notices.append(Noticed(what=what, member=self.member, detail=detail))

@@ -139,6 +139,10 @@ class Tenure:
         with contextlib.suppress(RayError):
             self._actor.call.remote(self.number, "drop", tuple(members))
 
+    def rename(self, before: int, member: int) -> None:
+        """See `Keeper.rename`."""
+        self._ask("rename", before, member)
+
     def keep(self, members: Sequence[int]) -> None:
         """See `Keeper.keep`."""
         self._ask("keep", tuple(members))

@@ -10,10 +10,12 @@ from raycloud.commands import (
     Command,
     Finish,
     Form,
+    LeaveOut,
     Meet,
     Notice,
     Prepare,
     Publish,
+    Readmit,
     Record,
     Release,
     Reshare,
@@ -32,6 +34,7 @@ from raycloud.events import (
     StepsCommitted,
 )
 from raycloud.order import ledger_line
+from raycloud.simulate.fleet import ENDED
 from raycloud.simulate.stopwatch import Stopwatch
 from raycloud.simulate.story import Kept
 from raycloud.simulate.telling import few, short
@@ -50,7 +53,6 @@ _IDLE_S = 400.0  # who is ready and takes no part for so long is forgotten
 _FEW = 64  # members, up to which that is looked at
 _WAITS_S = 1_500.0  # so long a run may wait for members although machines hold enough
 _PUBLISH_S = 0.2
-_ENDED = "its process has ended"
 
 
 class Driver:
@@ -102,7 +104,8 @@ class Driver:
         if self.finish is not None:
             return
         if isinstance(event, MemberLost):
-            if event.member not in self._fleet.seats and event.reason != _ENDED:
+            known = event.member in self._fleet.seats or event.member in self._fleet.away
+            if not known and event.reason != ENDED:
                 return  # the driver has ended it itself
             self._fleet.drop(event.member)
         elif isinstance(event, GenerationFormed):
@@ -181,9 +184,8 @@ class Driver:
                 case TellRecovery():
                     self._story.recoveries += 1
                     self._tell(Recovered(**asdict(command)))
-                case Release(members=members):
-                    self._spawned -= set(members)
-                    self._ending.release(members)
+                case Release() | LeaveOut() | Readmit():
+                    self._obey(command)
                 case Finish():
                     self._end(command)
                 case _:
@@ -204,6 +206,25 @@ class Driver:
         self._story.spawned = max(members) + 1
         self._fleet.spawn(members, joins=joins)
 
+    def _obey(self, command: Release | LeaveOut | Readmit) -> None:
+        match command:
+            case Release(members=members):
+                self._spawned -= set(members)
+                self._ending.release(members)
+            case LeaveOut(member=member):
+                self._ending.leave_out(member)
+            case Readmit(member=member, process=process):
+                self._readmit(member, process)
+            case _:
+                assert_never(command)
+
+    def _readmit(self, member: int, process: int) -> None:
+        if member < self._story.spawned:
+            self._wrong(f"member {member} is there already")
+        self._spawned.add(member)
+        self._story.spawned, self._story.returned = member + 1, self._story.returned + 1
+        self._fleet.readmit(member, process)
+
     def _form(self, command: Form) -> None:
         self._story.generations += 1
         self._story.generation = command.generation
@@ -216,7 +237,7 @@ class Driver:
         """Who had done its part may have ended since, and nobody missed it."""
         for number in members:
             if number not in self._fleet.seats:
-                self._tell(MemberLost(member=number, reason=_ENDED))
+                self._tell(MemberLost(member=number, reason=ENDED))
 
     def _prepare(self, command: Prepare) -> None:
         change = command.change
@@ -295,7 +316,7 @@ class Driver:
         """Whoever is there takes part before long, or is let go."""
         now_s, control = self._world.now_s, self.control
         group = set(control.group)
-        for number, body in self._fleet.seats.items():
+        for number, body in (*self._fleet.seats.items(), *self._fleet.away.items()):
             due = body.built and body.well and control.phase is Phase.TRAINING
             if not due or number in group:
                 self._idle_s.pop(number, None)

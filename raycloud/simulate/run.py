@@ -174,6 +174,7 @@ class _Run:
             generations=story.generations,
             recoveries=story.recoveries,
             members=story.spawned,
+            returned=story.returned,
             mistaken=story.mistaken,
             pauses_s=tuple(self.pauses_s),
             goodput=0.0 if kept is None else kept.useful_s / max(world.now_s, 1e-9),

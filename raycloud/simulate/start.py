@@ -101,7 +101,7 @@ class Start:
     def close(self) -> None:
         """Every process ends."""
         self.fleet.over = True
-        for number in [*self.fleet.seats, *self.fleet.waiting]:
+        for number in [*self.fleet.seats, *self.fleet.away, *self.fleet.waiting]:
             self.fleet.drop(number)
 
     def wake(self) -> None:
@@ -150,7 +150,7 @@ class Start:
             return False
         if control.phase is not Phase.TRAINING or control.change_outstanding is not None:
             return False
-        if fleet.building or len(fleet.seats) != len(group.members):
+        if fleet.building or fleet.away or len(fleet.seats) != len(group.members):
             return False
         lacking = len(group.members) < min(self._scenario.members, self.room)
         if lacking and self._world.now_s < self._awake_until_s + _LACKING_S:

@@ -35,6 +35,7 @@ class Story:
         spawned: One past the newest member's number.
         recoveries: How often training went on after a generation broke.
         generations: How many were formed.
+        returned: How often a process came back that was given up.
         mistaken: How often a member was given up that was well.
         wrong: Which promises were broken.
         took_s: Processor seconds of each decision.
@@ -49,6 +50,7 @@ class Story:
     spawned: int = 0
     recoveries: int = 0
     generations: int = 0
+    returned: int = 0
     mistaken: int = 0
     wrong: list[str] = field(default_factory=list)
     took_s: array[float] = field(default_factory=lambda: array("d"))

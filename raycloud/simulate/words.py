@@ -32,6 +32,7 @@ class Body:
         alive: Its process lives.
         built: It has model and data.
         warned: It is going to be gone, and has said so or the driver knows.
+        away: The driver has left it out, and does not listen to it.
         frozen: By how many faults it is kept from computing, and from speaking.
         unheard: By how many faults it is kept from the driver only.
         withheld: What it says meanwhile, with the seconds after which it would have come.
@@ -53,6 +54,7 @@ class Body:
     alive: bool = True
     built: bool = False
     warned: bool = False
+    away: bool = False
     frozen: int = 0
     unheard: int = 0
     withheld: list[tuple[Event, float]] = field(default_factory=list)
@@ -111,7 +113,7 @@ class Words:
 
     def say(self, body: Body, event: Event, after_s: float = 0.0) -> None:
         """A member says something, once `after_s` have passed."""
-        if not body.alive:
+        if not body.alive or body.away:
             return
         if body.frozen or body.unheard:
             body.withheld.append((event, after_s))

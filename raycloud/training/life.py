@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,8 +102,7 @@ class Life:
         began_s = clock.monotonic_s()
 
         def waiting() -> None:
-            seconds = clock.monotonic_s() - began_s
-            report(DataPreparing(member=config.member, seconds=seconds))
+            report(DataPreparing(member=config.member, seconds=clock.monotonic_s() - began_s))
 
         def last_step() -> int:
             asked_s = clock.monotonic_s()
@@ -120,14 +121,13 @@ class Life:
         if manifest is not None and not config.joins:
             self._replica.state.load(load_tensors(store, manifest), manifest.values)
         self._replica.state.beside = data_values(self._samples)
-        self._collate = self._collating()
-        saver = Saver(store, member=config.member, clock=clock, report=report)
+        self._saver = partial(Saver, store, clock=clock)
         self._parts = Parts(
             job=job,
             steps=self._arranged.steps,
             replica=self._replica,
-            collate=self._collate,
-            saver=saver,
+            collate=self._collating(),
+            saver=self._saver(member=config.member, report=report),
             changes=changes,
             clock=clock,
             report=report,
@@ -136,17 +136,32 @@ class Life:
             layout=self._arranged.layout,
             first_step=self._step,
         )
-        self._footing = Footing(
-            self._parts,
-            self._position,
-            min(self._replica.steps, config.only_steps or self._replica.steps),
+        self._standing = partial(
+            Footing,
+            position=self._position,
+            last_step=min(self._replica.steps, config.only_steps or self._replica.steps),
             fuses=tuple(manifest.values["fuses"]) if manifest is not None else (),
             held=self._held,
             address=config.address,
         )
+        self._footing = self._standing(self._parts)
         for split, prepared in self._arranged.supply.prepared.items():
             waited_s = self._waited_s if split == TRAIN else 0.0
             report(prepared_event(config, split, prepared, waited_s=waited_s))
+
+    def begin_anew(
+        self, config: MemberConfig, changes: Changes, report: Callable[[Event], None]
+    ) -> None:
+        """Be another member, that joins: what is built stays, and all that was computed is over."""
+        if self._ready is None:
+            raise InternalError(f"member {config.member} was to take over what is not built")
+        torch.set_num_threads(config.job.resources.worker.cpus)  # it is another thread
+        self._config, self._report = config, report
+        saver = self._saver(member=config.member, report=report)
+        self._parts = replace(self._parts, saver=saver, changes=changes, report=report)
+        self._footing = self._standing(self._parts)
+        self._ready = replace(self._ready, member=config.member)
+        report(self._ready)
 
     @property
     def step(self) -> int | None:
@@ -179,7 +194,8 @@ class Life:
     def measure(self) -> None:
         """Compute a little without effect, and report how fast, how much and from what state."""
         replica, member = self._replica, self._config.member
-        trial = Trial(self._config.job, replica, self._collate, member=member, clock=self._clock)
+        collate = self._parts.collate
+        trial = Trial(self._config.job, replica, collate, member=member, clock=self._clock)
         fixed_s, micro_batch_s = trial.speed(briefly=self._config.joins)
         tensors = replica.state.tensors()
         encode(replica.state.values())  # refuse now what no checkpoint could carry
@@ -270,9 +286,9 @@ class Life:
         """From `epoch` on, read the grown data."""
         before, samples = self._samples, self._grown.pop(change.version)
         layout = self._arranged.extend(samples, epoch)
-        self._collate.extend(samples, epoch, layout)
-        if self._collate.making.elsewhere is not None:
-            self._collate.making.elsewhere.extend(change.version, epoch, layout)
+        self._parts.collate.extend(samples, epoch, layout)
+        if (elsewhere := self._parts.collate.making.elsewhere) is not None:
+            elsewhere.extend(change.version, epoch, layout)
         self._samples = samples
         self._replica.state.beside = data_values(samples)
         index = index_of(before)
