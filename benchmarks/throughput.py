@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import workload
-from benchmarks.contestants import CONTESTANTS, Attempt
+from benchmarks.contestants import CONTESTANTS, Attempt, Contestant
 from benchmarks.machine import ROOT, describe, load
 from benchmarks.marks import measure, read_marks
 from benchmarks.processes import CommandFailedError, run
@@ -73,13 +73,21 @@ def turns(names: Sequence[str], repeats: int) -> Iterator[tuple[int, str]]:
             yield repeat, name
 
 
-def measure_one(name: str, repeat: int, *, steps: int, warm_up: int, limit_s: float) -> Row:
+def measure_one(
+    name: str,
+    repeat: int,
+    *,
+    steps: int,
+    warm_up: int,
+    limit_s: float,
+    among: Mapping[str, Contestant] = CONTESTANTS,
+) -> Row:
     """Run one contestant once.
 
     Raises:
         CommandFailedError: It failed, or not all of its workers finished.
     """
-    contestant = CONTESTANTS[name]
+    contestant = among[name]
     with tempfile.TemporaryDirectory(prefix="b", ignore_cleanup_errors=True) as place:
         attempt = Attempt(directory=Path(place), steps=steps)
         attempt.marks.mkdir()

@@ -174,6 +174,24 @@ class Release:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LeaveOut:
+    """Listen to this member no more, but keep its process and place: say when it answers again."""
+
+    member: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Readmit:
+    """The process of a member that was left out, and has returned, goes on as another, `member`.
+
+    What it was is over; it keeps what it has built, and joins the others as any newcomer does.
+    """
+
+    member: int
+    process: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Finish:
     """The run is over: `finished`, `stopped` or `failed`; `error` says why it failed."""
 
@@ -182,5 +200,6 @@ class Finish:
 
 
 Command = (
-    Spawn | Restore | Form | Prepare | Publish | Record | Notice | TellRecovery | Release | Finish
-)
+    Spawn | Restore | Form | Prepare | Publish | Record | Notice | TellRecovery
+    | Release | LeaveOut | Readmit | Finish
+)  # fmt: skip

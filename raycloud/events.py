@@ -71,8 +71,7 @@ class DataPrepared:
     `blocks` were there already. `bad` names the first of the `bad_rows` that were left out.
     `inputs` are records of the files read (`path`, `bytes`, `digest`), in order, and `files` is
     their number. `seconds` passed, in which readers spent `read_s` together; for `waited_s` this
-    member had nothing else to do, which is told with the training samples.
-    `price_per_gb_month` is the job's, for the report.
+    member had nothing else to do: told with `train`. `price_per_gb_month` is for the report.
     """
 
     member: int
@@ -99,18 +98,24 @@ class DataPrepared:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberLost:
-    """A member died, went silent, or can no longer be reached: the machine's fault."""
+    """A member died, or cannot be reached (`silent`: maybe for a while): the machine's fault."""
 
     member: int
     reason: str
+    silent: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberReturned:
+    """The process of a member that was lost as `silent` answers again, `late_s` later than due."""
+
+    member: int
+    late_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberLeaving:
-    """A notice: a member is going to be gone in `deadline_s` seconds; None: it may be at once.
-
-    `node` is the id of its node if all that is on it goes; empty: this member alone.
-    """
+    """A notice: a member, or all on `node` if set, will be gone in `deadline_s`; None: any time."""
 
     member: int
     reason: str
@@ -190,9 +195,9 @@ class StepsCommitted:
     the global batches of these steps, `weight` their summed weight, `grad_norm` that of the last
     step. Seconds are sums over the steps: computing, waiting for data, for the exchange (in that,
     `lane_s`: for the control lane); in other threads, `read_s` of samples, `collate_s` of batches.
-    Byte counts are this member's own, for the exchange of gradients alone: sent, and what an
-    uncompressed exchange would have sent. Both follow from sizes and the ring's formula; what
-    travels for BatchNorm and other changing buffers, and for the control lane, is left out.
+    Byte counts are this member's own, for the exchange of gradients alone: sent, and what it would
+    have sent uncompressed, by sizes and the ring's formula, without changing buffers and the
+    control lane. `bytes_last` of those sent are the last message's: nothing is computed beside it.
     `skips` are records of what these steps took and did not count: see `order.Skip`.
     """
 
@@ -218,16 +223,13 @@ class StepsCommitted:
     read_s: float = 0.0
     collate_s: float = 0.0
     lane_s: float = 0.0
+    bytes_last: int = 0
     skips: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartWritten:
-    """A member finished writing its part of the checkpoint of `step`.
-
-    `part` is the part's record for the manifest: file name, digest, tensors; `generation` the one
-    that the checkpoint was divided among.
-    """
+    """A member wrote its `part` of a checkpoint, for its manifest, as divided in `generation`."""
 
     member: int
     step: int
@@ -249,7 +251,7 @@ class CheckpointPublished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationPart:
-    """A member measured its part of the held-out samples, as they are divided in `generation`."""
+    """A member measured its part, as `generation`; `states` are mergeable metric states."""
 
     member: int
     step: int
@@ -286,9 +288,8 @@ class RangeChanged:
 class DataGrew:
     """Files were added to what is trained on, and are read: there are `samples` samples now.
 
-    `version` counts up, and names the grown data to members. `inputs` are the files that were
-    added. `partitions` are the first row of each partition and one past the last row; empty where
-    the data has none.
+    `version` counts up, and names the grown data to members. `inputs` are the added files,
+    `partitions` the first row of each partition and one past the last row; empty: it has none.
     """
 
     samples: int
@@ -319,8 +320,8 @@ class Recovered:
     """Training goes on after a generation broke, without those that were `lost`, if anybody was.
 
     Seconds count from the run's start: `detected_s` when it was known that it broke, `resumed_s`
-    when the next step was known to be committed, or that none was left. `lost_steps` were committed
-    before and are computed again: none where one was left who had the state, else see `RolledBack`.
+    that the next step is committed, or none is left. `lost_steps` were committed before and are
+    computed again: none where one was left who had the state, else see `RolledBack`.
     """
 
     generation: int
@@ -342,9 +343,8 @@ class RunFinished:
 
 Event = (
     RunStarted | MemberSpawned | MemberReady | DataPreparing | DataPrepared
-    | MemberLost | MemberLeaving | ExchangeBroken | MemberFailed | MemberDone
+    | MemberLost | MemberReturned | MemberLeaving | ExchangeBroken | MemberFailed | MemberDone
     | GenerationFormed | MemberCaughtUp | ChangeApplied | StepsCommitted
-    | PartWritten | CheckpointPublished | EvaluationPart | Evaluated
-    | StopRequested | RangeChanged | CapacityChanged | DataGrew
-    | Noticed | RolledBack | Recovered | RunFinished
+    | PartWritten | CheckpointPublished | EvaluationPart | Evaluated | StopRequested
+    | RangeChanged | CapacityChanged | DataGrew | Noticed | RolledBack | Recovered | RunFinished
 )  # fmt: skip

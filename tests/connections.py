@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _PIDFD_GETFD = 438  # the same on every architecture of Linux
 _ESTABLISHED = "01"
+_ATTACH_FILTER = 26  # SO_ATTACH_FILTER, which Python does not name
+_DROP = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # return 0: keep no byte
 
 
 def between(pids: Sequence[int]) -> list[tuple[int, int]]:
@@ -28,16 +31,44 @@ def between(pids: Sequence[int]) -> list[tuple[int, int]]:
     ]
 
 
+def ports_to(pid: int, address: str) -> list[tuple[int, int]]:
+    """Of each connection of this process to an IPv4 address: its own port, and the other one."""
+    own, found = dict(_sockets_of(pid)), []
+    there = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        remote, _, port = fields[2].partition(":")
+        if fields[3] == _ESTABLISHED and fields[9] in own and remote == there:
+            found.append((int(fields[1].partition(":")[2], 16), int(port, 16)))
+    return found
+
+
 def shut(pid: int, descriptor: int) -> None:
     """End both directions of a connection of another process, as a router that forgets it does."""
+    with _taken(pid, descriptor) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def hang(pid: int, descriptor: int) -> None:
+    """Let nothing arrive at a connection of another process any more, and tell nobody."""
+    with _taken(pid, descriptor) as connection:
+        deafen(connection)
+
+
+def deafen(connection: socket.socket) -> None:
+    """Let nothing arrive at a connection any more, not even that something has arrived."""
+    program = struct.pack("HP", 1, ctypes.addressof(_DROP))
+    connection.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+
+
+def _taken(pid: int, descriptor: int) -> socket.socket:
     process = os.pidfd_open(pid)
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         copy = libc.syscall(_PIDFD_GETFD, process, descriptor, 0)
         if copy < 0:
             raise OSError(ctypes.get_errno(), f"descriptor {descriptor} of process {pid}")
-        with socket.socket(fileno=copy) as connection:
-            connection.shutdown(socket.SHUT_RDWR)
+        return socket.socket(fileno=copy)
     finally:
         os.close(process)
 

@@ -28,6 +28,8 @@ def committed(
     at: Position,
     micro_batches: int = 1,
     compute_s: float = 1.0,
+    exchange_s: float = 0.0,
+    bytes_last: int = 0,
 ) -> e.StepsCommitted:
     """A report of the steps from `first` to before `last`, which end at `at`."""
     return e.StepsCommitted(
@@ -46,10 +48,11 @@ def committed(
         wall_s=1.0,
         compute_s=compute_s,
         data_s=0.0,
-        exchange_s=0.0,
+        exchange_s=exchange_s,
         cpu_s=1.0,
         bytes_sent=0,
         bytes_dense=0,
+        bytes_last=bytes_last,
     )
 
 

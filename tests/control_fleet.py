@@ -43,6 +43,7 @@ class Fleet(Samples, Following, Restoring, Troubles):
         self.following = ()  # those of the group that write nothing
         self.broken = False  # the exchange, until they meet anew
         self.clumsy = scene.clumsy
+        self.nearby = self.random.randrange(2)  # state is taken at once, not followed for
         self.generation = scene.settings.first_generation
         self.formed_as, self.groups = self.generation, []
         self.samples, self.version = scene.samples, 0  # of the data there is, taken up or not
@@ -97,9 +98,8 @@ class Fleet(Samples, Following, Restoring, Troubles):
                     self.at(self.now_s + self.some_s(), lambda step=step: self.publish(step))
                 case c.Record(records=records):
                     self.lines += [ledger_line(r) for r in records]
-                case c.Release(members=members):
-                    for m in members:
-                        self.bodies[m].mute = True
+                case c.Release() | c.LeaveOut() | c.Readmit():
+                    self.obey(command)
                 case c.Notice() | c.Finish():
                     pass
 
@@ -263,6 +263,7 @@ class Fleet(Samples, Following, Restoring, Troubles):
             at=self.position,
             micro_batches=body.micro_batches,
             compute_s=body.compute_s,
+            bytes_last=self.nearby,
         )
         self.say(m, word)
         body.reported, body.flushed_s = self.step, self.now_s

@@ -43,6 +43,7 @@ class Body:
     flushed_s: float = 0.0
     generation: int = 0
     mute: bool = False
+    ended: bool = False  # and never comes back
     due_s: float = 0.0  # by when it is to answer the call that it was to answer last
     holds: set[int] = field(default_factory=set)
 

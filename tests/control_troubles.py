@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from raycloud import commands as c
 from raycloud import events as e
+from tests.control_events import ready
+from tests.control_scene import Body
 
 NOTICE_S = 4.0
 
@@ -23,6 +26,44 @@ class Troubles:
             lost = e.MemberLost(member=member, reason="died")
             self.at(self.now_s + self.some_s(), lambda: self.feed(lost))
         self.bodies[member].mute = True
+        self.bodies[member].ended = kind != "freezes"
+
+    def obey(self, command):
+        match command:
+            case c.Release(members=members):
+                for m in members:
+                    self.bodies[m].mute = self.bodies[m].ended = True
+            case c.LeaveOut(member=member):
+                self.bodies[member].mute = True
+                self.left_out(member)
+            case c.Readmit(member=member, process=process):
+                self.readmit(member, process)
+
+    def left_out(self, member):
+        """It thaws sooner or later, or never, and what it says then is of no use."""
+        after_s = self.random.choice([0.0, 0.5, 8.0, 80.0, None])
+
+        def thaws():
+            if not self.bodies[member].ended and not self.job.finished:
+                self.feed(e.MemberReturned(member=member, late_s=after_s))
+
+        if after_s is not None:
+            self.at(self.now_s + after_s + self.some_s(), thaws)
+
+    def readmit(self, member, process):
+        """It goes on as another, with nothing that counts."""
+        assert not self.bodies[process].ended
+        self.bodies[process].ended = True
+        self.bodies[member] = Body()
+        self.say(member, e.MemberSpawned(member=member, node="n"))
+        word = ready(member, samples=self.scene.samples, micro_batch_s=self.speed(member))
+        self.say(member, word, after_s=self.random.choice([0.0, 0.5, 3.0]))
+        if self.random.random() < 0.2:
+            self.at(self.now_s + self.random.choice([1.0, 5.0]), lambda: self.refreeze(member))
+
+    def refreeze(self, member):
+        """Once more."""
+        self.bodies[member].mute = True
 
     def leaves(self):
         """Somebody hears that its machine is going to be gone, and then it is."""
@@ -37,7 +78,7 @@ class Troubles:
             if body is not None and not body.mute and not self.job.finished:
                 lost = e.MemberLost(member=member, reason="its node is gone")
                 self.at(self.now_s + self.some_s(), lambda: self.feed(lost))
-                body.mute = True
+                body.mute = body.ended = True
 
         self.at(self.now_s + NOTICE_S, gone)
 

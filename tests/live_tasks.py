@@ -188,3 +188,32 @@ class Stuck(Steady):
         if self.calls == self.after and claim(self.claimed):
             threading.Event().wait()
         return super().loss(model, batch)
+
+
+class Late(Steady):
+    """Takes `pace_s` for each loss; one member, from its loss number `after` on, takes `late_s`.
+
+    It is whoever is first to `claimed`.
+    """
+
+    def __init__(
+        self,
+        *,
+        claimed: str | None = None,
+        after: int = 0,
+        pace_s: float = 0.003,
+        late_s: float = 0.04,
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        self.claimed, self.after = claimed, after
+        self.pace_s, self.late_s = pace_s, late_s
+        self.calls = 0
+        self.late = False
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.calls += 1
+        if self.calls == self.after:
+            self.late = claim(self.claimed)
+        threading.Event().wait(self.late_s if self.late else self.pace_s)
+        return super().loss(model, batch)

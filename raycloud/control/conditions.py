@@ -26,9 +26,10 @@ def _apart(state: JobState) -> bool:
         return False
     if waited_s >= settings.broken_s:
         return True
+    if waited_s <= settings.answer_s:
+        return False
     since_s = state.broken_s + settings.answer_s  # what is heard then was asked for afterwards
-    here = state.hearing.heard_since(since_s, state.group)
-    return waited_s > settings.answer_s and here == len(state.group)
+    return state.hearing.heard_since(since_s, state.group) == len(state.group)
 
 
 def _all_ready(state: JobState) -> bool:

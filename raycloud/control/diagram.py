@@ -41,7 +41,8 @@ and changes nothing.
 _MEMBERS = """\
 A word from a member that is {gone} is *late*: legal, and ignored. So is the loss
 of a member that is DONE, because its work is kept; where others have to meet again, it is not among
-them. When the run ends, all others are RELEASED.
+them. When the run ends, all others are RELEASED. Where the process of a LOST member comes back
+(`MemberReturned`), it is another member from then on, which begins as SPAWNING.
 """
 
 _FINAL = """\
@@ -73,7 +74,7 @@ def render() -> str:
             "## The job's phase\n",
             _mermaid([*_BEGINNINGS, *phases], FINAL),
             "## A member's state\n",
-            _mermaid([("[*]", MemberState.SPAWNING, "Spawn"), *members], GONE),
+            _mermaid([("[*]", MemberState.SPAWNING, "Spawn or Readmit"), *members], GONE),
             _MEMBERS.format(gone=" or ".join(sorted(GONE))),
             "## Which event may come in which phase\n",
             _matrix(PHASE_ON_EVENT, open_phases),

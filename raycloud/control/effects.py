@@ -29,9 +29,11 @@ from raycloud.control.forming import (
     next_shares,
 )
 from raycloud.control.growing import missed, prepare_for_leave
+from raycloud.control.handing import note_pace
 from raycloud.control.outstanding import Outstanding
 from raycloud.control.recovery import Recovery
 from raycloud.control.restoring import go_back
+from raycloud.control.returning import come_back, leave_out
 from raycloud.control.skipping import hear_of_skips, write_skips
 from raycloud.control.switching import completed, in_force, switched
 from raycloud.control.tables import MemberState, Phase
@@ -52,6 +54,7 @@ from raycloud.events import (
     MemberLeaving,
     MemberLost,
     MemberReady,
+    MemberReturned,
     MemberSpawned,
     Noticed,
     PartWritten,
@@ -74,15 +77,15 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
     """Take in what a member did, or what befell it."""
     member = state.members[event.member]
     match event:
+        case StepsCommitted():
+            yield from _progressed(state, event, now_s)
+        case ChangeApplied():
+            yield from switched(state, event, now_s)
         case MemberSpawned():
             member.node, member.placed = event.node, True
         case MemberReady():
             member.ready, member.node = event, event.node or member.node
             know_speed(state, event, now_s)
-        case ChangeApplied():
-            yield from switched(state, event, now_s)
-        case StepsCommitted():
-            yield from _progressed(state, event, now_s)
         case PartWritten():
             yield from _written(state, event)
         case MemberLost() | MemberLeaving() | ExchangeBroken():
@@ -96,6 +99,8 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
             yield from _joined(state, event, now_s)
             yield from _counted(state)
             yield from _recovered(state, event.generation, now_s)  # nothing was left to compute
+        case MemberReturned():
+            yield from come_back(state, event, now_s)
         case EvaluationPart() | DataPreparing() | DataPrepared():
             pass
         case _:
@@ -126,6 +131,7 @@ def _parts(
     if isinstance(event, MemberLeaving):
         yield from prepare_for_leave(state, event, now_s)
         return
+    yield from leave_out(state, event, now_s)
     if not member.joined and state.progress is not None:
         yield from missed(state, member, event.reason, now_s)
         if state.spare(event.member):
@@ -232,18 +238,23 @@ def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
 
 def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterator[Command]:
     member = state.members[event.member]
-    yield from _joined(state, event, now_s)
+    if not member.joined:
+        yield from _joined(state, event, now_s)
     if event.generation >= state.formed_as and state.phase is not Phase.WAITING:
         state.met = True
         if event.last_step > event.first_step:
             state.meetings, state.losing = 1, 0
+        if event.last_step > event.first_step and state.recovery is not None:
             yield from _recovered(state, event.generation, now_s)
     state.formed().change_generation(event.generation, event.first_step)
     member.step, member.generation = event.last_step, event.generation
+    note_pace(state, event)
     if state.resharing is not None:
         state.resharing.observe(event)
-    hear_of_skips(state, event)
-    yield from _counted(state)
+    if event.skips:
+        hear_of_skips(state, event)
+    if state.skips or state.all_past(state.formed().committed_step):
+        yield from _counted(state)
 
 
 def _counted(state: JobState) -> Iterator[Command]:
@@ -255,7 +266,8 @@ def _counted(state: JobState) -> Iterator[Command]:
             state.members[number].heard_s = state.now_s
         if commits:
             yield Record(records=tuple(commit_record(c) for c in commits))
-    yield from write_skips(state)
+    if state.skips:
+        yield from write_skips(state)
 
 
 def _joined(

@@ -6,11 +6,12 @@ iterated.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Final
 
 from raycloud.commands import Command, Extend, Form, Meet, Notice, Record, Release, Reshare, Save
 from raycloud.control.growing import spares, who_may_stay
+from raycloud.control.handing import at_once
 from raycloud.control.progress import Progress
 from raycloud.control.recovery import Recovery
 from raycloud.control.resharing import Resharing, asked_shares
@@ -20,6 +21,8 @@ from raycloud.order import Ledger, growth_record, header_record, restore_record
 if TYPE_CHECKING:
     from raycloud.control.state import JobState, Member
     from raycloud.events import MemberReady
+
+_ENDING: Final = frozenset({MemberState.DRAINING, MemberState.DONE})
 
 
 def form(state: JobState, now_s: float) -> Iterator[Command]:
@@ -106,7 +109,7 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     newest = withdraw(state)
     state.halt_sent = state.halted = state.met = False
     state.generation = state.formed_as = state.sound_from = newest + 1
-    state.groups = {state.generation: tuple(m.number for m in state.holders())}
+    state.groups = {state.generation: state.holding()}
     state.shares = fit(state, state.in_group(), state.following)
     state.drop_checkpoints()
     leaves = state.turns.leaving and any(m.leaving for m in state.in_group())
@@ -115,17 +118,17 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     state.error = ""
     for member in state.in_group():
         member.heard_s, member.part_step = now_s, -1
-        if member.state in {MemberState.DRAINING, MemberState.DONE}:
+        if member.state in _ENDING:
             member.enter(MemberState.ACTIVE, now_s)
-    if lost or gone:
-        yield Release(members=lost + gone)
+    if ends := tuple(n for n in lost if n not in state.away) + gone:
+        yield Release(members=ends)
     yield Form(
         generation=state.generation,
         members=state.group,
         shares=state.shares,
         step=state.formed().committed_step,
         settled=state.settled,
-        following=tuple(n for n in state.group if n in state.following),
+        following=tuple(n for n in state.group if n in state.following) if state.following else (),
         back=state.recovery.back if state.recovery is not None else None,
     )
 
@@ -187,11 +190,12 @@ def wait(state: JobState, now_s: float) -> Iterator[Command]:
         member.heard_s = now_s
     what = f"{left} workers are left, at least {state.workers[0]} are needed: waiting for more"
     yield Notice(what=what, detail={"machines_hold": state.capacity})
-    yield Release(members=lost)
+    yield Release(members=tuple(n for n in lost if n not in state.away))
 
 
 def note_ended(state: JobState, number: int, now_s: float) -> None:
     """Whose process ends when it is done is not lost, but where it would have to meet again."""
+    state.away.since_s.pop(number, None)
     if not state.here(number):
         return
     state.ended.add(number)
@@ -202,9 +206,9 @@ def note_ended(state: JobState, number: int, now_s: float) -> None:
 def next_meeting(state: JobState, now_s: float) -> Meet | None:
     """The generation to change to, as members join, leave or may not compute; None: stay.
 
-    Who is to leave does so if enough others are there. Who is new follows the others, with a share
-    of 0, until it has caught up; others wait that long before they come, too, and who follows
-    begins anew where one leaves meanwhile.
+    Who is to leave does so if enough others are there. Who is new takes the state at once, where
+    that is short, or follows the others, with a share of 0, until it has caught up; others wait
+    that long before they come, too, and who follows begins anew where one leaves meanwhile.
     """
     ready = spares(state)
     if not (ready or state.turns.leaving or len(state.group) > state.workers[1]):
@@ -219,7 +223,9 @@ def next_meeting(state: JobState, now_s: float) -> Meet | None:
     numbers = tuple(member.number for member in members)
     if numbers == state.group:
         return None
-    following = behind.intersection(numbers) | {m.number for m in members[len(left) :]}
+    following = behind.intersection(numbers)
+    if following or not at_once(state):
+        following |= {m.number for m in members[len(left) :]}
     for member in members[len(left) :]:
         member.heard_s = now_s  # the others come to meet it
     return Meet(
@@ -257,7 +263,7 @@ def become(state: JobState, meeting: Meet, step: int, now_s: float) -> None:
         member.heard_s = now_s
     state.group, state.shares = meeting.members, meeting.shares
     state.following = frozenset(meeting.following)
-    state.groups[meeting.generation] = tuple(m.number for m in state.holders())
+    state.groups[meeting.generation] = state.holding()
     state.generation = state.formed_as = meeting.generation
     state.formed().change_generation(meeting.generation, step)
     if state.resharing is not None:
@@ -300,10 +306,10 @@ def take_in(state: JobState, change: Reshare, step: int) -> None:
     state.formed().change_generation(change.generation, step)
     if change.caught_up:
         state.following = state.following.difference(change.caught_up)
-        state.groups[change.generation] = tuple(m.number for m in state.holders())
+        state.groups[change.generation] = state.holding()
 
 
-def fit(state: JobState, members: list[Member], following: Container[int]) -> tuple[int, ...]:
+def fit(state: JobState, members: list[Member], following: Collection[int]) -> tuple[int, ...]:
     """Shares of these members, by rank: as asked, and `auto` by what is known of their speeds.
 
     Those that are `following` have none.
@@ -313,6 +319,8 @@ def fit(state: JobState, members: list[Member], following: Container[int]) -> tu
         fitted = state.resharing.fit(tuple(member.number for member in computing))
     else:
         fitted = asked_shares(settings, [member.slot for member in computing])
+    if not following:
+        return fitted
     shares = dict(zip((m.number for m in computing), fitted, strict=True))
     return tuple(shares.get(member.number, 0) for member in members)
 

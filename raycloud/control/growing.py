@@ -22,6 +22,7 @@ _FIRST_WAIT_S = 1.0  # after a member that could not join; doubled with each fur
 _LONGEST_WAIT_S = 60.0
 MOST_MISSES = 6  # in a row
 _NOT_WITHOUT = frozenset({Phase.WAITING, Phase.RESTORING})  # the job cannot go on without others
+_GROWS = frozenset({Phase.REGROUPING, Phase.TRAINING, *_NOT_WITHOUT})
 
 
 def grow(state: JobState, now_s: float) -> Iterator[Command]:
@@ -30,13 +31,13 @@ def grow(state: JobState, now_s: float) -> Iterator[Command]:
     A member that joins learns the data as the run has found it at its start: where that has grown
     since, nobody joins.
     """
-    if state.progress is None or state.phase not in {Phase.TRAINING, *_NOT_WITHOUT}:
+    if state.progress is None or state.phase not in _GROWS:
         return
     back = state.recovery.back if state.recovery is not None else None
     if state.phase is Phase.RESTORING and back is None:
         return  # it is found before long, and members then load it while others come
     coming = [m for m in state.joining() if not m.leaving]
-    surplus = max(0, state.staying - state.workers[1])
+    surplus = _surplus(state, coming) if state.outstanding is None else []
     unplaced = [m for m in coming if not m.placed]
     room = min(state.workers[1], state.capacity)
     if state.phase is Phase.RESTORING:  # whoever adds machines sees that they are wanted
@@ -44,14 +45,14 @@ def grow(state: JobState, now_s: float) -> Iterator[Command]:
     lacking = room - state.staying
     if state.data_version:
         yield from _none_joins(state, now_s)
-    elif surplus and coming and state.outstanding is None:
-        yield from _let_go(coming[-surplus:], now_s)
+    elif surplus:
+        yield from _let_go(surplus, now_s)
     elif lacking < 0 and unplaced:
         yield from _let_go(unplaced[lacking:], now_s)
     elif lacking > 0 and _may_ask(state, now_s):
         numbers = tuple(range(state.next_member, state.next_member + lacking))
         state.next_member += lacking
-        for number, slot in zip(numbers, _free_slots(state), strict=False):
+        for number, slot in zip(numbers, free_slots(state), strict=False):
             member = Member(
                 number=number,
                 state=MemberState.SPAWNING,
@@ -69,7 +70,8 @@ def grow(state: JobState, now_s: float) -> Iterator[Command]:
 
 def missed(state: JobState, member: Member, why: str, now_s: float) -> Iterator[Command]:
     """A member that was to join is gone before it did: the others go on, and it is tried again."""
-    yield Release(members=(member.number,))
+    if member.number not in state.away:
+        yield Release(members=(member.number,))
     if now_s < state.ask_again_s:  # one incident may cost several
         return
     state.misses += 1
@@ -111,7 +113,8 @@ def prepare_for_leave(state: JobState, event: MemberLeaving, now_s: float) -> It
 
 def who_may_stay(state: JobState) -> list[Member]:
     """Members of the group without those that are going to be gone, if they can do without them."""
-    left = [m for m in state.in_group() if not m.leaving and state.here(m.number)]
+    present = state.turns.present
+    left = [m for m in state.in_group() if not m.leaving and m.number in present]
     new = [] if state.data_version else [m for m in spares(state) if not m.leaving]
     enough = len(left) + len(new) >= state.workers[0]
     return left if enough and any(m.joined for m in left) else []
@@ -158,6 +161,19 @@ def _let_go(members: Iterable[Member], now_s: float) -> Iterator[Command]:
         yield Release(members=tuple(numbers))
 
 
+def _surplus(state: JobState, coming: list[Member]) -> list[Member]:
+    """Those of the newcomers for whom there is no room; who is ready comes before all others.
+
+    Where a process has come back while another one is built in its place, the first that is ready
+    has it.
+    """
+    room = max(0, state.workers[1] - (state.staying - len(coming)))
+    first = sorted(coming, key=lambda m: m.state is not MemberState.READY)
+    building = [m for m in coming if m.state is not MemberState.READY]
+    racing = any(m.number in state.away.returns for m in building)
+    return [] if racing and len(coming) - len(building) < room else first[room:]
+
+
 def _may_ask(state: JobState, now_s: float) -> bool:
     """Where the others cannot go on without more, as often as it takes."""
     if state.phase in _NOT_WITHOUT:
@@ -165,7 +181,7 @@ def _may_ask(state: JobState, now_s: float) -> bool:
     return now_s >= state.ask_again_s and state.misses < MOST_MISSES and not state.any_done()
 
 
-def _free_slots(state: JobState) -> Iterator[int]:
+def free_slots(state: JobState) -> Iterator[int]:
     """Without end, the lowest first."""
     taken = {m.slot for m in state.present()}
     return (slot for slot in itertools.count() if slot not in taken)

@@ -6,7 +6,7 @@ Nothing here changes anything: `judge` either raises, or says what the members b
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from raycloud.commands import Meet, Reshare
 from raycloud.control.restoring import why_not_there
@@ -37,6 +37,7 @@ from raycloud.events import (
     MemberLeaving,
     MemberLost,
     MemberReady,
+    MemberReturned,
     MemberSpawned,
     Noticed,
     PartWritten,
@@ -54,18 +55,19 @@ if TYPE_CHECKING:
     from raycloud.control.outstanding import Outstanding
     from raycloud.control.state import JobState, Member
 
-MemberEvent = (
-    MemberSpawned
+MemberEvent = (  # the more often it comes, the sooner it is asked for
+    StepsCommitted
+    | ChangeApplied
+    | PartWritten
+    | MemberSpawned
     | MemberReady
     | DataPreparing
     | DataPrepared
     | MemberCaughtUp
-    | ChangeApplied
-    | StepsCommitted
-    | PartWritten
     | EvaluationPart
     | MemberDone
     | MemberLost
+    | MemberReturned
     | MemberLeaving
     | ExchangeBroken
     | MemberFailed
@@ -83,6 +85,12 @@ JobEvent = (
     | RolledBack
     | Recovered
     | RunFinished
+)
+_MAY_BE_OLD: Final = (MemberDone, ExchangeBroken)
+_OF_NEWCOMERS: Final = (MemberCaughtUp, StepsCommitted)
+_NEXT: Final = (Reshare, Meet)  # changes that name a generation
+_MORE_TO_ASK: Final = frozenset(
+    {ChangeApplied, MemberDone, MemberReturned, ExchangeBroken, MemberCaughtUp}
 )
 
 
@@ -127,9 +135,12 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
     member = state.member(number)
     row = MEMBER_ON_EVENT[member.state]
     trigger: Trigger = type(event)
+    plain = member.joined and trigger in row and trigger not in _MORE_TO_ASK
+    if plain and not _taken_back(state, event):
+        return row[trigger]
     if isinstance(event, ChangeApplied) and event.change <= state.settled:
         return None  # it was withdrawn meanwhile
-    if isinstance(event, MemberDone | ExchangeBroken) and event.generation < state.sound_from:
+    if isinstance(event, _MAY_BE_OLD) and event.generation < state.sound_from:
         return None  # of a generation that broke: there is something left to do
     if isinstance(event, ChangeApplied) and trigger not in row:
         trigger = (ChangeApplied, type(_outstanding(state, event).change))
@@ -141,15 +152,20 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
 def _echo(state: JobState, member: Member, event: Event) -> bool:
     """A word of how far a newcomer has come where the others have gone on without it, or know.
 
-    Or of steps that were taken back since.
+    Or of steps that were taken back since; or that a process is back whose place is another's.
     """
-    sound_from = state.progress.sound_from if state.progress is not None else 0
-    if isinstance(event, StepsCommitted) and event.generation < sound_from:
-        return True
-    if member.joined or not isinstance(event, MemberCaughtUp | StepsCommitted):
-        return isinstance(event, MemberCaughtUp)
+    if isinstance(event, MemberReturned):
+        return member.number not in state.away
+    if member.joined or not isinstance(event, _OF_NEWCOMERS):
+        return isinstance(event, MemberCaughtUp) or _taken_back(state, event)
     alone = isinstance(event, MemberCaughtUp) and not state.is_to_follow(member.number)
     return alone or event.generation < state.sound_from
+
+
+def _taken_back(state: JobState, event: Event) -> bool:
+    if state.progress is None or not isinstance(event, StepsCommitted):
+        return False
+    return event.generation < state.progress.sound_from
 
 
 def _outstanding(state: JobState, event: ChangeApplied) -> Outstanding:
@@ -161,12 +177,12 @@ def _outstanding(state: JobState, event: ChangeApplied) -> Outstanding:
 
 def _check_of_member(state: JobState, event: MemberEvent) -> None:
     match event:
-        case MemberReady():
-            _check_ready(state, event)
-        case ChangeApplied():
-            _check_applied(state, event)
         case StepsCommitted():
             _check_steps(state, event)
+        case ChangeApplied():
+            _check_applied(state, event)
+        case MemberReady():
+            _check_ready(state, event)
         case PartWritten():
             behind = event.step <= state.member(event.member).part_step
             if behind and event.generation >= state.sound_from:
@@ -176,6 +192,8 @@ def _check_of_member(state: JobState, event: MemberEvent) -> None:
         case MemberSpawned() | MemberLost() | ExchangeBroken() | MemberFailed() | EvaluationPart():
             pass
         case DataPreparing() | DataPrepared() | MemberLeaving() | MemberCaughtUp():
+            pass
+        case MemberReturned():
             pass
         case _:
             assert_never(event)
@@ -254,13 +272,16 @@ def _check_steps(state: JobState, event: StepsCommitted) -> None:
     if not begins or event.last_step < event.first_step:
         raise illegal(state, event, f"the member's next step is {member.step}")
     change = state.outstanding.change if state.outstanding else None
-    newest = change.generation if isinstance(change, Reshare | Meet) else state.generation
+    newest = change.generation if isinstance(change, _NEXT) else state.generation
     if not member.generation <= event.generation <= newest:
         raise illegal(state, event, f"generations {member.generation} to {newest} are possible")
-    reached = Position(epoch=event.epoch, offset=event.offset)
     due = progress.position_at(event.last_step)
-    if event.last_step > event.first_step and not progress.same_position(reached, due):
-        raise illegal(state, event, f"after step {event.last_step} the sequence stands at {due}")
+    as_due = event.epoch == due.epoch and event.offset == due.offset
+    if event.last_step > event.first_step and not as_due:
+        reached = Position(epoch=event.epoch, offset=event.offset)
+        if not progress.same_position(reached, due):
+            what = f"after step {event.last_step} the sequence stands at {due}"
+            raise illegal(state, event, what)
     if event.skips and (wrong := why_wrong(event)):
         raise illegal(state, event, wrong)
 

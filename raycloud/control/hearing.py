@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from raycloud.control.pulse import Pulse
+from raycloud.control.pulse import Pulses
 
 _SURE = 8.0  # phi: one such answer in a hundred million would still have come
 
@@ -46,8 +46,7 @@ class Hearing:
 
     patience_s: float
     still_s: Mapping[int, float] = field(default_factory=dict)
-    _pulses: dict[int, Pulse] = field(default_factory=dict)
-    _answered_s: dict[int, float] = field(default_factory=dict)
+    _pulses: Pulses = field(default_factory=Pulses)
     _due_s: Mapping[int, float] = field(default_factory=dict)
     _looked_s: float = float("-inf")
     _last_s: float = float("-inf")  # when any answer came
@@ -58,12 +57,8 @@ class Hearing:
         stood_still = heard.looked_s - self._looked_s > self.patience_s
         if stood_still or (heard.late_s and heard.looked_s - self._last_s > self.patience_s):
             self._since_s = heard.looked_s
-        own_s, pulses = heard.looked_s - self._since_s, self._pulses  # the rest is the driver's
-        for member, late_s in heard.late_s.items():
-            if member not in pulses:
-                pulses[member] = Pulse()
-            pulses[member].answered(late_s if late_s < own_s else own_s)
-        self._answered_s.update(dict.fromkeys(heard.late_s, heard.looked_s))
+        own_s = heard.looked_s - self._since_s  # the rest is the driver's
+        self._pulses.answered(heard.late_s, heard.looked_s, most_s=own_s)
         self._last_s = heard.looked_s if heard.late_s else self._last_s
         still_s = heard.looked_s - self._looked_s if stood_still else 0.0
         self._looked_s, self._due_s = heard.looked_s, heard.due_s
@@ -72,11 +67,14 @@ class Hearing:
 
     def begin(self, member: int) -> None:
         """From now on it computes; how late it was while it was building tells nothing."""
-        self._pulses[member] = Pulse()
+        self._pulses.begin(member)
 
     def late(self) -> frozenset[int]:
         """Members of which an answer is overdue for so long that it may be missing."""
         looked_s, since_s, patience_s = self._looked_s, self._since_s, self.patience_s
+        first_s = min(self._due_s.values(), default=looked_s)
+        if looked_s - max(first_s, since_s) < patience_s:
+            return frozenset()
         return frozenset(
             member
             for member, due_s in self._due_s.items()
@@ -92,14 +90,11 @@ class Hearing:
         """
         due_s = max(self._due_s.get(member, self._looked_s), self._since_s)
         late_s = self._looked_s - due_s
-        pulse = self._pulses.setdefault(member, Pulse())
-        if not late_s >= self.patience_s or pulse.phi(late_s) < _SURE:
+        if not late_s >= self.patience_s or self._pulses.of(member).phi(late_s) < _SURE:
             return None
-        never = float("-inf")
-        heard = any(self._answered_s.get(m, never) >= due_s for m in others if m != member)
+        heard = any(self._pulses.heard_s(m) >= due_s for m in others if m != member)
         return late_s if heard else None
 
     def heard_since(self, since_s: float, members: Iterable[int]) -> int:
         """How many of `members` have answered after `since_s`."""
-        never = float("-inf")
-        return sum(self._answered_s.get(member, never) > since_s for member in members)
+        return self._pulses.heard_since(since_s, members)

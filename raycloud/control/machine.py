@@ -7,10 +7,10 @@ come when stands in `tables`, what must hold in `guards`, what changes in `effec
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from raycloud.commands import Change, Command, Notice, Spawn
-from raycloud.control import effects, forming, growing, restoring
+from raycloud.control import effects, forming, growing, restoring, returning
 from raycloud.control.adopting import adopt
 from raycloud.control.conditions import holds, unfit
 from raycloud.control.guards import MemberEvent, judge
@@ -27,13 +27,32 @@ from raycloud.control.tables import (
     Phase,
 )
 from raycloud.errors import InternalError
-from raycloud.events import Event, MemberFailed, MemberLost, MemberReady
+from raycloud.events import (
+    ChangeApplied,
+    Event,
+    MemberFailed,
+    MemberLost,
+    MemberReady,
+    PartWritten,
+    StepsCommitted,
+)
 
 if TYPE_CHECKING:
     from raycloud.control.adopting import Adoption
     from raycloud.control.hearing import Heard
     from raycloud.control.settings import ControlSettings
     from raycloud.order import Ledger, Position
+
+
+# Each member says these, one after the other, and all but the first or the last change nothing for
+# the others.
+_OF_ALL: Final = frozenset({StepsCommitted, ChangeApplied, PartWritten})
+
+
+def _stands(state: JobState) -> tuple[object, ...]:
+    """What of the job such a word may change; where it has not, the next tick is soon enough."""
+    turned = state.resharing is not None and state.resharing.changed
+    return state.phase, state.group, state.outstanding, state.turns.count, state.met, turned
 
 
 class Control:
@@ -193,28 +212,30 @@ class Control:
             InternalError: The event is illegal where things stand; nothing has changed.
         """
         event = self._tolerated(event)
-        moves = judge(self._state, event)
+        state, moves = self._state, judge(self._state, event)
         if moves is None:
             if isinstance(event, MemberLost):
-                forming.note_ended(self._state, event.member, now_s)
+                forming.note_ended(state, event.member, now_s)
             return ()
-        self._state.now_s = now_s
+        state.now_s, stood = now_s, _stands(state)
         commands: list[Command] = []
         if isinstance(event, MemberEvent):
-            commands += effects.absorb_of_member(self._state, event, now_s)
-            self._state.members[event.member].heard_s = now_s
+            commands += effects.absorb_of_member(state, event, now_s)
+            state.members[event.member].heard_s = now_s
         else:
-            commands += effects.absorb_of_job(self._state, event)
-        for number, state in moves.items():
-            if not self._state.members[number].gone:  # who leaves has gone with its last word
-                self._state.members[number].enter(state, now_s)
-        phase = PHASE_ON_EVENT[self._state.phase][type(event)]
+            commands += effects.absorb_of_job(state, event)
+        for number, becomes in moves.items():
+            member = state.members[number]
+            if member.state is not becomes and not member.gone:  # or it has left: its last word
+                member.enter(becomes, now_s)
+        phase = PHASE_ON_EVENT[state.phase][type(event)]
         failed = isinstance(event, MemberFailed)  # and is not tolerated any more
-        if isinstance(event, MemberEvent) and not failed and self._state.spare(event.member):
+        if isinstance(event, MemberEvent) and not failed and state.spare(event.member):
             commands += self._of_spare(event, now_s)  # the phase is that of those that compute
-        else:
+        elif phase is not state.phase:
             commands += self._enter(phase, now_s)
-        commands += self._settle(now_s)
+        if commands or type(event) not in _OF_ALL or _stands(state) != stood:
+            commands += self._settle(now_s)
         return tuple(commands)
 
     def _of_spare(self, event: MemberEvent, now_s: float) -> Iterator[Command]:
@@ -318,4 +339,5 @@ class Control:
                 state.error = f"the checkpoint of step {step} has no part of members {lacking}"
             yield from self._enter(row[condition], now_s)
         yield from effects.send_ahead(state, now_s)
+        yield from returning.give_up(state, now_s)
         yield from growing.grow(state, now_s)

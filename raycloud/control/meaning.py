@@ -23,6 +23,7 @@ from raycloud.events import (
     MemberLeaving,
     MemberLost,
     MemberReady,
+    MemberReturned,
     MemberSpawned,
     Noticed,
     PartWritten,
@@ -43,7 +44,10 @@ MEANING: Final[Mapping[type[Event], str]] = {
     MemberReady: "The member can compute. When all can, shares are fitted and they meet.",
     MemberLost: "The machine's fault. Those that are left meet as the next generation; where they "
     "are too few, they wait until others have come. Where nobody is left who has the state, others "
-    "are asked for, and go on from the newest checkpoint.",
+    "are asked for, and go on from the newest checkpoint. One that is lost by silence alone keeps "
+    "its process and its place for a while.",
+    MemberReturned: "The process of a member that was lost by silence goes on as another member, "
+    "which joins the others once it is ready; what the one before says counts no more.",
     MemberLeaving: "It leaves between two steps that all agree on, if enough others are left or "
     "have come; until then it computes. Where they are too few, a checkpoint is made at once.",
     CapacityChanged: "Where there is room for more members, and the job may have them, they are "

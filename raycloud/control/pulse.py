@@ -7,14 +7,21 @@ a mean and a variance that forget (West 1979) in place of a window.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 _FORGETS = 1 / 32  # the weight of the newest answer
 _FIRST_STD_S = 0.3  # before much is known
 _LEAST_STD_S = 0.1
+_NEVER = float("-inf")
+
+_Seconds = npt.NDArray[np.float64]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Pulse:
     """The lateness of one member's answers, in seconds: a mean and a variance.
 
@@ -26,14 +33,79 @@ class Pulse:
     mean_s: float = 0.0
     variance: float = _FIRST_STD_S**2
 
-    def answered(self, late_s: float) -> None:
-        """An answer came, this much later than it was due; 0 if in time."""
-        off = late_s - self.mean_s
-        self.mean_s += _FORGETS * off
-        self.variance = (1 - _FORGETS) * (self.variance + _FORGETS * off * off)
-
     def phi(self, late_s: float) -> float:
         """-log10 of the chance that an answer which is this late by now is still on its way."""
         std_s = max(_LEAST_STD_S, math.sqrt(self.variance))
         chance = 0.5 * math.erfc((late_s - self.mean_s) / (std_s * math.sqrt(2.0)))
         return -math.log10(chance) if chance > 0.0 else math.inf
+
+
+class Pulses:
+    """Those of all members, in arrays: thousands answer each second.
+
+    >>> pulses = Pulses()
+    >>> for second in range(99):
+    ...     pulses.answered({3: 0.0, 7: 2.0}, float(second), most_s=9.0)
+    >>> pulses.of(7).phi(2.0) < 1 < 8 < pulses.of(3).phi(2.0)
+    True
+    >>> pulses.answered({7: 2.0}, 99.0, most_s=9.0)
+    >>> pulses.heard_since(98.0, (3, 7)), pulses.heard_s(3)
+    (1, 98.0)
+    """
+
+    def __init__(self) -> None:
+        """Nobody is known."""
+        self._places: dict[int, int] = {}
+        self._mean_s: _Seconds = np.zeros(0)
+        self._variance: _Seconds = np.zeros(0)
+        self._heard_s: _Seconds = np.zeros(0)
+
+    def begin(self, member: int) -> None:
+        """Nothing is known of its answers, or not any more."""
+        place = self._places.setdefault(member, len(self._places))
+        if place == len(self._mean_s):
+            more = np.zeros(place + 1)
+            self._mean_s = np.append(self._mean_s, more)
+            self._variance = np.append(self._variance, more)
+            self._heard_s = np.append(self._heard_s, more + _NEVER)
+        self._mean_s[place], self._variance[place] = 0.0, _FIRST_STD_S**2
+
+    def answered(self, late_s: Mapping[int, float], now_s: float, *, most_s: float) -> None:
+        """Answers came, each this much later than it was due, but no later than `most_s`."""
+        try:
+            at = self._at(late_s)
+        except KeyError:
+            for member in late_s.keys() - self._places.keys():
+                self.begin(member)
+            at = self._at(late_s)
+        late = np.minimum(np.fromiter(late_s.values(), np.float64, len(late_s)), most_s)
+        mean_s = self._mean_s[at]
+        off = late - mean_s
+        self._heard_s[at] = now_s
+        self._mean_s[at] = mean_s + _FORGETS * off
+        self._variance[at] = (1 - _FORGETS) * (self._variance[at] + _FORGETS * off * off)
+
+    def of(self, member: int) -> Pulse:
+        """What is known of its answers."""
+        place = self._places.get(member)
+        if place is None:
+            return Pulse()
+        return Pulse(float(self._mean_s[place]), float(self._variance[place]))
+
+    def heard_s(self, member: int) -> float:
+        """When it has answered last; before all time if it has not."""
+        place = self._places.get(member)
+        return _NEVER if place is None else float(self._heard_s[place])
+
+    def heard_since(self, since_s: float, members: Iterable[int]) -> int:
+        """How many of `members` have answered after `since_s`."""
+        known = [member for member in members if member in self._places]
+        return int((self._heard_s[self._at(known)] > since_s).sum())
+
+    def _at(self, members: Collection[int]) -> npt.NDArray[np.intp]:
+        """Where they stand.
+
+        Raises:
+            KeyError: Not all are known.
+        """
+        return np.fromiter(map(self._places.__getitem__, members), np.intp, len(members))

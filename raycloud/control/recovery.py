@@ -29,3 +29,8 @@ class Recovery:
     back: Back | None = None
     lost_steps: int = 0
     followed: tuple[int, ...] = ()
+
+    @property
+    def begins(self) -> bool:
+        """There is no checkpoint: all begin at the beginning, and have to be new."""
+        return self.back is not None and self.back.step == 0

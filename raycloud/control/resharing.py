@@ -45,6 +45,9 @@ class Resharing:
 
     A change must be worth it in two looks in a row, so that one odd moment moves no work. Where a
     member's speed has a new level, which no odd moment makes, a large gain is taken at once.
+
+    Attributes:
+        changed: Some speed has, for good, since the last look.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Resharing:
         self._looked_s = now_s
         self._looked_step = settings.step
         self._worth = 0
-        self._changed = False  # some speed, for good
+        self.changed = False
 
     def know(self, readies: Mapping[int, MemberReady]) -> None:
         """Take in what members that are new have measured before they were ready."""
@@ -65,11 +68,16 @@ class Resharing:
             if member not in self._estimates:
                 self._estimates[member] = SpeedEstimate(speed(ready))
 
+    def rename(self, before: int, member: int) -> None:
+        """What is known of a member's speed is known of another: it is the same process."""
+        if before in self._estimates:
+            self._estimates[member] = self._estimates[before]
+
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's measured seconds."""
         steps = report.last_step - report.first_step
         if steps > 0 and report.micro_batches > 0:
-            self._changed |= self._estimates[report.member].observe(
+            self.changed |= self._estimates[report.member].observe(
                 micro_batches=report.micro_batches, steps=steps, compute_s=report.compute_s
             )
 
@@ -100,7 +108,7 @@ class Resharing:
         self, *, group: tuple[int, ...], shares: tuple[int, ...], step: int, now_s: float
     ) -> tuple[int, ...] | None:
         """The shares to change to now, if it is time to look and the gain has lasted."""
-        changed, self._changed = self._changed, False
+        changed, self.changed = self.changed, False
         settings = self._settings
         due = (
             now_s - self._looked_s >= settings.reshare_every_s

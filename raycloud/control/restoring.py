@@ -46,7 +46,8 @@ def begin(state: JobState, now_s: float) -> Iterator[Command]:
     state.group, state.shares, state.following, state.groups = (), (), frozenset(), {}
     state.halt_sent = state.halted = state.met = False
     state.broken, state.error = None, ""
-    yield Release(members=tuple(sorted(met.difference(state.turns.present))))
+    ends = met.difference(state.turns.present, state.away.since_s)
+    yield Release(members=tuple(sorted(ends)))
     yield Restore()
 
 
@@ -68,7 +69,7 @@ def why_not_there(state: JobState, event: RolledBack) -> str:
 def go_back(state: JobState, event: RolledBack) -> Iterator[Command]:
     """Steps after the checkpoint do not count any more.
 
-    Who has followed others is not as it began, and is of no use where there is no checkpoint.
+    Who has followed others, or is back, is not as it began: of no use where there is no checkpoint.
     """
     recovery, before = state.recovery, state.formed()
     if recovery is None:
@@ -98,7 +99,8 @@ def go_back(state: JobState, event: RolledBack) -> Iterator[Command]:
     recovery.lost_steps += max(0, before.committed_step - event.step)
     yield Record(records=tuple(records))
     if event.step == 0:
-        useless = tuple(filter(state.here, recovery.followed))
+        old = {*recovery.followed, *state.away.returns}
+        useless = tuple(filter(state.here, sorted(old)))
         for number in useless:
             state.members[number].enter(MemberState.RELEASED, state.now_s)
         yield Release(members=useless)

@@ -49,7 +49,7 @@ def _mute(state: JobState) -> MemberLost | None:
     if missing[first] < _patience_s(state, missing):
         return None
     reason = f"frozen, or cut off: its answer is {missing[first]:.1f} s overdue"
-    return MemberLost(member=first, reason=reason)
+    return MemberLost(member=first, reason=reason, silent=True)
 
 
 def _patience_s(state: JobState, missing: Mapping[int, float]) -> float:
@@ -111,13 +111,15 @@ def _idle(state: JobState, now_s: float) -> MemberLost | None:
     The one heard least recently is named, and the reason lists all. One that is new is named first,
     until it is rather one of the others with whom no meeting comes about.
     """
-    settings = state.settings
-    least_s = min(settings.spawn_s, settings.form_s, settings.silence_s)
+    least_s, turns = _shortest_s(state), state.turns
+    if now_s - turns.heard_s <= least_s:
+        return None
+    turns.heard_s = min((m.heard_s for m in state.present()), default=now_s)
     silent = [m for m in state.present() if now_s - m.heard_s > least_s]
     late = [m for m in silent if now_s - m.heard_s > _limit_s(state, m)]
     if not late:
         return None
-    trusted = state.unmet < settings.meetings
+    trusted = state.unmet < state.settings.meetings
     first = min(late, key=lambda m: (m.joined and trusted, m.heard_s, m.number))
     limit_s = _limit_s(state, first)
     if first.state is MemberState.SPAWNING:
@@ -129,6 +131,18 @@ def _idle(state: JobState, now_s: float) -> MemberLost | None:
     if len(late) > 1:
         reason += f" (silent are members {', '.join(str(m.number) for m in late)})"
     return MemberLost(member=first.number, reason=reason)
+
+
+def _shortest_s(state: JobState) -> float:
+    """No member has a shorter limit now."""
+    settings, states = state.settings, state.turns.states
+    limits_s = {
+        MemberState.SPAWNING: settings.spawn_s,
+        MemberState.READY: min(settings.form_s, settings.silence_s),
+        MemberState.ACTIVE: settings.silence_s,
+        MemberState.DRAINING: settings.silence_s,
+    }
+    return min((limits_s[s] for s in limits_s if states[s]), default=float("inf"))
 
 
 def _limit_s(state: JobState, member: Member) -> float:

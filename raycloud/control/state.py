@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Meet
+from raycloud.control.away import Away
 from raycloud.control.checkpoints import Checkpoints
 from raycloud.control.tables import GONE, MemberState, Phase
 from raycloud.control.turns import Turns
@@ -38,6 +39,7 @@ class Member:
         placed: There is a place on a machine for it.
         joined: It is known to compute, and has the state of the training.
         leaving: It is going to be gone: the job gets along without it as soon as it can.
+        pace_s: Seconds that a byte takes from it to others, at most; infinite before it is known.
         turns: Those of its job.
     """
 
@@ -54,11 +56,12 @@ class Member:
     placed: bool = True
     joined: bool = True
     leaving: bool = False
+    pace_s: float = float("inf")
     turns: Turns = field(default_factory=Turns, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """It is counted."""
-        self.turns.come(self.number, self.state, joined=self.joined)
+        self.turns.come(self.number, self.state, self.heard_s, joined=self.joined)
 
     @property
     def gone(self) -> bool:
@@ -114,8 +117,7 @@ class JobState:
         hearing: Who answers calls.
         group: Members of the present generation, in order of rank.
         shares: Their micro-batches per step.
-        following: Those of them that had no state when they met, and have no share yet; once it is
-            known that one has caught up, it has `joined`.
+        following: Those of them that had no state then, nor a share yet; caught up: `joined`.
         progress: None until the members have said how much data there is.
         data_samples: Samples of the newest data heard of; 0 before any.
         data_version: Its version.
@@ -125,8 +127,7 @@ class JobState:
         halted: A member has applied it: the run ends before its last step.
         settled: Number of the last change that is over, in force or withdrawn.
         formed_as: The generation as which the present group met first.
-        groups: Who has divided checkpoints and measures as each generation that `group_of` may be
-            asked for: all that met and had the state.
+        groups: By generation, for `group_of`: all that met and had the state.
         sound_from: Words of older generations do not count any more: they broke.
         met: It is known to have met.
         recovery: What befell members since the last step of all; None: nothing.
@@ -148,6 +149,7 @@ class JobState:
         error: Why the run fails.
         ended: Whose process has ended when it was done: its work is kept, it does not meet again.
         turns: What has become of all members together.
+        away: Who is lost, and may come back.
         skips: What steps took and did not count, and who has said so; until it is written down.
     """
 
@@ -196,6 +198,7 @@ class JobState:
     error: str = ""
     ended: set[int] = field(default_factory=set)
     turns: Turns = field(default_factory=Turns)
+    away: Away = field(default_factory=Away)
     skips: dict[Skip, set[int]] = field(default_factory=dict)
     _known: _Known | None = None
     _past: _Past = ((), frozenset(), 0, 0)
@@ -254,9 +257,8 @@ class JobState:
         at, known = self.turns.count, self._known
         change = self.outstanding.change if self.outstanding is not None else None
         coming = change.members if isinstance(change, Meet) else ()
-        alike = known is not None and known.group is self.group and known.coming is coming
-        if known is None or not alike or known.at != at:
-            same = known is not None and known.group is self.group
+        same = known is not None and known.group is self.group
+        if known is None or not same or known.coming is not coming or known.at != at:
             within = known.within if known is not None and same else frozenset(self.group)
             present, new = self.turns.present.keys(), self.turns.new
             gone = not within <= present
@@ -297,8 +299,8 @@ class JobState:
 
     def spare(self, number: int) -> bool:
         """Whether this member is to join those that compute, and does not yet."""
-        new = not self.members[number].joined
-        return self.progress is not None and new and number not in self.within()
+        new = self.progress is not None and not self.members[number].joined
+        return new and number not in self.within()
 
     def within(self) -> Collection[int]:
         """The members of the present generation, in no order."""
@@ -321,9 +323,12 @@ class JobState:
 
     def holders(self) -> list[Member]:
         """Those of them that do not follow: a step counts that all of these have committed."""
-        if not self.following:
-            return self.in_group()
-        return [m for m in self.in_group() if m.number not in self.following]
+        return [self.members[number] for number in self.holding()]
+
+    def holding(self) -> tuple[int, ...]:
+        """Their numbers."""
+        group, follow = self.group, self.following
+        return tuple(n for n in group if n not in follow) if follow else group
 
     def formed(self) -> Progress:
         """The progress, once a generation was told to form.

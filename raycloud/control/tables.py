@@ -39,6 +39,7 @@ from raycloud.events import (
     MemberLeaving,
     MemberLost,
     MemberReady,
+    MemberReturned,
     MemberSpawned,
     Noticed,
     PartWritten,
@@ -76,7 +77,7 @@ class MemberState(StrEnum):
     ACTIVE = "ACTIVE"  # computes steps
     DRAINING = "DRAINING"  # has halted: writes its part of the last checkpoint
     DONE = "DONE"  # has nothing left to do
-    LOST = "LOST"  # died or went silent
+    LOST = "LOST"  # died or went silent; of the latter the process may come back as another
     FAILED = "FAILED"  # its own code raised
     RELEASED = "RELEASED"  # its process was ended on our word
 
@@ -124,6 +125,7 @@ _OF_MEMBERS: tuple[type[Event], ...] = (
     EvaluationPart,
     MemberDone,
     MemberLost,
+    MemberReturned,
     MemberLeaving,
     ExchangeBroken,
     MemberFailed,
@@ -155,6 +157,7 @@ _WHILE_COMPUTING: tuple[type[Event], ...] = (
     Evaluated,
     *_JOINING,
     MemberDone,
+    MemberReturned,
     MemberLeaving,
     ExchangeBroken,
     *_FROM_OUTSIDE,
@@ -212,7 +215,9 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
         MemberFailed: Phase.FAILED,
     },
     Phase.RESTORING: {
-        **_stay(Phase.RESTORING, *_WITHOUT_STEPS, *_JOINING, MemberLost, RolledBack),
+        **_stay(
+            Phase.RESTORING, *_WITHOUT_STEPS, *_JOINING, MemberLost, MemberReturned, RolledBack
+        ),
         MemberFailed: Phase.FAILED,
     },
     Phase.CLOSING: {
@@ -334,10 +339,11 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
         GenerationFormed: MemberState.DONE,
         DataPrepared: MemberState.DONE,
         MemberLost: LATE,  # its work is kept: nothing is lost, unless others must meet again
+        MemberReturned: LATE,
         MemberLeaving: LATE,
         MemberFailed: MemberState.FAILED,
     },
-    MemberState.LOST: dict.fromkeys(_OF_MEMBERS, LATE),
+    MemberState.LOST: {**dict.fromkeys(_OF_MEMBERS, LATE), MemberReturned: MemberState.LOST},
     MemberState.FAILED: dict.fromkeys(_OF_MEMBERS, LATE),
     MemberState.RELEASED: dict.fromkeys(_OF_MEMBERS, LATE),
 }

@@ -17,6 +17,7 @@ class Turns:
         present: The numbers of those that are not gone, in order.
         new: Those of them that have not joined.
         leaving: How many of them are going to leave.
+        heard_s: All of them were heard last then, or later.
     """
 
     count: int = 0
@@ -24,12 +25,14 @@ class Turns:
     present: dict[int, None] = field(default_factory=dict)
     new: dict[int, None] = field(default_factory=dict)
     leaving: int = 0
+    heard_s: float = float("inf")
 
-    def come(self, number: int, state: MemberState, *, joined: bool) -> None:
+    def come(self, number: int, state: MemberState, heard_s: float, *, joined: bool) -> None:
         """A member is asked for."""
         self.count += 1
         self.states[state] += 1
         self.present[number] = None
+        self.heard_s = min(self.heard_s, heard_s)
         if not joined:
             self.new[number] = None
 

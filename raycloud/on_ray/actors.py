@@ -106,6 +106,15 @@ class MemberActor:
             node=self._node if told.node else "",
         )
 
+    def rejoin(self, member: int, driver: int = 0) -> list[Word]:
+        """Go on as another member: see `Member.another`."""
+        with self._turn:
+            if driver >= self._driver:
+                self._member = self._member.another(member)
+                self._number, self._words = member, self._words.another(member)
+                self._journal.member = self._watch.member = self._provider.member = member
+        return []
+
     def form(self, meeting: Meeting, driver: int = 0) -> None:
         """See `Member.form`."""
         if driver >= self._driver:

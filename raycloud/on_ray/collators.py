@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 from raycloud.clock import SystemClock
 from raycloud.errors import RaycloudError
 from raycloud.task import Splits
-from raycloud.training.collate import Collate
+from raycloud.training.collate import Collate, Making
 from raycloud.training.contract import construct
 
 if TYPE_CHECKING:
@@ -114,7 +114,9 @@ class Collator:
         torch.set_num_threads(1)
         task = construct(self._config.task, self._config.job)
         samples = self._provider.provide(task, Splits(train=())).train
-        return Collate(task, samples, order, pinned=False, clock=SystemClock())
+        making = Making(apart=self._config.job.elastic.backup_micro_batches)
+        clock = SystemClock()
+        return Collate(task, samples, order, pinned=False, making=making, clock=clock)
 
 
 class RayCollators:

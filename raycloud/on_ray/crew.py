@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import (
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raycloud.on_ray.actors import CollatorActor
@@ -15,14 +20,22 @@ from raycloud.on_ray.actors import CollatorActor
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
-_PLACE_S = 1.0
+    from raycloud.clock import Clock
+
+_PLACE_S = 1.0  # for all of them together
+_LOOK_S = 0.05
 
 
 class Crew:
-    """The collators of a run, as whoever made them holds them."""
+    """The collators of a run, as whoever made them holds them.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Where seconds come from.
+    """
+
+    def __init__(self, clock: Clock) -> None:
         """None yet."""
+        self._clock = clock
         self._actors: dict[str, Any] = {}
         self._groups: list[PlacementGroup] = []
 
@@ -35,8 +48,9 @@ class Crew:
             config: That of a member, in Ray's store.
         """
         groups = [placement_group([{"CPU": 1}]) for _ in range(count)]
+        until_s = self._clock.monotonic_s() + _PLACE_S
         for number, group in enumerate(groups):
-            if not group.wait(_PLACE_S):
+            if not self._placed(group, until_s):
                 remove_placement_group(group)
                 continue
             name = f"{pipeline}-collator-{number}"
@@ -49,6 +63,15 @@ class Crew:
                 ),
             ).remote(config)
         return tuple(self._actors)
+
+    def _placed(self, group: PlacementGroup, until_s: float) -> bool:
+        """Whether there is a place for it, by then or when it is looked at."""
+        pause = threading.Event()
+        while placement_group_table(group).get("state") != "CREATED":
+            if self._clock.monotonic_s() >= until_s:
+                return False
+            pause.wait(_LOOK_S)
+        return True
 
     @property
     def names(self) -> tuple[str, ...]:

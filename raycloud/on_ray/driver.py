@@ -12,10 +12,12 @@ from raycloud.commands import (
     Command,
     Finish,
     Form,
+    LeaveOut,
     Meet,
     Notice,
     Prepare,
     Publish,
+    Readmit,
     Record,
     Release,
     Reshare,
@@ -179,12 +181,12 @@ class Driver:
     def _turn(self) -> None:
         """Whatever has happened since the last turn."""
         stop, tenure = self._session.stop, self._session.tenure
-        if tenure is not None:
-            tenure.check()
         if stop is not None and stop.reason is not None and not self._stop_sent:
             self._stop_sent = True
             self._pending.append(StopRequested(reason=stop.reason))
         self._pending.extend(self._fleet.poll(_TURN_S))
+        if tenure is not None:
+            tenure.check()  # before any of it is written
         self._pending.extend(self._outside.poll(self._placed))
         self._pending.extend(self._sources.poll())
         self._pending.extend(self._outlets.poll(self._fleet.lines()))
@@ -248,13 +250,11 @@ class Driver:
                     lines = [ledger_line(record).rstrip("\n") for record in command.records]
                     self._recorder.append_ledger(lines)
                 case Notice():
-                    self._pending.append(
-                        Noticed(what=command.what, member=command.member, detail=command.detail)
-                    )
+                    self._pending.append(Noticed(**asdict(command)))
                 case TellRecovery():
                     self._pending.append(Recovered(**asdict(command)))
-                case Release():
-                    self._fleet.release(command.members)
+                case Release() | LeaveOut() | Readmit():
+                    self._fleet.obey(command)
                 case Finish():
                     self._finish = command
                 case _:

@@ -6,15 +6,16 @@ import itertools
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import placement_group_table
 
+from raycloud.commands import LeaveOut, Readmit, Release
 from raycloud.control.hearing import Heard
 from raycloud.errors import PlacementError
-from raycloud.events import Event, MemberLost, MemberSpawned
+from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.on_ray.keeper import Keeper, Opaque
 from raycloud.training.journal import Lines
 from raycloud.training.stillness import Still
@@ -32,16 +33,21 @@ if TYPE_CHECKING:
 POLL_S = 1.0  # a member that has nothing to say says so
 _LOOK_S = 0.5  # between two looks whether there is a place
 _PLACE_S = 60
+_ENDED = "its process has ended"
 
 
 @dataclass
 class _Seat:
-    """One member's process, by when it is to answer, and its newest word that is here."""
+    """One member's process, by when it is to answer, and its newest word that is here.
+
+    Where it could not be reached it is asked again at `again_s`.
+    """
 
     actor: Any
     poll: Any = None
     due_s: float = 0.0
     heard: int = 0
+    again_s: float = 0.0
 
 
 class Fleet:
@@ -57,7 +63,7 @@ class Fleet:
         self, resources: RoleResources, clock: Clock, keeper: Tenure | None = None
     ) -> None:
         """No members yet."""
-        self._keeper: Keeper | Tenure = Keeper() if keeper is None else keeper
+        self._keeper: Keeper | Tenure = Keeper(clock) if keeper is None else keeper
         self._driver = 0 if keeper is None else keeper.number
         self._resources = resources
         self._clock = clock
@@ -70,7 +76,9 @@ class Fleet:
         self._collators: tuple[str, ...] = ()
         self._seats: dict[int, _Seat] = {}
         self._lines: list[Lines] = []
-        self._missed: list[Event] = []
+        self._away: dict[int, _Seat] = {}  # left out, and not heard since
+        self._returned: dict[int, _Seat] = {}
+        self._untold: list[Event] = []
 
     def spawn(self, configs: Sequence[MemberConfig]) -> int:
         """Reserve a place for every member, then start them all, and collators beside them.
@@ -135,10 +143,10 @@ class Fleet:
 
         What earlier calls have returned is in the log by now.
         """
-        if self._missed:
-            missed, self._missed = self._missed, []
-            return [*missed]
-        events: list[Event | Word] = [*self._start_placed()]
+        if self._untold:
+            untold, self._untold = self._untold, []
+            return [*untold]
+        events: list[Event | Word] = [*self._start_placed(), *self._look_for_returned()]
         before_s = self._polled_s
         by_poll = {seat.poll: member for member, seat in self._seats.items()}
         heard = {member: seat.heard for member, seat in self._seats.items()}
@@ -155,6 +163,10 @@ class Fleet:
             member = by_poll[poll]
             try:
                 events += self._sorted(member, ray.get(poll))
+            except ActorUnavailableError as error:  # cut off: it may be alive
+                events.append(MemberLost(member=member, reason=_reason(error), silent=True))
+                self.leave_out(member)
+                continue
             except RayError as error:  # died, was evicted, or its node or reservation is gone
                 events.append(MemberLost(member=member, reason=_reason(error)))
                 self.release([member])
@@ -163,6 +175,58 @@ class Fleet:
             self._late_s[member] = max(0.0, before_s - seat.due_s)  # then it was not there yet
             self._ask(seat, written=heard[member])
         return events
+
+    def _look_for_returned(self) -> list[Event]:
+        """Who was left out, and answers again or has died.
+
+        What it says belongs to a generation that goes on without it.
+        """
+        events: list[Event] = []
+        for member, seat in [*self._away.items()]:
+            now_s = self._clock.monotonic_s()
+            if not ray.wait([seat.poll], timeout=0)[0] or now_s < seat.again_s:
+                continue
+            try:
+                self._lines += [one for one in ray.get(seat.poll) if isinstance(one, Lines)]
+            except ActorUnavailableError:
+                seat.poll, seat.again_s = self._asked(seat), now_s + POLL_S
+            except RayError as error:
+                events.append(MemberLost(member=member, reason=_reason(error)))
+                self.release([member])
+            else:
+                self._returned[member] = self._away.pop(member)
+                events.append(MemberReturned(member=member, late_s=max(0.0, now_s - seat.due_s)))
+        return events
+
+    def obey(self, command: Release | LeaveOut | Readmit) -> None:
+        """Do with processes as control says."""
+        match command:
+            case Release(members=members):
+                self.release(members)
+            case LeaveOut(member=member):
+                self.leave_out(member)
+            case Readmit(member=member, process=process):
+                self.readmit(member, process)
+            case _:
+                assert_never(command)
+
+    def leave_out(self, member: int) -> None:
+        """Listen to a member no more, and look whether its process answers again."""
+        if seat := self._seats.pop(member, None):
+            self._away[member] = seat
+            self._late_s.pop(member, None)
+            self._still_s.pop(member, None)
+
+    def readmit(self, member: int, process: int) -> None:
+        """Go on with a process that has returned, as another member."""
+        seat = self._returned.pop(process, None)
+        if seat is None:  # it has died since
+            self._untold.append(MemberLost(member=member, reason=_ENDED))
+            return
+        self._keeper.rename(process, member)
+        poll, due_s = seat.actor.rejoin.remote(member, self._driver), self._clock.monotonic_s()
+        self._seats[member] = _Seat(actor=seat.actor, poll=poll, due_s=due_s + POLL_S)
+        self._untold.append(MemberSpawned(member=member))
 
     def _sorted(self, member: int, told: Iterable[Word | Lines | Still]) -> list[Word]:
         """The words of an answer; the rest is kept for who asks for it."""
@@ -179,8 +243,11 @@ class Fleet:
                     words.append(one)
         return words
 
+    def _asked(self, seat: _Seat, written: int = 0) -> Any:
+        return seat.actor.poll.remote(POLL_S, written, self._driver)
+
     def _ask(self, seat: _Seat, written: int = 0) -> None:
-        seat.poll = seat.actor.poll.remote(POLL_S, written, self._driver)
+        seat.poll = self._asked(seat, written)
         seat.due_s = self._clock.monotonic_s() + POLL_S
 
     def heard(self) -> Heard:
@@ -203,7 +270,7 @@ class Fleet:
         if seat := self._seats.get(member):
             seat.actor.form.remote(meeting, self._driver)
         else:  # it had done its part, and its end was no loss then
-            self._missed.append(MemberLost(member=member, reason="its process has ended"))
+            self._untold.append(MemberLost(member=member, reason=_ENDED))
 
     def prepare(self, member: int, number: int, change: Change) -> None:
         """Send a change ahead to a member."""
@@ -213,14 +280,13 @@ class Fleet:
     def release(self, members: Sequence[int]) -> None:
         """End processes and give back what they reserved."""
         for member in members:
-            self._seats.pop(member, None)
-            self._still_s.pop(member, None)
-            self._waiting.pop(member, None)
+            for held in (self._seats, self._away, self._returned, self._still_s, self._waiting):
+                held.pop(member, None)
         self._keeper.drop(members)
 
     def close(self) -> None:
         """End all that is left."""
-        self.release([*self._seats, *self._waiting])
+        self.release([*self._seats, *self._away, *self._returned, *self._waiting])
         self._keeper.close()
 
     def _reserve(self, member: int) -> PlacementGroup:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
 
 LEASE_S = 10.0  # a driver that is silent for so long may be followed by another
+ANSWER_S = 30.0  # so long a driver waits for what it has asked for
 _LOOK_S = 0.5
 _THREADS = 4  # a long poll must not hold up a change
 
@@ -42,13 +43,17 @@ class Opaque:
 
 
 class Keeper:
-    """The processes of one run, and what they have reserved."""
+    """The processes of one run, and what they have reserved.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Where seconds come from.
+    """
+
+    def __init__(self, clock: Clock) -> None:
         """None."""
         self._groups: dict[int, PlacementGroup] = {}
         self._actors: dict[int, Any] = {}
-        self._crew = Crew()
+        self._crew = Crew(clock)
         self._pipeline: Any = None
         self._known: Any = None
 
@@ -90,6 +95,12 @@ class Keeper:
                 if group is not None:
                     remove_placement_group(group)
 
+    def rename(self, before: int, member: int) -> None:
+        """What was one member's process and place is another's."""
+        for held in (self._groups, self._actors):
+            if before in held:
+                held[member] = held.pop(before)
+
     def keep(self, members: Sequence[int]) -> None:
         """Drop all others, also those that wait for a place."""
         self.drop([member for member in self._groups if member not in members])
@@ -124,7 +135,7 @@ class Keeper:
 
 
 class Reign:
-    """Which driver a keeper obeys, and whether there is one.
+    """Which driver a keeper obeys, and whether there is one. Any thread may ask.
 
     Args:
         clock: Where seconds come from.
@@ -136,6 +147,9 @@ class Reign:
         self._clock, self._orphan_s = clock, orphan_s
         self._lock = ""
         self._heard_s = clock.monotonic_s()
+        self._called_s: float | None = None  # since when a call is carried out
+        self._over = False
+        self._turn = threading.Lock()
         self.number = 0
 
     def claim(self, lock: str) -> int | None:
@@ -145,28 +159,53 @@ class Reign:
             lock: Names the lock on the run's log that it holds, so that whoever held it before is
                 dead; empty where the file system has none.
         """
-        dead = bool(lock) and lock == self._lock
-        if self.number and not dead and self._silent_s < LEASE_S:
-            return None
-        self.number, self._lock = self.number + 1, lock
-        self._heard_s = self._clock.monotonic_s()
-        return self.number
+        with self._turn:
+            dead = bool(lock) and lock == self._lock
+            if self._over or (self.number and not dead and self._silent_s() < LEASE_S):
+                return None
+            self.number, self._lock = self.number + 1, lock
+            self._heard_s = self._clock.monotonic_s()
+            return self.number
 
     def hear(self, number: int) -> bool:
         """A driver speaks; whether it is the one that is obeyed."""
-        if number != self.number:
-            return False
-        self._heard_s = self._clock.monotonic_s()
-        return True
+        with self._turn:
+            if number != self.number:
+                return False
+            self._heard_s = self._clock.monotonic_s()
+            return True
 
-    @property
-    def alone(self) -> bool:
-        """No driver has spoken for too long."""
-        return self._silent_s >= self._orphan_s
+    @contextlib.contextmanager
+    def hearing(self, number: int) -> Iterator[bool]:
+        """A driver's call is carried out, and it is heard meanwhile, as long as it waits for it.
 
-    @property
+        Yields:
+            Whether it is the one that is obeyed.
+        """
+        obeyed = self.hear(number)
+        if not obeyed:
+            yield False
+            return
+        with self._turn:
+            self._called_s = self._heard_s
+        try:
+            yield True
+        finally:
+            with self._turn:
+                self._heard_s = self._clock.monotonic_s() - self._silent_s()
+                self._called_s = None
+
+    def end_if_alone(self) -> bool:
+        """Whether no driver has spoken for too long; then none can claim the keeper any more."""
+        with self._turn:
+            self._over = self._over or self._silent_s() >= self._orphan_s
+            return self._over
+
     def _silent_s(self) -> float:
-        return self._clock.monotonic_s() - self._heard_s
+        heard_s, now_s = self._heard_s, self._clock.monotonic_s()
+        if self._called_s is not None:
+            heard_s = max(heard_s, min(now_s, self._called_s + ANSWER_S))
+        return now_s - heard_s
 
 
 @ray.remote(num_cpus=0)
@@ -175,7 +214,7 @@ class KeeperActor:
 
     def __init__(self, orphan_s: float) -> None:
         """Hold nothing, for nobody."""
-        self._keeper = Keeper()
+        self._keeper = Keeper(SystemClock())
         self._reign = Reign(SystemClock(), orphan_s)
         self._me = ray.get_runtime_context().current_actor
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
@@ -190,13 +229,12 @@ class KeeperActor:
 
     def call(self, number: int, method: str, *args: Any) -> tuple[bool, Any]:
         """Whether this driver is obeyed, and then what a method of `Keeper` returns."""
-        if not self._reign.hear(number):
-            return False, None
-        return True, getattr(self._keeper, method)(*args)
+        with self._reign.hearing(number) as obeyed:
+            return obeyed, getattr(self._keeper, method)(*args) if obeyed else None
 
     def _watch(self) -> None:
         pause = threading.Event()
-        while not self._reign.alone:
+        while not self._reign.end_if_alone():
             pause.wait(_LOOK_S)
         try:
             self._keeper.close()

@@ -24,7 +24,7 @@ from raycloud.on_ray.holder import cache_of
 from raycloud.on_ray.holders import Reach
 from raycloud.on_ray.pipeline import PipelineConfig
 from raycloud.on_ray.pipeline_actor import pipeline_of
-from raycloud.training.collate import Collate
+from raycloud.training.collate import Collate, Making
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,6 +57,7 @@ class RayProvider:
     def __init__(self, config: MemberConfig, node: str) -> None:
         """Ask nobody yet: a task with samples of its own needs nothing of this."""
         self._config = config
+        self.member = config.member
         self._node = node
         self._lock = Lock()
         self._noticing = Lock()  # of its own: nobody waits in it for another process
@@ -103,7 +104,9 @@ class RayProvider:
         names = self._config.collators
         if not names:
             return None
-        own = Collate(task, self._train[0], order, pinned=False, clock=SystemClock())
+        making = Making(apart=self._config.job.elastic.backup_micro_batches)
+        clock = SystemClock()
+        own = Collate(task, self._train[0], order, pinned=False, making=making, clock=clock)
         return RayCollators(
             names, order, own, self._train.__getitem__, self._notice, first=self._config.member
         )
@@ -230,4 +233,4 @@ class RayProvider:
 
     def _notice(self, what: str, **detail: Any) -> None:
         with self._noticing:
-            self._notices.append(Noticed(what=what, member=self._config.member, detail=detail))
+            self._notices.append(Noticed(what=what, member=self.member, detail=detail))

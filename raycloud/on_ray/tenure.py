@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycloud.errors import MachineError, RunDirectoryError
 from raycloud.on_ray.cluster import NAMESPACE
-from raycloud.on_ray.keeper import LEASE_S, KeeperActor
+from raycloud.on_ray.keeper import ANSWER_S, LEASE_S, KeeperActor
 from raycloud.on_ray.sources import here
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from raycloud.report.recorder import Recorder
 
 _BEAT_S = 2.0
-_ANSWER_S = 30.0  # of a process that only passes things on
+_SURE_S = LEASE_S - 2 * _BEAT_S  # so long after it was heard nobody can have followed a driver
 _TURN_S = 0.2
 _FIRST = 1  # the number of the first driver that a keeper obeys
 
@@ -53,15 +53,17 @@ class Tenure:
     Args:
         actor: The keeper.
         number: That of this driver.
+        clock: Where seconds come from.
 
     Attributes:
         number: The same.
     """
 
-    def __init__(self, actor: Any, number: int) -> None:
+    def __init__(self, actor: Any, number: int, clock: Clock) -> None:
         """Begin to speak to the keeper now and then, from a thread."""
         self.number = number
-        self._actor = actor
+        self._actor, self._clock = actor, clock
+        self._heard_s = clock.monotonic_s()  # the keeper has heard it then, or later
         self._over, self._followed = threading.Event(), False
         self._beats = threading.Thread(target=self._beat, name="tenure", daemon=True)
         self._beats.start()
@@ -74,7 +76,7 @@ class Tenure:
             lifetime="detached",
             scheduling_strategy=NodeAffinitySchedulingStrategy(here(), soft=False),
         )
-        pause, until_s = threading.Event(), session.clock.monotonic_s() + _ANSWER_S
+        pause, until_s = threading.Event(), session.clock.monotonic_s() + ANSWER_S
         while True:
             try:
                 actor = options.remote(session.job.elastic.orphan_s)
@@ -84,7 +86,7 @@ class Tenure:
                     raise
             pause.wait(_TURN_S)
         actor.claim.remote(recorder.lock)
-        return cls(actor, _FIRST)
+        return cls(actor, _FIRST, session.clock)
 
     @classmethod
     def follow(cls, session: Session, recorder: Recorder) -> Tenure | None:
@@ -99,19 +101,22 @@ class Tenure:
             number = _claimed(actor, recorder.lock, session.clock)
         except GetTimeoutError as error:
             raise MachineError(
-                f"the process that holds the run's workers did not answer within {_ANSWER_S:g} s",
+                f"the process that holds the run's workers did not answer within {ANSWER_S:g} s",
                 hint="look at the node that the run was started on, then try `--resume` again",
             ) from error
         except (ValueError, RayError):  # it ended meanwhile
             return None
-        return cls(actor, number)
+        return cls(actor, number, session.clock)
 
     def check(self) -> None:
-        """Whether this driver is still obeyed.
+        """Whether this driver is still obeyed; asks where it has not been heard for long.
 
         Raises:
             FollowedError: Another has taken the run over.
+            MachineError: The keeper is gone.
         """
+        if not self._followed and self._clock.monotonic_s() - self._heard_s > _SURE_S:
+            self._hear()
         if self._followed:
             raise FollowedError(
                 "another process has taken this run over, since this one stood still for too long",
@@ -133,6 +138,10 @@ class Tenure:
         """See `Keeper.drop`."""
         with contextlib.suppress(RayError):
             self._actor.call.remote(self.number, "drop", tuple(members))
+
+    def rename(self, before: int, member: int) -> None:
+        """See `Keeper.rename`."""
+        self._ask("rename", before, member)
 
     def keep(self, members: Sequence[int]) -> None:
         """See `Keeper.keep`."""
@@ -158,32 +167,36 @@ class Tenure:
     def close(self) -> None:
         """End all that the keeper holds, and the keeper; nothing, if another driver is obeyed."""
         self._over.set()
-        self._beats.join(_ANSWER_S)
+        self._beats.join(ANSWER_S)
         with contextlib.suppress(RayError, GetTimeoutError):
-            if ray.get(self._actor.hear.remote(self.number), timeout=_ANSWER_S):
-                ray.get(self._actor.call.remote(self.number, "close"), timeout=_ANSWER_S)
+            if ray.get(self._actor.hear.remote(self.number), timeout=ANSWER_S):
+                ray.get(self._actor.call.remote(self.number, "close"), timeout=ANSWER_S)
                 ray.kill(self._actor)
 
     def _ask(self, method: str, *args: Any) -> Any:
+        now_s = self._clock.monotonic_s()
         obeyed, found = _asked(self._actor.call.remote(self.number, method, *args))
-        self._followed |= not obeyed
+        self._know(now_s, obeyed=obeyed)
         self.check()
         return found
 
     def _beat(self) -> None:
-        while not self._over.wait(_BEAT_S):
-            try:
-                heard = ray.get(self._actor.hear.remote(self.number), timeout=_ANSWER_S)
-            except (RayError, GetTimeoutError):  # who asks it for something will know
-                continue
-            if not heard:
-                self._followed = True
-                return
+        while not self._over.wait(_BEAT_S) and not self._followed:
+            with contextlib.suppress(MachineError):  # who asks it for something will know
+                self._hear()
+
+    def _hear(self) -> None:
+        now_s = self._clock.monotonic_s()
+        self._know(now_s, obeyed=_asked(self._actor.hear.remote(self.number)))
+
+    def _know(self, asked_s: float, *, obeyed: bool) -> None:
+        self._followed |= not obeyed
+        self._heard_s = max(self._heard_s, asked_s)
 
 
 def _asked(call: Any) -> Any:
     try:
-        return ray.get(call, timeout=_ANSWER_S)
+        return ray.get(call, timeout=ANSWER_S)
     except (RayError, GetTimeoutError) as error:
         raise MachineError(
             f"the process that holds the run's workers is gone: {type(error).__name__}",
@@ -200,7 +213,7 @@ def _claimed(actor: Any, lock: str, clock: Clock) -> int:
     """
     pause, until_s = threading.Event(), clock.monotonic_s() + LEASE_S + 2 * _BEAT_S
     while True:
-        number: int | None = ray.get(actor.claim.remote(lock), timeout=_ANSWER_S)
+        number: int | None = ray.get(actor.claim.remote(lock), timeout=ANSWER_S)
         if number is not None:
             return number
         if clock.monotonic_s() >= until_s:

@@ -38,8 +38,8 @@ __all__ = [
 _Counts = npt.NDArray[np.int64]
 
 _WORTH_LEAVING_OUT = 0.10  # a worker is left idle only if that makes the step this much faster
-_BISECTIONS = 64
-_SINGLY = 64  # micro-batches that are dealt one by one
+_TRIES = 96  # at a time until which nearly all are dealt
+_SINGLY = 64  # micro-batches that are dealt one by one, or a quarter as many as there are workers
 _SAME = 1e-9  # of a time: what is closer is the same moment
 _SHOWN_LIMITS = 8  # in an error
 
@@ -162,11 +162,12 @@ def better_shares(
     if len(current) != len(speeds):
         raise ValueError(f"argument `current` has {len(current)} shares for {len(speeds)} workers")
     workers, now = _Workers.of(speeds, micro_batches), np.array(current, dtype=np.int64)
-    best = _fit(workers, micro_batches)
-    if np.array_equal(best, now):
-        return None
     possible = now.sum() == micro_batches and ((now >= 0) & (now <= workers.limit)).all()
-    if possible and workers.step_s(best) > (1 - gain) * workers.step_s(now):
+    worth_s = (1 - gain) * workers.step_s(now) if possible else np.inf
+    if workers.least_s(micro_batches) > worth_s:
+        return None  # whichever are the best
+    best = _fit(workers, micro_batches)
+    if np.array_equal(best, now) or workers.step_s(best) > worth_s:
         return None
     return tuple(best.tolist())
 
@@ -185,18 +186,27 @@ class _Workers:
             raise ValueError(
                 f"shares need a worker and a micro-batch, got {len(speeds)} and {micro_batches}"
             )
-        most = [speed.max_micro_batches for speed in speeds]
-        limit = [micro_batches if m is None else min(m, micro_batches) for m in most]
+        limit = np.full(len(speeds), micro_batches, dtype=np.int64)
+        for i, speed in enumerate(speeds):
+            if speed.max_micro_batches is not None:
+                limit[i] = min(speed.max_micro_batches, micro_batches)
         return cls(
             np.array([speed.fixed_s for speed in speeds]),
             np.array([speed.micro_batch_s for speed in speeds]),
-            np.array(limit, dtype=np.int64),
+            limit,
         )
 
     def seconds(self, shares: _Counts) -> npt.NDArray[np.float64]:
         """T(b) of each."""
         with np.errstate(over="ignore"):
             return np.where(shares > 0, self.fixed_s + shares * self.micro_batch_s, 0.0)
+
+    def least_s(self, micro_batches: int) -> float:
+        """No shares take less, not even parts of micro-batches; 0 where that is not so simple."""
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            per_s = 1.0 / self.micro_batch_s
+            least_s = float((micro_batches + (self.fixed_s * per_s).sum()) / per_s.sum())
+        return (1 - _SAME) * least_s if self.fixed_s.max() <= least_s < np.inf else 0.0
 
     def step_s(self, shares: _Counts) -> float:
         """Seconds of the worker which ends last."""
@@ -222,8 +232,9 @@ def _fill(workers: _Workers, total: int, start: _Counts) -> _Counts:
     """Begin with `start`, then give each micro-batch to the worker that finishes it first.
 
     Most of it is done at once: the micro-batches that can be finished within some time are a prefix
-    of that sequence, and bisection finds a time that leaves few to deal singly: at most one per
-    worker, and of many workers only those that would finish theirs at the same moment.
+    of that sequence. How many those are rises almost evenly with the time, so interpolation, and
+    every other time bisection, finds one that leaves few to deal singly: at most one per worker,
+    and of many workers only those that would finish theirs at the same moment.
     """
     fixed_s, slope_s, limit = workers.fixed_s, workers.micro_batch_s, workers.limit
 
@@ -237,18 +248,20 @@ def _fill(workers: _Workers, total: int, start: _Counts) -> _Counts:
         return filled
 
     counts, early_s, late_s = start, 0.0, workers.step_s(limit)
-    for _ in range(_BISECTIONS):
-        left = total - int(counts.sum())
-        most = _SINGLY if late_s - early_s > _SAME * late_s else len(counts)
-        if left <= min(len(counts), most):
+    dealt, most = int(start.sum()), int(limit.sum())
+    few = min(len(counts), max(_SINGLY, len(counts) // 4))
+    for number in range(_TRIES):
+        alike = late_s - early_s <= _SAME * late_s
+        if total - dealt <= (len(counts) if alike else few):
             break
-        middle_s = (early_s + late_s) / 2
-        tried = within(middle_s)
-        if int(tried.sum()) <= total:
-            counts, early_s = tried, middle_s
+        part = 0.5 if number % 2 else (total - dealt) / (most - dealt)
+        tried_s = early_s + part * (late_s - early_s)
+        tried = within(tried_s)
+        if (sum_ := int(tried.sum())) <= total:
+            counts, early_s, dealt = tried, tried_s, sum_
         else:
-            late_s = middle_s
-    return _deal(workers, counts, total - int(counts.sum()))
+            late_s, most = tried_s, sum_
+    return _deal(workers, counts, total - dealt)
 
 
 def _deal(workers: _Workers, shares: _Counts, left: int) -> _Counts:
@@ -261,6 +274,11 @@ def _deal(workers: _Workers, shares: _Counts, left: int) -> _Counts:
         return shares
     next_s = np.where(shares < workers.limit, workers.seconds(shares + 1), np.inf)
     first = np.argsort(next_s, kind="stable")[:left]
+    with np.errstate(over="ignore"):
+        again_s = workers.fixed_s[first] + (shares[first] + 2) * workers.micro_batch_s[first]
+    if len(first) == left and next_s[first[-1]] < again_s.min():  # nobody is first twice
+        shares[first] += 1
+        return shares
     open_ = first[shares[first] < workers.limit[first]]
     queue = list(zip(next_s[open_].tolist(), open_.tolist(), strict=True))
     heapq.heapify(queue)

@@ -45,10 +45,10 @@ class Speed:
 
     def __post_init__(self) -> None:
         """Refuse what is no time, with the number."""
-        for name in ("fixed_s", "micro_batch_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} takes finite seconds >= 0, got {value!r}")
+        if not (0 <= self.fixed_s < math.inf and 0 <= self.micro_batch_s < math.inf):
+            fixed = 0 <= self.fixed_s < math.inf
+            name = "micro_batch_s" if fixed else "fixed_s"
+            raise ValueError(f"{name} takes finite seconds >= 0, got {getattr(self, name)!r}")
         if self.max_micro_batches is not None and self.max_micro_batches < 0:
             raise ValueError(f"max_micro_batches takes a count >= 0, got {self.max_micro_batches}")
 
@@ -88,6 +88,9 @@ class SpeedEstimate:
     Args:
         prior: What a short probe measured; counts as one observation. Its seconds must not be 0.
         half_life: Observations after which an old one weighs half.
+
+    Attributes:
+        speed: The fit after all observations so far; the prior before the first.
     """
 
     def __init__(self, prior: Speed, *, half_life: float = 4.0) -> None:
@@ -96,7 +99,7 @@ class SpeedEstimate:
             raise ValueError(f"the prior must take some time per micro-batch, got {prior}")
         if not half_life >= _SHORTEST_HALF_LIFE:
             raise ValueError(f"half_life takes observations >= {_SHORTEST_HALF_LIFE}: {half_life}")
-        self._speed = prior
+        self.speed = prior
         self._unit = 0.0  # b1; 0 before the first observation
         self._share = 0.0  # of the last observation that was believed
         self._log_level = 0.0
@@ -107,11 +110,6 @@ class SpeedEstimate:
         self._deviation = 0.0  # usual |log ratio| of an observation to the fit
         self._held: list[float] = []  # log ratios of outliers in a row, all on one side
         self._held_s = 0.0  # of computing, in them
-
-    @property
-    def speed(self) -> Speed:
-        """The fit after all observations so far; the prior before the first."""
-        return self._speed
 
     def observe(self, micro_batches: int, steps: int, compute_s: float) -> bool:
         """Take in what this worker did in some steps.
@@ -127,19 +125,19 @@ class SpeedEstimate:
         Raises:
             ValueError: A negative number, or seconds that are not finite.
         """
-        if min(micro_batches, steps) < 0 or not (math.isfinite(compute_s) and compute_s >= 0):
+        if micro_batches < 0 or steps < 0 or not 0 <= compute_s < math.inf:
             raise ValueError(
                 "observe() takes counts and finite seconds >= 0, got "
                 f"micro_batches={micro_batches}, steps={steps}, compute_s={compute_s}"
             )
-        if 0 in (micro_batches, steps) or compute_s < _UNMEASURABLE_S:
+        if not (micro_batches and steps) or compute_s < _UNMEASURABLE_S:
             return False
         share = micro_batches / steps  # a fraction where an epoch's short last step is among them
         if not self._unit:
             self._start(share)
-        off = math.log(compute_s / steps / self._speed.seconds(share))
+        off = math.log(compute_s / steps / self.speed.seconds(share))
         grown = self._grown(share)
-        if abs(off) <= self._gate(grown):
+        if abs(off) <= _NARROW_GATE or abs(off) <= self._gate(grown):
             self._drop_held()
             self._scatter(off)
             self._update(grown, off)
@@ -165,8 +163,8 @@ class SpeedEstimate:
     def _start(self, share: float) -> None:
         """Express the prior by its level and slope at the first share."""
         self._unit = self._share = share
-        self._log_level = math.log(self._speed.seconds(share))
-        self._slope = share * self._speed.micro_batch_s / self._speed.seconds(share)
+        self._log_level = math.log(self.speed.seconds(share))
+        self._slope = share * self.speed.micro_batch_s / self.speed.seconds(share)
         self._least_slope = min(_SMALLEST_SLOPE, self._slope)
 
     def _grown(self, share: float) -> float:
@@ -181,7 +179,7 @@ class SpeedEstimate:
         it may be either, and the next return to a known share will tell.
         """
         level, both, slope = self._covariance
-        ratio = math.log(self._speed.seconds(share) / self._speed.seconds(self._share)) + off
+        ratio = math.log(self.speed.seconds(share) / self.speed.seconds(self._share)) + off
         low, high = sorted((0.0, math.log(share / self._share)))
         if low <= ratio <= high and share != self._share:
             known = self._grown(self._share)
@@ -227,8 +225,8 @@ class SpeedEstimate:
             slope - to_slope * to_slope / expected + drift,
         )
         level_s = math.exp(self._log_level)
-        self._speed = Speed(
+        self.speed = Speed(
             fixed_s=level_s * (1.0 - self._slope),
             micro_batch_s=level_s * self._slope / self._unit,
-            max_micro_batches=self._speed.max_micro_batches,
+            max_micro_batches=self.speed.max_micro_batches,
         )

@@ -39,7 +39,7 @@ class Watch:
 
     def __init__(self, member: int, key: str, cloud: Cloud | None, clock: Clock) -> None:
         """Nobody is asked before the first `fetch`."""
-        self._member, self._key = member, key
+        self.member, self._key = member, key
         self._cloud, self._clock = cloud, clock
         self._told: deque[Leaving | Noticed] = deque()
         self._thread: threading.Thread | None = None
@@ -126,7 +126,7 @@ class Watch:
         return float(min(_SLOWEST_S, cloud.every_s * 2 ** min(self._missed, 10)))
 
     def _notice(self, what: str, why: str, **detail: object) -> None:
-        self.add(Noticed(what=what, member=self._member, detail={"why": why, **detail}))
+        self.add(Noticed(what=what, member=self.member, detail={"why": why, **detail}))
 
 
 def watch_here(

@@ -55,13 +55,18 @@ def outcome_text(outcome: Outcome) -> str:
 def apart_text(outcome: Outcome) -> str:
     """How far the two are apart, and what that is held to."""
     apart, bound = outcome.difference, outcome.bound
-    if apart is None or bound is None:
-        return "not compared: not both runs came to their end"
+    if apart is None:
+        ended = outcome.undisturbed.status == outcome.disturbed.status == "finished"
+        why = "their checkpoints cannot be" if ended else "not both runs came to their end"
+        return f"not compared: {why}"
     where = f" in {apart.tensor}" if apart.largest else ""
-    return printable_line(
-        f"{'agree' if outcome.agrees else 'DIFFER'}: {figure(apart.largest)} apart at most{where}, "
-        f"over {apart.tensors} tensors; at most {figure(bound.value)} is allowed ({bound.why})"
-    )
+    if bound is None:
+        word, held = "NOT KNOWN", f"what rounding does in {apart.precision} could not be found out"
+    else:
+        word = "agree" if outcome.agrees else "DIFFER"
+        held = f"at most {figure(bound.value)} is allowed ({bound.why})"
+    found = f"{figure(apart.largest)} apart at most{where}, over {apart.tensors} tensors"
+    return printable_line(f"{word}: {found}; {held}")
 
 
 def ledger_text(side: Side) -> str:

@@ -93,12 +93,14 @@ class _Life:
     """One worker from its spawning on, by the log's clock; `told` and `wall_s` are by its own.
 
     Attributes:
+        met: It has been in a generation.
         from_t: When its first step began; None before its first report.
         told_t: When its newest report came.
         awaits: Its first report of this generation or a later one ends a recovery.
     """
 
     spawned_t: float
+    met: bool = False
     from_t: float | None = None
     told_t: float = 0.0
     wall_s: float = 0.0
@@ -154,6 +156,8 @@ class Goodput:
             self._start(event.resumed_from_step or 0)
         self._now_t = t
         match event:
+            case RunStarted():
+                self._go_on(t, event)
             case MemberSpawned():
                 self._lives[event.member] = _Life(spawned_t=t)
             case StepsCommitted():
@@ -202,6 +206,12 @@ class Goodput:
                 self._over.lost_s += seconds
         self._reports.clear()
 
+    def _go_on(self, t: float, event: RunStarted) -> None:
+        """Who takes over goes on without those that had not met the others; lost ones are told."""
+        for number, life in self._lives.items():
+            if life.ended_t is None and not life.met and number not in event.taken_over:
+                life.ended_t = t
+
     def _commit(self, t: float, event: StepsCommitted) -> None:
         life = self._lives.setdefault(event.member, _Life(spawned_t=t - event.wall_s))
         if life.from_t is None:
@@ -229,9 +239,12 @@ class Goodput:
             life.awaits = None
 
     def _left(self, t: float, event: GenerationFormed) -> None:
-        """Who has computed and does so no more has left."""
+        """Who was in a generation before, though without a step, and is no more has left."""
         for number, life in self._lives.items():
-            if life.ended_t is None and life.from_t is not None and number not in event.members:
+            if number in event.members:
+                life.met = True
+                life.ended_t = life.ended_t if life.lost else None
+            elif life.ended_t is None and (life.met or life.from_t is not None):
                 life.ended_t = t
 
     def _recovered(self, t: float, event: Recovered) -> None:

@@ -36,7 +36,14 @@ from raycloud.events import (
 )
 from raycloud.report.data import DataTally, bad_text
 from raycloud.report.goodput import Goodput
-from raycloud.report.recoveries import add_recovered
+from raycloud.report.recoveries import (
+    add_formed,
+    add_lost,
+    add_recovered,
+    add_resumed,
+    add_taken_over,
+    close,
+)
 
 _SPENT_IN_STEPS = (
     "wall_s",
@@ -214,10 +221,7 @@ class Tally:
             return
         step = event.resumed_from_step or 0
         if event.resumed_from_step is not None:
-            self._close_recoveries()
-            again = max(0, self.steps - step)
-            resumed = {"kind": "resumed", "t": t, "step": step, "steps_again": again}
-            self.recoveries.append({**resumed, "seconds": None, "lost_steps": again})
+            add_resumed(self.recoveries, t, step, max(0, self.steps - step))
         self._take_back(step)
         self.data.start()
         self.awaited, self.ready, self._met = set(), set(), set()
@@ -234,9 +238,7 @@ class Tally:
 
     def _go_on(self, t: float, event: RunStarted) -> None:
         """Members have outlived their driver: nothing is taken back, and they report on."""
-        self._close_recoveries()
-        taken = {"kind": "taken over", "t": t, "step": self.steps, "seconds": None}
-        self.recoveries.append({**taken, "members": list(event.taken_over)})
+        add_taken_over(self.recoveries, t, self.steps, event.taken_over)
         nodes = self.session.nodes if self.session is not None else {}
         here = {node: (t, price) for node, (_, price) in nodes.items()}
         step = max(self.steps, *(point.step for point in self.points[-1:]), 0)
@@ -248,9 +250,7 @@ class Tally:
         self._met |= set(event.members)
         self.members, self.shares = event.members, event.shares
         self._streams = {m: at for m, at in self._streams.items() if m in event.members}
-        for recovery in self.recoveries:
-            if recovery["seconds"] is None and not recovery.get("ended_run"):
-                recovery["seconds"] = t - recovery["t"]
+        add_formed(self.recoveries, t)
 
     def _enter(self, generation: int) -> None:
         """A reshare may be seen first in a report, then as formed: it is one generation."""
@@ -314,8 +314,7 @@ class Tally:
                 if self.data.prepare(event) and event.bad_rows:
                     self._trouble(t, Noticed(what=bad_text(event), detail={"bad": list(event.bad)}))
             case MemberLost() if self._counts(event.member):
-                lost = {"kind": "member lost", "t": t, "step": self.steps, "member": event.member}
-                self.recoveries.append({**lost, "reason": event.reason, "seconds": None})
+                add_lost(self.recoveries, t, self.steps, event)
             case RolledBack():
                 self._take_back(event.step)
             case Recovered():
@@ -330,18 +329,13 @@ class Tally:
             case RunFinished():
                 self.status = event.status
                 self.error = event.error or (self.error if event.status == "failed" else None)
-                self._close_recoveries()
+                close(self.recoveries)
             case _:
                 pass
 
     def _counts(self, member: int) -> bool:
         """Others than those that compute may come and go, and nobody is the worse for it."""
         return not self._met or member in self._met
-
-    def _close_recoveries(self) -> None:
-        """What no generation followed was not recovered from: it ended the run."""
-        for recovery in (r for r in self.recoveries if r["seconds"] is None):
-            recovery["ended_run"] = True
 
 
 def _merged(a: Point, b: Point) -> Point:

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from raycloud.simulate.machines import Machines
     from raycloud.simulate.scenario import Scenario
     from raycloud.simulate.start import Start
+    from raycloud.simulate.story import Story
     from raycloud.simulate.world import World
 
 _LOOK_S = 2.0  # the driver looks at the machines so often
+_READ_S = 2.0  # at most so long after files were added they have been read
 _DIES_S = (0.05, 2.0)  # from a process's end to the driver's knowing
 _VANISHES_S = (1.0, 40.0)  # and from a node's end
 _DECLARED_S = (30.0, 60.0)  # a node that is silent for so long is taken for dead
@@ -32,6 +34,7 @@ class Befalling:
         scenario: Which faults.
         world: Whose time and chance.
         machines: The machines.
+        story: What is known of the run.
 
     Attributes:
         start: The present start of the run; None between two.
@@ -41,9 +44,10 @@ class Befalling:
         turns: How often something has befallen it or was mended.
     """
 
-    def __init__(self, scenario: Scenario, world: World, machines: Machines) -> None:
+    def __init__(self, scenario: Scenario, world: World, machines: Machines, story: Story) -> None:
         """All is planned."""
         self._scenario, self._world, self._machines = scenario, world, machines
+        self._story = story
         self.start: Start | None = None
         self.counts: Counter[str] = Counter()
         self.calm = False
@@ -80,11 +84,8 @@ class Befalling:
                     self.start.words.deaf_until_s = self._world.now_s + fault.lasts_s
             case Kind.FULL:
                 self._full(fault)
-            case Kind.STOP:
-                self._tell(StopRequested(reason="asked"))
-            case Kind.RANGE:
-                most = max(self._scenario.least, min(fault.many, self._scenario.members))
-                self._tell(RangeChanged(min_workers=self._scenario.least, max_workers=most))
+            case Kind.STOP | Kind.RANGE | Kind.GROW:
+                self._from_outside(fault)
             case _:
                 assert_never(fault.kind)
 
@@ -150,6 +151,26 @@ class Befalling:
         self.full = full
         if self.start is not None:
             self.start.computing.full = full
+
+    # ---- people, and data
+
+    def _from_outside(self, fault: Fault) -> None:
+        if fault.kind is Kind.STOP:
+            self._tell(StopRequested(reason="asked"))
+        elif fault.kind is Kind.RANGE:
+            most = max(self._scenario.least, min(fault.many, self._scenario.members))
+            self._tell(RangeChanged(min_workers=self._scenario.least, max_workers=most))
+        else:
+            self._grow()
+
+    def _grow(self) -> None:
+        """Files are added; they are found and read after a while."""
+        self._story.samples += 1 + self._world.below(self._scenario.samples)
+        self._world.after(self._world.between(0.0, _READ_S), self._read)
+
+    def _read(self) -> None:
+        if self.start is not None:
+            self.start.grow(self._story.samples)
 
     # ---- nodes
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from raycloud.commands import Change, Halt, Meet, Prepare, Reshare, Save
+from raycloud.commands import Change, Extend, Halt, Meet, Prepare, Reshare, Save
 from raycloud.events import ChangeApplied
 from raycloud.simulate.lockstep import Lockstep
 
 if TYPE_CHECKING:
     from raycloud.simulate.computing import Computing
+
+
+_FEED = 3  # steps of which a feed may have asked already: grown data comes after them
 
 
 @dataclass(eq=False, slots=True)
@@ -22,6 +25,7 @@ class Ahead:
     called: bool = False
     held: bool = False  # by all that compute
     due: int | None = None
+    applied: set[int] = field(default_factory=set)
 
     @property
     def everyone(self) -> set[int]:
@@ -52,10 +56,23 @@ class Changes:
             self._computing.calls_s(len(ahead.everyone))[1], lambda: self._hold(ahead)
         )
 
-    def settle(self, number: int) -> None:
-        """Changes up to this number are over: in force, or withdrawn by the driver."""
-        if self.ahead is not None and self.ahead.told.number <= number:
+    def settle(self, number: int, members: Sequence[int]) -> None:
+        """Changes up to this number are over: in force, or withdrawn by the driver.
+
+        Growth of the data is not: it concerns those that meet now, who have all heard of it.
+        """
+        ahead = self.ahead
+        if ahead is None:
+            return
+        told = ahead.told
+        if told.number <= number:
             self.ahead = None
+        elif set(members) <= set(told.members):
+            ahead.told = replace(told, members=tuple(members))
+            self.look()
+        else:
+            late = sorted(set(members).difference(told.members))
+            self._computing.wrong = f"members {late} have not heard that the data has grown"
 
     def look(self) -> None:
         """Someone can be reached again."""
@@ -79,7 +96,8 @@ class Changes:
         if ahead is None or not ahead.held or ahead.due is not None:
             return
         if ahead.told.members == group.members:
-            ahead.due = group.step + 1 + self._computing.world.below(2)
+            feed = _FEED if isinstance(ahead.told.change, Extend) else 0
+            ahead.due = group.step + 1 + feed + self._computing.world.below(2)
 
     def apply(self, group: Lockstep, ahead: Ahead, ranks: Sequence[int]) -> None:
         """These ranks switch to a change before the present step."""
@@ -95,9 +113,13 @@ class Changes:
                 self._computing.announce(group)
         elif isinstance(change, Halt | Save):
             self._computing.save(group, ranks)
+        elif isinstance(change, Extend):
+            self._computing.grow(group, change.samples)
         bodies = self._computing.bodies(group)
         for rank in ranks:
-            if (body := bodies[rank]) is not None:
+            body = bodies[rank]
+            if body is not None and body.number not in ahead.applied:
+                ahead.applied.add(body.number)
                 number = ahead.told.number
                 word = ChangeApplied(member=body.number, change=number, step=group.step)
                 self._computing.words.say(body, word)

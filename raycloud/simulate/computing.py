@@ -18,7 +18,7 @@ from raycloud.events import (
     MemberFailed,
     PartWritten,
 )
-from raycloud.order import Position, Steps
+from raycloud.order import EpochSizes, Position, Steps
 from raycloud.simulate.changes import Changes
 from raycloud.simulate.meeting import Meetings
 from raycloud.simulate.words import Body, committed
@@ -40,16 +40,21 @@ _FOLLOW_S = 1.0  # until newcomers have the state, and all steps that they have 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a start of the run begins."""
+    """Where a start of the run begins, and how many samples it finds."""
 
     step: int
     at: Position
     value: int
+    sizes: EpochSizes
 
     @classmethod
-    def of(cls, kept: Kept | None) -> Origin:
-        """The checkpoint; None: there is none."""
-        return cls(0, Position(), 0) if kept is None else cls(kept.step, kept.position, kept.value)
+    def of(cls, kept: Kept | None, samples: int) -> Origin:
+        """The checkpoint, where there are so many samples by now; None: there is none."""
+        if kept is None:
+            return cls(0, Position(), 0, EpochSizes(samples))
+        sizes = EpochSizes.from_state(kept.ledger)  # an epoch that is begun ends as it began
+        sizes = sizes.grown(kept.position.next_epoch, samples)
+        return cls(kept.step, kept.position, kept.value, sizes)
 
 
 class Computing:
@@ -81,10 +86,11 @@ class Computing:
         self.scenario, self.world, self.fleet, self.words = scenario, world, fleet, words
         self.origin = origin
         self.cut = Steps(
-            samples=scenario.samples,
+            samples=origin.sizes.samples,
             global_batch=scenario.global_batch,
             micro_batch=scenario.micro_batch,
             drop_last=scenario.drop_last,
+            later=origin.sizes.later,
         )
         self.last_step = scenario.steps or _FAR
         self.group: Lockstep | None = None
@@ -107,9 +113,14 @@ class Computing:
         self.stop()
         for body in self.fleet.seats.values():
             body.begun, body.kept, body.owes = False, (), 0
-        self.origin = Origin.of(kept)
+        self.origin = Origin.of(kept, self.fleet.samples)
         self.reached = self.origin.step
         self.useful_s = 0.0 if kept is None else kept.useful_s
+
+    def grow(self, group: Lockstep, samples: int) -> None:
+        """So many has each epoch that begins before the group's present step, or later."""
+        epoch = self.position(group.step).next_epoch
+        group.cut = self.cut = self.cut.grown(epoch, samples)
 
     def bodies(self, group: Lockstep) -> list[Body | None]:
         """Its members by rank, as far as the driver still holds them."""
@@ -288,15 +299,16 @@ class Computing:
     def report(self, group: Lockstep, ranks: Sequence[int]) -> None:
         """These ranks tell of the steps that they have not told of."""
         done, bodies = (group.micro - group.told).tolist(), self.bodies(group)
-        at = self.position(group.step)
+        at, telling = self.position(group.step), []
         for rank in ranks:
             body = bodies[rank]
             if body is None or body.told >= group.step or body.number in group.newcomers:
                 continue
+            telling.append(rank)
             body.owes += done[rank]
-            group.told[rank] += done[rank]
             body.generation = group.generation
             self.tell(body, group.step, at)
+        group.told[telling] = group.micro[telling]
 
     def round(self, *, everyone: bool) -> None:
         """Members tell of their steps, as they do about once a second."""

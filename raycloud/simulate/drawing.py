@@ -163,7 +163,7 @@ def small(seed: int) -> Scenario:
 def _small_fault(chance: _Chance, lasts_s: float, members: int) -> Fault:
     kinds = list(Kind)
     kind = kinds[chance.whole(0, len(kinds) - 1)]
-    if kind in {Kind.FAIL, Kind.STOP, Kind.FULL} and chance.whole(0, 2):
+    if kind in {Kind.FAIL, Kind.STOP, Kind.FULL, Kind.GROW} and chance.whole(0, 2):
         kind = Kind.DIE
     most = chance.of(3.0, 20.0, 90.0) if kind is not Kind.JUMP else 900.0
     at_s = chance.between(0.0, lasts_s)

@@ -10,10 +10,12 @@ from raycloud.commands import (
     Command,
     Finish,
     Form,
+    LeaveOut,
     Meet,
     Notice,
     Prepare,
     Publish,
+    Readmit,
     Record,
     Release,
     Reshare,
@@ -34,6 +36,8 @@ from raycloud.events import (
     StepsCommitted,
 )
 from raycloud.order import ledger_line
+from raycloud.simulate.fleet import ENDED
+from raycloud.simulate.stopwatch import Stopwatch
 from raycloud.simulate.story import Kept
 from raycloud.simulate.telling import few, short
 
@@ -51,7 +55,6 @@ _IDLE_S = 400.0  # who is ready and takes no part for so long is forgotten
 _FEW = 64  # members, up to which that is looked at
 _WAITS_S = 1_500.0  # so long a run may wait for members although machines hold enough
 _PUBLISH_S = 0.2
-_ENDED = "its process has ended"
 
 
 class Driver:
@@ -62,7 +65,7 @@ class Driver:
         ending: What befalls members.
         computing: What they do together.
         story: What is known of the run; this start is added.
-        clock: To measure decisions with, in processor seconds: others may be busy here, too.
+        clock: To measure decisions with.
     """
 
     def __init__(
@@ -77,7 +80,8 @@ class Driver:
         self.settings = settings
         self.control = Control(settings)
         self.finish: Finish | None = None
-        self._ending, self._computing, self._story, self._clock = ending, computing, story, clock
+        self._ending, self._computing, self._story = ending, computing, story
+        self._watch = Stopwatch(clock)
         self._world: World = computing.world
         self._fleet: Fleet = computing.fleet
         self._words: Words = computing.words
@@ -102,7 +106,8 @@ class Driver:
         if self.finish is not None:
             return
         if isinstance(event, MemberLost):
-            if event.member not in self._fleet.seats and event.reason != _ENDED:
+            known = event.member in self._fleet.seats or event.member in self._fleet.away
+            if not known and event.reason != ENDED:
                 return  # the driver has ended it itself
             self._fleet.drop(event.member)
         elif isinstance(event, GenerationFormed):
@@ -117,38 +122,41 @@ class Driver:
             return
         heard = self._fleet.heard()
         now_s = self._world.clock_s
-        began_s = self._clock.cpu_s()
+        self._watch.begin()
         self.control.hear(heard)
         lost = self.control.overdue(now_s)
-        self._measure(began_s, "overdue")
+        self._measure("overdue")
         while lost is not None and self.finish is None:
             self._note_lost(lost)
             self._feed(lost)
-            began_s = self._clock.cpu_s()
+            self._watch.begin()
             lost = self.control.overdue(now_s)
-            self._measure(began_s, "overdue")
+            self._measure("overdue")
         if self.finish is None:
-            began_s = self._clock.cpu_s()
+            self._watch.begin()
             commands = self.control.tick(now_s)
-            self._measure(began_s, "tick")
-            self._log.add(f"{self._world.now_s:.6f} tick", shown=False)
+            self._measure("tick")
+            self._log.count(self._world.now_s)
             self._carry_out(commands)
         if self._loud:
             self._check_idle()
             self._check_waiting()
 
     def _feed(self, event: Event) -> None:
-        shown = self._loud or not isinstance(event, StepsCommitted)
-        self._log.add(f"{self._world.now_s:.6f} < {short(event)}", shown=shown)
-        began_s = self._clock.cpu_s()
-        commands = self.control.on(event, self._world.clock_s)
-        self._measure(began_s, type(event).__name__)
+        world = self._world
+        if isinstance(event, StepsCommitted) and not self._loud:
+            steps = event.first_step, event.last_step, event.micro_batches
+            self._log.count(world.now_s, event.member, event.generation, *steps)
+        else:
+            self._log.add(f"{world.now_s:.6f} < {short(event)}")
+        self._watch.begin()
+        commands = self.control.on(event, world.clock_s)
+        self._measure(type(event).__name__)
         if commands:
             self._carry_out(commands)
 
-    def _measure(self, began_s: float, kind: str) -> None:
-        took_s = self._clock.cpu_s() - began_s
-        story = self._story
+    def _measure(self, kind: str) -> None:
+        took_s, story = self._watch.took_s(), self._story
         story.took_s.append(took_s)
         if took_s > story.worst_s:
             story.worst_s = took_s
@@ -175,22 +183,12 @@ class Driver:
                 case Record(records=records):
                     self._story.lines += [ledger_line(record) for record in records]
                     self._check_progress()
-                case Notice() | TellRecovery():
-                    self._note(command)
-                case Release(members=members):
-                    self._spawned -= set(members)
-                    self._ending.release(members)
+                case Notice() | TellRecovery() | Release() | LeaveOut() | Readmit():
+                    self._obey(command)
                 case Finish():
                     self._end(command)
                 case _:
                     assert_never(command)
-
-    def _note(self, command: Notice | TellRecovery) -> None:
-        if isinstance(command, Notice):
-            self._tell(Noticed(**asdict(command)))
-        else:
-            self._story.recoveries += 1
-            self._tell(Recovered(**asdict(command)))
 
     def _tell(self, event: Event) -> None:
         self._words.tell(event, self._world.now_s)
@@ -213,6 +211,30 @@ class Driver:
         self._committed = self._computing.origin.step
         self._tell(RolledBack(step=self._committed, ledger={} if kept is None else kept.ledger))
 
+    def _obey(self, command: Notice | TellRecovery | Release | LeaveOut | Readmit) -> None:
+        match command:
+            case Notice():
+                self._tell(Noticed(**asdict(command)))
+            case TellRecovery():
+                self._story.recoveries += 1
+                self._tell(Recovered(**asdict(command)))
+            case Release(members=members):
+                self._spawned -= set(members)
+                self._ending.release(members)
+            case LeaveOut(member=member):
+                self._ending.leave_out(member)
+            case Readmit(member=member, process=process):
+                self._readmit(member, process)
+            case _:
+                assert_never(command)
+
+    def _readmit(self, member: int, process: int) -> None:
+        if member < self._story.spawned:
+            self._wrong(f"member {member} is there already")
+        self._spawned.add(member)
+        self._story.spawned, self._story.returned = member + 1, self._story.returned + 1
+        self._fleet.readmit(member, process)
+
     def _form(self, command: Form) -> None:
         self._story.generations += 1
         self._story.generation = command.generation
@@ -225,7 +247,7 @@ class Driver:
         """Who had done its part may have ended since, and nobody missed it."""
         for number in members:
             if number not in self._fleet.seats:
-                self._tell(MemberLost(member=number, reason=_ENDED))
+                self._tell(MemberLost(member=number, reason=ENDED))
 
     def _prepare(self, command: Prepare) -> None:
         change = command.change
@@ -304,7 +326,7 @@ class Driver:
         """Whoever is there takes part before long, or is let go."""
         now_s, control = self._world.now_s, self.control
         group = set(control.group)
-        for number, body in self._fleet.seats.items():
+        for number, body in (*self._fleet.seats.items(), *self._fleet.away.items()):
             due = body.built and body.well and control.phase is Phase.TRAINING
             if not due or number in group:
                 self._idle_s.pop(number, None)

@@ -214,6 +214,13 @@ class Ending:
         self._fleet.unhush(body)
         self._computing.look()
 
+    def leave_out(self, member: int) -> None:
+        """The driver lets the others go on without this member, and keeps its process."""
+        group = self._computing.group
+        if group is not None and member in group.members:
+            self._stop()
+        self._fleet.leave_out(member)
+
     def release(self, members: Sequence[int]) -> None:
         """The driver ends these members' processes."""
         group = self._computing.group

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from raycloud.control.hearing import Heard
-from raycloud.events import MemberLeaving, MemberLost, MemberSpawned
+from raycloud.events import MemberLeaving, MemberLost, MemberReturned, MemberSpawned
 from raycloud.simulate.words import Body, ready
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _POLL_S = 1.0  # as the real one asks
 _LOOK_S = 0.5
 _FEW = 64  # members whose answers come late by chance
+_ANEW_S = (0.05, 2.0)  # until a process that is back has ended what it did
+ENDED = "its process has ended"
 
 
 class Fleet:
@@ -25,18 +27,24 @@ class Fleet:
 
     Attributes:
         seats: Members whose processes the driver holds, dead ones too until it knows.
+        away: Those that it has left out, and whose processes it keeps.
         waiting: Members for which there is no place yet.
         building: How many are not ready yet.
+        samples: Of the data, as those find it that are built in this start.
         over: The start is over: nothing that was planned happens any more.
     """
 
-    def __init__(self, scenario: Scenario, world: World, machines: Machines, words: Words) -> None:
+    def __init__(
+        self, scenario: Scenario, world: World, machines: Machines, words: Words, samples: int
+    ) -> None:
         """No members yet."""
         self._scenario, self._world, self._machines = scenario, world, machines
         self._words = words
         self.seats: dict[int, Body] = {}
+        self.away: dict[int, Body] = {}
         self.waiting: dict[int, Body] = {}
         self.building = 0
+        self.samples = samples
         self.over = False
         self._due_s: dict[int, float] = {}  # of those that do not answer
         self.die: Callable[[Body], None] = self.kill  # whoever knows more of a death replaces it
@@ -81,8 +89,7 @@ class Fleet:
         # A probe of a few micro-batches is noisy.
         probed_s = self.micro_batch_s(body) * self._world.between(0.8, 1.3)
         node = self._machines.node_of(body.place or 0)
-        samples = self._scenario.samples
-        self._words.say(body, ready(body, samples=samples, micro_batch_s=probed_s, node=node))
+        self._words.say(body, ready(body, samples=self.samples, micro_batch_s=probed_s, node=node))
         if node in self._machines.notices:
             self.warn(body, self._machines.notices[node], f"node-{node}")
 
@@ -118,7 +125,7 @@ class Fleet:
         """Living members that are on a node."""
         return [
             body
-            for body in self.seats.values()
+            for body in (*self.seats.values(), *self.away.values())
             if body.alive and body.place is not None and self._machines.node_of(body.place) == node
         ]
 
@@ -149,13 +156,51 @@ class Fleet:
         """The driver does not hold it any more."""
         self.waiting.pop(member, None)
         self._due_s.pop(member, None)
-        body = self.seats.pop(member, None)
+        body = self.seats.pop(member, None) or self.away.pop(member, None)
         if body is not None:
             self.kill(body)
             self._due_s.pop(member, None)
 
+    def leave_out(self, member: int) -> None:
+        """The driver listens to it no more, and waits for its process to answer again."""
+        self._due_s.pop(member, None)
+        body = self.seats.pop(member, None)
+        if body is not None:
+            body.away, body.withheld = True, []
+            self.away[member] = body
+            self._return(body)
+
+    def _return(self, body: Body) -> None:
+        """The driver finds that it answers."""
+        number = body.number
+
+        def look() -> None:
+            if self.away.get(number) is body and body.well:
+                word = MemberReturned(member=number, late_s=_POLL_S)
+                self._words.tell(word, self._world.now_s)
+
+        self.later(self._world.between(0.0, _POLL_S), look)
+
+    def readmit(self, member: int, process: int) -> None:
+        """A process that has returned goes on as another member, which has nothing that counts."""
+        body = self.away.pop(process, None)
+        if body is None or not body.alive:
+            self._words.tell(MemberLost(member=member, reason=ENDED), self._world.now_s)
+            return
+        body.number, body.joins, body.away, body.begun = member, True, False, False
+        body.step = body.value = body.told = body.owes = 0
+        body.kept, body.withheld, body.built = (), [], False
+        self.seats[member] = body
+        self.building += 1
+        if not body.well:
+            self.hush(body)
+        self._words.tell(MemberSpawned(member=member), self._world.now_s)
+        self.later(self._world.between(*_ANEW_S), lambda: self._build(body))
+
     def hush(self, body: Body) -> None:
         """It does not answer from now on."""
+        if body.away:
+            return
         due_s = self._world.clock_s + self._world.between(0.0, _POLL_S)
         self._due_s.setdefault(body.number, due_s)
 
@@ -165,6 +210,8 @@ class Fleet:
             return
         self._due_s.pop(body.number, None)
         body.well_since_s = self._world.now_s
+        if body.away:
+            self._return(body)
         withheld, body.withheld = body.withheld, []
         for event, after_s in withheld:
             self._words.say(body, event, after_s)
@@ -177,5 +224,6 @@ class Fleet:
         if len(late_s) <= _FEW:
             lateness = chance.exponential(0.05, len(late_s)).tolist()
             late_s = dict(zip(late_s, lateness, strict=True))
-        due_s = {**dict.fromkeys(self.seats, clock_s + _POLL_S), **self._due_s}
+        due_s = dict.fromkeys(self.seats, clock_s + _POLL_S)
+        due_s.update(self._due_s)
         return Heard(looked_s=clock_s, late_s=late_s, due_s=due_s)

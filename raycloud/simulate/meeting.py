@@ -80,7 +80,7 @@ class Meetings:
         if meeting is not self.coming or meeting.begun or self._computing.absent(told.members):
             return
         meeting.begun = True
-        self._computing.changes.settle(told.settled)
+        self._computing.changes.settle(told.settled, told.members)
         bodies = [self._computing.fleet.seats[number] for number in told.members]
         step, value = self._ground(bodies)
         adopted, fresh = self._adopt(bodies, told.shares, step)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from raycloud.order import Position, Steps, mix
+from raycloud.order import EpochSizes, Position, Steps, mix
 
 MASK = (1 << 64) - 1
 Words = npt.NDArray[np.uint64]
@@ -98,27 +98,29 @@ def total(values: Words) -> int:
 
 
 def undisturbed(
-    at: Sequence[int], *, samples: int, global_batch: int, drop_last: bool
+    at: Sequence[int], *, sizes: EpochSizes, global_batch: int, drop_last: bool
 ) -> dict[int, tuple[int, int]]:
     """One loop that knows of nobody: the parameters after so many steps, and the samples taken.
 
     Args:
         at: After how many steps, rising.
-        samples: Of an epoch.
+        sizes: Samples of every epoch.
         global_batch: Samples of a step.
         drop_last: Leave out the short last step of an epoch.
 
-    >>> [taken for _, taken in undisturbed([3, 4], samples=10, global_batch=4, drop_last=False)
+    >>> sizes = EpochSizes(10, later=((1, 12),))
+    >>> [taken for _, taken in undisturbed([3, 6, 7], sizes=sizes, global_batch=4, drop_last=False)
     ...  .values()]
-    [10, 14]
+    [10, 22, 26]
     """
     value, taken, epoch, offset, found = 0, 0, 0, 0, dict[int, tuple[int, int]]()
+    samples = sizes.at(0)
     least, due = global_batch if drop_last else 1, set(at)
     if 0 in due:
         found[0] = 0, 0
     for step in range(max(due, default=0)):
-        if samples - offset < least:
-            epoch, offset = epoch + 1, 0
+        while samples - offset < least:
+            epoch, offset, samples = epoch + 1, 0, sizes.at(epoch + 1)
         stop = min(offset + global_batch, samples)
         scattered = mix(mix(epoch + 1) + step)
         value = (value + scattered * (_worth(stop) - _worth(offset))) & MASK

@@ -20,6 +20,7 @@ class Outcome:
         generations: How many there were.
         recoveries: How often training went on after a generation broke.
         members: How many there were, one after the other.
+        returned: How often a process came back that was given up.
         mistaken: How often a member was given up that was well.
         pauses_s: How long nobody computed, each time.
         goodput: The part of the time in which steps were computed that count.
@@ -41,6 +42,7 @@ class Outcome:
     generations: int
     recoveries: int
     members: int
+    returned: int
     mistaken: int
     pauses_s: tuple[float, ...]
     goodput: float
@@ -65,7 +67,8 @@ class Outcome:
         yield f"faults: {faults or 'none'}"
         yield (
             f"{self.starts} starts, {self.generations} generations, {self.recoveries} recoveries, "
-            f"{self.members} members one after the other, {self.mistaken} given up that were well"
+            f"{self.members} members one after the other, {self.returned} back from silence, "
+            f"{self.mistaken} given up that were well"
         )
         if pauses:
             half = pauses[len(pauses) // 2]

@@ -28,6 +28,7 @@ class Kind(StrEnum):
     FULL = "full"  # the disk of the checkpoints is full for a while
     STOP = "stop"  # someone asks the run to stop; it is resumed later
     RANGE = "range"  # the job may use another number of members from now on
+    GROW = "grow"  # files are added to what is trained on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -55,7 +56,7 @@ class Scenario:
         seed: Of everything that is left to chance.
         members: Most members the job may use; `elastic.max_workers`.
         least: Fewest it may run with; `elastic.min_workers`.
-        samples: Samples per epoch.
+        samples: Samples per epoch, before any are added.
         global_batch: Samples per step.
         micro_batch: Samples per micro-batch.
         drop_last: Leave out the short last step of an epoch.

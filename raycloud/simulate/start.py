@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raycloud.control import ControlSettings, Phase
+from raycloud.events import DataGrew
 from raycloud.simulate.computing import Computing, Origin
 from raycloud.simulate.driver import Driver
 from raycloud.simulate.ending import Ending
@@ -46,9 +47,10 @@ class Start:
         self._scenario, self._world = scenario, world
         self.room = machines.room
         kept = story.kept
-        origin = Origin.of(kept)
+        origin = Origin.of(kept, story.samples)
         self.words = Words(world, scenario.delay_s)
-        self.fleet = Fleet(scenario, world, machines, self.words)
+        self.fleet = Fleet(scenario, world, machines, self.words, story.samples)
+        self._samples, self._version = story.samples, 0
         self.computing = Computing(scenario, world, self.fleet, self.words, origin)
         self.computing.useful_s = 0.0 if kept is None else kept.useful_s
         self.ending = Ending(self.computing)
@@ -78,21 +80,23 @@ class Start:
         self.driver.start()
         self.fleet.later(_TURN_S, self._turn)
         self.fleet.later(self._scenario.report_s, self._round)
-        world, words = self._world, self.words
-        while self.driver.finish is None:
-            if min(words.next_s, world.next_s) > until_s:
+        world, words, driver = self._world, self.words, self.driver
+        while driver.finish is None:
+            word_s, next_s = words.next_s, world.next_s
+            if word_s > until_s and next_s > until_s:
                 return False
-            if words.next_s <= world.next_s:
-                world.now_s = max(world.now_s, words.next_s)
-                self._take()
-            else:
+            if word_s > next_s:
                 world.happen()
+                continue
+            world.now_s = max(word_s, world.now_s)
+            if (event := words.take()) is not None:
+                driver.take(event)
         return True
 
     def close(self) -> None:
         """Every process ends."""
         self.fleet.over = True
-        for number in [*self.fleet.seats, *self.fleet.waiting]:
+        for number in [*self.fleet.seats, *self.fleet.away, *self.fleet.waiting]:
             self.fleet.drop(number)
 
     def wake(self) -> None:
@@ -102,19 +106,22 @@ class Start:
             self.computing.round(everyone=True)
             self.words.hurry()
             while self.words.next_s <= self._world.now_s and self.driver.finish is None:
-                self._take()
+                if (event := self.words.take()) is not None:
+                    self.driver.take(event)
             self.driver.turn()
             self.fleet.later(_TURN_S, self._turn)
             self.fleet.later(self._scenario.report_s, self._round)
         self._stay_awake()
 
+    def grow(self, samples: int) -> None:
+        """There is more data, and it has been read."""
+        if samples > self._samples:
+            self._samples, self._version = samples, self._version + 1
+            grew = DataGrew(samples=samples, version=self._version)
+            self.words.tell(grew, self._world.now_s)
+
     def _stay_awake(self) -> None:
         self._awake_until_s = self._world.now_s + self._scenario.awake_s
-
-    def _take(self) -> None:
-        taken = self.words.take()
-        if taken is not None:
-            self.driver.take(taken[1])
 
     def _turn(self) -> None:
         if self._world.now_s < self.words.deaf_until_s:
@@ -138,7 +145,7 @@ class Start:
             return False
         if control.phase is not Phase.TRAINING or control.change_outstanding is not None:
             return False
-        if fleet.building or len(fleet.seats) != len(group.members):
+        if fleet.building or fleet.away or len(fleet.seats) != len(group.members):
             return False
         lacking = len(group.members) < min(self._scenario.members, self.room)
         if lacking and self._world.now_s < self._awake_until_s + _LACKING_S:

@@ -27,6 +27,7 @@ class Story:
     """What is known of a run over all of its starts.
 
     Attributes:
+        samples: Of the data by now, with all that were added.
         lines: Of its ledger's file.
         kept: The newest published checkpoint.
         values: The parameters in each published checkpoint, by step.
@@ -34,12 +35,14 @@ class Story:
         spawned: One past the newest member's number.
         recoveries: How often training went on after a generation broke.
         generations: How many were formed.
+        returned: How often a process came back that was given up.
         mistaken: How often a member was given up that was well.
         wrong: Which promises were broken.
         took_s: Processor seconds of each decision.
         worst: The longest decision's kind.
     """
 
+    samples: int
     lines: list[str] = field(default_factory=list)
     kept: Kept | None = None
     values: dict[int, int] = field(default_factory=dict)
@@ -47,6 +50,7 @@ class Story:
     spawned: int = 0
     recoveries: int = 0
     generations: int = 0
+    returned: int = 0
     mistaken: int = 0
     wrong: list[str] = field(default_factory=list)
     took_s: array[float] = field(default_factory=lambda: array("d"))

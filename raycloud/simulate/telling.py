@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from raycloud.commands import Form, Meet, Prepare, Publish, Release, Reshare, Spawn
-from raycloud.events import GenerationFormed, StepsCommitted
+from raycloud.events import ChangeApplied, GenerationFormed, PartWritten, StepsCommitted
 
 if TYPE_CHECKING:
     from raycloud.commands import Command
@@ -23,9 +23,8 @@ def few(numbers: tuple[int, ...]) -> str:
 def short(record: Event | Command) -> str:
     """A record in one line, without what is long."""
     match record:
-        case StepsCommitted():
-            steps = f"{record.first_step} to {record.last_step}, {record.micro_batches}"
-            return f"{record.member} committed {steps} micro-batches as {record.generation}"
+        case StepsCommitted() | ChangeApplied() | PartWritten():
+            return _of_all(record)
         case Form():
             of = f"step={record.step}, settled={record.settled}"
             named = f"members={few(record.members)}, shares={few(record.shares)}"
@@ -44,6 +43,21 @@ def short(record: Event | Command) -> str:
             return f"GenerationFormed(generation={record.generation}, {of})"
         case _:
             return repr(record)
+
+
+def _of_all(record: StepsCommitted | ChangeApplied | PartWritten) -> str:
+    """What each member says, one after the other."""
+    match record:
+        case StepsCommitted():
+            steps = f"{record.first_step} to {record.last_step}, {record.micro_batches}"
+            return f"{record.member} committed {steps} micro-batches as {record.generation}"
+        case ChangeApplied():
+            return f"{record.member} applied change {record.change} at step {record.step}"
+        case PartWritten():
+            part = f"{record.part} of step {record.step}"
+            return f"{record.member} wrote {part} as {record.generation}"
+        case _:
+            assert_never(record)
 
 
 def _change(prepare: Prepare) -> str:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from raycloud.simulate.world import World
 
 
+_DRAWN = 256  # delays at once
+
+
 @dataclass(slots=True, eq=False)
 class Body:
     """One simulated member.
@@ -29,6 +32,7 @@ class Body:
         alive: Its process lives.
         built: It has model and data.
         warned: It is going to be gone, and has said so or the driver knows.
+        away: The driver has left it out, and does not listen to it.
         frozen: By how many faults it is kept from computing, and from speaking.
         unheard: By how many faults it is kept from the driver only.
         withheld: What it says meanwhile, with the seconds after which it would have come.
@@ -50,6 +54,7 @@ class Body:
     alive: bool = True
     built: bool = False
     warned: bool = False
+    away: bool = False
     frozen: int = 0
     unheard: int = 0
     withheld: list[tuple[Event, float]] = field(default_factory=list)
@@ -70,6 +75,9 @@ class Body:
         return self.alive and not self.frozen and not self.unheard
 
 
+_Word = tuple[float, int, Body | None, Event]  # when it arrives, in which order, whose
+
+
 class Words:
     """Words on their way.
 
@@ -85,27 +93,34 @@ class Words:
         """Nothing was said yet."""
         self._world = world
         self._delay_s = delay_s
-        self._heap: list[tuple[float, int, Body | None, Event]] = []
+        self._new: list[_Word] = []
+        self._rows: list[tuple[float, int, list[_Word]]] = []  # a heap of sorted ones: last first
+        self._number = 0
         self._count = 0
+        self._drawn_s: list[float] = []  # delays
         self.deaf_until_s = 0.0
 
     def __len__(self) -> int:
         """How many are on their way."""
-        return len(self._heap)
+        return self._number
 
     @property
     def next_s(self) -> float:
         """When the next one is taken in."""
-        return max(self._heap[0][0], self.deaf_until_s) if self._heap else float("inf")
+        if self._new:
+            self._sort()
+        return max(self._rows[0][0], self.deaf_until_s) if self._rows else float("inf")
 
     def say(self, body: Body, event: Event, after_s: float = 0.0) -> None:
         """A member says something, once `after_s` have passed."""
-        if not body.alive:
+        if not body.alive or body.away:
             return
-        if not body.well:
+        if body.frozen or body.unheard:
             body.withheld.append((event, after_s))
             return
-        arrives_s = self._world.now_s + after_s + self._delay_s * float(self._world.chance.random())
+        if not self._drawn_s:
+            self._drawn_s = (self._world.chance.random(_DRAWN) * self._delay_s).tolist()
+        arrives_s = self._world.now_s + after_s + self._drawn_s.pop()
         body.outbox_s = max(body.outbox_s, arrives_s)
         self._push(body.outbox_s, body, event)
 
@@ -113,22 +128,36 @@ class Words:
         """The driver finds out by itself."""
         self._push(at_s, None, event)
 
-    def take(self) -> tuple[Body | None, Event] | None:
-        """The next one, and whose; None: it is lost."""
-        arrives_s, _, body, event = heapq.heappop(self._heap)
-        if body is not None and arrives_s > body.heard_until_s:
-            return None
-        return body, event
+    def take(self) -> Event | None:
+        """The next one; None: it is lost."""
+        if self._new:
+            self._sort()
+        row = self._rows[0][2]
+        arrives_s, _, body, event = row.pop()
+        self._number -= 1
+        if row:
+            heapq.heapreplace(self._rows, (row[-1][0], row[-1][1], row))
+        else:
+            heapq.heappop(self._rows)
+        return event if body is None or arrives_s <= body.heard_until_s else None
 
     def hurry(self) -> None:
         """All that is on its way arrives now, in order."""
         now_s = self._world.now_s
-        kept = [(min(s, now_s), n, body, event) for s, n, body, event in sorted(self._heap)]
-        self._heap = [(s, n, b, e) for n, (s, _, b, e) in enumerate(kept)]
+        words = sorted([*self._new, *(word for _, _, row in self._rows for word in row)])
+        self._rows.clear()
+        self._new = [(min(s, now_s), n, b, e) for n, (s, _, b, e) in enumerate(words)]
 
     def _push(self, arrives_s: float, body: Body | None, event: Event) -> None:
         self._count += 1
-        heapq.heappush(self._heap, (arrives_s, self._count, body, event))
+        self._number += 1
+        self._new.append((arrives_s, self._count, body, event))
+
+    def _sort(self) -> None:
+        """Many words are said at once: they are sorted once, and not each among all others."""
+        row, self._new = self._new, []
+        row.sort(reverse=True)
+        heapq.heappush(self._rows, (row[-1][0], row[-1][1], row))
 
 
 def ready(body: Body, *, samples: int, micro_batch_s: float, node: int) -> MemberReady:

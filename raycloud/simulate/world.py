@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+from array import array
 from collections import deque
 from collections.abc import Callable
 
@@ -85,7 +86,7 @@ class Log:
 
     Attributes:
         lines: How many there were.
-        tail: The last ones that were not left out of it.
+        tail: The last ones, but for numbers.
     """
 
     def __init__(self) -> None:
@@ -93,14 +94,20 @@ class Log:
         self.lines = 0
         self.tail: deque[str] = deque(maxlen=_TAIL)
         self._digest = hashlib.blake2b(digest_size=16)
-        self._pending: list[str] = []
+        self._pending: list[bytes] = []
 
-    def add(self, line: str, *, shown: bool = True) -> None:
-        """Add a line; one that is not `shown` counts in the digest only."""
+    def add(self, line: str) -> None:
+        """Add a line."""
+        self.tail.append(line)
+        self._add(f"{line}\n".encode())
+
+    def count(self, *numbers: float) -> None:
+        """Add a line that is nothing but numbers, and counts in the digest only."""
+        self._add(array("d", numbers).tobytes())
+
+    def _add(self, line: bytes) -> None:
         self.lines += 1
         self._pending.append(line)
-        if shown:
-            self.tail.append(line)
         if len(self._pending) >= _BATCH:
             self._take_in()
 
@@ -110,7 +117,5 @@ class Log:
         return self._digest.hexdigest()
 
     def _take_in(self) -> None:
-        for line in self._pending:
-            self._digest.update(line.encode())
-            self._digest.update(b"\n")
+        self._digest.update(b"".join(self._pending))
         self._pending.clear()

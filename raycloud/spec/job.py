@@ -33,12 +33,12 @@ from raycloud.spec.sections import (
     ResourcesSection,
     RoleResources,
     Section,
-    SyncPoint,
     SyncSection,
     wrong,
 )
 from raycloud.spec.settings import plain_settings
 from raycloud.spec.sizes import bucket_bytes
+from raycloud.spec.sync_point import SyncPoint
 from raycloud.spec.task_reference import EXAMPLE, TaskReference
 from raycloud.spec.tracking import TrackingSection
 from raycloud.spec.translation import mistakes_in

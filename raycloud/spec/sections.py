@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -178,6 +177,13 @@ class ElasticSection(Section):
         description="Seconds that workers on a cluster which the command joined go on without it, "
         "if it is killed. Until then `--resume` takes them over; after that they end.",
     )
+    backup_micro_batches: int = Field(
+        default=0,
+        ge=0,
+        description="The last micro-batches of each worker's share, at most so many, that another "
+        "worker computes as well where their own one is late: the first result counts, once. They "
+        "share no pass with those before them. 0: no such backups.",
+    )
 
 
 def _only(there: int | str, what: str) -> tuple[AfterValidator, Any]:
@@ -229,16 +235,6 @@ class SyncSection(Section):
         description="Bytes of gradient that travel as one message; smaller ones start earlier, "
         "larger ones cost less per byte. auto: an eighth of the gradient, between 1 and 4 MiB.",
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SyncPoint:
-    """A point in the space of exchanges: `SyncSection` with every auto decided."""
-
-    period: int = 1
-    topology: Literal["ring", "tree", "servers"] = "ring"
-    staleness: int | Literal["unbounded"] = 0
-    codec: str = "none"
 
 
 class CheckpointSection(Section):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import datetime
 import json
+import threading
 from typing import Any
 
 import torch
 from torch import distributed as dist
 
 from raycloud.errors import TransportError
-from raycloud.sync.own_sockets import hang_up, listening
+from raycloud.sync.own_sockets import connecting, end_all_if_hung, hang_up, listening
+from raycloud.sync.watched import look_once_more
 
-# Only meeting has a time-out, the store's. An exchange has none: members poll, and the driver says
-# when to give up.
+# Only meeting has time-outs: the store's until all have come, and this one for connecting then. An
+# exchange has none: members poll, and the driver says when to give up.
+_CONNECTING = datetime.timedelta(seconds=30)
 _NEVER = datetime.timedelta(days=7)
+_CALM_S = 0.1
 _SHORTEST_S = 0.001  # torch counts whole milliseconds, and takes none for no limit at all
 
 
@@ -44,19 +48,22 @@ class GlooTransport:
         def listen() -> None:
             options._devices = [gloo.create_device(hostname=address)]  # noqa: SLF001
 
+        self._turn = threading.Lock()
+        self._over: threading.Event | None = None  # since it has hung up; set when it is closed
         self._own = listening(listen)
         options._threads = threads  # noqa: SLF001
-        # torch's type stub lacks the store's time-out.
-        options._timeout = store.timeout  # type: ignore[attr-defined]  # noqa: SLF001
+        options._timeout = _CONNECTING  # noqa: SLF001
         try:
             store.set(f"listens/{rank}", json.dumps(self._own))
-            self._group = gloo(store, rank, size, options)
             self._others = [
                 (place[0], place[1])
                 for other in range(size)
                 if other != rank
                 for place in json.loads(store.get(f"listens/{other}"))
             ]
+            with connecting(self._others):
+                self._group = gloo(store, rank, size, options)
+            self._connections = end_all_if_hung(self._own, self._others)
         except RuntimeError as error:
             raise TransportError(
                 f"member of rank {rank} could not meet the other {size - 1} at {address}: {error}",
@@ -64,17 +71,41 @@ class GlooTransport:
             ) from error
 
     def all_reduce(self, tensor: torch.Tensor) -> GlooWork:
-        """Sum over members, in place."""
+        """Sum over members, in place.
+
+        Raises:
+            TransportError: It has hung up.
+        """
+        self._raise_if_over()
         options = dist.AllreduceOptions()
         options.timeout = _NEVER
         return GlooWork(self._group.allreduce([tensor], options))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> GlooWork:
-        """Copy from the member of rank `source`, in place."""
+        """Copy from the member of rank `source`, in place.
+
+        Raises:
+            TransportError: It has hung up.
+        """
+        self._raise_if_over()
         options = dist.BroadcastOptions()
         options.rootRank = source
         options.timeout = _NEVER
         return GlooWork(self._group.broadcast([tensor], options))
+
+    def hang_up(self) -> None:
+        """End all connections, so that who waits here, or for this member, need not any longer.
+
+        Nothing is sent any more, and gloo soon looks at none of them: see `watched`.
+        """
+        with self._turn:
+            if self._over is None:
+                self._over = threading.Event()
+                hang_up(self._own, self._others)
+                calm = threading.Thread(
+                    target=self._calm, args=(self._over,), name="calm", daemon=True
+                )
+                calm.start()
 
     def close(self) -> None:
         """Drop the group; its sockets close with it.
@@ -82,8 +113,18 @@ class GlooTransport:
         Where an exchange is under way its connections are ended first: its end would wait for a
         peer that may be frozen, and for peers that wait for this one.
         """
-        hang_up(self._own, self._others)
+        self.hang_up()
         del self._group
+        if self._over is not None:
+            self._over.set()
+
+    def _raise_if_over(self) -> None:
+        if self._over is not None:
+            raise TransportError("an exchange with the other members broke: this one has hung up")
+
+    def _calm(self, over: threading.Event) -> None:
+        while not over.wait(_CALM_S):  # until then gloo finds out by itself where it can
+            look_once_more(self._connections)
 
 
 class GlooWork:

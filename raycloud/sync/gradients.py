@@ -14,6 +14,8 @@ from raycloud.spec.sizes import ring_bytes
 from raycloud.sync.buckets import Bucket, lay_out
 from raycloud.sync.transport import Transport, Work, finish
 
+Gradients = tuple[torch.Tensor | None, ...]  # one a parameter; None: it was not used
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchanged:
@@ -25,6 +27,7 @@ class Exchanged:
         agreed: All members held the next change when they sent their last gradients.
         astray: A member has not sent its part of the step: this is no sum to go on with.
         exchange_s: Seconds waited for it.
+        bytes_last: Of those sent, the last message's.
     """
 
     norm: float
@@ -32,6 +35,7 @@ class Exchanged:
     agreed: bool
     astray: bool = False
     exchange_s: float = 0.0
+    bytes_last: int = 0
 
 
 class GradientExchange:
@@ -174,7 +178,9 @@ class GradientExchange:
         for bucket in self.buckets:
             norms.append(float(torch.linalg.vector_norm(bucket.values)))
             _show(bucket, bucket.used, bucket.slots)
-        return Exchanged(norm=math.hypot(*norms), bytes_sent=payload, agreed=agreed)
+        last = ring_bytes(self.buckets[-1].payload_bytes, size)
+        norm = math.hypot(*norms)
+        return Exchanged(norm=norm, bytes_sent=payload, agreed=agreed, bytes_last=last)
 
     @property
     def under_way(self) -> bool:
@@ -208,6 +214,21 @@ class GradientExchange:
         if factor < 1.0:
             for bucket in self.buckets:
                 bucket.values.mul_(factor)
+
+    def take(self) -> Gradients:
+        """This member's own, which are then forgotten here; not between `arm` and `collect`."""
+        taken = tuple(parameter.grad for parameter in self._place)
+        for parameter in self._place:
+            parameter.grad = None
+        return taken
+
+    def add(self, taken: Gradients) -> None:
+        """Add to this member's own what was taken; it is this exchange's from now on."""
+        for parameter, grad in zip(self._place, taken, strict=True):
+            if parameter.grad is None or grad is None:
+                parameter.grad = grad if parameter.grad is None else parameter.grad
+            else:
+                parameter.grad.add_(grad)
 
     def clear(self) -> None:
         """Forget all gradients: the step is committed or given up."""

@@ -86,6 +86,9 @@ class LoopbackTransport:
         """Copy from `source`, in place, once the last has called."""
         return self._call(tensor, source)
 
+    def hang_up(self) -> None:
+        """Nothing to end."""
+
     def close(self) -> None:
         """Nothing to let go of."""
 

@@ -40,6 +40,9 @@ class NcclTransport:
         options.rootRank = source
         return NcclWork(self._group.broadcast([tensor], options))
 
+    def hang_up(self) -> None:
+        """Nothing: what is pending is aborted by `close`, in the thread that has asked for it."""
+
     def close(self) -> None:
         """Abort what is pending and drop the group."""
         self._group.abort()

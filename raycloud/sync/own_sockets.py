@@ -1,17 +1,25 @@
-"""Sockets of this process that others opened in it, as gloo does: finding and ending them."""
+"""Connections of this process, also those that gloo opened in it: finding and ending them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
+import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock, Thread
 
 Place = tuple[str, int]  # address and port
 
+HUNG_S = 6  # a connection ends whose other machine has acknowledged nothing for so long
+_IDLE_S, _PROBE_S = 3, 1  # who has nothing to say asks after so long, and then so often
+
+_LOOK_S = 0.5  # connecting takes less
+
 _DESCRIPTORS = Path("/proc/self/fd")
+_TABLES = Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6")
+_CONNECTING = "02"  # SYN_SENT, as these tables have it
 _TURN = Lock()
 
 
@@ -29,11 +37,93 @@ def hang_up(own: Collection[Place], others: Collection[Place]) -> None:
     What was sent before still arrives. Listening sockets stay as they are: gloo does not survive it
     where those are shut.
     """
-    for connection in _sockets():
-        with connection, contextlib.suppress(OSError):  # it listens, or is not connected any more
-            peer = connection.getpeername()[:2]
-            if connection.getsockname()[:2] in own or peer in others:
-                connection.shutdown(socket.SHUT_RDWR)
+    for connection in _connections(own, others):
+        with contextlib.suppress(OSError):  # it is not connected any more
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def end_all_if_hung(own: Collection[Place], others: Collection[Place]) -> set[int]:
+    """See `end_if_hung`, for all connections to places of one's own, and to those of others.
+
+    Returns:
+        Their sockets, by the numbers that the kernel gives them.
+    """
+    found = set[int]()
+    for connection in _connections(own, others):
+        end_if_hung(connection)
+        found.add(os.fstat(connection.fileno()).st_ino)
+    return found
+
+
+def end_if_hung(connection: socket.socket) -> None:
+    """From now on this connection ends by itself where its path lets nothing through any more.
+
+    Otherwise who waits for the peer would wait without end, since no packet says that it is gone.
+    The peer's process need not answer: its kernel does. Where that is no Linux, less is promised.
+    """
+    asked = {
+        "TCP_KEEPIDLE": _IDLE_S,
+        "TCP_KEEPINTVL": _PROBE_S,
+        "TCP_KEEPCNT": (HUNG_S - _IDLE_S) // _PROBE_S,
+        "TCP_USER_TIMEOUT": HUNG_S * 1000,
+    }
+    with contextlib.suppress(OSError):  # it is not connected any more
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in asked.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+@contextlib.contextmanager
+def connecting(others: Collection[Place]) -> Iterator[None]:
+    """See `end_if_hung`, for connections to these places that are not there yet.
+
+    The system by itself would go on asking for two minutes.
+    """
+    over = Event()
+
+    def look() -> None:
+        while not over.wait(_LOOK_S):
+            for connection in _unanswered(others):
+                end_if_hung(connection)
+
+    Thread(target=look, name="connecting", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _unanswered(others: Collection[Place]) -> Iterator[socket.socket]:
+    """Those that are to connect to a place of others, and were not answered; see `_connections`."""
+    asked = set[str]()
+    for table in _TABLES:
+        for line in table.read_text(encoding="ascii").splitlines()[1:] if table.is_file() else ():
+            fields = line.split()
+            if fields[3] == _CONNECTING and _place(fields[2]) in others:
+                asked.add(f"socket:[{fields[9]}]")
+    for one in _sockets(asked) if asked else ():
+        with one:
+            yield one
+
+
+def _place(text: str) -> Place:
+    """An address and port as the kernel's tables have them: 32-bit words in the machine's order."""
+    address, port = text.split(":")
+    raw = bytes.fromhex(address)
+    words = [raw[at : at + 4] for at in range(0, len(raw), 4)]
+    whole = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+    family = socket.AF_INET if len(whole) == 4 else socket.AF_INET6  # noqa: PLR2004 - bytes
+    return socket.inet_ntop(family, whole), int(port, 16)
+
+
+def _connections(own: Collection[Place], others: Collection[Place]) -> Iterator[socket.socket]:
+    """Those to places of one's own, and to those of others; open until the next one."""
+    for one in _sockets():
+        with one, contextlib.suppress(OSError):  # it listens, or is not connected any more
+            here, there = one.getsockname()[:2], one.getpeername()[:2]
+            if here in own or there in others:
+                yield one
 
 
 def _listeners() -> Iterator[Place]:
@@ -44,11 +134,12 @@ def _listeners() -> Iterator[Place]:
                 yield address, port
 
 
-def _sockets() -> Iterator[socket.socket]:
-    """All TCP sockets of this process, under descriptors of our own; none where no Linux is."""
+def _sockets(names: Collection[str] = ()) -> Iterator[socket.socket]:
+    """All TCP sockets of this process, or these, by descriptors of our own; none without Linux."""
     for entry in _DESCRIPTORS.iterdir() if _DESCRIPTORS.is_dir() else ():
         try:
-            if not str(entry.readlink()).startswith("socket:"):
+            name = str(entry.readlink())
+            if not name.startswith("socket:") or (names and name not in names):
                 continue
             found = socket.socket(fileno=os.dup(int(entry.name)))
         except OSError:  # closed meanwhile

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raycloud.errors import TransportError
-from raycloud.sync.own_sockets import listening
+from raycloud.sync.own_sockets import end_if_hung, listening
 
 FORMAT = 1
 SILENT_S = 30.0  # so long may a peer have nothing to say
@@ -33,6 +33,7 @@ _KEY_BITS = 48  # float64, in which it travels to the others, holds it exactly
 _HEADER_BYTES = 2**26
 _BUFFER_BYTES = 2**19  # what lies in the kernel cannot give way any more
 _HASTE = b"!"
+_SOME_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +109,41 @@ class Stream:
         """Whether the peer is in haste, or gone; waits at most `timeout_s` for its word."""
         return _readable(self._socket, timeout_s)
 
+    def send_at_once(self) -> None:
+        """From now on nothing small waits to be sent with more: an answer is waited for."""
+        with contextlib.suppress(OSError):  # it is no TCP connection
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def some(self, timeout_s: float) -> bytes:
+        """Bytes that have come, whatever they are; none where none do within `timeout_s`.
+
+        Raises:
+            TransportError: The connection broke, or is closed.
+        """
+        if not self.haste(timeout_s):
+            return b""
+        try:
+            got = self._socket.recv(_SOME_BYTES)
+        except OSError as error:
+            raise TransportError(f"the connection to a member broke: {error}") from error
+        if not got:
+            raise TransportError("the connection to a member was closed")
+        return got
+
     def finish(self) -> None:
         """All is sent: wait until the peer has taken it, and closes."""
         self._socket.shutdown(socket.SHUT_WR)
         while self._socket.recv(16):
             pass
 
-    def close(self) -> None:
-        """End the connection; another thread that waits for it is told."""
+    def hang_up(self) -> None:
+        """End the connection, which another thread uses and then closes."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection; another thread that waits for it is told."""
+        self.hang_up()
         self._socket.close()
 
     def give(self, *parts: bytes | memoryview) -> None:
@@ -173,6 +199,7 @@ def connect(place: Place, rank: int) -> Stream:
     except OSError as error:
         raise TransportError(f"a member cannot be reached at {where}: {error}") from error
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    end_if_hung(connection)
     stream = Stream(connection)
     try:
         stream.give(greeting(place.key, rank))
@@ -221,6 +248,7 @@ class Listener:
             connection, _ = self._socket.accept()
         except OSError as error:
             raise TransportError(f"no member has connected in {SILENT_S:g} s: {error}") from error
+        end_if_hung(connection)
         serve(connection)
 
     def welcome(self, connection: socket.socket) -> tuple[int, Stream] | None:

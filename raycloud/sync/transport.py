@@ -52,6 +52,10 @@ class Transport(Protocol):
         """Replace `tensor`, in place, by that of the member of rank `source`."""
         ...
 
+    def hang_up(self) -> None:
+        """End what is under way, in any thread: this member gives the transport up."""
+        ...
+
     def close(self) -> None:
         """Let go of sockets; only after every work is complete or abandoned."""
         ...

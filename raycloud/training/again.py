@@ -13,17 +13,18 @@ from __future__ import annotations
 import gc
 import traceback
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from raycloud.errors import TaskError
+from raycloud.errors import InternalError, TaskError
+from raycloud.training.calling import RaisedError, call_backward
+from raycloud.training.todo import Todo
 
 if TYPE_CHECKING:
     from raycloud.order import MicroBatch, Skip, StepSpan
-    from raycloud.training.calling import RaisedError
-    from raycloud.training.collate import Collate
+    from raycloud.training.collate import Collate, Pass
     from raycloud.training.replica import Replica
 
 _TWICE = 2
@@ -91,7 +92,37 @@ def compute_again(replica: Replica, span: StepSpan, collate: Collate, first: Tro
             size = 1
             if many == 1 and failed[mine[0].index] >= _TWICE:
                 skip(replica, span.step, (mine[0], trouble.error), collate)
-        trouble = replica.compute_anew(span, collate, size)
+        trouble = compute_anew(replica, span, collate, size)
+
+
+def compute_anew(replica: Replica, span: StepSpan, collate: Collate, size: int) -> Trouble | None:
+    """Compute all that is kept, and not skipped, from the start: in passes of at most `size`.
+
+    Returns:
+        What failed; None: it is computed.
+    """
+    kept, forward = replica.kept, replica.forward
+    if kept is None:
+        raise InternalError(f"nothing of step {span.step} is to be computed again")
+    replica.statistics.discard()
+    replica.statistics.stage()
+    replica.gradients.restart()
+    forward.loss.zero_()
+    mine = set(kept.micro_batches) - set(kept.skipped)
+    todo = tuple(m for m in span.micro_batches if m.index in mine)
+    passes: list[Pass] = []
+    try:
+        for at in range(0, len(todo), size):
+            forward.at = todo[at : at + size]
+            passes += collate.passes(forward.at, size)
+        worth = Todo(forward.worth_computing(passes))
+        last = forward.all_but_last(worth, collate, len(span.micro_batches))
+        if last is not None:
+            call_backward(last[1] * last[0].weight)
+    except RaisedError as error:
+        return trouble_of(forward.at, error)
+    replica.kept = replace(kept, weight=sum(one.weight for one in passes))
+    return None
 
 
 def skip(

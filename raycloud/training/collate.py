@@ -52,11 +52,15 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepWork:
-    """This member's part of one step; of what `failed` there are no passes."""
+    """This member's part of one step; of what `failed` there are no passes.
+
+    In `idle_s` of computing it, its member waited for another, or computed what does not count.
+    """
 
     span: StepSpan
     passes: tuple[Pass, ...]
     failed: Failures = ()
+    idle_s: float = 0.0
 
     @property
     def weight(self) -> float:
@@ -102,12 +106,14 @@ class Making:
         elsewhere: Other processes that make them in the threads' place.
         copies: Brings them to the device ahead of their step; None: it is the CPU.
         skips: A micro-batch that cannot be made does not keep its step from the others.
+        apart: The last micro-batches of what is asked for at once that share no pass with others.
     """
 
     threads: int = 1
     elsewhere: Collators | None = None
     copies: Copies | None = None
     skips: bool = False
+    apart: int = 0
 
 
 class Collate:
@@ -157,7 +163,9 @@ class Collate:
     def passes(self, micro_batches: Iterable[MicroBatch], fuse: int) -> tuple[Pass, ...]:
         """Group micro-batches by `fuse` and collate each group, in order."""
         view, todo = self._view, list(micro_batches)
-        groups = [todo[at : at + fuse] for at in range(0, len(todo), fuse)]
+        cut = max(len(todo) - self.making.apart, 0)
+        groups = [todo[at : min(at + fuse, cut)] for at in range(0, cut, fuse)]
+        groups += [todo[at : at + fuse] for at in range(cut, len(todo), fuse)]
         made: list[Pass] = []
         if view.as_rows and len(groups) > 1:  # cheaper to read at once, and cut without a copy
             rows, read_s = self._read(view, todo)

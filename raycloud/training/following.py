@@ -7,13 +7,11 @@ the others compute; each commit is bit for bit theirs.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raycloud.sync.transport import Abandoned
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
 _LEAST_STEPS = 2  # committed in each step of the others: one more than they do
 _LOOK_UP_S = 0.05
-_MEMORY = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,12 +192,3 @@ class Following:
             replica.statistics.replay(sums.statistics, sums.count, sums.left_out)
             replica.gradients.clear()
         replica.state.skips += sums.skips
-
-
-def room_bytes() -> int:
-    """How much may be kept: a quarter of the memory that could be had now."""
-    told = _MEMORY.read_text(encoding="ascii").splitlines() if _MEMORY.is_file() else []
-    for line in told:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 // 4
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16  # where no Linux is

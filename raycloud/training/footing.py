@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from raycloud.events import Noticed
 from raycloud.sync.lane import Lane
 from raycloud.training.growth import position_of
+from raycloud.training.lines import Backups
 from raycloud.training.locality import agreed
 from raycloud.training.loop import Loop
 from raycloud.training.parts import Seat
@@ -69,6 +70,7 @@ class Footing:
         self._address = address
         self._suspects = suspects_of(parts.job.errors.on_error)
         self._passing = Passing(parts, address)
+        self._backups = Backups(parts, address)
         self.loop: Loop | None = None
         self.seat: Seat | None = None
 
@@ -79,12 +81,13 @@ class Footing:
 
     def go_back(self, manifest: Manifest) -> None:
         """Whatever it has done counts no more: it begins where the checkpoint stands."""
-        self._passing.end()
+        self.let_go()
         self._parts = replace(self._parts, first_step=manifest.step)
         self._position = position_of(manifest)
         self._fuses = tuple(manifest.values["fuses"])
         self._suspects = suspects_of(self._parts.job.errors.on_error)
         self._passing = Passing(self._parts, self._address)
+        self._backups = Backups(self._parts, self._address)
         self.loop = self.seat = None
 
     def stand(
@@ -110,6 +113,7 @@ class Footing:
             self._passing.lacking = False
         if ground.following:
             self._passing.begin(seat, ground.following, Talk(lane, abandoned))
+        self._backups.begin(meeting, Talk(lane, abandoned))
         if meeting.rank == 0:  # it has met all others
             self._parts.report(seat.formed)
         loop = self.loop = self.loop or Loop(self._parts, seat)
@@ -122,6 +126,7 @@ class Footing:
     def let_go(self) -> None:
         """The generation is over, and with it what is on its way to those that follow."""
         self._passing.end()
+        self._backups.end()
 
     def _ground(
         self,
@@ -154,6 +159,8 @@ class Footing:
         if loop is not None and newest.agreed > own.agreed:
             loop.take_growth(newest.due_step)
         may_follow = [meeting.members.index(member) for member in meeting.following]
+        if meeting.rank in may_follow and not self._passing.may_follow:
+            self._passing.take_in_meeting()
         ground = find_ground(
             everyone, brought, shares=meeting.shares, talk=talk, may_follow=may_follow
         )

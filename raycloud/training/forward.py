@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from raycloud.task import Task
     from raycloud.training.collate import Collate, Pass
     from raycloud.training.statistics import RunningStatistics
+    from raycloud.training.todo import Todo
 
 
 class Forward:
@@ -61,28 +61,26 @@ class Forward:
         self.at: tuple[MicroBatch, ...] = ()
 
     def all_but_last(
-        self, passes: Sequence[Pass], collate: Collate, count: int
+        self, todo: Todo, collate: Collate, count: int
     ) -> tuple[Pass, torch.Tensor] | None:
-        """Compute all but the last backward: its pass and loss; None: nothing weighs anything.
+        """Compute all but the last backward: its pass and loss; None: none was the last.
 
         Args:
-            passes: What is to be computed.
-            collate: Makes smaller ones.
+            todo: What is to be computed, of what is `worth_computing`.
+            collate: Makes smaller passes.
             count: Micro-batches of the whole step.
         """
-        todo = self._worth_computing(passes)
         last: tuple[Pass, torch.Tensor] | None = None
-        while todo:
-            one = todo.popleft()
+        while (one := todo.begin()) is not None:
             self.at = one.micro_batches
             loss = self._exact(one, count)
             if loss is None:
-                todo.extendleft(reversed(collate.passes(one.micro_batches, self.fuse)))
+                todo.instead(collate.passes(one.micro_batches, self.fuse))
                 continue
             if one.weight == 0.0:  # computed for the model's statistics alone
                 continue
             self.loss += loss.detach() * one.weight
-            if todo:
+            if todo.more():
                 call_backward(loss * one.weight)
             else:
                 last = (one, loss)
@@ -103,11 +101,11 @@ class Forward:
         if self._statistics.changing:  # by each micro-batch: a fused pass would do it less often
             self.fuse = 1
 
-    def _worth_computing(self, passes: Sequence[Pass]) -> deque[Pass]:
+    def worth_computing(self, passes: Sequence[Pass]) -> list[Pass]:
         """All that weigh something, last; and before them the others, where they leave a trace."""
         traced = self._statistics.per_batch or bool(self._statistics.changing)
         weightless = [p for p in passes if p.weight == 0.0] if traced else []
-        return deque([*weightless, *(p for p in passes if p.weight > 0.0)])
+        return [*weightless, *(p for p in passes if p.weight > 0.0)]
 
     def _exact(self, one: Pass, count: int) -> torch.Tensor | None:
         """The loss of a pass; None where more micro-batches were fused than may be.

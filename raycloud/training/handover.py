@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,8 @@ from raycloud.sync.transport import finish
 if TYPE_CHECKING:
     from raycloud.sync.transport import Transport
     from raycloud.training.state import ReplicaState
+
+_MOST_VALUES = 2**22  # of a message of several tensors
 
 
 def hand_over(
@@ -48,19 +51,38 @@ def hand_over(
     header = _bytes(json.dumps(told).encode() if gives else b"", source, transport, abandoned)
     told = json.loads(header)
     taken: dict[str, torch.Tensor] = {}
-    for name, dtype, shape in told["tensors"]:
+    for dtype, some in messages(told["tensors"]):
         if gives:
-            flat = own[name].to("cpu", copy=True).contiguous().reshape(-1)
+            flat = torch.cat([own[name].to("cpu").reshape(-1) for name, _ in some])
         else:
-            flat = torch.empty(shape, dtype=getattr(torch, dtype)).reshape(-1)
+            count = sum(math.prod(shape) for _, shape in some)
+            flat = torch.empty(count, dtype=getattr(torch, dtype))
         if flat.numel():
             finish(transport.broadcast(flat, source), abandoned)
         if takes:
-            taken[name] = flat.view(shape)
+            parts = flat.split([math.prod(shape) for _, shape in some])
+            for (name, shape), part in zip(some, parts, strict=True):
+                alone = len(some) == 1  # each has memory of its own
+                taken[name] = part.view(shape) if alone else part.view(shape).clone()
     if takes:
         state.load(taken, decode(told["values"]))
     values: dict[str, Any] = decode(told["beside"])
     return values
+
+
+def messages(
+    tensors: Iterable[tuple[str, str, list[int]]],
+) -> Iterator[tuple[str, list[tuple[str, list[int]]]]]:
+    """Types, and names and shapes of those that travel in one message: each takes a while."""
+    dtype, some, count = "", list[tuple[str, list[int]]](), 0
+    for name, kind, shape in tensors:
+        if some and (kind != dtype or count + math.prod(shape) > _MOST_VALUES):
+            yield dtype, some
+            some, count = [], 0
+        dtype, count = kind, count + math.prod(shape)
+        some.append((name, shape))
+    if some:
+        yield dtype, some
 
 
 def _bytes(own: bytes, source: int, transport: Transport, abandoned: Callable[[], bool]) -> bytes:

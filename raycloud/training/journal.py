@@ -50,7 +50,7 @@ class Journal(logging.Handler):
     def __init__(self, member: int, clock: Clock, step: Callable[[], int | None]) -> None:
         """Nothing is taken in before `listen`."""
         super().__init__(logging.INFO)
-        self._member, self._clock, self._step = member, clock, step
+        self.member, self._clock, self._step = member, clock, step
         self._lines: deque[str] = deque()
         self._left_out = 0
         self._room = BURST
@@ -89,7 +89,7 @@ class Journal(logging.Handler):
                 self._left_out = 0
             found = tuple(self._lines)
             self._lines.clear()
-        return [Lines(member=self._member, lines=found)] if found else []
+        return [Lines(member=self.member, lines=found)] if found else []
 
     def _has_room(self) -> bool:
         now_s = self._clock.monotonic_s()

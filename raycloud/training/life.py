@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raycloud.checkpoint import encode, load, open_store, see
+from raycloud.checkpoint import encode, open_store, see
 from raycloud.data.provide import TRAIN
 from raycloud.errors import InternalError
 from raycloud.events import (
@@ -36,7 +38,7 @@ from raycloud.training.loop import Parts, Seat
 from raycloud.training.meeting import Meeting, leave, meet
 from raycloud.training.memory import keep_freed_memory
 from raycloud.training.replica import Replica
-from raycloud.training.restoring import Restoring
+from raycloud.training.restoring import Restoring, started_from
 from raycloud.training.saver import Saver
 from raycloud.training.state import digest
 from raycloud.training.supply import Supplying
@@ -46,7 +48,6 @@ from raycloud.training.words import Survivor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from raycloud.checkpoint import Manifest, Store
     from raycloud.clock import Clock
     from raycloud.commands import Extend, Meet
     from raycloud.data.provide import Provider
@@ -93,15 +94,13 @@ class Life:
         store = open_store(config.checkpoints)
         if config.mark:
             see(store, config.mark, config.address or config.node)
-        manifest = _origin(config, store)
+        manifest = started_from(config, store)
         self._step = manifest.step if manifest is not None else 0
         self._position = position_of(manifest) if manifest is not None else Position()
-
         began_s = clock.monotonic_s()
 
         def waiting() -> None:
-            seconds = clock.monotonic_s() - began_s
-            report(DataPreparing(member=config.member, seconds=seconds))
+            report(DataPreparing(member=config.member, seconds=clock.monotonic_s() - began_s))
 
         def last_step() -> int:
             asked_s = clock.monotonic_s()
@@ -116,18 +115,17 @@ class Life:
         self._samples = self._arranged.supply.train
         self._grown: dict[int, BlockSamples] = {}
         self._ready: MemberReady | None = None
-        self._met: tuple[Transport, Transport] | None = None  # of the present generation
+        self._met: tuple[int, tuple[Transport, ...]] = -1, ()  # of the present generation
         self._restoring = Restoring(store, self._replica)
         self._restoring.begin(config, manifest)
         self._replica.state.beside = data_values(self._samples)
-        self._collate = self._collating()
-        saver = Saver(store, member=config.member, clock=clock, report=report)
+        self._saver = partial(Saver, store, clock=clock)
         self._parts = Parts(
             job=job,
             steps=self._arranged.steps,
             replica=self._replica,
-            collate=self._collate,
-            saver=saver,
+            collate=self._collating(),
+            saver=self._saver(member=config.member, report=report),
             changes=changes,
             clock=clock,
             report=report,
@@ -136,17 +134,33 @@ class Life:
             layout=self._arranged.layout,
             first_step=self._step,
         )
-        self._footing = Footing(
-            self._parts,
-            self._position,
-            min(self._replica.steps, config.only_steps or self._replica.steps),
+        self._standing = partial(
+            Footing,
+            position=self._position,
+            last_step=min(self._replica.steps, config.only_steps or self._replica.steps),
             fuses=tuple(manifest.values["fuses"]) if manifest is not None else (),
             held=self._held,
             address=config.address,
         )
+        self._footing = self._standing(self._parts)
         for split, prepared in self._arranged.supply.prepared.items():
             waited_s = self._waited_s if split == TRAIN else 0.0
             report(prepared_event(config, split, prepared, waited_s=waited_s))
+
+    def begin_anew(
+        self, config: MemberConfig, changes: Changes, report: Callable[[Event], None]
+    ) -> None:
+        """Be another member, that joins: what is built stays, and all that was computed is over."""
+        if self._ready is None:
+            raise InternalError(f"member {config.member} was to take over what is not built")
+        torch.set_num_threads(config.job.resources.worker.cpus)  # it is another thread
+        self._config, self._report = config, report
+        saver = self._saver(member=config.member, report=report)
+        self._parts = replace(self._parts, saver=saver, changes=changes, report=report)
+        self._restoring.begin_anew()
+        self._footing = self._standing(self._parts)
+        self._ready = replace(self._ready, member=config.member)
+        report(self._ready)
 
     @property
     def step(self) -> int | None:
@@ -179,7 +193,8 @@ class Life:
     def measure(self) -> None:
         """Compute a little without effect, and report how fast, how much and from what state."""
         replica, member = self._replica, self._config.member
-        trial = Trial(self._config.job, replica, self._collate, member=member, clock=self._clock)
+        collate = self._parts.collate
+        trial = Trial(self._config.job, replica, collate, member=member, clock=self._clock)
         fixed_s, micro_batch_s = trial.speed(briefly=self._config.joins)
         tensors = replica.state.tensors()
         encode(replica.state.values())  # refuse now what no checkpoint could carry
@@ -232,9 +247,9 @@ class Life:
         if meeting.back is not None:
             self._restoring.go_back(meeting.back, self._footing)
         gradients, lane = met or self.meet(meeting, abandoned)
-        before, self._met = self._met, (gradients, lane)
+        (_, before), self._met = self._met, (meeting.generation, (gradients, lane))
         self._replica.connect(gradients)
-        leave(before or ())
+        leave(before)
         try:
             loop = self._footing.stand(meeting, gradients, lane, abandoned)
             loop.run()
@@ -247,6 +262,12 @@ class Life:
             MemberDone(member=self._config.member, step=loop.step, generation=meeting.generation)
         )
         return None
+
+    def hang_up(self, generation: int) -> None:
+        """In whichever thread: this generation, and any before it, is over."""
+        met, transports = self._met
+        for transport in transports if met <= generation else ():
+            transport.hang_up()
 
     def _held(self, nodes: tuple[str, ...]) -> Held:
         """Where the data lies that there is at the start."""
@@ -267,9 +288,9 @@ class Life:
         """From `epoch` on, read the grown data."""
         before, samples = self._samples, self._grown.pop(change.version)
         layout = self._arranged.extend(samples, epoch)
-        self._collate.extend(samples, epoch, layout)
-        if self._collate.making.elsewhere is not None:
-            self._collate.making.elsewhere.extend(change.version, epoch, layout)
+        self._parts.collate.extend(samples, epoch, layout)
+        if (elsewhere := self._parts.collate.making.elsewhere) is not None:
+            elsewhere.extend(change.version, epoch, layout)
         self._samples = samples
         self._replica.state.beside = data_values(samples)
         index = index_of(before)
@@ -292,6 +313,7 @@ class Life:
                 elsewhere=elsewhere,
                 copies=Copies(self._device) if cuda else None,
                 skips=job.errors.on_error == "skip",
+                apart=job.elastic.backup_micro_batches,
             ),
             clock=self._clock,
         )
@@ -313,9 +335,7 @@ class Life:
                 size=len(seat.holders),
             )
             states = {name: metric.state() for name, metric in metrics.items()}
-        text = None
-        if last and seat.part == 0:
-            text = show(self._config.job, self._task, model)
+        text = show(self._config.job, self._task, model) if last and seat.part == 0 else None
         self._report(
             EvaluationPart(
                 member=self._config.member,
@@ -328,10 +348,3 @@ class Life:
 
     def _notice(self, what: str, **detail: object) -> None:
         self._report(Noticed(what=what, member=self._config.member, detail=detail))
-
-
-def _origin(config: MemberConfig, store: Store) -> Manifest | None:
-    """The checkpoint that the run has started from."""
-    if config.joins or config.resume_step is None:
-        return config.origin
-    return load(store, config.resume_step)

@@ -17,7 +17,7 @@ from raycloud.training.growth import LAYOUT, layout_record
 from raycloud.training.outcome import Others, find_outcome
 from raycloud.training.parts import Owed, Parts, Seat
 from raycloud.training.schedule import Adopted, Course, Piece, Schedule
-from raycloud.training.tally import Counted, Tally, counted
+from raycloud.training.tally import Counted, Tally, counted, exchanged
 
 if TYPE_CHECKING:
     from raycloud.order import Position, StepSpan
@@ -204,7 +204,7 @@ class Loop:
         began_s, self._lane_s = clock.monotonic_s(), 0.0
         self._send_lane(weight=work.expected_weight(parts.replica.kept))
         others = Others(self._lane, self._abandoned, lambda: parts.changes.next_at_hand)
-        parts.replica.compute(work, parts.collate, self._scale, others.at_hand)
+        work = parts.replica.compute(work, parts.collate, self._scale, others.at_hand)
         sums = self._weighed()
         parts.replica.synchronize()
         self._computed = counted(
@@ -213,7 +213,7 @@ class Loop:
             after=self._course.steps.after(work.span),
             weight=sums.weight,
             learning_rate=parts.replica.learning_rate,
-            compute_s=clock.monotonic_s() - began_s - self._lane_s,
+            compute_s=clock.monotonic_s() - began_s - self._lane_s - work.idle_s,
             data_s=self._feed.waited_s - waited_s,
         )
         found = find_outcome(parts.replica, work.span, sums.weight, others)
@@ -229,13 +229,9 @@ class Loop:
         self.owed = found.owed
         self._tally.add(
             replace(
-                self._computed,
+                exchanged(self._computed, found.exchanged, self._lane_s),
                 weight=found.weight,
                 skips=found.skips,
-                norm=found.exchanged.norm,
-                exchange_s=found.exchanged.exchange_s + self._lane_s,
-                lane_s=self._lane_s,
-                bytes_sent=found.exchanged.bytes_sent,
                 bytes_dense=ring_bytes(parts.replica.gradients.gradient_bytes, self.seat.size),
             )
         )

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Meeting", "Member", "MemberConfig"]
 
+_OVER = 1 << 62  # newer than any generation
+_END_S = 30.0  # for what is computed or measured just then
+
 
 class Member:
     """A member's life, seen from outside: every method returns at once.
@@ -39,19 +42,25 @@ class Member:
         config: What it is told.
         clock: For the seconds reported.
         provider: Prepares the data of a task that returns a `Source`; None: there can be none.
+        before: The member that this process was until now; None: it is new.
     """
 
     def __init__(
-        self, config: MemberConfig, clock: Clock, provider: Provider | None = None
+        self,
+        config: MemberConfig,
+        clock: Clock,
+        provider: Provider | None = None,
+        before: Member | None = None,
     ) -> None:
-        """Start to build."""
+        """Start to build, or take over what is built."""
         self._config = config
         self._provider = provider
+        self._before = before
         self._life: Life | None = None
         self._clock = clock
         self._events: deque[Event] = deque()
         self._wake = threading.Condition()
-        self._meetings: queue.Queue[Meeting] = queue.Queue()
+        self._meetings: queue.Queue[Meeting | None] = queue.Queue()
         self._planned: dict[int, tuple[Meeting, tuple[Transport, Transport]]] = {}
         self._turn = threading.Lock()  # of `_newest`
         self._changes = Changes(feed_depth=config.job.data.prefetch_steps)
@@ -90,11 +99,35 @@ class Member:
     def _usual_s(self) -> float | None:
         return None if self._life is None else self._life.usual_s
 
+    def another(self, member: int) -> Member:
+        """The same process as another member, that joins the others; this one is over."""
+        config = replace(self._config, member=member, joins=True)
+        return Member(config, self._clock, self._provider, before=self)
+
+    def give_over(self) -> Life:
+        """End once what is under way lets it; what it has built is another's from then on.
+
+        Raises:
+            InternalError: It does not end, or has failed.
+        """
+        with self._turn:
+            self._newest = _OVER
+        self._meetings.put(None)
+        self._thread.join(_END_S)
+        life, self._life = self._life, None
+        if life is None or self._thread.is_alive():
+            what = "could not leave the generation that went on without it"
+            raise InternalError(f"member {self._config.member} {what}")
+        return life
+
     def form(self, meeting: Meeting) -> None:
         """Meet the others and compute, once built; the generation before, if any, is over.
 
-        To a planned one this member comes ahead, and goes on computing until it takes effect.
+        To a planned one this member comes ahead, and goes on computing until it takes effect. What
+        was said to the member that this process was before is passed over.
         """
+        if meeting.members[meeting.rank] != self._config.member:
+            return
         if meeting.ahead is not None:
             self._coming = meeting.generation, meeting.ahead
             ahead = threading.Thread(
@@ -104,6 +137,7 @@ class Member:
             return
         with self._turn:
             self._newest = max(self._newest, meeting.generation)
+        self._hang_up(meeting.generation - 1)
         self._meetings.put(meeting)
 
     def prepare(self, number: int, change: Change) -> None:
@@ -123,6 +157,11 @@ class Member:
         """Give up this generation, and with it the exchange under way, if any."""
         with self._turn:
             self._newest = max(self._newest, generation + 1)
+        self._hang_up(generation)
+
+    def _hang_up(self, generation: int) -> None:
+        if self._life is not None:
+            self._life.hang_up(generation)
 
     def _report(self, event: Event) -> None:
         if isinstance(
@@ -135,16 +174,26 @@ class Member:
 
     def _live(self) -> None:
         try:
-            life = Life(self._config, self._clock, self._changes, self._report, self._provider)
-            self._life = life
-            life.measure()
-            while True:
-                meeting = self._meetings.get()
+            life = self._begin()
+            while (meeting := self._meetings.get()) is not None:
                 following = self._compute(life, meeting)
                 while following is not None:
                     following = self._compute(life, *following)
         except Exception as error:  # noqa: BLE001 - the last line before the thread's end
+            self._life = None
             self._report(self._failed(error))
+
+    def _begin(self) -> Life:
+        before, self._before = self._before, None
+        if before is None:
+            life = Life(self._config, self._clock, self._changes, self._report, self._provider)
+            self._life = life
+            life.measure()
+        else:
+            life = before.give_over()
+            life.begin_anew(self._config, self._changes, self._report)
+            self._life = life
+        return life
 
     def _compute(
         self, life: Life, meeting: Meeting, met: tuple[Transport, Transport] | None = None
@@ -160,7 +209,8 @@ class Member:
             pass  # on the driver's word
         except TransportError as error:  # a peer's end: the driver knows whose
             told = {"member": self._config.member, "generation": generation}
-            self._report(ExchangeBroken(**told, why=str(error)))
+            if self._newest == generation:  # else it was told already
+                self._report(ExchangeBroken(**told, why=str(error)))
         return None
 
     def _become(

@@ -6,7 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from raycloud.events import MemberCaughtUp
-from raycloud.training.following import Following, room_bytes
+from raycloud.training.following import Following
+from raycloud.training.room import room_bytes
 from raycloud.training.snapshot import Incoming, Outgoing, Sharing
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ class Passing:
         """False where that came to nothing again and again: the others have to wait then."""
         return self._tries < _TRIES
 
+    def take_in_meeting(self) -> None:
+        """Say that the others have to wait: this member does not follow them any more."""
+        what = "a newcomer takes the state in a meeting, where all wait: it did not come before"
+        self._parts.replica.notice(what, {"tries": self._tries})
+
     def begin(self, seat: Seat, following: Sequence[int], talk: Talk) -> None:
         """All members of the generation call this.
 
@@ -61,7 +67,7 @@ class Passing:
             replica.following = Following(
                 replica,
                 incoming,
-                room_bytes=room_bytes(),
+                room_bytes=room_bytes(self._parts.job.resources.worker.memory_bytes),
                 abandoned=talk.abandoned,
                 caught_up=partial(self.done, seat),
             )

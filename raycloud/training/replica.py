@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from raycloud.errors import DivergedError, InternalError, TaskError, TransportError
+from raycloud.errors import DivergedError, TaskError, TransportError
 from raycloud.order import stream_seed
 from raycloud.sync.gradients import Exchanged, GradientExchange
 from raycloud.training.again import compute_again, skip, trouble_of
@@ -31,16 +31,17 @@ from raycloud.training.calling import RaisedError, call, call_backward
 from raycloud.training.forward import Forward
 from raycloud.training.kept import Kept
 from raycloud.training.randomness import seed_compute
+from raycloud.training.share import Share
 from raycloud.training.state import ReplicaState
 from raycloud.training.statistics import RunningStatistics
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-    from raycloud.order import Skip, StepSpan
+    from raycloud.order import Skip
     from raycloud.spec import ErrorsSection, Job
     from raycloud.sync.transport import Transport
     from raycloud.task import Task
-    from raycloud.training.again import Trouble
+    from raycloud.training.backing import Backing
     from raycloud.training.collate import Collate, Pass, StepWork
     from raycloud.training.following import Following
 
@@ -64,6 +65,7 @@ class Replica:
         notice: Tells a person what had to be done in another way, with details.
         computing: In the midst of `compute`, which waits for others only in short turns.
         longest_s: The most seconds that it has taken; None before the first time.
+        backing: Whom it backs up in this generation, and who backs it up; None: nobody.
         following: It has no state yet, and keeps what it would commit; None: it has.
         settle: Called before anything changes; returns once that may be.
     """
@@ -111,6 +113,7 @@ class Replica:
         self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
         self._told = False  # this generation knows what is skipped
         self.following: Following | None = None
+        self.backing: Backing | None = None
         self.settle: Callable[[], None] = lambda: None
 
     @property
@@ -149,7 +152,7 @@ class Replica:
         collate: Collate,
         scale: Callable[[], float],
         at_hand: Callable[[], bool] = lambda: False,
-    ) -> None:
+    ) -> StepWork:
         """Forward and backward of this member's part; the exchange starts on the way.
 
         An exchange that breaks meanwhile is told by `collect`: what is begun is computed.
@@ -160,15 +163,19 @@ class Replica:
             scale: One over the step's weight, from the control lane; may wait.
             at_hand: See `GradientExchange.arm`.
 
+        Returns:
+            What it has computed in the end: `work`, but for what counts where it is backed up.
+
         Raises:
             TaskError: The task fails on a micro-batch each time, and the job does not skip it.
         """
         self.computing, began_s = True, self._clock.monotonic_s()
         try:
-            self._compute(work, collate, scale, at_hand)
+            done = self._compute(work, collate, scale, at_hand)
             if work.passes:
                 took_s = self._clock.monotonic_s() - began_s
                 self.longest_s = max(self.longest_s or 0.0, took_s)
+            return done
         finally:
             self.computing = False
 
@@ -178,7 +185,8 @@ class Replica:
         collate: Collate,
         scale: Callable[[], float],
         at_hand: Callable[[], bool],
-    ) -> None:
+    ) -> StepWork:
+        share = Share(self, work, collate)
         if self.kept is None:
             self._told = False
             self.statistics.stage()
@@ -189,46 +197,22 @@ class Replica:
         for failed in work.failed:
             skip(self, work.span.step, failed, collate)
         try:
-            last = self.forward.all_but_last(work.passes, collate, len(work.span.micro_batches))
-            self._launch_last(last, scale, at_hand)
+            last = self.forward.all_but_last(share, collate, len(work.span.micro_batches))
+            work = share.settle()
+            self._launch_last(last, scale, at_hand, share.broken)
         except RaisedError as error:
             if self.gradients.sent:
                 raise
             trouble = trouble_of(self.forward.at, error)
+            work = share.settle(whole=False)
         else:
-            return
+            return work
         compute_again(self, work.span, collate, trouble)
         if self.gradients.begun:
             self.gradients.launch()
         else:
             self._launch_last(None, scale, at_hand)
-
-    def compute_anew(self, span: StepSpan, collate: Collate, size: int) -> Trouble | None:
-        """Compute all that is kept, and not skipped, from the start: in passes of at most `size`.
-
-        Returns:
-            What failed; None: it is computed.
-        """
-        if self.kept is None:
-            raise InternalError(f"nothing of step {span.step} is to be computed again")
-        self.statistics.discard()
-        self.statistics.stage()
-        self.gradients.restart()
-        self.forward.loss.zero_()
-        mine = set(self.kept.micro_batches) - set(self.kept.skipped)
-        todo = tuple(m for m in span.micro_batches if m.index in mine)
-        passes: list[Pass] = []
-        try:
-            for at in range(0, len(todo), size):
-                self.forward.at = todo[at : at + size]
-                passes += collate.passes(self.forward.at, size)
-            last = self.forward.all_but_last(passes, collate, len(span.micro_batches))
-            if last is not None:
-                call_backward(last[1] * last[0].weight)
-        except RaisedError as error:
-            return trouble_of(self.forward.at, error)
-        self.kept = replace(self.kept, weight=sum(one.weight for one in passes))
-        return None
+        return work
 
     def exchange_anew(self, scale: Callable[[], float], at_hand: Callable[[], bool]) -> None:
         """All know what is skipped: exchange once more what all have computed; see `compute`."""
@@ -245,9 +229,12 @@ class Replica:
         last: tuple[Pass, torch.Tensor] | None,
         scale: Callable[[], float],
         at_hand: Callable[[], bool],
+        broken: TransportError | None = None,
     ) -> None:
         """The last backward, and all that travels beside it, in the same order everywhere."""
-        self._broken = None
+        self._broken = broken
+        if broken is not None:  # nothing travels: what counts in this member's sum is not known
+            return
         if self._transport is not None:
             try:
                 weight = 0.0 if self.kept is None else self.kept.weight

@@ -41,6 +41,10 @@ class Restoring:
         elif origin is not None and not config.joins:
             self._load(origin)
 
+    def begin_anew(self) -> None:
+        """It is another member from now on, with none of the states that it had."""
+        self._ahead, self._gone_back = None, -1
+
     def go_back(self, back: Back, footing: Footing) -> None:
         """Stand where the checkpoint does, unless that was done when it was told before.
 
@@ -62,3 +66,10 @@ class Restoring:
 
     def _load(self, manifest: Manifest) -> None:
         self._replica.state.load(load_tensors(self._store, manifest), manifest.values)
+
+
+def started_from(config: MemberConfig, store: Store) -> Manifest | None:
+    """The checkpoint that the run has started from."""
+    if config.joins or config.resume_step is None:
+        return config.origin
+    return load(store, config.resume_step)

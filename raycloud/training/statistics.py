@@ -187,7 +187,7 @@ class RunningStatistics:
             scale: One over the step's weight.
             weight: Weight of this member's share.
         """
-        tensors: list[torch.Tensor] = [t for a in self._averages for t in (a.sum_mean, a.sum_var)]
+        tensors = self.terms
         if self._changing:
             part = scale() * weight
             tensors += [other.buffer.to(torch.float64) * part for other in self._changing]
@@ -291,6 +291,11 @@ class RunningStatistics:
         """All buffers are as they should be: what changes from now on is a forward pass's work."""
         for other in self._others:
             other.look()
+
+    @property
+    def terms(self) -> list[torch.Tensor]:
+        """What the micro-batches so far have added up to; whoever asks may write to them."""
+        return [t for a in self._averages for t in (a.sum_mean, a.sum_var)]
 
     def _unpack(self) -> _Unpacked:
         shapes: list[tuple[torch.dtype, torch.Size]] = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raycloud.events import StepsCommitted
@@ -11,6 +11,7 @@ from raycloud.events import StepsCommitted
 if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.order import Position, Skip
+    from raycloud.sync.gradients import Exchanged
     from raycloud.training.collate import StepWork
 
 
@@ -37,7 +38,20 @@ class Counted:
     lane_s: float = 0.0
     bytes_sent: int = 0
     bytes_dense: int = 0
+    bytes_last: int = 0
     skips: tuple[Skip, ...] = ()
+
+
+def exchanged(counted: Counted, found: Exchanged, lane_s: float) -> Counted:
+    """What its exchange adds to a step, with the seconds waited for the control lane."""
+    return replace(
+        counted,
+        norm=found.norm,
+        exchange_s=found.exchange_s + lane_s,
+        lane_s=lane_s,
+        bytes_sent=found.bytes_sent,
+        bytes_last=found.bytes_last,
+    )
 
 
 def counted(work: StepWork, **told: Any) -> Counted:
@@ -118,6 +132,7 @@ class Tally:
             read_s=sum(s.read_s for s in steps),
             collate_s=sum(s.collate_s for s in steps),
             lane_s=sum(s.lane_s for s in steps),
+            bytes_last=sum(s.bytes_last for s in steps),
             skips=tuple(skip.to_record() for s in steps for skip in s.skips),
         )
         self._steps, self._losses = [], []

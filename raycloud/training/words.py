@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from raycloud.events import MemberLeaving
 
 if TYPE_CHECKING:
     from raycloud.events import Event, MemberReady
@@ -65,6 +67,13 @@ class Words:
         """Another driver is there, and the log ends with number `written`: tell it the rest."""
         self._forget(written)
         self._told = min(written, self._said)
+
+    def another(self, member: int) -> Words:
+        """The process's words as another member: of those before, that its machine goes counts."""
+        found = Words(member)
+        told = [word.event for word in self._kept]
+        found.add(replace(e, member=member) for e in told if isinstance(e, MemberLeaving))
+        return found
 
     def _forget(self, written: int) -> None:
         while self._kept and self._kept[0].number <= written:

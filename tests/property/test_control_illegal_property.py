@@ -6,6 +6,7 @@ import copy
 from dataclasses import fields, is_dataclass
 from enum import Enum
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,8 @@ def frozen(value):
         return tuple(frozen(v) for v in value)
     if isinstance(value, set):
         return frozenset(value)
+    if isinstance(value, np.ndarray):
+        return tuple(value.tolist())
     if is_dataclass(value):
         return (type(value), tuple(frozen(getattr(value, f.name)) for f in fields(value)))
     if isinstance(value, Enum) or not hasattr(value, "__dict__"):

@@ -50,6 +50,7 @@ def scenes(draw, *, faults=True):
             shares=draw(st.sampled_from(["auto", "auto", "equal"])),
             reshare_every_s=1.0,
             reshare_steps=4,
+            return_s=draw(st.sampled_from([0.0, 5.0, 90.0, 90.0])),
             spawn_s=20.0,
             form_s=20.0,
             silence_s=20.0,
@@ -74,6 +75,23 @@ def counted(spans, step):
     return taken
 
 
+def held_after(command, held):
+    """The members whose processes are held, and -1 less than each that is left out, afterwards."""
+    match command:
+        case c.Spawn(members=members):
+            assert not held & set(members)
+            return held | set(members)
+        case c.Release(members=members):
+            return held - {m for at in members for m in (at, -1 - at)}
+        case c.LeaveOut(member=member):
+            assert member in held
+            return held - {member} | {-1 - member}
+        case c.Readmit(member=member, process=process):
+            assert member not in held
+            assert -1 - process in held
+            return held - {-1 - process} | {member}
+
+
 def check_commands(fleet):
     """Commands are legal in themselves and in their order."""
     finish, release = fleet.finish(), fleet.commands[-2]
@@ -91,11 +109,8 @@ def check_commands(fleet):
     most = fleet.scene.settings.max_workers + bool(fleet.scene.leaves_s)  # until its state is had
     for x in fleet.commands:
         match x:
-            case c.Spawn():
-                assert not spawned & set(x.members)
-                spawned |= set(x.members)
-            case c.Release():
-                spawned -= set(x.members)
+            case c.Spawn() | c.Release() | c.LeaveOut() | c.Readmit():
+                spawned = held_after(x, spawned)
             case c.Form():
                 assert x.generation > generation
                 assert set(x.members) <= spawned

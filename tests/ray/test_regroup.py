@@ -17,11 +17,13 @@ from raycloud.events import (
     ExchangeBroken,
     GenerationFormed,
     MemberLost,
+    MemberReady,
+    MemberReturned,
     Recovered,
     StepsCommitted,
 )
 from raycloud.spec import Job
-from tests.connections import between, shut
+from tests.connections import between, hang, shut
 from tests.live import asked, check_result, ended, members_below, of_kind
 from tests.live_tasks import Steady
 
@@ -139,21 +141,54 @@ def test_workers_die_one_after_the_other(tmp_path: Path, ray_tmpdir: Path) -> No
 def test_a_frozen_worker_is_done_without(tmp_path: Path, ray_tmpdir: Path) -> None:
     job = job_of(3, 1, 200)
     trouble = Trouble(ray_tmpdir, [40], freeze)
-
-    def thawing(event: Event) -> None:
-        """It thaws while the others go on, and must do no harm."""
-        trouble(event)
-        if isinstance(event, Recovered):
-            for pid in trouble.hit:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
-
-    run = raycloud.train(job, run_dir=tmp_path / "run", observer=thawing)
+    run = raycloud.train(job, run_dir=tmp_path / "run", observer=trouble)
     check_result(run, job, Steady(), 200)
     [lost], [told] = of_kind(MemberLost, run.events), of_kind(Recovered, run.events)
     assert "frozen, or cut off" in lost.reason
+    assert lost.silent
     assert (told.lost, told.lost_steps) == ((lost.member,), 0)
     assert ended(dict.fromkeys(trouble.hit, "a member"), END_S) == {}
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_frozen_worker_thaws_and_its_process_computes_again(
+    norm: bool, tmp_path: Path, ray_tmpdir: Path
+) -> None:
+    gate = tmp_path / "gate"
+    elastic = {"min_workers": 1, "max_workers": CPUS}  # nobody finds a place beside it
+    settings = {"gate": str(gate), "norm": norm}
+    job = asked("Paced", CPUS, steps=200, elastic=elastic, settings=settings)
+    trouble = Trouble(ray_tmpdir, [20], freeze)
+
+    def thawing(event: Event) -> None:
+        """It thaws while the others go on without it, and must do no harm."""
+        trouble(event)
+        if isinstance(event, Recovered):
+            os.kill(trouble.hit[0], signal.SIGCONT)
+
+    run = raycloud.train(job, run_dir=tmp_path / "run", observer=Opening(gate, CPUS, thawing))
+    check_result(run, job, Steady(norm=norm), 200)
+    log = run.events
+    [lost], [told] = of_kind(MemberLost, log), of_kind(MemberReturned, log)
+    assert (told.member, lost.silent) == (lost.member, True)
+    pids = {event.member: event.pid for event in of_kind(MemberReady, log)}
+    [back] = set(pids) - set(range(CPUS))
+    assert pids[back] == pids[lost.member] == trouble.hit[0]
+    computed = dict.fromkeys(pids, 0)
+    for event in of_kind(StepsCommitted, log):
+        computed[event.member] += event.micro_batches
+    assert computed[back] > 0
+    last = of_kind(GenerationFormed, log)[-1]
+    assert set(last.members) == {*range(CPUS), back} - {lost.member}
+    assert run.summary["workers"] == CPUS
+    [recovery] = run.summary["recoveries"]
+    assert (recovery["kind"], recovery["member"]) == ("member lost", lost.member)
+    [notice] = [n for n in run.summary["notices"] if "is back" in n["what"]]
+    assert notice["detail"]["late_s"] == pytest.approx(told.late_s, abs=0.05)
+    for member in last.members:  # no step was computed twice, none left out
+        steps = [e for e in of_kind(StepsCommitted, log) if e.member == member]
+        assert steps[-1].last_step == 200
+        assert sum(e.last_step - e.first_step for e in steps) == 200 - steps[0].first_step
 
 
 def test_where_only_a_connection_breaks_all_meet_anew(tmp_path: Path, ray_tmpdir: Path) -> None:
@@ -173,6 +208,21 @@ def test_where_only_a_connection_breaks_all_meet_anew(tmp_path: Path, ray_tmpdir
     [recovery] = run.summary["recoveries"]
     assert recovery["kind"] == "met anew"
     assert run.summary["workers"] == 3
+
+
+def test_where_a_connection_hangs_all_meet_anew(tmp_path: Path, ray_tmpdir: Path) -> None:
+    def hangs(_: int) -> None:
+        hang(*between(members_below(ray_tmpdir))[0])
+
+    job = job_of(3, 1, 200)
+    trouble = Trouble(ray_tmpdir, [40], hangs)
+    run = raycloud.train(job, run_dir=tmp_path / "run", observer=trouble)
+    assert len(trouble.hit) == 1
+    check_result(run, job, Steady(), 200)
+    assert not of_kind(MemberLost, run.events)
+    assert {e.generation for e in of_kind(ExchangeBroken, run.events)} == {0}
+    [told] = of_kind(Recovered, run.events)
+    assert (told.lost, told.lost_steps) == ((), 0)
 
 
 @pytest.mark.parametrize("norm", [False, True])

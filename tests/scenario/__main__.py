@@ -53,7 +53,7 @@ def told(seed: int, outcome: Outcome, faults: int = FAULTS) -> list[str]:
     lines = [
         f"seed {seed}: {outcome.status} after {outcome.virtual_s:.0f} virtual seconds, "
         f"{outcome.befallen} faults, {outcome.starts} starts, {outcome.generations} generations, "
-        f"{outcome.recoveries} recoveries, {outcome.members} members, "
+        f"{outcome.recoveries} recoveries, {outcome.members} members, {outcome.returned} returned, "
         f"{outcome.mistaken} given up that were well, {outcome.apart:.1e} apart, "
         f"digest {outcome.digest}",
         *(f"BROKEN: {wrong}" for wrong in outcome.wrong),

@@ -12,10 +12,12 @@ from raycloud.commands import (
     Command,
     Finish,
     Form,
+    LeaveOut,
     Meet,
     Notice,
     Prepare,
     Publish,
+    Readmit,
     Record,
     Release,
     Reshare,
@@ -41,7 +43,7 @@ from raycloud.on_ray.origin import found_back
 from raycloud.order import Position, ledger_line
 from raycloud.simulate.telling import short
 from raycloud.training.member import Meeting, MemberConfig
-from tests.scenario.fleet import Disk
+from tests.scenario.fleet import ENDED, Disk
 from tests.scenario.task import StagedTask
 
 if TYPE_CHECKING:
@@ -56,7 +58,6 @@ _SILENCE_S = 60.0
 _WELL_S = 10.0  # who was well for so long is well
 _FULL = "CheckpointError"  # the only one that a script gives cause for
 _KNOWN = ("was lost", _FULL)  # why a start may fail
-_ENDED = "its process has ended"
 
 
 @dataclass(eq=False)
@@ -70,6 +71,7 @@ class Story:
         spawned: One past the newest member's number.
         generation: The newest.
         recoveries: How often training went on after a generation broke.
+        returned: How often a process came back that was given up.
         mistaken: How often a member was given up that was well.
         wrong: Which promises were broken.
     """
@@ -81,6 +83,7 @@ class Story:
     spawned: int = 0
     generation: int = -1
     recoveries: int = 0
+    returned: int = 0
     mistaken: int = 0
     wrong: list[str] = field(default_factory=list)
 
@@ -142,8 +145,8 @@ class Driver:
             self._unread.append(event)
             return
         if isinstance(event, MemberLost):
-            seat = self._fleet.seats.get(event.member)
-            if seat is None and event.reason != _ENDED:
+            seat = self._fleet.seats.get(event.member) or self._fleet.away.get(event.member)
+            if seat is None and event.reason != ENDED:
                 return  # it was ended here
             if seat is not None and not seat.alive:
                 self._fleet.drop([event.member])
@@ -208,8 +211,8 @@ class Driver:
                     self._story.lines += [ledger_line(record) for record in records]
                 case Notice() | TellRecovery():
                     self._note(command)
-                case Release(members=members):
-                    self._fleet.drop(members)
+                case Release() | LeaveOut() | Readmit():
+                    self._obey(command)
                 case Finish(status=status, error=why):
                     self.finish = command
                     if status != "finished" and not any(known in str(why) for known in _KNOWN):
@@ -221,6 +224,17 @@ class Driver:
         self._story.recoveries += isinstance(command, TellRecovery)
         kind = Noticed if isinstance(command, Notice) else Recovered
         self._soon(kind(**asdict(command)))
+
+    def _obey(self, command: Release | LeaveOut | Readmit) -> None:
+        match command:
+            case Release(members=members):
+                self._fleet.drop(members)
+            case LeaveOut(member=member):
+                self._fleet.leave_out(member)
+            case Readmit(member=member, process=process):
+                self._story.spawned = member + 1
+                self._story.returned += 1
+                self._fleet.readmit(member, process)
 
     def _soon(self, event: Event, seconds: float = 0.0) -> None:
         self._world.after(seconds, lambda: self.take(event))
@@ -248,7 +262,7 @@ class Driver:
             meeting = replace(self._meeting(command, rank), settled=command.settled)
             self._fleet.call(member, lambda it, meeting=meeting: it.form(meeting))
             if member not in self._fleet.seats:  # it had done its part before it ended
-                self._soon(MemberLost(member=member, reason=_ENDED))
+                self._soon(MemberLost(member=member, reason=ENDED))
 
     def _prepare(self, command: Prepare) -> None:
         change, number = command.change, command.number

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from raycloud.checkpoint.local import LocalStore
 from raycloud.checkpoint.naming import blamed
 from raycloud.control.hearing import Heard
-from raycloud.events import Event, MemberLost, MemberSpawned
+from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.training.member import Member
 from tests.scenario.stage import MemberClock, Process, here
 
@@ -27,6 +27,7 @@ _PLACED_S = 0.5
 _DIES_S = (0.05, 2.0)
 _GHOST_S = (0.2, 6.0)  # from a lost member's thaw to its end
 _WRITES_S = (0.01, 0.1)
+ENDED = "its process has ended"
 
 
 class Seat(Process):
@@ -41,7 +42,7 @@ class Seat(Process):
         checked: The newest step at whose beginning its state was looked at.
     """
 
-    member: Member
+    member: _Heard
 
     def __init__(self, fleet: Fleet, config: MemberConfig, node: int) -> None:
         super().__init__(fleet.stage, config.member, node)
@@ -56,6 +57,11 @@ class Seat(Process):
         """The driver's calls reach it."""
         return self.alive and not (self.frozen or self.unheard)
 
+    def counts_as(self, number: int) -> bool:
+        """Whether what it computes as this member is anybody's."""
+        there = self.fleet.seats.get(number) is self and self.member.number == number
+        return self.alive and not self.given_up and (there or self.fleet.over)
+
     @property
     def step(self) -> int:
         """The step that it computes; -1 before the first."""
@@ -66,13 +72,14 @@ class Seat(Process):
 class _Heard(Member):
     """A member whose words are fetched as soon as there are any."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
-        super().__init__(seat.config, MemberClock(seat))
+    def __init__(self, seat: Seat, before: Member | None = None) -> None:
+        self._seat, self.number = seat, seat.number
+        super().__init__(seat.config, MemberClock(seat), before=before)
 
     def _report(self, event: Event) -> None:
         super()._report(event)
-        self._seat.fleet.said(self._seat)
+        if self._seat.member is self:
+            self._seat.fleet.said(self._seat)
 
 
 class Disk(LocalStore):
@@ -108,6 +115,7 @@ class Fleet:
 
     Attributes:
         seats: Members that the driver holds, dead ones too until it knows.
+        away: Those that it has left out, and whose processes it keeps.
         tell: Takes what the driver learns of them.
     """
 
@@ -116,6 +124,7 @@ class Fleet:
         self.up = up
         self.tell: Callable[[Event], None] = lambda event: None
         self.seats: dict[int, Seat] = {}
+        self.away: dict[int, Seat] = {}
         self.all: list[Seat] = []  # that ever were
         self._waiting: list[MemberConfig] = []
         self.over = False
@@ -180,7 +189,7 @@ class Fleet:
     def _fetch(self, seat: Seat) -> None:
         seat.on_its_way = False
         heard = seat.answers or (not seat.alive and self._world.now_s <= seat.last_words_s)
-        if heard and self.seats.get(seat.number) is seat:
+        if heard and self.seats.get(seat.number) is seat and seat.member.number == seat.number:
             for event in seat.member.poll(0.0):
                 self.tell(event)
 
@@ -194,6 +203,7 @@ class Fleet:
             with self.stage.on_behalf_of(seat):
                 act(seat.member)
         self.said(seat)
+        self._return(seat)
         if seat.given_up:
             self._world.after(self._world.between(*_GHOST_S), partial(self.kill, seat))
 
@@ -206,6 +216,40 @@ class Fleet:
                 seat.due_s = now_s + _POLL_S
         due_s = {number: seat.due_s for number, seat in self.seats.items()}
         return Heard(looked_s=now_s, late_s=late_s, due_s=due_s)
+
+    def leave_out(self, member: int) -> None:
+        """The driver listens to it no more, and waits for its process to answer again."""
+        seat = self.seats.pop(member, None)
+        if seat is not None:
+            self.away[member] = seat
+            self._return(seat)
+
+    def _return(self, seat: Seat) -> None:
+        """The driver finds that it answers, if it has left it out."""
+        number = seat.number
+
+        def look() -> None:
+            if self.away.get(number) is seat and seat.answers and not self.over:
+                self.tell(MemberReturned(member=number, late_s=self._world.clock_s - seat.due_s))
+
+        self._world.after(self._world.between(0.0, _POLL_S), look)
+
+    def readmit(self, member: int, process: int) -> None:
+        """A process that has returned goes on as another member, as soon as it hears of that."""
+        seat = self.away.pop(process, None)
+        if seat is None or not seat.alive:
+            self._later(0.0, MemberLost(member=member, reason=ENDED))
+            return
+        seat.number = member
+        seat.config = replace(seat.config, member=member, joins=True)
+        seat.checked = -1
+        self.seats[member] = seat
+        seat.due_s = self._world.clock_s + _POLL_S
+        self._later(0.0, MemberSpawned(member=member))
+        self.call(member, partial(self._go_on, seat))
+
+    def _go_on(self, seat: Seat, before: Member) -> None:
+        seat.member = _Heard(seat, before)
 
     # ---- ends
 
@@ -228,7 +272,9 @@ class Fleet:
         """The driver ends these, as far as it reaches them."""
         wanted = set(members)
         self._waiting = [config for config in self._waiting if config.member not in wanted]
-        for seat in [self.seats.pop(number) for number in wanted & set(self.seats)]:
+        for seat in [
+            held.pop(number) for held in (self.seats, self.away) for number in wanted & set(held)
+        ]:
             if seat.answers or self._world.likely(0.5):
                 self.kill(seat)
             else:  # it goes on by itself, and will not be listened to
@@ -238,4 +284,4 @@ class Fleet:
     def close(self) -> None:
         """Every process ends that can be reached."""
         self.over = True
-        self.drop([*self.seats])
+        self.drop([*self.seats, *self.away])

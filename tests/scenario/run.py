@@ -102,6 +102,7 @@ class Outcome:
 
     Attributes:
         befallen: How many faults befell it.
+        returned: How often a process came back that was given up.
         mistaken: How often a member was given up that was well.
         apart: The largest difference of an entry from the undisturbed run's.
         digest: Of the story.
@@ -115,6 +116,7 @@ class Outcome:
     generations: int
     recoveries: int
     befallen: int
+    returned: int
     mistaken: int
     apart: float
     digest: str
@@ -141,7 +143,7 @@ class _Run:
             shares=scenario.shares,
         )
         self.starts = 0
-        self.states: dict[int, dict[Seat, str]] = {}
+        self.states: dict[int, dict[tuple[Seat, int], str]] = {}
 
     def go(self) -> Outcome:
         """To its end."""
@@ -159,6 +161,7 @@ class _Run:
             generations=self.story.generation + 1,
             recoveries=self.story.recoveries,
             befallen=self.faults.befallen,
+            returned=self.story.returned,
             mistaken=self.story.mistaken,
             apart=found,
             digest=self.world.log.digest(),
@@ -222,7 +225,7 @@ class _Run:
 
         return slowly
 
-    def _room_bytes(self) -> int:
+    def _room_bytes(self, _: int | None) -> int:
         return self.world.below(_NARROW_BYTES) if self.world.likely(_OFTEN_NARROW) else 2**30
 
     def _streams(self) -> Streams:
@@ -248,15 +251,15 @@ class _Run:
 
     def _check_state(self, seat: Seat) -> None:
         """Members that live and compute the same step have the same bits."""
-        if seat.given_up:
+        if not seat.counts_as(seat.number):
             return
         tensors = seat.member._life._replica.state.tensors()
         own = digest((name, tensors[name]) for name in same_steps(tuple(tensors)))
         others = self.states.setdefault(seat.step, {})
-        for other, found in others.items():
-            if other.alive and not other.given_up and other.fleet is seat.fleet and found != own:
+        for (other, number), found in others.items():
+            if other.counts_as(number) and other.fleet is seat.fleet and found != own:
                 self.story.wrong.append(f"before step {seat.step} {seat} and {other} differ")
-        others[seat] = own
+        others[seat, seat.number] = own
 
     def _start(self) -> str:
         world, story = self.world, self.story

@@ -104,11 +104,14 @@ class Strand:
         self._thread.start()
         self.stage.turn_after(_SWITCH_S, self, self.ticket)
 
-    def join(self) -> None:
-        """Wait until it has ended."""
-        while not self.over:
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until it has ended, or so long."""
+        until_s = float("inf") if timeout_s is None else self.stage.world.now_s + timeout_s
+        while not self.over and self.stage.world.now_s < until_s:
             self._joining.append(_here())
-            self.stage.wait(None)
+            left_s = None if timeout_s is None else until_s - self.stage.world.now_s
+            self.stage.wait(left_s)
+            self._joining.remove(_here())
 
     def end(self) -> None:
         """Let it unwind; without effect where it has ended."""

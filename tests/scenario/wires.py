@@ -198,6 +198,9 @@ class Wire:
     def broadcast(self, tensor: torch.Tensor, source: int) -> Arrival:
         return self._group.give(self.rank, tensor, source)
 
+    def hang_up(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

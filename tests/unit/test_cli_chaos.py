@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from raycloud import cli
+from raycloud.errors import CheckpointError, TaskError
 from raycloud.faults import Fault, load_schedule
 from raycloud.on_ray import chaos as on_ray
 from raycloud.report.chaos import Outcome, bound_of
+from raycloud.report.chaos_text import outcome_text
 from raycloud.spec import Job
 from tests.unit.test_report_chaos import outcome  # noqa: F401 - a fixture
 
@@ -97,6 +100,115 @@ def test_what_cannot_be_done_is_refused(
     assert code == 2
     assert words in " ".join(notes.replace("│", " ").split())
     assert len(ran) == 1
+
+
+KILL = "{at_step: 20, action: kill}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--seed", "-1"], ("'--seed'", "greater than or equal to 0")),
+        (["--seed", "one"], ("'--seed'", "as an integer")),
+        (["--seed", "1", "--faults", "0"], ("'--faults'", "greater than or equal to 1")),
+        (["--seed", "1", "--steps", "1"], ("'--steps'", "greater than or equal to 2")),
+        (["--schedule", "."], ("schedule = '.'", "cannot be read", "`--seed` draws one")),
+        (
+            ["--seed", "1", "--set", "elastic.max_workers=1"],
+            ("elastic.max_workers = 1", "another worker", "--set elastic.max_workers=3"),
+        ),
+        (
+            ["--seed", "1", "--set", "steps=null", "--set", "epochs=2"],
+            ("steps = None", "drawn for a number of steps", "--steps"),
+        ),
+        (
+            ["--seed", "1", "--set", "errors.on_nan=rollback"],
+            ("errors.on_nan = 'rollback'", "must be stop or skip", "left out, it is stop"),
+        ),
+    ],
+)
+def test_an_argument_that_cannot_be_is_named_with_its_value_and_a_remedy(
+    arguments: list[str], words: tuple[str, ...], job: Path, ran: list[Any]
+) -> None:
+    code, _, notes = call(job, *arguments)
+    told = " ".join(notes.replace("│", " ").split())
+    assert (code, len(ran)) == (2, 1), told
+    for word in words:
+        assert word in told
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("format: 1\nfaults: [", ("schedule = ", "line 2")),
+        ("format: 3\nfaults: []", ("format = 3", "is not known", "write format: 1")),
+        (
+            "format: 1\nfaults: [{at_step: 20, action: burn}]",
+            ("faults[0].action = 'burn'", "is not known", "kill, freeze, terminate, cut"),
+        ),
+        (
+            f"format: 1\nfaults: [{KILL}, {{at_s: -2, action: kill}}]",
+            ("faults[1].at_s = -2", "is not possible", "write seconds from 0 to 3600"),
+        ),
+        (
+            "format: 1\nfaults: [{at_step: 20, action: kill, many: 3}]",
+            ("faults[0].many = 3", "one has to be left", "--set elastic.max_workers=4"),
+        ),
+        (
+            "format: 1\nfaults: [{at_step: 100, action: kill}]",
+            ("faults[0].at_step = 100", "the run ends with step 100", "raise --steps"),
+        ),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused_before_anything_runs(
+    text: str, words: tuple[str, ...], job: Path, ran: list[Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "faults.yaml"
+    file.write_text(text)
+    code, _, notes = call(job, "--schedule", file, "--out", tmp_path / "out")
+    told = " ".join(notes.replace("│", " ").split())
+    assert (code, len(ran)) == (2, 1), told
+    for word in words:
+        assert word in told
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("fails", ["the run", "the comparison"])
+def test_where_the_run_by_one_worker_fails_the_other_two_are_told_of(
+    fails: str,
+    outcome: Outcome,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    apart, places = replace(outcome.difference, precision="float32"), on_ray.Places(tmp_path)
+    shown: list[str] = []
+    trained: list[Job] = []
+
+    def difference(one: Path, other: Path) -> Any:
+        if other == places.alone:
+            raise CheckpointError("there is no checkpoint")
+        return apart
+
+    def train(job: Job, **_: Any) -> None:
+        trained.append(job)
+        if fails == "the run":
+            raise TaskError("the loss is not finite")
+
+    monkeypatch.setattr(on_ray, "_difference", difference)
+    monkeypatch.setattr(on_ray, "train", train)
+    telling = on_ray.Telling(say=shown.append, shown=lambda _: nullcontext(lambda _: None))
+    asked = Job(task="raycloud.metrics:Mean", steps=5, elastic={"max_workers": 3})
+    assert on_ray._held(asked, places, telling, None) == (apart, None)
+    assert [job.most_workers for job in trained] == [1]
+    why = "the loss is not finite" if fails == "the run" else "there is no checkpoint"
+    assert shown[-1] == f"what rounding does is not known, since that run failed: {why}"
+    told = replace(outcome, difference=apart, bound=None)
+    assert not told.proved
+    assert (
+        "  parameters    NOT KNOWN: 4e-15 apart at most in model/a, over 7 tensors; what rounding "
+        "does in float32 could not be found out\n"
+    ) in outcome_text(told)
+    json.dumps(told.to_record(), allow_nan=False)
 
 
 def test_a_cluster_is_taken(job: Path, ran: list[Any], tmp_path: Path) -> None:

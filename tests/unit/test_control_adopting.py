@@ -107,6 +107,28 @@ def test_one_that_had_just_come_counts_from_its_first_word():
     assert job.ledger.audit(through=job.position_at(10)).exact
 
 
+def test_where_only_one_that_is_gone_had_reported_nobody_is_taken_for_older_than_it_is():
+    job, commands = taken({0: 7})
+    assert only(c.Form, commands).members == (3, 4)
+    for member in (3, 4):  # they took the state, and had not come to tell of a step
+        assert job.on(report(job, member, 7, 9, generation=7), 1.5) == ()
+    job.on(formed(job, 9), 1.6)
+    commands = [x for m in (3, 4) for x in job.on(report(job, m, 9, 10), 1.7)]
+    assert job.committed_step == 10
+    assert job.ledger.audit(through=job.position_at(10)).exact
+    assert only(c.Record, commands)
+
+
+def test_an_echo_of_their_last_meeting_changes_nothing_while_they_wait_for_others():
+    job, _ = taken({3: 5}, count=1)
+    assert job.phase is Phase.WAITING
+    assert only(c.Spawn, job.tick(1.2)).members == (9,)
+    echo = e.GenerationFormed(generation=7, members=(3, 4), shares=(4, 4), first_step=0)
+    assert job.on(echo, 1.5) == ()
+    assert job.phase is Phase.WAITING
+    assert job.members == {3: MemberState.ACTIVE, 9: MemberState.SPAWNING}
+
+
 def test_words_of_what_the_driver_before_had_begun_change_nothing():
     job, _ = taken({3: 5, 4: 5})
     for word in (

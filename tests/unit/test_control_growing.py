@@ -214,8 +214,8 @@ def test_who_is_lost_is_replaced():
     to(job, 5)
     commands = job.on(e.MemberLost(member=0, reason="died"), 2.0)
     assert only(c.Form, commands).members == (1,)
-    assert asked_for(commands) == []  # they meet first
-    assert asked_for(job.on(formed(job, 5), 2.2)) == [(2,)]
+    assert asked_for(commands) == [(2,)]  # it builds while they meet
+    assert asked_for(job.on(formed(job, 5), 2.2)) == []
     assert only(c.Prepare, job.on(ready(2), 9.0)).change.members == (1, 2)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raycloud import commands as c
 from raycloud import events as e
-from raycloud.control import Phase
+from raycloud.control import MemberState, Phase
 from raycloud.control.hearing import Heard
 from tests.control_events import ready
 from tests.control_job import of, on_and_tick, only, report, tick
@@ -60,8 +60,9 @@ def test_who_is_to_join_waits_for_a_step_that_takes_minutes():
     for member in (1, 2):
         on_and_tick(job, lost(member), 2.0)
     assert job.group == (0,)
-    job.on(e.CapacityChanged(workers=2), 2.5)
-    (newcomer,) = only(c.Spawn, [*job.on(formed(job, 5), 3.0), *job.tick(4.0)]).members
+    assert only(c.Release, job.on(e.CapacityChanged(workers=2), 2.5)).members == (4,)
+    (newcomer,) = (m for m, state in job.members.items() if state is MemberState.SPAWNING)
+    job.on(formed(job, 5), 3.0)
     job.on(e.MemberSpawned(member=newcomer), 4.0)
     meet = only(c.Prepare, job.on(ready(newcomer), 10.0)).change
     assert meet.members == (0, newcomer)
@@ -71,3 +72,11 @@ def test_who_is_to_join_waits_for_a_step_that_takes_minutes():
         job.hear(Heard(looked_s=now_s, late_s=late_s, due_s=due_s))
         given_up += of(c.Release, tick(job, now_s))
     assert not given_up
+
+
+def test_one_that_is_ready_while_the_others_meet_joins_once_they_have_met():
+    job = two(max_workers=2)
+    to(job, 5)
+    job.on(e.MemberLost(member=0, reason="died"), 2.0)
+    assert job.on(ready(2), 2.1) == ()
+    assert only(c.Prepare, job.on(formed(job, 5), 2.2)).change.members == (1, 2)

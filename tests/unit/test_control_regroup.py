@@ -23,7 +23,12 @@ def test_those_that_are_left_meet_as_the_next_generation():
     form = only(c.Form, commands)
     assert (form.generation, form.members, form.shares) == (1, (0, 2), (4, 4))
     assert job.phase is Phase.REGROUPING
-    assert job.members == {0: MemberState.ACTIVE, 1: MemberState.LOST, 2: MemberState.ACTIVE}
+    assert job.members == {
+        0: MemberState.ACTIVE,
+        1: MemberState.LOST,
+        2: MemberState.ACTIVE,
+        3: MemberState.SPAWNING,  # in its place
+    }
     job.on(formed(job, 5), 2.5)
     assert job.phase is Phase.TRAINING
     commands = to(job, 8, (0, 2), first=5)

@@ -24,8 +24,10 @@ def saved(job, step, members=(0, 1, 2)):
 
 
 def all_lost(job, now_s=2.0, members=(0, 1, 2)):
-    """All are lost, one right after the other; all commands."""
-    return [x for m in members for x in job.on(lost(m), now_s)]
+    """All are lost, one right after the other, with their machines; all commands."""
+    job.on(e.CapacityChanged(workers=0), now_s)
+    commands = [x for m in members for x in job.on(lost(m), now_s)]
+    return [*commands, *job.on(e.CapacityChanged(workers=3), now_s)]
 
 
 def restoring(**settings):
@@ -328,3 +330,21 @@ def test_what_cannot_be_gone_back_to_changes_nothing(event, why):
     job.on(back, 3.0)
     with pytest.raises(InternalError, match="no checkpoint is looked for"):
         job.on(back, 3.1)
+
+
+def test_those_asked_for_while_some_were_left_load_it_where_they_meet():
+    job = three()
+    to(job, 5)
+    back = saved(job, 5)
+    spawned = [m for n in (0, 1, 2) for x in of(c.Spawn, job.on(lost(n), 2.0)) for m in x.members]
+    assert spawned == [3, 4]
+    assert only(c.Spawn, job.on(back, 3.0)) == c.Spawn(members=(5,), joins=True, back=5)
+    form = only(c.Form, come(job, (3, 4, 5)))
+    assert (form.members, form.following, form.back.step) == ((3, 4, 5), (), 5)
+
+
+def test_steps_that_were_taken_back_do_not_count_although_those_that_tell_them_compute_again():
+    job, back = following()
+    job.on(back, 4.1)
+    job.on(formed(job, 5), 4.2)
+    assert (job.on(report(job, 3, 5, 6, generation=2), 4.3), job.committed_step) == ((), 5)

@@ -104,3 +104,10 @@ def test_where_the_job_says_how_often_nothing_is_asked_for():
     job = three()
     to(job, 5)
     assert not saved(job.tick(100_000.0))
+
+
+def test_a_word_of_one_member_leaves_it_to_the_tick_that_time_has_passed() -> None:
+    job = three(saves=True)
+    to(job, 5)
+    assert job.on(report(job, 0, 5, 6), 4000.0) == ()  # others have not committed that step
+    assert isinstance(only(c.Prepare, job.tick(4000.0)).change, c.Save)

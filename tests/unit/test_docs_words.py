@@ -21,6 +21,7 @@ from raycloud.report.told import told
 from raycloud.spec.job import Job
 from raycloud.spec.rundir import _KEPT, RunDirectory
 from raycloud.spec.schema import fields_of, schema_of, walk
+from raycloud.sync import gloo, own_sockets
 from raycloud.task import Source, Task
 from tests.pages import DOCS, README, Block, blocks, pages, table, words
 
@@ -76,11 +77,14 @@ def test_limits_are_those_that_are_kept() -> None:
         "the members have not met": fields["form_s"].default,
         "no word from a member": origin.SILENCE_S,
         "a member does not answer, and others do": fields["late_s"].default,
+        "a member that does not answer is kept": fields["return_s"].default,
         "a member's computing thread stands still": fields["still_s"].default,
+        "a connection between members lets nothing through": own_sockets.HUNG_S,
         "an exchange between members breaks": fields["broken_s"].default,
     }.items():
         assert re.search(rf"\b{seconds:g} s\b", limits[what]), what
     assert fields["spawn_s"].default == 300  # said also of MemberSpawned
+    assert f"{gloo._CONNECTING.seconds} s until they are" in limits["the members have not met"]
 
 
 @pytest.mark.parametrize("name", ["_QUIET", "_EMBEDDED"])

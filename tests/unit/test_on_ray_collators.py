@@ -15,6 +15,7 @@ from raycloud.errors import DataError
 from raycloud.on_ray import collators
 from raycloud.on_ray.collators import Collator, Delivery, RayCollators, Unable
 from raycloud.order import MicroBatch, Order
+from raycloud.spec import ElasticSection
 from raycloud.training.collate import Collate
 from tests.unit.test_training_feed import Identity
 
@@ -47,7 +48,8 @@ class Provider:
 
 
 def collator(*fails: int) -> Collator:
-    config: Any = SimpleNamespace(task=Identity, job=SimpleNamespace(settings={}))
+    job = SimpleNamespace(settings={}, elastic=ElasticSection())
+    config: Any = SimpleNamespace(task=Identity, job=job)
     return Collator(config, Provider(set(fails)))
 
 

@@ -132,6 +132,37 @@ def test_who_has_left_is_not_waited_for() -> None:
     assert fold(told).whole_s == pytest.approx(10.0 + 4.5)
 
 
+def test_who_was_let_go_without_a_step_is_not_waited_for() -> None:
+    told: list[tuple[float, Event]] = [
+        (0.0, MemberSpawned(member=0)),
+        (0.0, MemberSpawned(member=1)),
+        (0.0, MemberSpawned(member=2)),
+        (1.0, formed(0, 0)),
+        (2.0, formed(1, 0, 1)),  # it follows
+        (4.0, formed(2, 0)),
+        (10.0, later(0, 0, 9, generation=2, wall_s=9.0)),
+    ]
+    parts = fold(told)
+    assert parts.whole_s == pytest.approx(10.0 + 4.0 + 10.0)  # the third may still come
+    assert parts.starting_s == pytest.approx(1.0 + 4.0 + 10.0)
+
+
+def test_who_was_put_off_and_comes_again_is_there() -> None:
+    told: list[tuple[float, Event]] = [
+        (0.0, MemberSpawned(member=0)),
+        (0.0, MemberSpawned(member=1)),
+        (1.0, formed(0, 0, 1)),
+        (2.0, formed(1, 0)),
+        (3.0, formed(2, 0, 1)),
+        (4.0, MemberLost(member=1, reason="")),
+        (5.0, formed(3, 0)),
+        (6.0, formed(4, 0, 1)),  # as an echo may say
+        (7.0, later(0, 0, 1, generation=4, wall_s=1.0)),
+    ]
+    parts = fold(told)
+    assert (parts.lost_s, parts.whole_s) == (pytest.approx(4.0), pytest.approx(7.0 + 4.0))
+
+
 def test_a_newcomer_that_dies_before_its_first_step_is_lost() -> None:
     told: list[tuple[float, Event]] = [
         (0.0, MemberSpawned(member=0)),

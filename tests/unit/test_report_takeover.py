@@ -18,6 +18,7 @@ from raycloud.events import (
     RunFinished,
     RunStarted,
 )
+from raycloud.report.goodput import Goodput
 from raycloud.report.log import from_line, last_words, skips_told, to_line
 from raycloud.report.progress import note
 from raycloud.report.summary import fold, summarize
@@ -95,6 +96,75 @@ def test_who_was_lost_with_the_driver_is_told_beside_it() -> None:
         ("member lost", 3.0),
     ]
     assert found.steps == 9
+
+
+def test_a_loss_that_was_under_way_is_over_once_they_have_met() -> None:
+    lost = (104.5, MemberLost(member=1, reason="killed"))
+    form = GenerationFormed(generation=1, members=(0,), shares=(2,), first_step=7)
+    told = Recovered(generation=1, lost=(), cause="x", detected_s=0.0, resumed_s=3.0)
+    rest = [(112.0, form), (113.0, commit(0, 7, 9)), (113.0, told)]
+    found = fold([*before(), lost, *taken_over(0), *rest])
+    assert [(r["kind"], r["seconds"], r.get("ended_run")) for r in found.recoveries] == [
+        ("member lost", 112.0 - 104.5, None),
+        ("taken over", 3.0, None),
+    ]
+
+
+def test_a_takeover_that_was_killed_itself_ended_nothing() -> None:
+    found = fold([*before(), *taken_over(0, 1), *taken_over(0, 1), *after()])
+    assert [(r["kind"], r["seconds"]) for r in found.recoveries] == [
+        ("taken over", 4.5),
+        ("taken over", 5.0),
+    ]
+    ended = fold([*before(), *taken_over(0, 1), (120.0, RunFinished(status="failed", steps=4))])
+    assert ended.recoveries[0]["ended_run"]
+
+
+def test_who_takes_over_lets_spares_go() -> None:
+    spare = (104.0, MemberSpawned(member=2))
+    events = [*before(), spare, *taken_over(0, 1), *after()]
+    goodput = Goodput()
+    for t, event in events:
+        goodput.add(t, event)
+    assert goodput.parts().starting_s == pytest.approx(2 * 0.9 + 6.0)
+
+
+def test_the_loss_curve_is_of_one_that_has_the_state() -> None:
+    """Member 2 follows; it reports nothing before it has caught up."""
+    following = GenerationFormed(generation=1, members=(0, 1, 2), shares=(1, 1, 0), first_step=4)
+    shared = GenerationFormed(generation=2, members=(0, 1, 2), shares=(1, 1, 1), first_step=9)
+    tally = Tally()
+    for t, event in before()[:8]:
+        tally.add(t, event)
+    tally.add(104.0, following)
+    assert tally.lead == 0
+    tally.add(105.0, commit(0, 4, 8))
+    tally.add(105.0, commit(1, 4, 8))
+    assert (tally.steps, tally.samples) == (8, 64)  # it is not waited for
+    tally.add(106.0, commit(2, 6, 9))  # it has caught up, and waits for a share
+    assert tally.steps == 8
+    tally.add(106.0, commit(0, 8, 9))
+    tally.add(106.0, commit(1, 8, 9))
+    assert (tally.steps, tally.samples) == (9, 72)
+    tally.add(107.0, shared)
+    tally.add(108.0, commit(0, 9, 12))
+    tally.add(108.0, commit(1, 9, 12))
+    assert tally.steps == 9  # from now on it is
+    tally.add(108.0, commit(2, 9, 12))
+    assert (tally.steps, tally.samples) == (12, 96)
+    assert [point.step for point in tally.points] == [4, 8, 9, 12]
+
+
+def test_where_only_one_that_follows_is_left_to_report_it_leads() -> None:
+    tally = Tally()
+    tally.add(100.0, RunStarted(job="gpt", version="0.1.0"))
+    tally.add(101.0, GenerationFormed(generation=0, members=(0, 5), shares=(2, 0), first_step=0))
+    assert tally.lead == 0
+    tally.add(102.0, commit(5, 0, 3))
+    assert (tally.lead, tally.steps) == (0, 0)
+    tally.add(103.0, GenerationFormed(generation=1, members=(5,), shares=(2,), first_step=3))
+    tally.add(104.0, commit(5, 3, 4))
+    assert (tally.lead, tally.steps, tally.samples) == (5, 4, 32)
 
 
 def test_a_later_meeting_is_not_the_takeover() -> None:

@@ -167,17 +167,19 @@ def run_with(asked: Job, folder: Path, steps: range, status: str) -> list[Notice
 
 
 def wandb_records(data: bytes) -> Iterator[bytes]:
-    """The records of a `.wandb` file: after a head of 7 bytes, LevelDB's log format.
+    """The records of a `.wandb` file, as far as it is written: after 7 bytes, LevelDB's log format.
 
     A block of 32 KiB holds pieces: checksum, length, kind (whole, first, middle, last), bytes.
     """
-    assert data[:4] == b":W&B"
+    assert b":W&B".startswith(data[:4])
     at, whole = 7, b""
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:  # the rest of a block is empty
             at += 32768 - at % 32768
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
+        if at + 7 + length > len(data):
+            return
         whole += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):
@@ -188,7 +190,7 @@ def wandb_records(data: bytes) -> Iterator[bytes]:
 @pytest.mark.timeout(180)
 def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="raycloud[wandb] is not installed")
-    from wandb.proto import wandb_internal_pb2
+    from wandb.proto.wandb_internal_pb2 import Record
 
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     asked = job(wandb={"mode": "offline", "project": "lines"})
@@ -197,22 +199,23 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_with(asked, folder, range(3, 6), "finished") == []
     known = json.loads((folder / "tracking.json").read_text())["runs"]["wandb"]
     found: list[tuple[float, float]] = []
-    files = sorted(
-        (folder / "wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime
-    )
-    assert len(files) == 2
-    for file in files:
-        for data in wandb_records(file.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            if record.HasField("run"):
-                assert (record.run.run_id, record.run.project) == (known, "lines")
-                assert record.run.display_name == "run-7"
-                config = {i.key or i.nested_key[0]: i.value_json for i in record.run.config.update}
-                assert json.loads(config["steps"]) == "3"
-            if record.HasField("history"):
-                items = {i.key or i.nested_key[0]: i.value_json for i in record.history.item}
-                found.append((json.loads(items["step"]), json.loads(items["train/loss"])))
+
+    def written() -> list[Any] | None:
+        """W&B's own process writes the last of a run after it has said that it is finished."""
+        files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
+        told = [[*map(Record.FromString, wandb_records(file.read_bytes()))] for file in files]
+        ended = [records for records in told if any(one.HasField("exit") for one in records)]
+        return told if len(ended) == 2 else None
+
+    for record in [one for records in wait_for("both files", written) for one in records]:
+        if record.HasField("run"):
+            assert (record.run.run_id, record.run.project) == (known, "lines")
+            assert record.run.display_name == "run-7"
+            config = {i.key or i.nested_key[0]: i.value_json for i in record.run.config.update}
+            assert json.loads(config["steps"]) == "3"
+        if record.HasField("history"):
+            items = {i.key or i.nested_key[0]: i.value_json for i in record.history.item}
+            found.append((json.loads(items["step"]), json.loads(items["train/loss"])))
     assert found == [(s, pytest.approx(1 / s)) for s in (1, 2, 3, 3, 4, 5)]
 
 

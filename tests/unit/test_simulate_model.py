@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raycloud.order import Position, Steps
+from raycloud.order import EpochSizes, Position, Steps
 from raycloud.simulate.lockstep import Lockstep
 from raycloud.simulate.model import MASK, each, parts, pieces, total, undisturbed
 
@@ -21,7 +21,8 @@ def group(cut, shares, **fields):
 @pytest.mark.parametrize("samples", [17, 18, 40])
 def test_many_steps_at_once_are_those_of_one_loop(drop_last, shares, samples):
     cut = Steps(samples=samples, global_batch=17, micro_batch=3, drop_last=drop_last)
-    due = undisturbed(range(60), samples=samples, global_batch=17, drop_last=drop_last)
+    sizes = EpochSizes(samples)
+    due = undisturbed(range(60), sizes=sizes, global_batch=17, drop_last=drop_last)
     one, step = group(cut, shares), 0
     for steps in (1, 2, 7, 1, 30, 11):
         one.commit(steps)
@@ -65,7 +66,8 @@ def test_time_goes_by_in_whole_steps_up_to_the_barrier():
 
 def test_another_order_is_another_model():
     values = [
-        undisturbed([3], samples=s, global_batch=4, drop_last=False)[3][0] for s in (8, 9, 10)
+        undisturbed([3], sizes=EpochSizes(s), global_batch=4, drop_last=False)[3][0]
+        for s in (8, 9, 10)
     ]
     assert len(set(values)) == 3
     assert all(0 <= value <= MASK for value in values)

@@ -68,6 +68,7 @@ def test_defaults() -> None:
             "max_workers": 2,
             "shares": "auto",
             "orphan_s": 120,
+            "backup_micro_batches": 0,
         },
         "sync": {
             "period": "auto",

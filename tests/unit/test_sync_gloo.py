@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import json
 import threading
+import time
 
 import pytest
 import torch
 from torch import distributed as dist
 
 from raycloud.errors import TransportError
+from raycloud.sync import gloo, own_sockets
 from raycloud.sync.gloo import GlooTransport
 from raycloud.sync.nccl import NcclWork
 from raycloud.sync.transport import Abandoned, finish
+from tests.connections import deafen
 from tests.lockstep import never
 from tests.sockets import gloo_members, together
 
@@ -82,6 +86,42 @@ def test_a_peer_that_closes_breaks_what_is_open_and_what_comes() -> None:
                 finish(work, never)
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_path_that_hangs_breaks_what_is_open(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on its way is not acknowledged; or nothing is, and who waits asks."""
+    monkeypatch.setattr(own_sockets, "HUNG_S", 2)
+    monkeypatch.setattr(own_sockets, "_IDLE_S", 1)
+    with gloo_members(2) as (mine, theirs):
+        if waits:
+            work = mine.all_reduce(torch.ones(2))
+            assert not work.wait(0.2)
+        for connection in own_sockets._connections(mine._own, mine._others):
+            deafen(connection)
+        began_s = time.monotonic()
+        if not waits:
+            work = mine.all_reduce(torch.ones(2))
+        other = theirs.all_reduce(torch.ones(2))
+        for one in (work, other):
+            with pytest.raises(TransportError, match="broke"):
+                finish(one, lambda: time.monotonic() - began_s > 15.0)
+        assert time.monotonic() - began_s < 5.0
+
+
+def test_one_that_comes_and_cannot_be_reached_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gloo, "_CONNECTING", datetime.timedelta(milliseconds=300))
+    limit = datetime.timedelta(seconds=20)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
+    store.set("listens/1", json.dumps([("127.0.0.1", 9)]))
+    began_s = time.monotonic()
+    with pytest.raises(TransportError, match="rank 0 could not meet the other 1"):
+        GlooTransport(store, rank=0, size=2, address="127.0.0.1")
+    assert time.monotonic() - began_s < 5.0
+
+
 def test_finish_gives_up_when_the_generation_is_over() -> None:
     with gloo_members(2) as (mine, theirs):
         work = mine.all_reduce(torch.ones(2))
@@ -112,7 +152,10 @@ def test_members_that_do_not_meet_give_up_when_the_store_does() -> None:
     assert "ports" in error.value.hint
 
 
-def test_an_exchange_outlasts_the_time_that_members_had_to_meet() -> None:
+def test_an_exchange_outlasts_the_time_that_members_had_to_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gloo, "_CONNECTING", datetime.timedelta(seconds=2))
     with gloo_members(2, meeting_s=2.0) as (mine, theirs):
         tensors = [torch.ones(2), torch.ones(2)]
         works = [mine.all_reduce(tensors[0]), mine.broadcast(tensors[1], 1)]
@@ -142,3 +185,13 @@ def test_what_is_under_way_does_not_keep_a_group_from_ending() -> None:
         assert not any(work.wait(0.05) for work in works)
         works.clear()
         together(member.close for member in members)
+
+
+def test_who_hangs_up_frees_those_that_wait_for_it() -> None:
+    with gloo_members(2) as (mine, theirs):
+        work = mine.all_reduce(torch.ones(2))
+        assert not work.wait(0.01)
+        theirs.hang_up()
+        with pytest.raises(TransportError, match="broke"):
+            work.wait(10.0)
+        theirs.hang_up()  # once more does no harm

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import resource
 import socket
 import struct
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +17,9 @@ from functools import partial
 import pytest
 
 from raycloud.errors import TransportError
+from raycloud.sync import own_sockets
 from raycloud.sync.stream import CHUNK_BYTES, Listener, Place, Stream, connect, greeting
+from tests.connections import deafen
 from tests.sockets import together
 
 
@@ -140,6 +145,45 @@ def test_who_does_not_is_not() -> None:
     assert welcomed(listener) is None
     silent.close()
     listener.close()
+
+
+def test_a_path_that_hangs_ends_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_sockets, "HUNG_S", 2)
+    monkeypatch.setattr(own_sockets, "_IDLE_S", 1)
+    listener = Listener("127.0.0.1")
+    stream = connect(listener.place, 7)
+    found = welcomed(listener)
+    assert found is not None
+    _, other = found
+    stream.tell({"a": 1})
+    assert other.hear() == {"a": 1}
+    for one in (stream, other):
+        deafen(one._socket)
+    began_s = time.monotonic()
+    stream.send(memoryview(b"abcd"))  # the kernel takes it
+    with pytest.raises(TransportError, match=r"broke: \[Errno 110\]"):
+        other.receive(memoryview(bytearray(4)))
+    assert stream.haste(10.0)
+    with pytest.raises(TransportError, match="broke"):
+        stream.take(1)
+    assert time.monotonic() - began_s < 6.0
+    for end in (stream, other, listener):
+        end.close()
+
+
+def test_any_descriptor_will_do() -> None:
+    """`select` knows none from 1,024 on, and a process of many files has such."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 1100:
+        pytest.skip(f"this process may open {soft} files")
+    with two_ends() as (near, receiver):
+        number = fcntl.fcntl(near._socket, fcntl.F_DUPFD, 1024)
+        sender = Stream(socket.socket(fileno=number))
+        assert number >= 1024
+        assert not sender.haste(0.0)
+        receiver.hurry()
+        assert sender.haste(5.0)
+        sender.close()
 
 
 def test_where_nobody_listens_any_more() -> None:

@@ -14,7 +14,7 @@ from raycloud.clock import VirtualClock
 from raycloud.errors import DataError, TaskError
 from raycloud.order import MicroBatch, Order, Position, Steps
 from raycloud.rows import Rows
-from raycloud.training.collate import Collate, Pass
+from raycloud.training.collate import Collate, Making, Pass
 from tests.lockstep import NetTask
 
 SAMPLES = 40
@@ -72,6 +72,16 @@ def test_micro_batches_are_grouped_in_order(fuse: int, sizes: list[int]) -> None
     assert [one.weight for one in passes] == [2.0 * size for size in sizes]
     ids = [int(value) for one in passes for value in one.batch]
     assert ids == ORDER.ids(0, 0, 16).tolist()
+
+
+@pytest.mark.parametrize(
+    ("apart", "sizes"), [(0, [3, 1]), (1, [3, 1]), (2, [2, 2]), (3, [1, 3]), (9, [3, 1])]
+)
+def test_the_last_share_no_pass_with_others(apart: int, sizes: list[int]) -> None:
+    making = Making(apart=apart)
+    passes = Collate(Numbers(), range(SAMPLES), ORDER, pinned=False, making=making).passes(EVERY, 3)
+    assert [len(one.micro_batches) for one in passes] == sizes
+    assert tuple(m for one in passes for m in one.micro_batches) == EVERY
 
 
 def test_no_micro_batches_make_no_passes() -> None:

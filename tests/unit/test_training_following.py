@@ -18,6 +18,7 @@ from raycloud.events import (
     ExchangeBroken,
     MemberCaughtUp,
     MemberDone,
+    Noticed,
     PartWritten,
     StepsCommitted,
 )
@@ -147,7 +148,7 @@ def test_several_follow_while_another_is_lost(tmp_path: Path, gate: threading.Ev
 def test_where_nothing_more_can_be_kept_the_others_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passing, "room_bytes", lambda: 0)
+    monkeypatch.setattr(passing, "room_bytes", lambda _: 0)
     job = asked(tmp_path)
     fellows = Fellows(tmp_path / "kept", job, 2)
     begin(fellows)
@@ -202,7 +203,46 @@ def test_who_cannot_follow_takes_the_state_in_a_meeting(
     fellows.until(MemberCaughtUp, (2,))
     [caught_up] = fellows.of(MemberCaughtUp)
     assert (caught_up.generation, caught_up.first_step) == (4, caught_up.step)
+    [told] = [one for one in fellows.of(Noticed) if "a meeting" in one.what]
+    assert (told.member, told.detail) == (2, {"tries": 3})
     check_end(fellows, job, (0, 1, 2))
+
+
+@pytest.mark.timeout(120)
+def test_who_has_caught_up_says_so_anew_where_another_still_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first word came when the driver had called them to meet as followers again."""
+    opened, send = threading.Event(), Stream.send
+
+    def first_goes(stream: Stream, chunk: memoryview) -> None:
+        assert threading.current_thread().name == "send-0" or opened.wait(60.0)
+        send(stream, chunk)
+
+    monkeypatch.setattr(Stream, "send", first_goes)
+    job = asked(tmp_path)
+    fellows = Fellows(tmp_path / "kept", job, 2, joining=2)
+    begin(fellows, following=(2, 3))
+    fellows.until(MemberCaughtUp, (2,))
+    assert not fellows.of(MemberCaughtUp, 3)
+    fellows.members[1].abandon(1)
+    fellows.form(
+        Form(
+            generation=2,
+            members=(0, 2, 3),
+            shares=(8, 0, 0),
+            step=0,
+            settled=1,
+            following=(2, 3),
+        )
+    )
+    fellows.until(MemberCaughtUp, (2,), more=2)
+    again = fellows.of(MemberCaughtUp, 2)[1]
+    assert (again.generation, again.step) == (2, again.first_step)
+    opened.set()
+    fellows.until(MemberCaughtUp, (3,))
+    fellows.prepare(2, Reshare(generation=3, shares=(2, 3, 3), caught_up=(2, 3)), (0, 2, 3))
+    check_end(fellows, job, (0, 2, 3))
 
 
 @pytest.mark.timeout(120)

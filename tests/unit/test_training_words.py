@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from raycloud.events import Noticed
+from dataclasses import replace
+
+from raycloud.events import MemberLeaving, Noticed
 from raycloud.training.words import Word, Words
 
 
@@ -45,3 +47,14 @@ def test_what_is_written_is_forgotten():
     assert words.tell(3) == []
     words.again(0)
     assert words.tell(0) == []
+
+
+def test_the_same_process_as_another_member_says_only_that_its_machine_goes():
+    words = Words(1)
+    leaving = MemberLeaving(member=1, reason="spot", deadline_s=9.0)
+    words.add([*said("a"), leaving, *said("b")])
+    words.tell(0)
+    again = words.another(4)
+    assert [word.event for word in again.tell(0)] == [replace(leaving, member=4)]
+    words.tell(3)
+    assert not words.another(5).untold

@@ -70,6 +70,6 @@ class WandbTracker:
                 self._told = one.t
 
     def end(self, status: str) -> None:
-        """Say how it ended, and write what is left."""
+        """Say how it ended; W&B's own process may write the last of it a moment later."""
         self._run.summary["status"] = status
         self._run.finish(exit_code=1 if status == "failed" else 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from raycloud.events import (
     CheckpointPublished,
     GenerationFormed,
     MemberLost,
+    MemberReturned,
     Noticed,
     Recovered,
     RunFinished,
@@ -146,6 +149,33 @@ def test_worker_that_was_lost_meanwhile_is_replaced(head: Head, tmp_path: Path) 
     (started,) = [start for start in starts(run_dir) if start.taken_over]
     (recovered,) = of_kind(Recovered, log)
     assert (len(started.taken_over), len(recovered.lost)) == (1, 1)
+
+
+def test_worker_that_came_back_from_silence_outlives_the_driver(head: Head, tmp_path: Path) -> None:
+    job, run_dir = _job(tmp_path, elastic={"max_workers": 2}), tmp_path / "run"
+    with driver(head, tmp_path / "first", run_dir, job) as one:
+        wait_for("steps", lambda: step(one, run_dir) >= 5, seconds=START_S)
+        members = members_below(head.folder)
+        os.kill(members[1], signal.SIGSTOP)
+        wait_for("its loss", lambda: of_kind(MemberLost, events(run_dir)))
+        os.kill(members[1], signal.SIGCONT)
+        wait_for("its return", lambda: joined(one, run_dir), seconds=START_S)
+        wait_for("no other", lambda: members_below(head.folder) == members)
+        one.process.kill()
+        one.code()
+    with driver(head, tmp_path / "second", run_dir) as one:
+        wait_for("the next commit", lambda: len(of_kind(Recovered, events(run_dir))) > 1)
+        assert members_below(head.folder) == members
+        (tmp_path / "gate").touch()
+        assert one.code() == 0, one.err
+    check_result(run_dir, job, Paced(), STEPS)
+    check_words(run_dir)
+    log = events(run_dir)
+    (lost,), (back,) = of_kind(MemberLost, log), of_kind(MemberReturned, log)
+    assert lost.member == back.member
+    (started,) = [start for start in starts(run_dir) if start.taken_over]
+    assert set(started.taken_over) & {0, 1} == {0, 1} - {lost.member}
+    assert left(head) == (0, [], CPUS)
 
 
 def test_what_prepares_the_data_outlives_the_driver_too(head: Head, tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""Whether those that join take the state where all meet, or follow the others until it has come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from raycloud.control.state import JobState
+    from raycloud.events import StepsCommitted
+
+_SHORT_S = 0.25  # all wait so long: who follows has no share for several steps
+_FORGETS = 1.25  # with each report: what was the best once need not hold any more
+_PER_PARAMETER = 2  # values that an optimizer keeps beside each, as Adam does
+
+
+def note_pace(state: JobState, event: StepsCommitted) -> None:
+    """Take in how fast a member's last messages went, as far as their seconds show it.
+
+    They waited for slower members, too, and for messages before them: no byte takes longer, and the
+    least of the last few reports counts.
+    """
+    if event.bytes_last:
+        member, last_s = state.members[event.member], event.exchange_s / event.bytes_last
+        member.pace_s = min(last_s, _FORGETS * member.pace_s)
+
+
+def at_once(state: JobState) -> bool:
+    """Whether all would wait but a moment for those that join to take the state from one of them.
+
+    Of the members' paces the best is the nearest to that of their links: the others waited.
+    """
+    group = state.holders()
+    ready = next((m.ready for m in group if m.ready is not None), None)
+    if ready is None:
+        return False
+    size = ready.state_bytes + _PER_PARAMETER * ready.gradient_bytes
+    return size * min(m.pace_s for m in group) <= _SHORT_S

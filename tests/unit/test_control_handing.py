@@ -1,0 +1,59 @@
+"""Who joins takes the state at once where that is short, and follows the others where it is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from raycloud import commands as c
+from raycloud import events as e
+from tests.control_events import committed, ready
+from tests.control_job import only
+from tests.unit.test_control_growing import applied, formed, to, two
+
+
+def meeting(*paces):
+    """What control has members 0 and 1 change to, whose last bytes took so long, for a third."""
+    job = two()
+    to(job, 5)
+    for member, (exchange_s, bytes_last) in enumerate(paces):
+        word = committed(
+            member,
+            5,
+            6,
+            generation=0,
+            at=job.position_at(6),
+            micro_batches=4,
+            exchange_s=exchange_s,
+            bytes_last=bytes_last,
+        )
+        job.on(word, 1.0)
+    job.on(e.CapacityChanged(workers=3), 2.0)
+    return job, only(c.Prepare, job.on(ready(2), 8.0))
+
+
+@pytest.mark.parametrize(
+    ("paces", "following"),
+    [
+        ([(0.08, 1), (0.5, 1)], ()),  # 3 bytes of state: the second one waited for the first
+        ([(0.09, 1), (0.5, 1)], (2,)),
+        ([(0.0, 0), (0.0, 0)], (2,)),  # nothing is known
+    ],
+)
+def test_it_depends_on_how_long_all_would_wait(paces, following):
+    _, prepare = meeting(*paces)
+    assert prepare.change.following == following
+    assert prepare.change.shares == ((4, 4, 0) if following else (3, 3, 2))
+
+
+def test_who_takes_the_state_at_once_computes_from_there_on():
+    job, prepare = meeting((0.0, 1), (0.0, 1))
+    applied(job, prepare, 7)
+    job.on(formed(job, 7), 9.0)
+    assert (job.group, job.shares) == ((0, 1, 2), (3, 3, 2))
+    for member in job.group:
+        word = committed(
+            member, 7 if member == 2 else 6, 9, generation=1, at=job.position_at(9), micro_batches=3
+        )
+        job.on(word, 10.0)
+    assert job.committed_step == 9
+    assert job.ledger.audit().exact
