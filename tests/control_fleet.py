@@ -238,8 +238,10 @@ class Fleet(Samples, Following, Restoring, Troubles):
     def become(self, change):
         """The members that have met ahead go on as another generation."""
         self.meet(change)
-        for m in self.holders():
-            assert self.bodies[m].reported is not None
+        for body in map(self.bodies.__getitem__, self.holders()):
+            if body.reported is None:  # it takes the state as all meet
+                assert self.nearby
+                body.reported, body.flushed_s = self.step, self.now_s
         self.say(self.group[0], self.formed())
         self.follow()
 

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from raycloud.control.state import JobState
     from raycloud.events import StepsCommitted
 
-_SHORT_S = 0.25  # all wait so long: who follows has no share for several steps
 _FORGETS = 1.25  # with each report: what was the best once need not hold any more
 _PER_PARAMETER = 2  # values that an optimizer keeps beside each, as Adam does
 
@@ -34,4 +33,4 @@ def at_once(state: JobState) -> bool:
     if ready is None:
         return False
     size = ready.state_bytes + _PER_PARAMETER * ready.gradient_bytes
-    return size * min(m.pace_s for m in group) <= _SHORT_S
+    return size * min(m.pace_s for m in group) < state.settings.hand_over_s

@@ -321,21 +321,14 @@ class Life:
     def _evaluate(self, step: int, seat: Seat) -> None:
         if seat.part is None:
             return
-        last = step == seat.last_step
+        job, model, held_out = self._config.job, self._replica.model, self._arranged.supply.held_out
         states: dict[str, Any] = {}
-        model = self._replica.model
-        held_out = self._arranged.supply.held_out
         if held_out is not None:
-            metrics = evaluate(
-                self._config.job,
-                self._task,
-                model,
-                held_out,
-                rank=seat.part,
-                size=len(seat.holders),
-            )
+            rank, size = seat.part, len(seat.holders)
+            metrics = evaluate(job, self._task, model, held_out, rank=rank, size=size)
             states = {name: metric.state() for name, metric in metrics.items()}
-        text = show(self._config.job, self._task, model) if last and seat.part == 0 else None
+        last = step == seat.last_step and seat.part == 0
+        text = show(job, self._task, model) if last else None
         self._report(
             EvaluationPart(
                 member=self._config.member,

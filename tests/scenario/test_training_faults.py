@@ -236,8 +236,8 @@ def test_it_sees_what_is_forgotten(
 ) -> None:
     owner, name, instead = FORGETFUL[what]
     monkeypatch.setattr(owner, name, instead)
-    blows = [Blow(at_step=step, kind=Kind.BREAK, point="gradients") for step in range(2, 20, 3)]
-    dies = [Blow(at_step=step, kind=Kind.DIE, point="delivered") for step in (6, 15)]
+    blows = [Blow(at_step=step, kind=Kind.BREAK, point="gradients") for step in range(1, 60, 4)]
+    dies = [Blow(at_step=step, kind=Kind.DIE, point="delivered") for step in (5, 11, 21, 33)]
     outcome = play(hit(*blows, *dies), tmp_path)
     assert outcome.wrong
 

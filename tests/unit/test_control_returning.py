@@ -30,7 +30,8 @@ def away(**settings):
     assert only(c.LeaveOut, commands) == c.LeaveOut(member=1)
     assert not of(c.Release, commands)
     assert only(c.Form, commands).members == (0, 2)
-    assert only(c.Spawn, job.on(formed(job, 5), 20.5)) == c.Spawn(members=(3,), joins=True)
+    assert only(c.Spawn, commands) == c.Spawn(members=(3,), joins=True)
+    job.on(formed(job, 5), 20.5)
     return job
 
 
@@ -159,10 +160,11 @@ def test_who_returns_before_the_others_have_met_joins_them_afterwards():
     to(job, 5)
     job.on(silent(1), 20.0)
     assert job.phase is Phase.REGROUPING
-    assert only(c.Readmit, job.on(returned(1), 20.2)).member == 3
-    assert not job.on(ready(3), 20.4)
+    commands = job.on(returned(1), 20.2)
+    assert (only(c.Readmit, commands).member, released(commands)) == (4, [3])
+    assert not job.on(ready(4), 20.4)
     commands = job.on(formed(job, 5), 20.5)
-    assert only(c.Prepare, commands).change.members == (0, 2, 3)
+    assert only(c.Prepare, commands).change.members == (0, 2, 4)
     assert not of(c.Spawn, commands)
 
 
