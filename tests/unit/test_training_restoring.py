@@ -120,6 +120,25 @@ def test_one_that_is_told_at_its_start_has_loaded_it_when_it_is_ready(
     assert fellows.of(StepsCommitted, 2)[0].first_step == step
 
 
+def test_one_that_was_silent_goes_back_like_all_others_and_has_none_of_its_states(
+    tmp_path: Path,
+) -> None:
+    job, folder = asked(tmp_path), tmp_path / "kept"
+    fellows = Fellows(folder, job, 2, joining=0)
+    step = saved(fellows, job, folder, Save())
+    back = Back(step=step, generation=1)
+    form = Form(generation=1, members=(0, 1), shares=(5, 3), step=step, settled=1, back=back)
+    fellows.form(form)
+    assert formed(fellows, 1) == step
+    fellows.come_to(1, step + 3)
+    fellows.members.append(fellows.members[1].another(2))
+    fellows.until(MemberReady, (2,))
+    fellows.form(replace(form, generation=2, members=(2,), shares=(8,)))  # the same return
+    assert formed(fellows, 2) == step
+    check_end(fellows, job, (2,))
+    assert fellows.of(StepsCommitted, 2)[0].first_step == step
+
+
 def test_a_checkpoint_that_is_gone_is_told(tmp_path: Path) -> None:
     job = asked(tmp_path)
     fellows = Fellows(tmp_path / "kept", job, 1, joining=0)
