@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from raycloud.faults.injector import Hit, Injector
-from raycloud.faults.processes import Hands, LocalHands
+from raycloud.faults.processes import NO_CONNECTION, Hands, LocalHands, NoConnectionError
 from raycloud.faults.schedule import Action, Fault, check, drawn, load_schedule, schedule_text
 
 __all__ = [
+    "NO_CONNECTION",
     "Action",
     "Fault",
     "Hands",
     "Hit",
     "Injector",
     "LocalHands",
+    "NoConnectionError",
     "check",
     "drawn",
     "load_schedule",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.events import MemberReady, StepsCommitted
 from raycloud.faults.group import Group
+from raycloud.faults.processes import NoConnectionError
 from raycloud.faults.schedule import Action, Fault
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class Injector:
     """Takes a run's events, and lets faults happen when they are due.
 
     A fault waits until there are others who have the state and are unharmed: what is left can then
-    always go on. One that waits to the end of the run does not happen.
+    always go on. A cut waits for connections, which there are none of while the workers meet anew.
+    One that waits to the end of the run does not happen.
 
     Args:
         faults: In the order in which they are to come, where several are due.
@@ -114,11 +116,9 @@ class Injector:
                     self._hands.thaw(member)
                     del self._harmed[member]
             for fault in [fault for fault in self._waiting if self._due(fault, now_s)]:
-                victims = self._victims(fault)
-                if victims:
+                hit = [self._hit(fault, member, now_s) for member in self._victims(fault)]
+                if any(hit):
                     self._waiting.remove(fault)
-                    for member in victims:
-                        self._hit(fault, member, now_s)
 
     def _due(self, fault: Fault, now_s: float) -> bool:
         if self._began_s is None or (fault.recovering and not self._group.recovering):
@@ -135,10 +135,13 @@ class Injector:
         at = fault.rank % len(unharmed)
         return [*unharmed[at:], *unharmed[:at]][: fault.many]
 
-    def _hit(self, fault: Fault, member: int, now_s: float) -> None:
+    def _hit(self, fault: Fault, member: int, now_s: float) -> bool:
+        """Harm it, or try to; false where the fault has to wait."""
         why = ""
         try:
             self._hands.harm(member, fault.action)
+        except NoConnectionError:
+            return False
         except OSError as error:
             why = error.strerror or str(error)
         else:
@@ -151,6 +154,7 @@ class Injector:
         )
         self.hits.append(hit)
         self._say(f"fault: {fault}: member {member}{f', but {why}' if why else ''}")
+        return True
 
     def _hold(self, event: MemberReady) -> None:
         try:

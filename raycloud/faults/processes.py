@@ -7,6 +7,7 @@ never reaches another process that has got the same number later.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -26,9 +27,13 @@ _SIGNALS: Mapping[Action, signal.Signals] = {
 }
 
 
-Ends = tuple[
-    str, str
-]  # of a connection: address and port here, and there, as the kernel lists them
+Ends = tuple[str, str]  # of a connection: address and port, here and there, in the kernel's words
+Socket = tuple[str, int]  # its inode, and its descriptor
+NO_CONNECTION = "it has no connection to another worker now"
+
+
+class NoConnectionError(OSError):
+    """A worker has no connection to another one at this moment: they are meeting anew."""
 
 
 class Hands(Protocol):
@@ -46,6 +51,7 @@ class Hands(Protocol):
         """Do it.
 
         Raises:
+            NoConnectionError: There is none to cut; the next moment may be better.
             OSError: The process is gone or not held, or this system does not allow it.
         """
         ...
@@ -93,14 +99,13 @@ class LocalHands:
         """End the connections of a worker to those whose connections these are.
 
         Raises:
-            OSError: There is none, or this system does not allow it.
+            NoConnectionError: There is none.
+            OSError: The process is gone, or this system does not allow it.
         """
-        pid, descriptor = self._process(member)
+        pid, process = self._process(member)
         found = [end for ends, end in connections(pid).items() if (ends[1], ends[0]) in others]
-        if not found:
-            raise ProcessLookupError("it has no connection to another worker now")
-        for end in found:
-            _shut(descriptor, end)
+        if not sum([_shut(process, end) for end in found]):
+            raise NoConnectionError(NO_CONNECTION)
 
     def _process(self, member: int) -> tuple[int, int]:
         if member not in self._held:
@@ -123,9 +128,9 @@ class LocalHands:
         self._held.clear()
 
 
-def connections(pid: int) -> dict[Ends, int]:
-    """The descriptors of a process that are TCP connections, by their ends."""
-    here, found = dict(_sockets_of(pid)), dict[Ends, int]()
+def connections(pid: int) -> dict[Ends, Socket]:
+    """The TCP connections of a process by their ends: each one's inode, and its descriptor."""
+    here, found = dict(_sockets_of(pid)), dict[Ends, Socket]()
     for name in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/{pid}/net/{name}").read_text(encoding="ascii").splitlines()
@@ -134,19 +139,37 @@ def connections(pid: int) -> dict[Ends, int]:
         for line in lines[1:]:
             local, remote, state, inode = (line.split()[n] for n in (1, 2, 3, 9))
             if state == _ESTABLISHED and inode in here:
-                found[local, remote] = here[inode]
+                found[local, remote] = inode, here[inode]
     return found
 
 
-def _shut(process: int, descriptor: int) -> None:
-    """End both directions of a connection of another process, as a router that forgets it does."""
+def _shut(process: int, end: Socket) -> bool:
+    """End both directions of a connection of another process, as a router that forgets it does.
+
+    Returns:
+        Whether it was still there: its process may have closed it since it was found, and its
+        descriptor may be that of another one now.
+    """
+    inode, descriptor = end
     libc = ctypes.CDLL(None, use_errno=True)
     copy = libc.syscall(_PIDFD_GETFD, process, descriptor, 0)
     if copy < 0:
         number = ctypes.get_errno()
+        if number == errno.EBADF:
+            return False
         raise OSError(number, os.strerror(number))
-    with socket.socket(fileno=copy) as connection:
-        connection.shutdown(socket.SHUT_RDWR)
+    try:
+        if os.fstat(copy).st_ino != int(inode):
+            return False
+        with socket.socket(fileno=os.dup(copy)) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
+    except OSError as error:  # the other side ended it meanwhile
+        if error.errno != errno.ENOTCONN:
+            raise
+        return False
+    finally:
+        os.close(copy)
+    return True
 
 
 def _sockets_of(pid: int) -> Iterator[tuple[str, int]]:

@@ -8,7 +8,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raycloud.faults import Action, LocalHands
+from raycloud.faults import NO_CONNECTION, Action, LocalHands, NoConnectionError
 
 if TYPE_CHECKING:
     from raycloud.faults.processes import Ends
@@ -76,6 +76,8 @@ class RayHands:
             why = self._answer(actor.cut.remote(member, self._others(member)))
         elif not why:
             why = self._answer(actor.harm.remote(member, action.value))
+        if why == NO_CONNECTION:
+            raise NoConnectionError(why)
         if why:
             raise OSError(why)
 

@@ -11,7 +11,7 @@ from raycloud.events import (
     Recovered,
     StepsCommitted,
 )
-from raycloud.faults import Action, Fault, Injector
+from raycloud.faults import NO_CONNECTION, Action, Fault, Injector, NoConnectionError
 from tests.logs import commit, ready
 
 
@@ -27,6 +27,8 @@ class Noting:
             raise ProcessLookupError("it is none of ours")
 
     def harm(self, member: int, action: Action) -> None:
+        if self.refuses == "cut":
+            raise NoConnectionError(NO_CONNECTION)
         if self.refuses == "harm":
             raise PermissionError(1, "Operation not permitted")
         self.done.append((member, action.value))
@@ -157,6 +159,16 @@ def test_a_cut_harms_nobody_for_long() -> None:
     scene = Scene(Fault(action=Action.CUT, at_step=2), Fault(action=Action.CUT, at_step=2))
     scene.see(told(0, 2))
     assert scene.done == [(0, "cut"), (0, "cut")]
+
+
+def test_a_cut_waits_for_connections() -> None:
+    scene = Scene(Fault(action=Action.CUT, at_step=2), refuses="cut")
+    scene.see(told(0, 2))
+    assert (scene.injector.hits, scene.said) == ([], [])
+    scene.hands.refuses = ""
+    scene.wait(0.1)
+    assert scene.done == [(0, "cut")]
+    assert scene.injector.left == ()
 
 
 def test_what_cannot_be_done_is_told() -> None:

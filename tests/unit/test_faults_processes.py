@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raycloud.faults import Action, LocalHands
+from raycloud.faults import Action, LocalHands, NoConnectionError, processes
 from raycloud.faults.processes import connections
 from tests.live import wait_for
 
@@ -100,8 +100,28 @@ def test_the_connections_of_a_worker_to_others_are_cut(hands: LocalHands) -> Non
         assert one.poll() is None
         assert other.poll() is None
         wait_for("its end", lambda: not connections(one.pid))
-        with pytest.raises(ProcessLookupError, match="no connection"):
+        with pytest.raises(NoConnectionError, match="no connection"):
             hands.harm(0, Action.CUT)
+
+
+def test_a_connection_that_ends_while_it_is_cut_is_none(
+    hands: LocalHands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with process(LISTENS) as one, process(CONNECTS, said(one)) as other:
+        assert said(other) == "up"
+        hands.hold(0, "", one.pid)
+        hands.hold(1, "", other.pid)
+        [(ends, (inode, descriptor))] = connections(other.pid).items()
+        closed = ends, (inode, 1000)  # no descriptor of that number is open
+        reused = ends, ("1", descriptor)  # it is that of another file by now
+        for found in (closed, reused):
+            monkeypatch.setattr(processes, "connections", lambda _, found=found: dict([found]))
+            with pytest.raises(NoConnectionError):
+                hands.cut(1, {(ends[1], ends[0])})
+        monkeypatch.undo()
+        assert len(connections(other.pid)) == 1
+        hands.harm(1, Action.CUT)
+        assert said(one) == "b''"
 
 
 def test_another_process_is_never_held(hands: LocalHands) -> None:
