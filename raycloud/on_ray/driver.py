@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, assert_never
 
@@ -241,7 +241,7 @@ class Driver:
                     self._measures = Measures()  # some are made again
                     self._pending.extend([*damaged, back])
                 case Form():
-                    self._form(command)
+                    self._meet(command, command.settled)
                 case Prepare():
                     self._prepare(command)
                 case Publish():
@@ -274,11 +274,15 @@ class Driver:
             self.note("collators found no free CPU", asked=asked, started=collators)
         self._pending.extend(MemberSpawned(member=member) for member in command.members)
 
-    def _form(self, command: Form) -> None:
-        for rank, member in enumerate(command.members):
-            meeting = self._meeting_of(command, rank)
-            self._fleet.form(member, replace(meeting, settled=command.settled))
-        self._write_plan(command.members, command.shares)
+    def _meet(self, formed: Form | Meet, settled: int, computing: Sequence[int] = ()) -> None:
+        """Tell members where to meet, but those whose loss is the next that is taken in."""
+        lost = {told.member for told in self._pending if isinstance(told, MemberLost)}
+        for rank, member in enumerate(formed.members):
+            if member not in lost:
+                ahead = settled if member in computing else None
+                meeting = replace(self._meeting_of(formed, rank), settled=settled, ahead=ahead)
+                self._fleet.form(member, meeting)
+        self._write_plan(formed.members, formed.shares)
 
     def _prepare(self, command: Prepare) -> None:
         """Send a change ahead; to a `Meet`, members come while those of the present compute."""
@@ -289,13 +293,9 @@ class Driver:
             if isinstance(coming, Reshare) and coming.caught_up:
                 self._write_plan(command.members, coming.shares)
             return
-        for rank, member in enumerate(coming.members):
-            computes = command.number if member in command.members else None
-            meeting = self._meeting_of(coming, rank)
-            self._fleet.form(member, replace(meeting, settled=command.number, ahead=computes))
+        self._meet(coming, command.number, command.members)
         for member in set(command.members) - set(coming.members):
             self._fleet.prepare(member, command.number, coming)
-        self._write_plan(coming.members, coming.shares)
 
     def _meeting_of(self, formed: Form | Meet, rank: int) -> Meeting:
         if self._meeting is None:
