@@ -21,6 +21,7 @@ import socket, sys
 server = socket.create_server(("127.0.0.1", 0))
 print(server.getsockname()[1], flush=True)
 peer, _ = server.accept()
+print("met", flush=True)
 print(peer.recv(1), flush=True)
 sys.stdin.read()
 """
@@ -90,7 +91,7 @@ def test_a_worker_freezes_and_goes_on(hands: LocalHands) -> None:
 
 def test_the_connections_of_a_worker_to_others_are_cut(hands: LocalHands) -> None:
     with process(LISTENS) as one, process(CONNECTS, said(one)) as other:
-        assert said(other) == "up"
+        assert (said(other), said(one)) == ("up", "met")
         hands.hold(0, "", one.pid)
         hands.hold(1, "", other.pid)
         assert len(connections(one.pid)) == len(connections(other.pid)) == 1
@@ -108,7 +109,7 @@ def test_a_connection_that_ends_while_it_is_cut_is_none(
     hands: LocalHands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with process(LISTENS) as one, process(CONNECTS, said(one)) as other:
-        assert said(other) == "up"
+        assert (said(other), said(one)) == ("up", "met")
         hands.hold(0, "", one.pid)
         hands.hold(1, "", other.pid)
         [(ends, (inode, descriptor))] = connections(other.pid).items()
