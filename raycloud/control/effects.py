@@ -86,6 +86,9 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
         case MemberReady():
             member.ready, member.node = event, event.node or member.node
             know_speed(state, event, now_s)
+            state.hearing.begin(
+                member.number
+            )  # how late it was while it was building tells nothing
         case PartWritten():
             yield from _written(state, event)
         case MemberLost() | MemberLeaving() | ExchangeBroken():
@@ -170,7 +173,7 @@ def absorb_of_job(state: JobState, event: JobEvent) -> Iterator[Command]:
     """Take in what concerns the job as a whole."""
     match event:
         case CheckpointPublished():
-            state.checkpoints.published(event.step)
+            state.checkpoints.published(event.step, state.now_s)
             if state.saving is not None:
                 state.saving.published(state.now_s)
         case StopRequested():

@@ -26,11 +26,15 @@ def note_pace(state: JobState, event: StepsCommitted) -> None:
 def at_once(state: JobState) -> bool:
     """Whether all would wait but a moment for those that join to take the state from one of them.
 
-    Of the members' paces the best is the nearest to that of their links: the others waited.
+    Of the members' paces the best is the nearest to that of their links: the others waited. Where
+    they have not exchanged anything yet, those that were there before tell what links are like.
     """
     group = state.holders()
     ready = next((m.ready for m in group if m.ready is not None), None)
     if ready is None:
         return False
     size = ready.state_bytes + _PER_PARAMETER * ready.gradient_bytes
-    return size * min(m.pace_s for m in group) < state.settings.hand_over_s
+    pace_s = min(m.pace_s for m in group)
+    if pace_s == float("inf"):
+        pace_s = min(m.pace_s for m in state.members.values())
+    return size * pace_s < state.settings.hand_over_s

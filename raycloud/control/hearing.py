@@ -66,7 +66,7 @@ class Hearing:
         return still_s if still_s < float("inf") else 0.0
 
     def begin(self, member: int) -> None:
-        """From now on it computes; how late it was while it was building tells nothing."""
+        """It is ready, or computes from now on; how late it was before that tells nothing."""
         self._pulses.begin(member)
 
     def late(self) -> frozenset[int]:

@@ -33,6 +33,7 @@ class ControlSettings:
             than is usual for it, where the job can go on without it.
         several_s: The same where members on several machines do not answer.
         outage_s: The same where those are more than do answer: the driver is rather cut off itself.
+        restore_s: What going on from a checkpoint takes, beside computing what came after it.
         return_s: A member that is lost because it does not answer keeps its process and its place
             for this time, if nobody else has taken its part before.
         still_s: A member is lost that has used no processor time for this long while it was to
@@ -74,6 +75,7 @@ class ControlSettings:
     late_s: float = 1.25
     several_s: float = 2.5
     outage_s: float = 10.0
+    restore_s: float = 5.0
     return_s: float = 90.0
     still_s: float = 2.0
     answer_s: float = 1.0

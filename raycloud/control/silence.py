@@ -10,7 +10,7 @@ from raycloud.control.tables import MemberState, Phase
 from raycloud.events import MemberLost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from raycloud.control.state import JobState, Member
 
@@ -24,24 +24,16 @@ def overdue(state: JobState, now_s: float) -> MemberLost | None:
 
 
 def _mute(state: JobState) -> MemberLost | None:
-    """A process that is frozen or cut off does not answer, while others do.
-
-    One that the others cannot go on without is waited for longer, as one that has nothing to
-    report: it may thaw, and another may not come sooner.
-    """
+    """A process that is frozen or cut off does not answer, while others do."""
     late = state.hearing.late()
     if state.phase not in _COMPUTING or not late:
         return None
-    group = [m for m in state.in_group() if not m.gone]
-    numbers = [m.number for m in group]
-    joined = sum(m.joined for m in group)
+    there = [*(m for m in state.in_group() if not m.gone), *spares(state)]
+    numbers = [m.number for m in there]
     missing = {}
-    for member in (m for m in group if m.number in late):
-        others = joined - member.joined
-        if member.state is MemberState.DONE or others < state.workers[0]:
-            continue
+    for member in (m for m in there if m.number in late and m.state is not MemberState.DONE):
         late_s = state.hearing.missing_s(member.number, numbers)
-        if late_s is not None:
+        if late_s is not None and late_s >= _needed_s(state, member, there, late_s):
             missing[member.number] = late_s
     if not missing:
         return None
@@ -50,6 +42,25 @@ def _mute(state: JobState) -> MemberLost | None:
         return None
     reason = f"frozen, or cut off: its answer is {missing[first]:.1f} s overdue"
     return MemberLost(member=first, reason=reason, silent=True)
+
+
+def _needed_s(state: JobState, member: Member, there: Sequence[Member], late_s: float) -> float:
+    """For how many seconds of silence a member is waited for since the others need it: it may thaw.
+
+    Where nobody else has the state, they could go on from a checkpoint: it is waited for as long as
+    what they would compute again has taken, which costs at most twice what the better one would.
+    """
+    late, fewest = state.hearing.late(), state.workers[0]
+    others = sum(m.joined for m in there) - member.joined
+    if others >= fewest or member.number not in state.within():
+        return 0.0
+    new = sum(not m.joined and m.number not in late for m in there)
+    if others + new < fewest or state.stop_requests or state.data_version:
+        return float("inf")
+    if others:
+        return 0.0
+    since_s = max(state.checkpoints.published_s, state.started_s)
+    return state.settings.restore_s + max(0.0, state.now_s - late_s - since_s)
 
 
 def _patience_s(state: JobState, missing: Mapping[int, float]) -> float:

@@ -7,7 +7,7 @@ import pytest
 from raycloud import commands as c
 from raycloud import events as e
 from tests.control_events import committed, ready
-from tests.control_job import only
+from tests.control_job import on_and_tick, only
 from tests.unit.test_control_growing import applied, formed, to, two
 
 
@@ -43,6 +43,19 @@ def test_it_depends_on_how_long_all_would_wait(paces, following):
     _, prepare = meeting(*paces)
     assert prepare.change.following == following
     assert prepare.change.shares == ((4, 4, 0) if following else (3, 3, 2))
+
+
+def test_who_is_left_alone_goes_by_what_links_were_like_before():
+    """It exchanges nothing; its newcomer would follow it for many of its steps."""
+    job = two()
+    to(job, 5)
+    one = {"generation": 0, "at": job.position_at(6), "micro_batches": 4}
+    job.on(committed(0, 5, 6, **one), 1.0)
+    job.on(committed(1, 5, 6, exchange_s=0.0, bytes_last=1, **one), 1.0)
+    on_and_tick(job, e.MemberLost(member=1, reason="died"), 2.0)
+    job.on(formed(job, 6), 3.0)
+    job.on(committed(0, 6, 8, **{**one, "generation": 1, "at": job.position_at(8)}), 4.0)
+    assert only(c.Prepare, on_and_tick(job, ready(2), 8.0)).change.following == ()
 
 
 def test_who_takes_the_state_at_once_computes_from_there_on():
