@@ -37,7 +37,8 @@ class MemberReady:
     """A member has built its model and data and measured itself.
 
     `fixed_s` and `micro_batch_s` are the fitted seconds of T(b) = fixed_s + b * micro_batch_s for b
-    micro-batches; `state_digest` tells whether members start from the same parameters; `node` is
+    micro-batches, of whoever computed in its place before it, if it has taken one;
+    `state_digest` tells whether members start from the same parameters; `node` is
     the id of the node that it runs on as process `pid`, labelled to cost `price_per_hour`.
     """
 
