@@ -80,7 +80,7 @@ class Keeper:
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 self._groups[member], placement_group_bundle_index=0
             ),
-        ).remote(config.ref)
+        ).remote([config.ref])
         self._actors[member] = actor
         return actor
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ray.util import placement_group_table
 
 import raycloud
 from raycloud.events import (
@@ -232,8 +233,11 @@ def test_a_killed_worker_is_replaced(norm: bool, tmp_path: Path, ray_tmpdir: Pat
     elastic = {"min_workers": 1, "max_workers": 2}
     job = asked("Paced", 2, steps=200, elastic=elastic, settings=settings)
     opening = Opening(gate, 2, Trouble(ray_tmpdir, [20], kill))
+    before = placement_group_table()
     run = raycloud.train(job, run_dir=tmp_path / "run", observer=opening)
     check_result(run, job, Steady(norm=norm), 200)
+    places = {name: one for name, one in placement_group_table().items() if name not in before}
+    assert [one["state"] for one in places.values()] == ["REMOVED"] * 2  # it has the dead one's
     log = run.events
     [lost] = of_kind(MemberLost, log)
     groups = [set(e.members) for e in of_kind(GenerationFormed, log)]
