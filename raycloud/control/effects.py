@@ -133,7 +133,7 @@ def _parts(
         return
     yield from leave_out(state, event, now_s)
     if member.joined and not (event.silent or member.leaving):
-        state.vacant.append(member.number)
+        state.away.vacant.append(member.number)
     if not member.joined and state.progress is not None:
         yield from missed(state, member, event.reason, now_s)
         if state.spare(event.member):

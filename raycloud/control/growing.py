@@ -76,7 +76,8 @@ def grow(state: JobState, now_s: float) -> Iterator[Command]:
 
 def _vacancies(state: JobState, most: int) -> Iterator[Vacancy]:
     """The places of those that were lost just now, for as many others."""
-    taken, state.vacant = state.vacant[:most], state.vacant[most:]
+    vacant = state.away.vacant
+    taken, vacant[:most] = vacant[:most], []
     for number in taken:
         ready = state.members[number].ready
         if ready is not None:

@@ -42,6 +42,7 @@ class ControlSettings:
             be lost meanwhile; less where all have answered a call since.
         hand_over_s: All wait less than this for those that join to take the state; where it would
             take longer, these follow the others until they have it.
+        hand_over_steps: Or less than what these compute in so many steps.
         meetings: So often the same members meet anew without a step between; then the one whose
             exchange broke is lost. After so many meetings that did not come about, it is not always
             the one that is new who is lost.
@@ -79,6 +80,7 @@ class ControlSettings:
     answer_s: float = 1.0
     broken_s: float = 3.0
     hand_over_s: float = 0.25
+    hand_over_steps: float = 1.0
     meetings: int = 3
     losing: int = 8
     gather_s: float = 2.0

@@ -150,7 +150,6 @@ class JobState:
         ended: Whose process has ended when it was done: its work is kept, it does not meet again.
         turns: What has become of all members together.
         away: Who is lost, and may come back.
-        vacant: Who was lost since the last tick, and whose place another may take.
         skips: What steps took and did not count, and who has said so; until it is written down.
     """
 
@@ -200,7 +199,6 @@ class JobState:
     ended: set[int] = field(default_factory=set)
     turns: Turns = field(default_factory=Turns)
     away: Away = field(default_factory=Away)
-    vacant: list[int] = field(default_factory=list)
     skips: dict[Skip, set[int]] = field(default_factory=dict)
     _known: _Known | None = None
     _past: _Past = ((), frozenset(), 0, 0)

@@ -191,10 +191,7 @@ class Life:
         )
 
     def measure(self) -> None:
-        """Compute a little without effect, and report how fast, how much and from what state.
-
-        Where it is known how fast it is, that comes last, when the others are on their way.
-        """
+        """Compute a little without effect, and report how fast, how much and from what state."""
         replica, member = self._replica, self._config.member
         collate = self._parts.collate
         trial = Trial(self._config.job, replica, collate, member=member, clock=self._clock)
@@ -218,7 +215,7 @@ class Life:
         self._report(self._ready)
         if names := replica.statistics.changing:
             self._notice("buffers averaged over replicas, not exact", buffers=list(names))
-        if known is not None:
+        if known is not None:  # the others are on their way meanwhile
             trial.warm_up()
 
     def meet(self, meeting: Meeting, abandoned: Callable[[], bool]) -> tuple[Transport, Transport]:

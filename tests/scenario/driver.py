@@ -122,6 +122,7 @@ class Driver:
                 shares=elastic.shares,
                 silence_s=_SILENCE_S,
                 hand_over_s=0.0,  # whoever joins follows: the fake transport takes no time
+                hand_over_steps=0.0,
                 saves=job.checkpoint.every_steps == "auto",
                 step=manifest.step if manifest else 0,
                 position=Position(epoch=manifest.epoch, offset=manifest.offset)

@@ -11,9 +11,12 @@ from tests.control_job import only
 from tests.unit.test_control_growing import applied, formed, to, two
 
 
-def meeting(*paces):
-    """What control has members 0 and 1 change to, whose last bytes took so long, for a third."""
-    job = two()
+def meeting(*paces, **settings):
+    """What control has members 0 and 1 change to, whose last bytes took so long, for a third.
+
+    A step takes a second.
+    """
+    job = two(**settings)
     to(job, 5)
     for member, (exchange_s, bytes_last) in enumerate(paces):
         word = committed(
@@ -40,9 +43,15 @@ def meeting(*paces):
     ],
 )
 def test_it_depends_on_how_long_all_would_wait(paces, following):
-    _, prepare = meeting(*paces)
+    _, prepare = meeting(*paces, hand_over_steps=0.0)
     assert prepare.change.following == following
     assert prepare.change.shares == ((4, 4, 0) if following else (3, 3, 2))
+
+
+@pytest.mark.parametrize(("pace_s", "following"), [(0.1, ()), (0.12, (2,))])
+def test_all_wait_less_than_it_would_compute_in_a_step(pace_s, following):
+    _, prepare = meeting((pace_s, 1), (0.5, 1))  # a third of a second, for 3 bytes
+    assert prepare.change.following == following
 
 
 def test_who_takes_the_state_at_once_computes_from_there_on():
