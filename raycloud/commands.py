@@ -69,15 +69,26 @@ Change = Reshare | Save | Halt | Extend | Meet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Vacancy:
+    """The place of `member`, which was lost, and how fast it was there: seconds as in its ready."""
+
+    member: int
+    fixed_s: float
+    micro_batch_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Spawn:
     """Place and start these members, all or none; those that join the others as there is room.
 
-    Where there are no others, `back` is the step of the checkpoint that they are going to load.
+    Where there are no others, `back` is the step of the checkpoint that they are going to load. The
+    first of them take these `vacancies`, in order, as far as the places are still there.
     """
 
     members: tuple[int, ...]
     joins: bool = False
     back: int | None = None
+    vacancies: tuple[Vacancy, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

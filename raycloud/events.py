@@ -36,9 +36,9 @@ class MemberSpawned:
 class MemberReady:
     """A member has built its model and data and measured itself.
 
-    `fixed_s` and `micro_batch_s` are the fitted seconds of T(b) = fixed_s + b * micro_batch_s for b
-    micro-batches; `state_digest` tells whether members start from the same parameters; `node` is
-    the id of the node that it runs on as process `pid`, labelled to cost `price_per_hour`.
+    `fixed_s` and `micro_batch_s` are the seconds of T(b) = fixed_s + b * micro_batch_s for b micro-
+    batches, fitted, or known of its place; `state_digest` tells whether members start from the same
+    parameters; `node` is the node that it runs on as process `pid`, and costs `price_per_hour`.
     """
 
     member: int

@@ -135,6 +135,8 @@ def _parts(
         yield from prepare_for_leave(state, event, now_s)
         return
     yield from leave_out(state, event, now_s)
+    if member.joined and not (event.silent or member.leaving):
+        state.away.vacant.append(member.number)
     if not member.joined and state.progress is not None:
         yield from missed(state, member, event.reason, now_s)
         if state.spare(event.member):

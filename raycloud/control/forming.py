@@ -224,7 +224,7 @@ def next_meeting(state: JobState, now_s: float) -> Meet | None:
     if numbers == state.group:
         return None
     following = behind.intersection(numbers)
-    if following or not at_once(state):
+    if following or not at_once(state, len(members) - len(left)):
         following |= {m.number for m in members[len(left) :]}
     for member in members[len(left) :]:
         member.heard_s = now_s  # the others come to meet it

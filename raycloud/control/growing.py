@@ -10,7 +10,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from raycloud.commands import Command, Notice, Release, Spawn
+from raycloud.commands import Command, Notice, Release, Spawn, Vacancy
+from raycloud.control.resharing import speed
 from raycloud.control.state import Member
 from raycloud.control.tables import MemberState, Phase
 
@@ -65,7 +66,23 @@ def grow(state: JobState, now_s: float) -> Iterator[Command]:
             )
             state.members[number] = member
         alone = state.phase is Phase.RESTORING
-        yield Spawn(members=numbers, joins=True, back=back.step if back and alone else None)
+        yield Spawn(
+            members=numbers,
+            joins=True,
+            back=back.step if back and alone else None,
+            vacancies=tuple(_vacancies(state, len(numbers))),
+        )
+
+
+def _vacancies(state: JobState, most: int) -> Iterator[Vacancy]:
+    """The places of those that were lost just now, for as many others."""
+    vacant = state.away.vacant
+    taken, vacant[:most] = vacant[:most], []
+    for number in taken:
+        ready = state.members[number].ready
+        if ready is not None:
+            known = speed(ready) if state.resharing is None else state.resharing.speed_of(number)
+            yield Vacancy(member=number, fixed_s=known.fixed_s, micro_batch_s=known.micro_batch_s)
 
 
 def missed(state: JobState, member: Member, why: str, now_s: float) -> Iterator[Command]:

@@ -281,6 +281,7 @@ class Control:
         if self._state.phase is Phase.NEW:
             raise InternalError("tick() is illegal before start()")
         self._state.now_s = now_s
+        self._state.away.vacant.clear()  # nobody was asked for in their place
         return tuple(self._settle(now_s, ticks=True))
 
     def _enter(self, phase: Phase, now_s: float) -> Iterator[Command]:

@@ -23,6 +23,7 @@ class Progress:
         furthest: One past the newest step that was ever committed, also where it was taken back.
         returns: How often steps were taken back since `furthest` has risen.
         sound_from: Steps of older generations were taken back.
+        step_s: Seconds of a step, as was said last; 0 before anybody has.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Progress:
         self._first_state = ledger.state()
         self._committed = self.furthest = step
         self.returns = self.sound_from = 0
+        self.step_s = 0.0
         self._generations: list[tuple[int, int]] = [(step, generation)]  # (first step, number)
         self._asked: tuple[int, Position] | None = None
         self._growths: list[tuple[int, int, int]] = []  # (step, first epoch, samples)

@@ -68,6 +68,10 @@ class Resharing:
             if member not in self._estimates:
                 self._estimates[member] = SpeedEstimate(speed(ready))
 
+    def speed_of(self, member: int) -> Speed:
+        """As it is known now."""
+        return self._estimates[member].speed
+
     def rename(self, before: int, member: int) -> None:
         """What is known of a member's speed is known of another: it is the same process."""
         if before in self._estimates:

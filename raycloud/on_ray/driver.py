@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, assert_never
 
 from raycloud.checkpoint import Manifest, Store, marked, open_store
@@ -265,8 +266,8 @@ class Driver:
         told = config_of(self._session, self._sources.told())
         if command.joins:
             told = replace(told, joins=True, origin=self._manifest, back=command.back)
-            for member in command.members:
-                self._fleet.await_place(replace(told, member=member))
+            for member, vacancy in zip_longest(command.members, command.vacancies):
+                self._fleet.await_place(replace(told, member=member), vacancy)
             return
         told = replace(told, resume_step=self._manifest.step if self._manifest else None)
         collators = self._fleet.spawn([replace(told, member=m) for m in command.members])

@@ -28,6 +28,7 @@ from raycloud.order import stream_seed
 from raycloud.sync.gradients import Exchanged, GradientExchange
 from raycloud.training.again import compute_again, skip, trouble_of
 from raycloud.training.calling import RaisedError, call, call_backward
+from raycloud.training.eager import without_compiler
 from raycloud.training.forward import Forward
 from raycloud.training.kept import Kept
 from raycloud.training.randomness import seed_compute
@@ -87,6 +88,8 @@ class Replica:
         torch.default_generator.manual_seed(stream_seed(job.seed, _MODEL_STREAM))
         self.model = call("model", task.model).to(device)
         self.model.train()
+        if not job.compile:
+            without_compiler()
         self.optimizer = call("optimizer", lambda: task.optimizer(self.model))
         self.steps = steps if isinstance(steps, int) else steps()
         self.scheduler = call("scheduler", lambda: task.scheduler(self.optimizer, self.steps))

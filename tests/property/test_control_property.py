@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raycloud import commands as c
-from raycloud.control import Control, ControlSettings
+from raycloud.control import Control, ControlSettings, MemberState
 from raycloud.control.hearing import Heard
 from raycloud.order import Ledger, read_ledger
 from tests.control_events import ready, stop
@@ -102,6 +102,7 @@ def check_commands(fleet):
     publishes = [x for x in fleet.commands if isinstance(x, c.Publish)]
     assert [x.step for x in publishes] == sorted({x.step for x in publishes})
     assert all(tuple(x.parts) in fleet.groups for x in publishes)
+    check_vacancies(fleet)
     prepares = [x for x in fleet.commands if isinstance(x, c.Prepare)]
     assert [x.number for x in prepares] == list(range(1, len(prepares) + 1))
     generation, group, halted = fleet.scene.settings.first_generation - 1, (), False
@@ -131,6 +132,15 @@ def check_commands(fleet):
             assert x.change.generation == (generation := generation + 1)
             assert sum(x.change.shares) == fleet.scene.settings.micro_batches
             assert min(x.change.shares) >= 0
+
+
+def check_vacancies(fleet):
+    """Only the place of one that was lost may be another's, and one other's alone."""
+    spawns = [x for x in fleet.commands if isinstance(x, c.Spawn)]
+    vacant = [vacancy.member for x in spawns for vacancy in x.vacancies]
+    assert len(set(vacant)) == len(vacant)
+    assert all(fleet.job.members[member] is MemberState.LOST for member in vacant)
+    assert all(len(x.vacancies) <= len(x.members) for x in spawns)
 
 
 def check_ledger(fleet):

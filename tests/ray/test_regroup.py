@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ray.util import placement_group_table
 
 import raycloud
 from raycloud.events import (
@@ -125,7 +126,8 @@ def test_a_killed_worker_is_not_missed(tmp_path: Path, ray_tmpdir: Path) -> None
     assert recovery["seconds"] == told.resumed_s - told.detected_s
     for member in last.members:  # no step was computed twice, none left out
         steps = [e for e in of_kind(StepsCommitted, log) if e.member == member]
-        assert sum(e.last_step - e.first_step for e in steps) == 400
+        begun = steps[0].first_step if member not in first.members else 0
+        assert sum(e.last_step - e.first_step for e in steps) == 400 - begun
 
 
 def test_workers_die_one_after_the_other(tmp_path: Path, ray_tmpdir: Path) -> None:
@@ -135,7 +137,7 @@ def test_workers_die_one_after_the_other(tmp_path: Path, ray_tmpdir: Path) -> No
     assert len(trouble.hit) == 3
     check_result(run, job, Steady(norm=True), 200)
     assert len(of_kind(MemberLost, run.events)) == 3
-    assert run.summary["workers"] == 1
+    assert run.summary["workers"] >= 1  # some may have been replaced by then
 
 
 def test_a_frozen_worker_is_done_without(tmp_path: Path, ray_tmpdir: Path) -> None:
@@ -232,8 +234,11 @@ def test_a_killed_worker_is_replaced(norm: bool, tmp_path: Path, ray_tmpdir: Pat
     elastic = {"min_workers": 1, "max_workers": 2}
     job = asked("Paced", 2, steps=200, elastic=elastic, settings=settings)
     opening = Opening(gate, 2, Trouble(ray_tmpdir, [20], kill))
+    before = placement_group_table()
     run = raycloud.train(job, run_dir=tmp_path / "run", observer=opening)
     check_result(run, job, Steady(norm=norm), 200)
+    places = {name: one for name, one in placement_group_table().items() if name not in before}
+    assert [one["state"] for one in places.values()] == ["REMOVED"] * 2  # it has the dead one's
     log = run.events
     [lost] = of_kind(MemberLost, log)
     groups = [set(e.members) for e in of_kind(GenerationFormed, log)]
