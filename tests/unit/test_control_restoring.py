@@ -298,6 +298,22 @@ def test_those_that_wait_may_be_lost_too():
     assert only(c.Form, come(job, (4, 5))).members == (3, 4, 5)
 
 
+def test_what_one_wrote_and_measured_before_its_first_step_may_come_after_the_others_loss():
+    job = three(min_workers=2)
+    to(job, 5)
+    back = saved(job, 5)
+    for member in (0, 1):
+        job.on(lost(member), 2.0)
+    assert only(c.Form, come(job, (3,), 3.0)).members == (2, 3)
+    job.on(lost(2), 4.0)
+    assert (job.phase, job.members[3]) == (Phase.RESTORING, MemberState.READY)
+    late = [part(3, 5, generation=1), e.EvaluationPart(member=3, step=5, states={}, generation=1)]
+    assert [job.on(word, 4.1) for word in late] == [(), ()]
+    job.on(back, 4.2)
+    assert [job.on(word, 4.3) for word in late] == [(), ()]
+    assert only(c.Form, come(job, (4, 5))).members == (3, 4, 5)
+
+
 def test_a_newer_checkpoint_that_is_damaged_is_written_again():
     job = three()
     to(job, 5)
