@@ -252,21 +252,6 @@ def test_a_step_that_ends_all_that_compute_it_ends_the_run():
     assert "segmentation fault" in finish.error
 
 
-def test_members_that_fail_to_build_again_and_again_end_the_run():
-    job, back, _ = restoring()
-    job.on(e.CapacityChanged(workers=1), 2.5)
-    commands, now_s = job.on(back, 3.0), 3.0
-    for times in range(1, 8):
-        while not (spawned := of(c.Spawn, commands)):
-            now_s += 1.0
-            commands = tick(job, now_s)
-        (member,) = spawned[0].members
-        failed = e.MemberFailed(member=member, error="TaskError", message="no such file")
-        commands = job.on(failed, now_s)
-        assert bool(of(c.Finish, commands)) == (times == 7)
-    assert "no such file" in only(c.Finish, commands).error
-
-
 def test_a_stop_ends_it_with_the_steps_of_the_checkpoint():
     job, back, _ = restoring()
     assert not of(c.Finish, job.on(stop(), 2.5))
@@ -295,22 +280,6 @@ def test_those_that_wait_may_be_lost_too():
     job.on(lost(2), 5.0)
     assert (job.phase, job.members[3]) == (Phase.RESTORING, MemberState.READY)
     job.on(back, 5.1)
-    assert only(c.Form, come(job, (4, 5))).members == (3, 4, 5)
-
-
-def test_what_one_wrote_and_measured_before_its_first_step_may_come_after_the_others_loss():
-    job = three(min_workers=2)
-    to(job, 5)
-    back = saved(job, 5)
-    for member in (0, 1):
-        job.on(lost(member), 2.0)
-    assert only(c.Form, come(job, (3,), 3.0)).members == (2, 3)
-    job.on(lost(2), 4.0)
-    assert (job.phase, job.members[3]) == (Phase.RESTORING, MemberState.READY)
-    late = [part(3, 5, generation=1), e.EvaluationPart(member=3, step=5, states={}, generation=1)]
-    assert [job.on(word, 4.1) for word in late] == [(), ()]
-    job.on(back, 4.2)
-    assert [job.on(word, 4.3) for word in late] == [(), ()]
     assert only(c.Form, come(job, (4, 5))).members == (3, 4, 5)
 
 
