@@ -8,7 +8,7 @@ from raycloud.control import MemberState, Phase
 from tests.control_events import part
 from tests.control_job import of, only, tick
 from tests.control_three import formed, lost, three, to
-from tests.unit.test_control_restoring import come, restoring, saved
+from tests.unit.test_control_restoring import all_lost, come, restoring, saved
 
 
 def test_what_one_wrote_and_measured_before_its_first_step_may_come_after_the_others_loss():
@@ -25,6 +25,23 @@ def test_what_one_wrote_and_measured_before_its_first_step_may_come_after_the_ot
     job.on(back, 4.2)
     assert [job.on(word, 4.3) for word in late] == [(), ()]
     assert only(c.Form, come(job, (4, 5))).members == (3, 4, 5)
+
+
+def test_the_checkpoint_that_all_went_back_to_is_whole():
+    """One that did not know writes its part of it, and no other does."""
+    job = three()
+    to(job, 5)
+    back = e.RolledBack(step=5, ledger=job.ledger_at(5))  # of another start
+    to(job, 8, first=5)
+    all_lost(job)
+    job.on(back, 3.0)
+    come(job, (3, 4, 5))
+    job.on(formed(job, 5), 5.5)
+    job.on(part(3, 5, generation=2), 5.6)
+    to(job, 9, (3, 4, 5), first=5)
+    done = [e.MemberDone(member=m, step=9, generation=2) for m in (3, 4, 5)]
+    commands = [x for word in done for x in job.on(word, 9.0)]
+    assert only(c.Finish, commands).status == "finished"
 
 
 def test_that_they_were_ready_before_the_loss_is_no_waiting():
