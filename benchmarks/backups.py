@@ -105,15 +105,16 @@ def member(number: int, port: int, asked: Asked, slow: str) -> None:
     """One member; writes a line for each step that it begins, and for what it has committed."""
     width = 16 if asked.waits_s else 384
     settings = {"dropout": asked.dropout, "waits_s": asked.waits_s, "slow": slow, "width": width}
-    job = Job(
-        task=Layers,
-        settings=settings,
-        steps=1_000_000,
-        global_batch=_ROWS * asked.share * asked.members,
-        micro_batch=_ROWS,
-        elastic={"max_workers": asked.members, "backup_micro_batches": asked.most},  # type: ignore[arg-type]
-        checkpoint={"every_steps": 1_000_000},  # type: ignore[arg-type]
-    )
+    wanted = {
+        "task": Layers,
+        "settings": settings,
+        "steps": 1_000_000,
+        "global_batch": _ROWS * asked.share * asked.members,
+        "micro_batch": _ROWS,
+        "elastic": {"max_workers": asked.members, "backup_micro_batches": asked.most},
+        "checkpoint": {"every_steps": 1_000_000},
+    }
+    job = Job(**wanted)
     store = distributed.TCPStore(_HOST, port, is_master=False, timeout=_MEET)
     told = MemberConfig(
         member=number, node="", address=_HOST, job=job, task=Layers, checkpoints=tempfile.mkdtemp()
@@ -171,9 +172,11 @@ def throttled(process: subprocess.Popen[bytes], slow: Path | None) -> Iterator[N
 
     thread = threading.Thread(target=turns, daemon=True)
     thread.start()
-    yield
-    over.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def measure(asked: Asked) -> dict[str, float]:

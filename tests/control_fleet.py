@@ -274,7 +274,8 @@ class Fleet(Samples, Following, Restoring, Troubles):
     def save(self):
         self.saved[self.step] = (self.position, tuple(sorted(self.in_force.items())))
         for m in self.holders():
-            self.flush(m)
+            if self.bodies[m].reported != self.step:
+                self.flush(m)
             word = part(m, self.step, generation=self.generation)
             self.say(m, word, after_s=self.some_s())
 

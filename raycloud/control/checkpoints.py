@@ -79,9 +79,9 @@ class Checkpoints:
         self._counts_from = generation
 
     def go_back(self, step: int) -> None:
-        """Only those of steps up to this one count; newer ones are written again."""
+        """That of this step is whole, and newer ones are written again."""
         self.drop()
-        self._whole = min(self._whole, step)
+        self._whole = step
         self.last_published = step or None
 
     def published(self, step: int, now_s: float) -> None:

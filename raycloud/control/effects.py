@@ -184,9 +184,7 @@ def absorb_of_job(state: JobState, event: JobEvent) -> Iterator[Command]:
         case RangeChanged():
             state.workers = (event.min_workers, event.max_workers)
         case CapacityChanged():
-            if event.workers > state.capacity:
-                state.misses = 0  # another machine may do
-            state.capacity = event.workers
+            _hold(state, event.workers)
         case DataGrew():
             state.data_samples, state.data_version = event.samples, event.version
             state.data_ahead = event
@@ -200,6 +198,15 @@ def absorb_of_job(state: JobState, event: JobEvent) -> Iterator[Command]:
             pass
         case _:
             assert_never(event)
+
+
+def _hold(state: JobState, workers: int) -> None:
+    """The machines hold so many; where that is more, another machine may do."""
+    if workers > state.capacity:
+        state.misses = 0
+        if state.recovery is not None:
+            state.recovery.failures = 0
+    state.capacity = workers
 
 
 def end(state: JobState, status: str, now_s: float) -> Iterator[Command]:

@@ -86,7 +86,7 @@ JobEvent = (
     | Recovered
     | RunFinished
 )
-_MAY_BE_OLD: Final = (MemberDone, ExchangeBroken)
+_MAY_BE_OLD: Final = (MemberDone, ExchangeBroken, PartWritten, EvaluationPart)
 _OF_NEWCOMERS: Final = (MemberCaughtUp, StepsCommitted)
 _NEXT: Final = (Reshare, Meet)  # changes that name a generation
 _MORE_TO_ASK: Final = frozenset(
@@ -141,7 +141,7 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
     if isinstance(event, ChangeApplied) and event.change <= state.settled:
         return None  # it was withdrawn meanwhile
     if isinstance(event, _MAY_BE_OLD) and event.generation < state.sound_from:
-        return None  # of a generation that broke: there is something left to do
+        return None  # of a generation that broke: nothing of it counts any more
     if isinstance(event, ChangeApplied) and trigger not in row:
         trigger = (ChangeApplied, type(_outstanding(state, event).change))
     if trigger not in row:

@@ -19,7 +19,7 @@ from raycloud.errors import InternalError
 from raycloud.order import Ledger, growth_record, restore_record
 
 if TYPE_CHECKING:
-    from raycloud.control.state import JobState
+    from raycloud.control.state import JobState, Member
     from raycloud.events import RolledBack
 
 
@@ -96,6 +96,7 @@ def go_back(state: JobState, event: RolledBack) -> Iterator[Command]:
         state.saving.dropped()
     state.skips.clear()
     recovery.back = Back(step=event.step, generation=state.generation)
+    recovery.found_s = state.now_s
     recovery.lost_steps += max(0, before.committed_step - event.step)
     yield Record(records=tuple(records))
     if event.step == 0:
@@ -117,7 +118,7 @@ def gathered(state: JobState) -> bool:
     if len(ready_s) < fewest:
         return False
     placed = sum(m.placed and not m.leaving for m in state.joining())
-    waited_s = state.now_s - ready_s[fewest - 1]
+    waited_s = state.now_s - max(ready_s[fewest - 1], state.recovery.found_s)
     return len(ready_s) >= min(placed, most) or waited_s >= state.settings.gather_s
 
 
@@ -147,6 +148,26 @@ def gather(state: JobState, now_s: float) -> Iterator[Command]:
     )
 
 
-def fails_anew(state: JobState) -> bool:
-    """Where nobody has the state, members that fail again and again end the run."""
-    return state.phase is Phase.RESTORING and state.misses >= MOST_MISSES
+def going_back(state: JobState) -> bool:
+    """Whether members are told to load a checkpoint, and are not known to have done so."""
+    return state.recovery is not None and state.recovery.back is not None and not state.met
+
+
+def tolerates(state: JobState, member: Member, now_s: float) -> bool:
+    """Whether one that has failed by an error of its own is only lost: it has computed nothing yet.
+
+    Nor has one that is told to go back. Where nobody has the state, those that fail again and again
+    end the run; one incident may cost several, as where they were to join: see `growing.missed`.
+    """
+    back = going_back(state)
+    if member.joined and not back:
+        return False
+    if state.recovery is None or member.gone or not (back or state.phase is Phase.RESTORING):
+        return True
+    if state.recovery.failures >= MOST_MISSES:
+        return False
+    if now_s >= state.ask_again_s:
+        state.recovery.failures += 1
+        if member.joined:
+            state.ask_again_s = now_s + pause_s(state.recovery.failures)
+    return True

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.commands import Meet
 from raycloud.control.growing import spares
+from raycloud.control.restoring import going_back
 from raycloud.control.tables import MemberState, Phase
 from raycloud.events import MemberLost
 
@@ -176,5 +177,7 @@ def _limit_s(state: JobState, member: Member) -> float:
         computing = state.turns.states[MemberState.ACTIVE] > 0 and any(
             m.state is MemberState.ACTIVE for m in state.in_group()
         )
+        if going_back(state):  # it may load a checkpoint first, as one that builds does
+            return max(state.settings.silence_s, state.settings.spawn_s)
         return state.settings.silence_s if computing else state.settings.form_s
     return float("inf")

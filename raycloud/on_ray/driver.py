@@ -238,7 +238,8 @@ class Driver:
                 case Spawn():
                     self._spawn(command)
                 case Restore():
-                    back, damaged = found_back(self._store, self._manifest)
+                    published = self._control.last_published
+                    back, damaged = found_back(self._store, self._manifest, published)
                     self._measures = Measures()  # some are made again
                     self._pending.extend([*damaged, back])
                 case Form():

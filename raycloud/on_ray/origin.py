@@ -56,15 +56,19 @@ def config_of(session: Session, data: Mapping[str, Any]) -> MemberConfig:
     )
 
 
-def found_back(store: Store, origin: Manifest | None) -> tuple[RolledBack, list[Noticed]]:
+def found_back(
+    store: Store, origin: Manifest | None, published: int | None = None
+) -> tuple[RolledBack, list[Noticed]]:
     """The newest sound checkpoint, where nobody has the state any more; what is damaged is told.
 
     Args:
         store: Where checkpoints are.
         origin: The one that this start began with: members' data is laid out from there.
+        published: Step of the newest that is known to have been there.
 
     Raises:
-        CheckpointError: The store cannot be read, or only older ones are sound.
+        CheckpointError: The store cannot be read, or only older ones are sound, or none is that
+            were there.
     """
     found = latest(store)
     step = 0 if found.manifest is None else found.manifest.step
@@ -72,6 +76,14 @@ def found_back(store: Store, origin: Manifest | None) -> tuple[RolledBack, list[
         raise CheckpointError(
             f"no worker is left, and no checkpoint from step {origin.step} on is sound",
             hint="`raycloud train --resume` goes on from an older one, if there is any",
+        )
+    if found.manifest is None and (found.skipped or published):
+        gone = [(published, "it is not there any more")] if published else []
+        named = "; ".join(f"that of step {at}: {why}" for at, why in found.skipped or gone)
+        raise CheckpointError(
+            f"no worker is left, and no checkpoint in {store.place} is sound ({named})",
+            hint="put one back and --resume; --resume allow sets the run's files aside and begins "
+            "again",
         )
     damaged = [
         Noticed(

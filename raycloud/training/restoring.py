@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.checkpoint import load
 from raycloud.checkpoint.payload import load_tensors
+from raycloud.errors import CheckpointError
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest, Store
@@ -32,12 +33,20 @@ class Restoring:
     def begin(self, config: MemberConfig, origin: Manifest | None) -> None:
         """Load what the run starts from, or is going to go back to, while others are still to come.
 
+        The latter may be gone where a place was long in coming, and the others have the state then:
+        if it is still needed, `go_back` says what is wrong.
+
         Raises:
-            CheckpointError: It cannot be loaded, or is of another model.
+            CheckpointError: What the run starts from cannot be loaded, or is of another model.
         """
         if config.back:
-            self._ahead = load(self._store, config.back)
-            self._load(self._ahead)
+            try:
+                ahead = load(self._store, config.back)
+                self._load(ahead)
+                self._ahead = ahead
+            except CheckpointError as error:
+                what = f"the checkpoint of step {config.back} could not be loaded ahead"
+                self._replica.notice(what, {"why": error.message})
         elif origin is not None and not config.joins:
             self._load(origin)
 

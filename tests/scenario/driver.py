@@ -199,7 +199,8 @@ class Driver:
                 case Spawn():
                     self._spawn(command)
                 case Restore():
-                    back, _ = found_back(self._store, self._manifest)
+                    published = self.control.last_published
+                    back, _ = found_back(self._store, self._manifest, published)
                     self._soon(back, self._world.between(0.0, _FINDS_S))
                 case Form():
                     self._story.generation = command.generation

@@ -191,6 +191,7 @@ class _Run:
                 (life, "open_store", partial(Disk, stage)),
                 (life, "meet", self._meet),
                 (life, "leave", lambda transports: None),
+                (member, "leave", lambda transports: None),
                 *self._passed_on(),
             ):
                 stack.enter_context(mock.patch.object(module, name, instead))

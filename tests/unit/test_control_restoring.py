@@ -252,21 +252,6 @@ def test_a_step_that_ends_all_that_compute_it_ends_the_run():
     assert "segmentation fault" in finish.error
 
 
-def test_members_that_fail_to_build_again_and_again_end_the_run():
-    job, back, _ = restoring()
-    job.on(e.CapacityChanged(workers=1), 2.5)
-    commands, now_s = job.on(back, 3.0), 3.0
-    for times in range(1, 8):
-        while not (spawned := of(c.Spawn, commands)):
-            now_s += 1.0
-            commands = tick(job, now_s)
-        (member,) = spawned[0].members
-        failed = e.MemberFailed(member=member, error="TaskError", message="no such file")
-        commands = job.on(failed, now_s)
-        assert bool(of(c.Finish, commands)) == (times == 7)
-    assert "no such file" in only(c.Finish, commands).error
-
-
 def test_a_stop_ends_it_with_the_steps_of_the_checkpoint():
     job, back, _ = restoring()
     assert not of(c.Finish, job.on(stop(), 2.5))

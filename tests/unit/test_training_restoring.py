@@ -18,6 +18,7 @@ from raycloud.events import (
     MemberDone,
     MemberFailed,
     MemberReady,
+    Noticed,
     PartWritten,
     StepsCommitted,
 )
@@ -137,6 +138,20 @@ def test_one_that_was_silent_goes_back_like_all_others_and_has_none_of_its_state
     assert formed(fellows, 2) == step
     check_end(fellows, job, (2,))
     assert fellows.of(StepsCommitted, 2)[0].first_step == step
+
+
+def test_one_that_is_gone_is_not_needed_where_others_have_the_state(tmp_path: Path) -> None:
+    job = asked(tmp_path)
+    fellows = Fellows(tmp_path / "kept", job, 1, joining=0)
+    told = replace(fellows.members[0]._config, member=1, joins=True, back=7)
+    fellows.members.append(Member(told, fellows.members[0]._clock))
+    fellows.until(MemberReady, (1,))
+    assert "the checkpoint of step 7 could not be loaded ahead" in [
+        event.what for event in fellows.of(Noticed, 1)
+    ]
+    fellows.form(Form(generation=0, members=(0, 1), shares=(5, 3), step=0))
+    fellows.come_to(1, 3)
+    check_end(fellows, job, (0, 1))
 
 
 def test_a_checkpoint_that_is_gone_is_told(tmp_path: Path) -> None:
