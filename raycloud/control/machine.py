@@ -211,7 +211,8 @@ class Control:
         Raises:
             InternalError: The event is illegal where things stand; nothing has changed.
         """
-        event = self._tolerated(event)
+        if isinstance(event, MemberFailed):
+            event = self._tolerated(event)
         state, moves = self._state, judge(self._state, event)
         if moves is None:
             if isinstance(event, MemberLost):
@@ -244,11 +245,12 @@ class Control:
             member.enter(MemberState.RELEASED, now_s)
             yield from growing.missed(self._state, member, why, now_s)
 
-    def _tolerated(self, event: Event) -> Event:
+    def _tolerated(self, event: MemberFailed) -> MemberFailed | MemberLost:
         """What befalls a member that has not computed yet is a loss, and not the job's fault."""
-        if not isinstance(event, MemberFailed) or self._state.progress is None:
+        state = self._state
+        if state.progress is None or state.member(event.member).joined:
             return event
-        if self._state.member(event.member).joined or restoring.fails_anew(self._state):
+        if restoring.fails_anew(state):
             return event
         return MemberLost(member=event.member, reason=f"{event.error}: {event.message}")
 

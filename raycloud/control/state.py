@@ -74,13 +74,13 @@ class Member:
             return
         self.turns.move(self.state, state)
         if state in GONE and not self.gone:
-            self.turns.go(self.number, leaving=self.leaving)
+            self.turns.go(self.number)
         self.state, self.since_s = state, now_s
 
     def leave(self) -> None:
         """It is going to be gone."""
-        self.turns.leaving += not self.leaving
         self.leaving = True
+        self.turns.leaving.add(self.number)
 
     def join(self, step: int) -> None:
         """It computes from `step` on."""
@@ -282,7 +282,7 @@ class JobState:
     @property
     def staying(self) -> int:
         """How many members are not gone and are not going to be."""
-        return len(self.turns.present) - self.turns.leaving
+        return len(self.turns.present) - len(self.turns.leaving)
 
     def left(self) -> list[int]:
         """Who is left of the group, by rank, and then of those that leave it just now."""
