@@ -73,26 +73,24 @@ class Resharing:
         for member, ready in readies.items():
             if member not in self._estimates:
                 self._estimates[member] = SpeedEstimate(speed(ready))
-                self._note(member)
+                self._note(member, self._estimates[member])
 
     def rename(self, before: int, member: int) -> None:
         """What is known of a member's speed is known of another: it is the same process."""
         if before in self._estimates:
             self._estimates[member] = self._estimates[before]
-            self._note(member)
+            self._note(member, self._estimates[member])
 
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's measured seconds."""
         steps = report.last_step - report.first_step
         if steps > 0 and report.micro_batches > 0:
-            self.changed |= self._estimates[report.member].observe(
-                micro_batches=report.micro_batches, steps=steps, compute_s=report.compute_s
-            )
-            self._note(report.member)
+            estimate = self._estimates[report.member]
+            self.changed |= estimate.observe(report.micro_batches, steps, report.compute_s)
+            self._note(report.member, estimate)
 
-    def _note(self, member: int) -> None:
-        """Its estimate, where those of many are asked for at once."""
-        estimate = self._estimates[member]
+    def _note(self, member: int, estimate: SpeedEstimate) -> None:
+        """Its speed, where those of many are asked for at once."""
         if member >= len(self._fixed_s):
             self._fixed_s = room_for(member, self._fixed_s)
             self._micro_batch_s = room_for(member, self._micro_batch_s)

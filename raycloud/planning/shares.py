@@ -105,7 +105,7 @@ def equal_shares(members: int, micro_batches: int) -> tuple[int, ...]:
     if members < 1 or micro_batches < 0:
         raise ValueError(f"cannot split {micro_batches} micro-batches over {members} members")
     whole, rest = divmod(micro_batches, members)
-    return tuple(whole + (i < rest) for i in range(members))
+    return (whole + 1,) * rest + (whole,) * (members - rest)
 
 
 def load(tasks: Sequence[float], capacity: Sequence[float]) -> tuple[float, ...]:

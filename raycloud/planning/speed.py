@@ -145,7 +145,7 @@ class SpeedEstimate:
         if not self._unit:
             self._start(share)
         off = math.log(compute_s / steps / self._seconds(share))
-        grown = self._grown(share)
+        grown = self._grown(share) if share != self._unit else 0.0
         if abs(off) <= _NARROW_GATE or abs(off) <= self._gate(grown):
             if self._held:
                 self._drop_held()

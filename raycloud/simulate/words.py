@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _DRAWN = 256  # delays at once
+_NEVER = float("inf")
 _FEW = 8  # words that find their places among the others one by one
 
 
@@ -110,7 +111,10 @@ class Words:
         """When the next one is taken in."""
         if self._new:
             self._sort()
-        return max(-self._due[-1][0], self.deaf_until_s) if self._due else float("inf")
+        if not self._due:
+            return _NEVER
+        arrives_s = -self._due[-1][0]
+        return arrives_s if arrives_s > self.deaf_until_s else self.deaf_until_s
 
     def say(self, body: Body, event: Event, after_s: float = 0.0) -> None:
         """A member says something, once `after_s` have passed."""
