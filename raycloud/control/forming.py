@@ -112,7 +112,7 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     state.groups = {state.generation: state.holding()}
     state.shares = fit(state, state.group, state.following)
     state.drop_checkpoints()
-    if not meet.isdisjoint(state.turns.leaving) and not who_may_stay(state):
+    if not state.turns.leaving.isdisjoint(meet) and not who_may_stay(state):
         state.save_asked = True
     state.error = ""
     for member in state.in_group():

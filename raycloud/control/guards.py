@@ -171,7 +171,10 @@ def _echo(state: JobState, member: Member, event: Event) -> bool:
         return member.number not in state.away
     if member.joined or not isinstance(event, _OF_NEWCOMERS):
         return isinstance(event, MemberCaughtUp) or _taken_back(state, event)
-    alone = isinstance(event, MemberCaughtUp) and not state.is_to_follow(member.number)
+    if isinstance(event, MemberCaughtUp):
+        alone = not state.is_to_follow(member.number)
+    else:
+        alone = not state.is_to_meet(member.number)
     return alone or event.generation < state.sound_from
 
 

@@ -312,6 +312,10 @@ class JobState:
         coming = change.following if isinstance(change, Meet) else ()
         return not self.members[number].joined and (number in self.following or number in coming)
 
+    def is_to_meet(self, number: int) -> bool:
+        """Whether this member is one of the present generation, or of the one to come."""
+        return number in self.within() or number in self._now().coming
+
     def group_of(self, generation: int) -> tuple[int, ...]:
         """Who divided what was written as `generation`, which may be newer than their meeting."""
         met = max((g for g in self.groups if g <= generation), default=self.formed_as)
