@@ -91,9 +91,9 @@ def adopt(state: JobState, adoption: Adoption, now_s: float) -> Iterator[Command
             joined=ready.member in known or not known,  # else it may have come just then
             turns=state.turns,
         )
-        state.hearing.begin(ready.member)
     state.turns.count += 1
     state.group = tuple(ready.member for ready in adoption.readies)
+    state.hearing.begin(state.group)
     if settings.shares == "auto":
         readies = {ready.member: ready for ready in adoption.readies}
         state.resharing = Resharing(settings, readies, now_s)

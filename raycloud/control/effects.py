@@ -86,9 +86,7 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
         case MemberReady():
             member.ready, member.node = event, event.node or member.node
             know_speed(state, event, now_s)
-            state.hearing.begin(
-                member.number
-            )  # how late it was while it was building tells nothing
+            state.hearing.begin([member.number])
         case PartWritten():
             yield from _written(state, event)
         case MemberLost() | MemberLeaving() | ExchangeBroken():
@@ -258,14 +256,15 @@ def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterato
             state.meetings, state.losing = 1, 0
         if event.last_step > event.first_step and state.recovery is not None:
             yield from _recovered(state, event.generation, now_s)
-    state.formed().change_generation(event.generation, event.first_step)
+    progress = state.formed()
+    progress.change_generation(event.generation, event.first_step)
     member.step, member.generation = event.last_step, event.generation
     note_pace(state, event)
     if state.resharing is not None:
         state.resharing.observe(event)
     if event.skips:
         hear_of_skips(state, event)
-    if state.skips or state.all_past(state.formed().committed_step):
+    if state.skips or state.all_past(progress.committed_step):
         yield from _counted(state)
 
 

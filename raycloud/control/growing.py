@@ -115,11 +115,9 @@ def prepare_for_leave(state: JobState, event: MemberLeaving, now_s: float) -> It
     Those that were to join are given up. Where fewer than the job must run with would be left, they
     go on computing as long as they are there, but a checkpoint is made now.
     """
-    going = [
-        m
-        for m in state.present()
-        if m.number == event.member or (event.node and m.node == event.node)
-    ]
+    going = [state.members[event.member]]
+    if event.node:
+        going = [m for m in state.present() if m.number == event.member or m.node == event.node]
     going = [m for m in going if not m.leaving]
     for member in going:
         member.leave()
@@ -128,13 +126,13 @@ def prepare_for_leave(state: JobState, event: MemberLeaving, now_s: float) -> It
         state.save_asked = True
 
 
-def who_may_stay(state: JobState) -> list[Member]:
+def who_may_stay(state: JobState) -> list[int]:
     """Members of the group without those that are going to be gone, if they can do without them."""
-    present = state.turns.present
-    left = [m for m in state.in_group() if not m.leaving and m.number in present]
+    present, leaving = state.turns.present, state.turns.leaving
+    left = [number for number in state.group if number in present and number not in leaving]
     new = [] if state.data_version else [m for m in spares(state) if not m.leaving]
     enough = len(left) + len(new) >= state.workers[0]
-    return left if enough and any(m.joined for m in left) else []
+    return left if enough and any(state.members[number].joined for number in left) else []
 
 
 def _none_joins(state: JobState, now_s: float) -> Iterator[Command]:

@@ -110,8 +110,7 @@ def judge(state: JobState, event: Event) -> dict[int, MemberState] | None:
             return None
         moves[event.member] = known
     elif isinstance(event, GenerationFormed):
-        rows = {m: _member_row(state, m, event) for m in state.group}
-        moves = {m: known for m, known in rows.items() if known is not None}
+        moves = _all_rows(state, event)
     if type(event) not in PHASE_ON_EVENT[state.phase]:
         raise illegal(state, event, f"in phase {state.phase}")
     if state.phase in FINAL:
@@ -149,6 +148,20 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
     return None if _echo(state, member, event) else row[trigger]
 
 
+def _all_rows(state: JobState, event: GenerationFormed) -> dict[int, MemberState]:
+    """What those of the group become that do not stay what they are: it follows from that alone."""
+    rows: dict[MemberState, MemberState | None] = {}
+    moves: dict[int, MemberState] = {}
+    for number in state.group:
+        now = state.members[number].state
+        if now not in rows:
+            rows[now] = _member_row(state, number, event)
+        known = rows[now]
+        if known is not None and known is not now:
+            moves[number] = known
+    return moves
+
+
 def _echo(state: JobState, member: Member, event: Event) -> bool:
     """A word of how far a newcomer has come where the others have gone on without it, or know.
 
@@ -158,7 +171,10 @@ def _echo(state: JobState, member: Member, event: Event) -> bool:
         return member.number not in state.away
     if member.joined or not isinstance(event, _OF_NEWCOMERS):
         return isinstance(event, MemberCaughtUp) or _taken_back(state, event)
-    alone = isinstance(event, MemberCaughtUp) and not state.is_to_follow(member.number)
+    if isinstance(event, MemberCaughtUp):
+        alone = not state.is_to_follow(member.number)
+    else:
+        alone = not state.is_to_meet(member.number)
     return alone or event.generation < state.sound_from
 
 
@@ -265,7 +281,7 @@ def _check_applied(state: JobState, event: ChangeApplied) -> None:
 
 
 def _check_steps(state: JobState, event: StepsCommitted) -> None:
-    member, progress = state.member(event.member), state.formed()
+    member, progress = state.members[event.member], state.formed()
     begins = event.first_step == member.step
     if not member.joined:  # from the others it has all steps before its first
         begins = begins or event.first_step >= progress.committed_step

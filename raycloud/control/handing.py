@@ -30,7 +30,7 @@ def at_once(state: JobState, new: int) -> bool:
 
     Up to twice that is worth it where these would compute as long in a step: they would follow for
     three at least, idle. Of the members' paces the best is the nearest to that of their links: the
-    others waited. Where they have exchanged nothing yet, those before them tell what links are like.
+    others waited. Where they have exchanged nothing yet, those before them tell of their links.
     """
     moment_s, group = state.settings.hand_over_s, state.holders()
     ready = next((m.ready for m in group if m.ready is not None), None)

@@ -211,7 +211,8 @@ class Control:
         Raises:
             InternalError: The event is illegal where things stand; nothing has changed.
         """
-        event = self._tolerated(event, now_s)
+        if isinstance(event, MemberFailed):
+            event = self._tolerated(event, now_s)
         state, moves = self._state, judge(self._state, event)
         if moves is None:
             if isinstance(event, MemberLost):
@@ -244,11 +245,11 @@ class Control:
             member.enter(MemberState.RELEASED, now_s)
             yield from growing.missed(self._state, member, why, now_s)
 
-    def _tolerated(self, event: Event, now_s: float) -> Event:
+    def _tolerated(self, event: MemberFailed, now_s: float) -> MemberFailed | MemberLost:
         """What befalls a member that has not computed yet is a loss, and not the job's fault."""
-        if not isinstance(event, MemberFailed) or self._state.progress is None:
-            return event
-        if not restoring.tolerates(self._state, self._state.member(event.member), now_s):
+        state = self._state
+        member = state.member(event.member)
+        if state.progress is None or not restoring.tolerates(state, member, now_s):
             return event
         return MemberLost(member=event.member, reason=f"{event.error}: {event.message}")
 

@@ -128,14 +128,14 @@ def gather(state: JobState, now_s: float) -> Iterator[Command]:
     new = [m for m in spares(state) if not m.leaving][: state.workers[1]]
     state.group = tuple(member.number for member in new)
     state.groups = {state.generation: state.group}
-    state.shares = fit(state, new, ())
+    state.shares = fit(state, state.group)
     state.meetings, state.losing, state.unmet, state.misses = 1, 0, 0, 0
     state.called_s = now_s
     state.save_asked = False
     if state.resharing is not None:
         state.resharing.wait(step, now_s)
+    state.hearing.begin(state.group)
     for member in new:
-        state.hearing.begin(member.number)
         member.join(step)
         member.generation, member.heard_s, member.part_step = state.generation, now_s, -1
     yield Form(

@@ -88,7 +88,8 @@ def _wanted(state: JobState) -> bool:
 
 def _seats(state: JobState) -> int:
     """How many members the job lacks beside those that compute, or follow."""
-    there = sum(not (m.gone or m.leaving) for m in state.in_group())
+    present, leaving = state.turns.present, state.turns.leaving
+    there = sum(number in present and number not in leaving for number in state.group)
     return max(0, state.workers[1] - there)
 
 

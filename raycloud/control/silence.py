@@ -72,7 +72,7 @@ def _patience_s(state: JobState, missing: Mapping[int, float]) -> float:
     settings = state.settings
     if len({state.members[number].node for number in missing}) == 1:
         return settings.late_s
-    others = (m.number for m in state.present() if m.number not in missing)
+    others = [number for number in state.turns.present if number not in missing]
     heard = state.hearing.heard_since(state.now_s - max(missing.values()), others)
     return settings.several_s if heard >= len(missing) else settings.outage_s
 

@@ -74,13 +74,13 @@ class Member:
             return
         self.turns.move(self.state, state)
         if state in GONE and not self.gone:
-            self.turns.go(self.number, leaving=self.leaving)
+            self.turns.go(self.number)
         self.state, self.since_s = state, now_s
 
     def leave(self) -> None:
         """It is going to be gone."""
-        self.turns.leaving += not self.leaving
         self.leaving = True
+        self.turns.leaving.add(self.number)
 
     def join(self, step: int) -> None:
         """It computes from `step` on."""
@@ -282,7 +282,7 @@ class JobState:
     @property
     def staying(self) -> int:
         """How many members are not gone and are not going to be."""
-        return len(self.turns.present) - self.turns.leaving
+        return len(self.turns.present) - len(self.turns.leaving)
 
     def left(self) -> list[int]:
         """Who is left of the group, by rank, and then of those that leave it just now."""
@@ -311,6 +311,10 @@ class JobState:
         change = self.outstanding.change if self.outstanding is not None else None
         coming = change.following if isinstance(change, Meet) else ()
         return not self.members[number].joined and (number in self.following or number in coming)
+
+    def is_to_meet(self, number: int) -> bool:
+        """Whether this member is one of the present generation, or of the one to come."""
+        return number in self.within() or number in self._now().coming
 
     def group_of(self, generation: int) -> tuple[int, ...]:
         """Who divided what was written as `generation`, which may be newer than their meeting."""
