@@ -29,14 +29,14 @@ def _mute(state: JobState) -> MemberLost | None:
     One that the others cannot go on without is waited for longer, as one that has nothing to
     report: it may thaw, and another may not come sooner.
     """
-    late = state.hearing.late()
+    late = state.hearing.late().intersection(state.within())
     if state.phase not in _COMPUTING or not late:
         return None
-    group = [m for m in state.in_group() if not m.gone]
-    numbers = [m.number for m in group]
-    joined = sum(m.joined for m in group)
+    present, new = state.turns.present, state.turns.new
+    numbers = [number for number in state.group if number in present]
+    joined = sum(number not in new for number in numbers)
     missing = {}
-    for member in (m for m in group if m.number in late):
+    for member in (state.members[number] for number in numbers if number in late):
         others = joined - member.joined
         if member.state is MemberState.DONE or others < state.workers[0]:
             continue
