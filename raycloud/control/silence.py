@@ -11,7 +11,7 @@ from raycloud.control.tables import MemberState, Phase
 from raycloud.events import MemberLost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from raycloud.control.state import JobState, Member
 
@@ -29,12 +29,17 @@ def _mute(state: JobState) -> MemberLost | None:
     late = state.hearing.late()
     if state.phase not in _COMPUTING or not late:
         return None
-    there = [*(m for m in state.in_group() if not m.gone), *spares(state)]
-    numbers = [m.number for m in there]
+    present, new = state.turns.present, state.turns.new
+    numbers = [number for number in state.group if number in present]
+    numbers += [member.number for member in spares(state)]
+    joined = sum(number not in new for number in numbers)
     missing = {}
-    for member in (m for m in there if m.number in late and m.state is not MemberState.DONE):
+    for member in (state.members[number] for number in numbers if number in late):
         late_s = state.hearing.missing_s(member.number, numbers)
-        if late_s is not None and late_s >= _needed_s(state, member, there, late_s):
+        if late_s is None or member.state is MemberState.DONE:
+            continue
+        others = joined - member.joined
+        if others >= state.workers[0] or late_s >= _needed_s(state, member, others, late_s):
             missing[member.number] = late_s
     if not missing:
         return None
@@ -45,18 +50,23 @@ def _mute(state: JobState) -> MemberLost | None:
     return MemberLost(member=first, reason=reason, silent=True)
 
 
-def _needed_s(state: JobState, member: Member, there: Sequence[Member], late_s: float) -> float:
+def _needed_s(state: JobState, member: Member, others: int, late_s: float) -> float:
     """For how many seconds of silence a member is waited for since the others need it: it may thaw.
 
     Where nobody else has the state, they could go on from a checkpoint: it is waited for as long as
     what they would compute again has taken, which costs at most twice what the better one would.
+
+    Args:
+        state: Of the job.
+        member: Who is silent.
+        others: How many others have the state: fewer than the job needs.
+        late_s: Since when it is silent.
     """
-    late, fewest = state.hearing.late(), state.workers[0]
-    others = sum(m.joined for m in there) - member.joined
-    if others >= fewest or member.number not in state.within():
+    if member.number not in state.within():
         return 0.0
-    new = sum(not m.joined and m.number not in late for m in there)
-    if others + new < fewest or state.stop_requests or state.data_version:
+    late, takes_part = state.hearing.late(), [*state.in_group(), *spares(state)]
+    new = sum(not (m.joined or m.gone or m.number in late) for m in takes_part)
+    if others + new < state.workers[0] or state.stop_requests or state.data_version:
         return float("inf")
     if others:
         return 0.0
