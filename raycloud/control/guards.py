@@ -46,6 +46,7 @@ from raycloud.events import (
     RolledBack,
     RunFinished,
     RunStarted,
+    StepNotFinite,
     StepsCommitted,
     StopRequested,
 )
@@ -70,6 +71,7 @@ MemberEvent = (  # the more often it comes, the sooner it is asked for
     | MemberReturned
     | MemberLeaving
     | ExchangeBroken
+    | StepNotFinite
     | MemberFailed
 )
 JobEvent = (
@@ -86,11 +88,11 @@ JobEvent = (
     | Recovered
     | RunFinished
 )
-_MAY_BE_OLD: Final = (MemberDone, ExchangeBroken)
+_MAY_BE_OLD: Final = (MemberDone, ExchangeBroken, StepNotFinite)
 _OF_NEWCOMERS: Final = (MemberCaughtUp, StepsCommitted)
 _NEXT: Final = (Reshare, Meet)  # changes that name a generation
 _MORE_TO_ASK: Final = frozenset(
-    {ChangeApplied, MemberDone, MemberReturned, ExchangeBroken, MemberCaughtUp}
+    {ChangeApplied, MemberDone, MemberReturned, ExchangeBroken, StepNotFinite, MemberCaughtUp}
 )
 
 
@@ -152,10 +154,13 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
 def _echo(state: JobState, member: Member, event: Event) -> bool:
     """A word of how far a newcomer has come where the others have gone on without it, or know.
 
-    Or of steps that were taken back since; or that a process is back whose place is another's.
+    Or of steps that were taken back since, or what was written then; or that a process is back
+    whose place is another's.
     """
     if isinstance(event, MemberReturned):
         return member.number not in state.away
+    if isinstance(event, PartWritten | EvaluationPart):
+        return not member.joined and event.generation < state.sound_from
     if member.joined or not isinstance(event, _OF_NEWCOMERS):
         return isinstance(event, MemberCaughtUp) or _taken_back(state, event)
     alone = isinstance(event, MemberCaughtUp) and not state.is_to_follow(member.number)
@@ -193,7 +198,7 @@ def _check_of_member(state: JobState, event: MemberEvent) -> None:
             pass
         case DataPreparing() | DataPrepared() | MemberLeaving() | MemberCaughtUp():
             pass
-        case MemberReturned():
+        case MemberReturned() | StepNotFinite():
             pass
         case _:
             assert_never(event)

@@ -20,7 +20,8 @@ class Progress:
         generation: The first generation of this start.
 
     Attributes:
-        furthest: One past the newest step that was ever committed, also where it was taken back.
+        furthest: One past the newest step that was ever committed, also where it was taken back,
+            or that was not finite.
         returns: How often steps were taken back since `furthest` has risen.
         sound_from: Steps of older generations were taken back.
     """

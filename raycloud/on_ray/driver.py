@@ -236,8 +236,8 @@ class Driver:
             match command:
                 case Spawn():
                     self._spawn(command)
-                case Restore():
-                    back, damaged = found_back(self._store, self._manifest)
+                case Restore(newest=newest):
+                    back, damaged = found_back(self._store, self._manifest, newest)
                     self._measures = Measures()  # some are made again
                     self._pending.extend([*damaged, back])
                 case Form():

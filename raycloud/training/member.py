@@ -7,17 +7,18 @@ import threading
 import traceback
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raycloud.commands import Extend, Meet
 from raycloud.errors import InternalError, RaycloudError, TaskError, TransportError, public_name
-from raycloud.events import Event, ExchangeBroken, MemberFailed, Noticed
+from raycloud.events import Event, ExchangeBroken, MemberFailed, Noticed, StepNotFinite
 from raycloud.redact import redacted
 from raycloud.sync.transport import Abandoned
 from raycloud.training.changes import Changes
 from raycloud.training.config import MemberConfig
 from raycloud.training.life import Life
 from raycloud.training.meeting import Meeting
+from raycloud.training.rollback import RollbackError
 from raycloud.training.stillness import Still, Watch
 
 if TYPE_CHECKING:
@@ -200,6 +201,7 @@ class Member:
     ) -> tuple[Meeting, tuple[Transport, Transport]] | None:
         """One generation, until it ends or breaks; the one to follow, where that was planned."""
         generation = meeting.generation
+        told: dict[str, Any] = {"member": self._config.member, "generation": generation}
         try:
             if self._newest == generation:
                 coming = life.train(meeting, lambda: self._newest != generation, met)
@@ -208,9 +210,11 @@ class Member:
         except Abandoned:
             pass  # on the driver's word
         except TransportError as error:  # a peer's end: the driver knows whose
-            told = {"member": self._config.member, "generation": generation}
             if self._newest == generation:  # else it was told already
                 self._report(ExchangeBroken(**told, why=str(error)))
+        except RollbackError as error:
+            told |= {"step": error.step, "why": error.why, "left_out": error.left_out}
+            self._report(StepNotFinite(**told))
         return None
 
     def _become(

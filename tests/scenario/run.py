@@ -64,6 +64,8 @@ class Scenario:
         every_steps: Steps between two checkpoints; `auto`: as they are worth it; None: at the end.
         shares: `auto` or `equal`.
         alike: All members begin with the same parameters.
+        bad: Samples for which they go back, and leave out the step.
+        spoils: These spoil the parameters, where else their loss is not finite.
     """
 
     seed: int
@@ -76,6 +78,8 @@ class Scenario:
     every_steps: int | str | None = 20
     shares: str = "auto"
     alike: bool = True
+    bad: tuple[int, ...] = ()
+    spoils: bool = False
 
 
 def drawn(seed: int, *, count: int = 10, steps: int = 200) -> Scenario:
@@ -141,9 +145,11 @@ class _Run:
             least=scenario.least,
             members=scenario.members,
             shares=scenario.shares,
+            bad=scenario.bad,
+            spoils=scenario.spoils,
         )
         self.starts = 0
-        self.states: dict[int, dict[tuple[Seat, int], str]] = {}
+        self.states: dict[tuple[int, int], dict[tuple[Seat, int], str]] = {}
 
     def go(self) -> Outcome:
         """To its end."""
@@ -250,12 +256,12 @@ class _Run:
         self.faults.passes(process, point)
 
     def _check_state(self, seat: Seat) -> None:
-        """Members that live and compute the same step have the same bits."""
+        """Members that live and compute the same step, on the same way, have the same bits."""
         if not seat.counts_as(seat.number):
             return
         tensors = seat.member._life._replica.state.tensors()
         own = digest((name, tensors[name]) for name in same_steps(tuple(tensors)))
-        others = self.states.setdefault(seat.step, {})
+        others = self.states.setdefault((self.story.rolled_back, seat.step), {})
         for (other, number), found in others.items():
             if other.counts_as(number) and other.fleet is seat.fleet and found != own:
                 self.story.wrong.append(f"before step {seat.step} {seat} and {other} differ")
@@ -320,7 +326,8 @@ class _Run:
             wrong.append("it finished, and nobody has its state")
 
     def _wanted(self) -> dict[str, Tensor]:
-        return undisturbed(norm=self.scenario.norm, steps=self.scenario.steps)
+        scenario = self.scenario
+        return undisturbed(norm=scenario.norm, steps=scenario.steps, bad=scenario.bad)
 
     def _check_result(self) -> float:
         """The newest checkpoint is that of the end, and what an undisturbed run has there."""
