@@ -198,7 +198,9 @@ def _check_of_member(state: JobState, event: MemberEvent) -> None:
             pass
         case DataPreparing() | DataPrepared() | MemberLeaving() | MemberCaughtUp():
             pass
-        case MemberReturned() | StepNotFinite():
+        case StepNotFinite():
+            _check_not_finite(state, event)
+        case MemberReturned():
             pass
         case _:
             assert_never(event)
@@ -289,6 +291,14 @@ def _check_steps(state: JobState, event: StepsCommitted) -> None:
             raise illegal(state, event, what)
     if event.skips and (wrong := why_wrong(event)):
         raise illegal(state, event, wrong)
+
+
+def _check_not_finite(state: JobState, event: StepNotFinite) -> None:
+    member, made_by = state.member(event.member), event.left_out
+    if event.step < member.step and member.joined:
+        raise illegal(state, event, f"the member's next step is {member.step}")
+    if made_by is not None and not 0 <= made_by <= event.step:
+        raise illegal(state, event, "only this step or an earlier one can have made it so")
 
 
 def _check_done(state: JobState, event: MemberDone) -> None:

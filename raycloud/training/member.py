@@ -67,6 +67,7 @@ class Member:
         self._changes = Changes(feed_depth=config.job.data.prefetch_steps)
         self._coming = (-1, 0)  # the generation that was planned last, and the number of the change
         self._newest = -1  # the generation that was called last, or one past one given up
+        self._goes_back = False  # its state is not to be gone on from
         self._thread = threading.Thread(target=self._live, name="member", daemon=True)
         self._thread.start()
         self._watch = Watch(clock, self._thread.ident or 0, self._usual_s)
@@ -87,7 +88,7 @@ class Member:
     def survivor(self) -> Survivor | None:
         """What the next driver of the run is told; None: it has no state that is worth keeping."""
         found = None if self._life is None else self._life.survivor()
-        if found is None or not self._thread.is_alive():
+        if found is None or self._goes_back or not self._thread.is_alive():
             return None
         planned, number = self._coming
         newest = max(found.newest, self._newest, planned)
@@ -202,6 +203,7 @@ class Member:
         """One generation, until it ends or breaks; the one to follow, where that was planned."""
         generation = meeting.generation
         told: dict[str, Any] = {"member": self._config.member, "generation": generation}
+        self._goes_back = False
         try:
             if self._newest == generation:
                 coming = life.train(meeting, lambda: self._newest != generation, met)
@@ -213,6 +215,7 @@ class Member:
             if self._newest == generation:  # else it was told already
                 self._report(ExchangeBroken(**told, why=str(error)))
         except RollbackError as error:
+            self._goes_back = True
             told |= {"step": error.step, "why": error.why, "left_out": error.left_out}
             self._report(StepNotFinite(**told))
         return None
