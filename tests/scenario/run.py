@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
 
 TOLERANCE = 1e-9
+_ASKED = ("norm", "steps", "alike", "every_steps", "least", "members", "shares", "bad", "spoils")
 _UNTIL_S = 3000.0
 _RESTART_S = (1.0, 5.0)
 _STARTS = 30
@@ -137,17 +138,7 @@ class _Run:
         self.faults = Faults(scenario.blows, self.stage, self.story)
         self.stage.passing = self._passes
         self.up = [True] * scenario.members
-        self.job = asked(
-            norm=scenario.norm,
-            steps=scenario.steps,
-            alike=scenario.alike,
-            every_steps=scenario.every_steps,
-            least=scenario.least,
-            members=scenario.members,
-            shares=scenario.shares,
-            bad=scenario.bad,
-            spoils=scenario.spoils,
-        )
+        self.job = asked(**{name: getattr(scenario, name) for name in _ASKED})
         self.starts = 0
         self.states: dict[tuple[int, int], dict[tuple[Seat, int], str]] = {}
 
@@ -326,8 +317,8 @@ class _Run:
             wrong.append("it finished, and nobody has its state")
 
     def _wanted(self) -> dict[str, Tensor]:
-        scenario = self.scenario
-        return undisturbed(norm=scenario.norm, steps=scenario.steps, bad=scenario.bad)
+        it = self.scenario
+        return undisturbed(norm=it.norm, steps=it.steps, bad=it.bad)
 
     def _check_result(self) -> float:
         """The newest checkpoint is that of the end, and what an undisturbed run has there."""
