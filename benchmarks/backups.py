@@ -35,6 +35,7 @@ from raycloud import Job, Splits, Task
 from raycloud.clock import SystemClock
 from raycloud.commands import Form
 from raycloud.events import MemberFailed, MemberReady, StepsCommitted
+from raycloud.spec import CheckpointSection, ElasticSection
 from raycloud.training.member import Meeting, Member, MemberConfig
 
 _HOST = "127.0.0.1"
@@ -105,16 +106,15 @@ def member(number: int, port: int, asked: Asked, slow: str) -> None:
     """One member; writes a line for each step that it begins, and for what it has committed."""
     width = 16 if asked.waits_s else 384
     settings = {"dropout": asked.dropout, "waits_s": asked.waits_s, "slow": slow, "width": width}
-    wanted = {
-        "task": Layers,
-        "settings": settings,
-        "steps": 1_000_000,
-        "global_batch": _ROWS * asked.share * asked.members,
-        "micro_batch": _ROWS,
-        "elastic": {"max_workers": asked.members, "backup_micro_batches": asked.most},
-        "checkpoint": {"every_steps": 1_000_000},
-    }
-    job = Job(**wanted)
+    job = Job(
+        task=Layers,
+        settings=settings,
+        steps=1_000_000,
+        global_batch=_ROWS * asked.share * asked.members,
+        micro_batch=_ROWS,
+        elastic=ElasticSection(max_workers=asked.members, backup_micro_batches=asked.most),
+        checkpoint=CheckpointSection(every_steps=1_000_000),
+    )
     store = distributed.TCPStore(_HOST, port, is_master=False, timeout=_MEET)
     told = MemberConfig(
         member=number, node="", address=_HOST, job=job, task=Layers, checkpoints=tempfile.mkdtemp()

@@ -32,7 +32,7 @@ from raycloud.control.growing import missed, prepare_for_leave
 from raycloud.control.handing import note_pace
 from raycloud.control.outstanding import Outstanding
 from raycloud.control.recovery import Recovery
-from raycloud.control.restoring import go_back
+from raycloud.control.restoring import go_back, note_not_finite
 from raycloud.control.returning import come_back, leave_out
 from raycloud.control.skipping import hear_of_skips, write_skips
 from raycloud.control.switching import completed, in_force, switched
@@ -63,6 +63,7 @@ from raycloud.events import (
     RolledBack,
     RunFinished,
     RunStarted,
+    StepNotFinite,
     StepsCommitted,
     StopRequested,
 )
@@ -91,9 +92,8 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
             yield from _written(state, event)
         case MemberLost() | MemberLeaving() | ExchangeBroken():
             yield from _parts(state, event, now_s)
-        case MemberFailed():
-            hint = f"\n\nhint: {event.hint}" if event.hint else ""
-            state.error = f"{member}: {event.error}: {event.message}{hint}"
+        case StepNotFinite() | MemberFailed():
+            _failed(state, event)
         case MemberCaughtUp():
             yield from _joined(state, event, now_s)
         case MemberDone():
@@ -106,6 +106,14 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
             pass
         case _:
             assert_never(event)
+
+
+def _failed(state: JobState, event: StepNotFinite | MemberFailed) -> None:
+    if isinstance(event, StepNotFinite):
+        note_not_finite(state, event)
+        return
+    hint = f"\n\nhint: {event.hint}" if event.hint else ""
+    state.error = f"{state.members[event.member]}: {event.error}: {event.message}{hint}"
 
 
 def _written(state: JobState, event: PartWritten) -> Iterator[Command]:

@@ -46,6 +46,7 @@ from raycloud.events import (
     RolledBack,
     RunFinished,
     RunStarted,
+    StepNotFinite,
     StepsCommitted,
     StopRequested,
 )
@@ -70,6 +71,7 @@ MemberEvent = (  # the more often it comes, the sooner it is asked for
     | MemberReturned
     | MemberLeaving
     | ExchangeBroken
+    | StepNotFinite
     | MemberFailed
 )
 JobEvent = (
@@ -86,11 +88,11 @@ JobEvent = (
     | Recovered
     | RunFinished
 )
-_MAY_BE_OLD: Final = (MemberDone, ExchangeBroken, PartWritten, EvaluationPart)
+_MAY_BE_OLD: Final = (MemberDone, ExchangeBroken, PartWritten, EvaluationPart, StepNotFinite)
 _OF_NEWCOMERS: Final = (MemberCaughtUp, StepsCommitted)
 _NEXT: Final = (Reshare, Meet)  # changes that name a generation
 _MORE_TO_ASK: Final = frozenset(
-    {ChangeApplied, MemberDone, MemberReturned, ExchangeBroken, MemberCaughtUp}
+    {ChangeApplied, MemberDone, MemberReturned, ExchangeBroken, StepNotFinite, MemberCaughtUp}
 )
 
 
@@ -165,10 +167,13 @@ def _all_rows(state: JobState, event: GenerationFormed) -> dict[int, MemberState
 def _echo(state: JobState, member: Member, event: Event) -> bool:
     """A word of how far a newcomer has come where the others have gone on without it, or know.
 
-    Or of steps that were taken back since; or that a process is back whose place is another's.
+    Or of steps that were taken back since, or what was written then; or that a process is back
+    whose place is another's.
     """
     if isinstance(event, MemberReturned):
         return member.number not in state.away
+    if isinstance(event, PartWritten | EvaluationPart):
+        return not member.joined and event.generation < state.sound_from
     if member.joined or not isinstance(event, _OF_NEWCOMERS):
         return isinstance(event, MemberCaughtUp) or _taken_back(state, event)
     if isinstance(event, MemberCaughtUp):
@@ -209,6 +214,8 @@ def _check_of_member(state: JobState, event: MemberEvent) -> None:
             pass
         case DataPreparing() | DataPrepared() | MemberLeaving() | MemberCaughtUp():
             pass
+        case StepNotFinite():
+            _check_not_finite(state, event)
         case MemberReturned():
             pass
         case _:
@@ -300,6 +307,14 @@ def _check_steps(state: JobState, event: StepsCommitted) -> None:
             raise illegal(state, event, what)
     if event.skips and (wrong := why_wrong(event)):
         raise illegal(state, event, wrong)
+
+
+def _check_not_finite(state: JobState, event: StepNotFinite) -> None:
+    member, made_by = state.member(event.member), event.left_out
+    if event.step < member.step and member.joined:
+        raise illegal(state, event, f"the member's next step is {member.step}")
+    if made_by is not None and not 0 <= made_by <= event.step:
+        raise illegal(state, event, "only this step or an earlier one can have made it so")
 
 
 def _check_done(state: JobState, event: MemberDone) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 from raycloud.commands import Change, Command, Notice, Spawn
 from raycloud.control import effects, forming, growing, restoring, returning
 from raycloud.control.adopting import adopt
-from raycloud.control.conditions import holds, unfit
+from raycloud.control.conditions import holds, hopeless, unfit
 from raycloud.control.guards import MemberEvent, judge
 from raycloud.control.hearing import Hearing
 from raycloud.control.saving import Saving
@@ -331,9 +331,7 @@ class Control:
             elif condition is Condition.UNFIT:
                 state.error = unfit(state)
             elif condition is Condition.HOPELESS:
-                step = state.formed().committed_step
-                times = max(state.losing, state.formed().returns) + 1
-                state.error = f"{times} times in step {step}: {state.error}"
+                state.error = hopeless(state)
             elif condition is Condition.PART_MISSING:
                 step = state.checkpoints.collecting(state.formed_as)[0]
                 holders = tuple(m.number for m in state.holders())

@@ -21,7 +21,8 @@ class Progress:
 
     Attributes:
         committed_step: One past the last step that all members have committed.
-        furthest: One past the newest step that was ever committed, also where it was taken back.
+        furthest: One past the newest step that was ever committed, also where it was taken back,
+            or that was not finite.
         returns: How often steps were taken back since `furthest` has risen.
         sound_from: Steps of older generations were taken back.
         step_s: Seconds of a step, as was said last; 0 before anybody has.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from raycloud.control.resharing import Resharing
     from raycloud.control.saving import Saving
     from raycloud.control.settings import ControlSettings
-    from raycloud.events import DataGrew, ExchangeBroken, MemberReady
+    from raycloud.events import DataGrew, ExchangeBroken, MemberReady, StepNotFinite
     from raycloud.order import Skip
 
 
@@ -87,6 +87,11 @@ class Member:
         self.joined, self.step = True, step
         self.turns.join(self.number)
 
+    def part(self) -> None:
+        """What it has is not to be gone on from: it is as one that is new."""
+        self.joined = False
+        self.turns.part(self.number)
+
     def __str__(self) -> str:
         """As people read it."""
         return f"member {self.number}" + (f" on {self.node}" if self.node else "")
@@ -151,6 +156,8 @@ class JobState:
         turns: What has become of all members together.
         away: Who is lost, and may come back.
         skips: What steps took and did not count, and who has said so; until it is written down.
+        not_finite: The first word of a step for which all are to go back; until they do.
+        left_out: Steps that change nothing when they are computed again.
     """
 
     settings: ControlSettings
@@ -200,6 +207,8 @@ class JobState:
     turns: Turns = field(default_factory=Turns)
     away: Away = field(default_factory=Away)
     skips: dict[Skip, set[int]] = field(default_factory=dict)
+    not_finite: StepNotFinite | None = None
+    left_out: set[int] = field(default_factory=set)
     _known: _Known | None = None
     _past: _Past = ((), frozenset(), 0, 0)
 

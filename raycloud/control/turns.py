@@ -41,6 +41,11 @@ class Turns:
         self.count += 1
         self.new.pop(number, None)
 
+    def part(self, number: int) -> None:
+        """It has no state any more that counts."""
+        self.count += 1
+        self.new[number] = None
+
     def move(self, before: MemberState, after: MemberState) -> None:
         """One is in another state."""
         self.states[before] -= 1

@@ -237,9 +237,9 @@ class Driver:
             match command:
                 case Spawn():
                     self._spawn(command)
-                case Restore():
+                case Restore(newest=newest):
                     published = self._control.last_published
-                    back, damaged = found_back(self._store, self._manifest, published)
+                    back, damaged = found_back(self._store, self._manifest, published, newest)
                     self._measures = Measures()  # some are made again
                     self._pending.extend([*damaged, back])
                 case Form():

@@ -246,6 +246,7 @@ class Life:
             TransportError: The generation broke, or was abandoned. Nothing but the step under way
                 is undone, and another call goes on with it in the next generation.
             CheckpointError: What it is to go back to cannot be loaded.
+            RollbackError: It, or a step, is not finite, and the job goes back then.
         """
         if meeting.back is not None:
             self._restoring.go_back(meeting.back, self._footing)

@@ -7,17 +7,18 @@ import threading
 import traceback
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raycloud.commands import Extend, Meet
 from raycloud.errors import InternalError, RaycloudError, TaskError, TransportError, public_name
-from raycloud.events import Event, ExchangeBroken, MemberFailed, Noticed
+from raycloud.events import Event, ExchangeBroken, MemberFailed, Noticed, StepNotFinite
 from raycloud.redact import redacted
 from raycloud.sync.transport import Abandoned
 from raycloud.training.changes import Changes
 from raycloud.training.config import MemberConfig
 from raycloud.training.life import Life
 from raycloud.training.meeting import Meeting, leave
+from raycloud.training.rollback import RollbackError
 from raycloud.training.stillness import Still, Watch
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Member:
         self._coming = (-1, 0)  # the generation that was planned last, and the number of the change
         self._newest = -1  # the generation that was called last, or one past one given up
         self._broke: int | None = None  # the generation that did, until the next is begun
+        self._goes_back = False  # its state is not to be gone on from
         self._thread = threading.Thread(target=self._live, name="member", daemon=True)
         self._thread.start()
         self._watch = Watch(clock, self._thread.ident or 0, self._usual_s)
@@ -88,7 +90,7 @@ class Member:
     def survivor(self) -> Survivor | None:
         """What the next driver of the run is told; None: it has no state that is worth keeping."""
         found = None if self._life is None else self._life.survivor()
-        if found is None or not self._thread.is_alive():
+        if found is None or self._goes_back or not self._thread.is_alive():
             return None
         planned, number = self._coming
         newest = max(found.newest, self._newest, planned)
@@ -214,6 +216,8 @@ class Member:
     ) -> tuple[Meeting, tuple[Transport, Transport]] | None:
         """One generation, until it ends or breaks; the one to follow, where that was planned."""
         generation, self._broke = meeting.generation, None
+        told: dict[str, Any] = {"member": self._config.member, "generation": generation}
+        self._goes_back = False
         try:
             if self._newest == generation:
                 coming = life.train(meeting, lambda: self._newest != generation, met)
@@ -223,9 +227,12 @@ class Member:
             pass  # on the driver's word
         except TransportError as error:  # a peer's end: the driver knows whose
             self._broke = generation
-            told = {"member": self._config.member, "generation": generation}
             if self._newest == generation:  # else it was told already
                 self._report(ExchangeBroken(**told, why=str(error)))
+        except RollbackError as error:
+            self._goes_back = True
+            told |= {"step": error.step, "why": error.why, "left_out": error.left_out}
+            self._report(StepNotFinite(**told))
         return None
 
     def _become(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from raycloud.checkpoint import load
 from raycloud.checkpoint.payload import load_tensors
 from raycloud.errors import CheckpointError
+from raycloud.training.rollback import check
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest, Store
@@ -59,11 +60,14 @@ class Restoring:
 
         Raises:
             CheckpointError: It cannot be loaded, or is of another model.
+            RollbackError: It is not finite, and the job goes back then.
         """
+        state = self._replica.state
         if back.generation <= self._gone_back:
             return
         self._gone_back, ahead, self._ahead = back.generation, self._ahead, None
         if back.step == 0:  # it is new
+            state.left_out |= set(back.without)
             return
         if ahead is None or ahead.step != back.step or footing.loop is not None:
             ahead = load(self._store, back.step)
@@ -71,7 +75,10 @@ class Restoring:
                 self._replica.discard()
             self._load(ahead)
             self._replica.statistics.settle()
+        state.left_out |= set(back.without)
         footing.go_back(ahead)
+        if self._replica.errors.on_nan == "rollback":
+            check(self._replica.model, back.step)
 
     def _load(self, manifest: Manifest) -> None:
         self._replica.state.load(load_tensors(self._store, manifest), manifest.values)

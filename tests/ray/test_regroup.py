@@ -193,13 +193,12 @@ def test_a_frozen_worker_thaws_and_its_process_computes_again(
         assert sum(e.last_step - e.first_step for e in steps) == 200 - steps[0].first_step
 
 
-def test_where_only_a_connection_breaks_all_meet_anew(tmp_path: Path, ray_tmpdir: Path) -> None:
-    def cut(_: int) -> None:
-        pid, descriptor = between(members_below(ray_tmpdir))[0]
-        shut(pid, descriptor)
-
+@pytest.mark.parametrize("spoil", [shut, hang])
+def test_where_only_a_connection_breaks_or_hangs_all_meet_anew(
+    spoil: Callable[[int, int], None], tmp_path: Path, ray_tmpdir: Path
+) -> None:
     job = job_of(3, 1, 200)
-    trouble = Trouble(ray_tmpdir, [40], cut)
+    trouble = Trouble(ray_tmpdir, [40], lambda _: spoil(*between(members_below(ray_tmpdir))[0]))
     run = raycloud.train(job, run_dir=tmp_path / "run", observer=trouble)
     assert len(trouble.hit) == 1
     check_result(run, job, Steady(), 200)
@@ -210,21 +209,6 @@ def test_where_only_a_connection_breaks_all_meet_anew(tmp_path: Path, ray_tmpdir
     [recovery] = run.summary["recoveries"]
     assert recovery["kind"] == "met anew"
     assert run.summary["workers"] == 3
-
-
-def test_where_a_connection_hangs_all_meet_anew(tmp_path: Path, ray_tmpdir: Path) -> None:
-    def hangs(_: int) -> None:
-        hang(*between(members_below(ray_tmpdir))[0])
-
-    job = job_of(3, 1, 200)
-    trouble = Trouble(ray_tmpdir, [40], hangs)
-    run = raycloud.train(job, run_dir=tmp_path / "run", observer=trouble)
-    assert len(trouble.hit) == 1
-    check_result(run, job, Steady(), 200)
-    assert not of_kind(MemberLost, run.events)
-    assert {e.generation for e in of_kind(ExchangeBroken, run.events)} == {0}
-    [told] = of_kind(Recovered, run.events)
-    assert (told.lost, told.lost_steps) == ((), 0)
 
 
 @pytest.mark.parametrize("norm", [False, True])

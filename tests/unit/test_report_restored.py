@@ -104,7 +104,7 @@ def test_what_was_computed_for_nothing_is_lost() -> None:
 
 def test_it_is_said_where_the_run_goes_on() -> None:
     assert note(RolledBack(step=6)) == (
-        "nobody has the state any more: going back to the checkpoint of step 6"
+        "no sound state is left: going back to the checkpoint of step 6"
     )
     assert (note(RolledBack(step=0)) or "").endswith("going back to the beginning")
 
