@@ -328,6 +328,8 @@ class Control:
                 yield from forming.regroup(state, now_s)
             elif condition is Condition.UNFIT:
                 state.error = unfit(state)
+            elif condition is Condition.STRANDED:
+                state.error = state.error or restoring.why_stranded(state)
             elif condition is Condition.HOPELESS:
                 step = state.formed().committed_step
                 times = max(state.losing, state.formed().returns) + 1
