@@ -330,6 +330,8 @@ class Control:
                 yield from forming.regroup(state, now_s)
             elif condition is Condition.UNFIT:
                 state.error = unfit(state)
+            elif condition is Condition.STRANDED:
+                state.error = state.error or restoring.why_stranded(state)
             elif condition is Condition.HOPELESS:
                 state.error = hopeless(state)
             elif condition is Condition.PART_MISSING:

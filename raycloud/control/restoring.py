@@ -189,6 +189,15 @@ def gather(state: JobState, now_s: float) -> Iterator[Command]:
     )
 
 
+def why_stranded(state: JobState) -> str:
+    """Why nobody can go on, where data has grown since the last one was lost."""
+    cause = "" if state.recovery is None else state.recovery.cause
+    return (
+        f"no worker is left, and none can join, since the data has grown: {cause}\n\nhint: "
+        "--resume goes on from the last checkpoint, if there is one, with all of the data"
+    )
+
+
 def going_back(state: JobState) -> bool:
     """Whether members are told to load a checkpoint, and are not known to have done so."""
     return state.recovery is not None and state.recovery.back is not None and not state.met

@@ -44,6 +44,14 @@ def test_the_checkpoint_that_all_went_back_to_is_whole():
     assert only(c.Finish, commands).status == "finished"
 
 
+def test_where_data_grows_meanwhile_the_run_ends_and_says_why():
+    job, back, _ = restoring()
+    job.on(back, 3.0)
+    finish = only(c.Finish, job.on(e.DataGrew(samples=200, version=1), 4.0))
+    assert finish.status == "failed"
+    assert "none can join, since the data has grown: its process died" in finish.error
+
+
 def test_that_they_were_ready_before_the_loss_is_no_waiting():
     job = three(gather_s=2.0)
     to(job, 5)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from raycloud.events import ExchangeBroken
 from raycloud.sync.gloo import GlooTransport
 from raycloud.sync.transport import Transport
 from raycloud.training import member
+from raycloud.training.meeting import Meeting
 from tests.fellows import WAIT_S, Fellows
 from tests.unit.test_training_following import asked, check_end
 
@@ -41,6 +44,14 @@ def hung_up(transport: Transport) -> bool:
 
 def left(transport: Transport) -> bool:
     return not hasattr(transport, "_group")
+
+
+def meet_all_the_same(
+    meet: Callable[..., Any], meeting: Meeting, _: Callable[[], bool]
+) -> tuple[Transport, Transport]:
+    """Whoever is called elsewhere meanwhile."""
+    met: tuple[Transport, Transport] = meet(meeting, lambda: False)
+    return met
 
 
 @pytest.mark.timeout(120)
@@ -100,6 +111,10 @@ def test_what_is_met_when_it_is_withdrawn_already_is_left(
     monkeypatch.setattr(member, "leave", met.extend)
     job = asked(tmp_path)
     fellows = Fellows(tmp_path / "kept", job, 2, joining=0)
+    for one in fellows.members:
+        life = one._life
+        assert life is not None
+        monkeypatch.setattr(life, "meet", partial(meet_all_the_same, life.meet))
     fellows.form(Form(generation=4, members=(0, 1), shares=(5, 3), step=0))
     fellows.prepare(1, Meet(generation=3, members=(0, 1), shares=(5, 3)), (0, 1))
     wait_for(lambda: len(met) == 4)
