@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from raycloud.control import forming
+from raycloud.control.member import Member
 from raycloud.control.progress import Progress
 from raycloud.control.recovery import Recovery
 from raycloud.control.resharing import Resharing
 from raycloud.control.saving import Saving
 from raycloud.control.skipping import take_over_skips
-from raycloud.control.state import Member
 from raycloud.control.tables import MemberState, Phase
 from raycloud.order import Ledger
 

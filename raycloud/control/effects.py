@@ -71,7 +71,8 @@ from raycloud.order import commit_record
 
 if TYPE_CHECKING:
     from raycloud.control.guards import JobEvent, MemberEvent
-    from raycloud.control.state import JobState, Member
+    from raycloud.control.member import Member
+    from raycloud.control.state import JobState
 
 
 def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Iterator[Command]:

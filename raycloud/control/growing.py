@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Command, Notice, Release, Spawn, Vacancy
+from raycloud.control.member import Member
 from raycloud.control.resharing import speed
-from raycloud.control.state import Member
 from raycloud.control.tables import MemberState, Phase
 
 if TYPE_CHECKING:

@@ -53,8 +53,9 @@ from raycloud.events import (
 from raycloud.order import Position
 
 if TYPE_CHECKING:
+    from raycloud.control.member import Member
     from raycloud.control.outstanding import Outstanding
-    from raycloud.control.state import JobState, Member
+    from raycloud.control.state import JobState
 
 MemberEvent = (  # the more often it comes, the sooner it is asked for
     StepsCommitted

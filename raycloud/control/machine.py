@@ -15,9 +15,10 @@ from raycloud.control.adopting import adopt
 from raycloud.control.conditions import holds, hopeless, unfit
 from raycloud.control.guards import MemberEvent, judge
 from raycloud.control.hearing import Hearing
+from raycloud.control.member import Member
 from raycloud.control.saving import Saving
 from raycloud.control.silence import overdue
-from raycloud.control.state import JobState, Member
+from raycloud.control.state import JobState
 from raycloud.control.tables import (
     FINAL,
     PHASE_ON_CONDITION,

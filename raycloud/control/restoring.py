@@ -19,7 +19,8 @@ from raycloud.errors import InternalError
 from raycloud.order import Ledger, growth_record, restore_record
 
 if TYPE_CHECKING:
-    from raycloud.control.state import JobState, Member
+    from raycloud.control.member import Member
+    from raycloud.control.state import JobState
     from raycloud.events import RolledBack, StepNotFinite
 
 _REMEDY = "lower the learning rate, set clip_norm, or look at the samples of these steps"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.commands import Command, LeaveOut, Notice, Readmit, Release
 from raycloud.control.growing import free_slots
-from raycloud.control.state import Member
+from raycloud.control.member import Member
 from raycloud.control.tables import FINAL, MemberState, Phase
 
 if TYPE_CHECKING:

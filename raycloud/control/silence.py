@@ -13,7 +13,8 @@ from raycloud.events import MemberLost
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from raycloud.control.state import JobState, Member
+    from raycloud.control.member import Member
+    from raycloud.control.state import JobState
 
 _COMPUTING = frozenset({Phase.TRAINING, Phase.STOPPING, Phase.REGROUPING})
 _NOBODY_COMPUTES = frozenset({Phase.WAITING, Phase.RESTORING})
