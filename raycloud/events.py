@@ -35,9 +35,8 @@ class MemberSpawned:
 class MemberReady:
     """A member has built model and data; b micro-batches take it fixed_s + b * micro_batch_s.
 
-    `fixed_s` and `micro_batch_s` are fitted, or known of its place; `state_digest` tells whether
-    members start from the same parameters. Its process is `pid` on the node of id `node`, which is
-    labelled to cost `price_per_hour`.
+    Which is fitted, or known of its place. `state_digest` tells whether members start from the same
+    parameters. Its process is `pid` on the node of id `node`, labelled to cost `price_per_hour`.
     """
 
     member: int
