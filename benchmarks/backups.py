@@ -35,6 +35,7 @@ from raycloud import Job, Splits, Task
 from raycloud.clock import SystemClock
 from raycloud.commands import Form
 from raycloud.events import MemberFailed, MemberReady, StepsCommitted
+from raycloud.spec import CheckpointSection, ElasticSection
 from raycloud.training.member import Meeting, Member, MemberConfig
 
 _HOST = "127.0.0.1"
@@ -111,8 +112,8 @@ def member(number: int, port: int, asked: Asked, slow: str) -> None:
         steps=1_000_000,
         global_batch=_ROWS * asked.share * asked.members,
         micro_batch=_ROWS,
-        elastic={"max_workers": asked.members, "backup_micro_batches": asked.most},  # type: ignore[arg-type]
-        checkpoint={"every_steps": 1_000_000},  # type: ignore[arg-type]
+        elastic=ElasticSection(max_workers=asked.members, backup_micro_batches=asked.most),
+        checkpoint=CheckpointSection(every_steps=1_000_000),
     )
     store = distributed.TCPStore(_HOST, port, is_master=False, timeout=_MEET)
     told = MemberConfig(
@@ -171,9 +172,11 @@ def throttled(process: subprocess.Popen[bytes], slow: Path | None) -> Iterator[N
 
     thread = threading.Thread(target=turns, daemon=True)
     thread.start()
-    yield
-    over.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def measure(asked: Asked) -> dict[str, float]:

@@ -91,8 +91,13 @@ def _ray_train(attempt: Attempt) -> list[str]:
 
 
 def _raycloud(attempt: Attempt) -> list[str]:
+    return raycloud_command(attempt, raycloud_job(attempt))
+
+
+def raycloud_command(attempt: Attempt, values: Mapping[str, Any]) -> list[str]:
+    """The command line of `raycloud train` with these values as its job file, which is written."""
     job = attempt.directory / "job.yaml"
-    job.write_text(yaml.safe_dump(raycloud_job(attempt), sort_keys=False))
+    job.write_text(yaml.safe_dump(dict(values), sort_keys=False))
     program = Path(sys.executable).with_name("raycloud")
     return [str(program), "train", str(job), "--run-dir", str(attempt.run_directory), "--plain"]
 

@@ -18,10 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from benchmarks import workload
-from benchmarks.contestants import Attempt, Contestant
+from benchmarks.contestants import Attempt, Contestant, raycloud_command
 from benchmarks.machine import describe
 from benchmarks.peers.fixed_members import fixed_job
 from benchmarks.statistics import Ratio, paired_ratio
@@ -31,10 +29,7 @@ AT_MOST = 1.01
 
 
 def _elastic(attempt: Attempt) -> list[str]:
-    job = attempt.directory / "job.yaml"
-    job.write_text(yaml.safe_dump(elastic_job(attempt), sort_keys=False))
-    program = Path(sys.executable).with_name("raycloud")
-    return [str(program), "train", str(job), "--run-dir", str(attempt.run_directory), "--plain"]
+    return raycloud_command(attempt, elastic_job(attempt))
 
 
 def elastic_job(attempt: Attempt) -> dict[str, Any]:

@@ -69,31 +69,49 @@ Change = Reshare | Save | Halt | Extend | Meet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Vacancy:
+    """The place of `member`, which was lost, and how fast it was there: seconds as in its ready."""
+
+    member: int
+    fixed_s: float
+    micro_batch_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Spawn:
     """Place and start these members, all or none; those that join the others as there is room.
 
-    Where there are no others, `back` is the step of the checkpoint that they are going to load.
+    Where there are no others, `back` is the step of the checkpoint that they are going to load. The
+    first of them take these `vacancies`, in order, as far as the places are still there.
     """
 
     members: tuple[int, ...]
     joins: bool = False
     back: int | None = None
+    vacancies: tuple[Vacancy, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restore:
-    """Nobody has the state any more: find the newest sound checkpoint, and say `RolledBack`."""
+    """No sound state is left: find the newest sound checkpoint, and say `RolledBack`.
+
+    Those of later steps than `newest` hold what is not to be gone on from, and are withdrawn.
+    """
+
+    newest: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Back:
     """Members load the checkpoint of `step` before they meet; 0: they are new, and begin.
 
-    Each does so once, when it is first told to meet as `generation` or a later one.
+    Each does so once, when it is first told to meet as `generation` or a later one. Steps `without`
+    which they go on from there change nothing this time.
     """
 
     step: int
     generation: int
+    without: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +120,7 @@ class Form:
 
     Members that have computed before know better than `step` where they go on. `settled` is the
     number of the last change that is over, in force or withdrawn; one after it is still to come.
-    `following` as in a `Meet`. They go `back` first where nobody had the state any more.
+    `following` as in a `Meet`. They go `back` first where no sound state was left.
     """
 
     generation: int

@@ -1,14 +1,13 @@
 """What happened: frozen records, and the schema of a run's `events.jsonl`.
 
-An event is a fact, past tense, with plain values only, so that it can be written as JSON, sent
-between processes and fed to `control` in a simulation. `report.records` turns them into plain
-records and back.
+An event is a fact with plain values only: it can be written as JSON (see `report.records`), sent
+between processes and fed to `control` in a simulation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 FORMAT = 1
@@ -34,11 +33,10 @@ class MemberSpawned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberReady:
-    """A member has built its model and data and measured itself.
+    """A member has built model and data; b micro-batches take it fixed_s + b * micro_batch_s.
 
-    `fixed_s` and `micro_batch_s` are the fitted seconds of T(b) = fixed_s + b * micro_batch_s for b
-    micro-batches; `state_digest` tells whether members start from the same parameters; `node` is
-    the id of the node that it runs on as process `pid`, labelled to cost `price_per_hour`.
+    Which is fitted, or known of its place. `state_digest` tells whether members start from the same
+    parameters. Its process is `pid` on the node of id `node`, labelled to cost `price_per_hour`.
     """
 
     member: int
@@ -66,12 +64,10 @@ class DataPreparing:
 class DataPrepared:
     """A member has the blocks of a split at hand, as every member does after the same preparation.
 
-    `split` is `train` or `held_out`; `version` counts how often the data has grown in this start of
-    the run, and all numbers are those of the whole split as it is then. `cached_blocks` of the
-    `blocks` were there already. `bad` names the first of the `bad_rows` that were left out.
-    `inputs` are records of the files read (`path`, `bytes`, `digest`), in order, and `files` is
-    their number. `seconds` passed, in which readers spent `read_s` together; for `waited_s` this
-    member had nothing else to do: told with `train`. `price_per_gb_month` is for the report.
+    `split` is `train` or `held_out`, all of it, after the data has grown `version` times in this
+    start of the run. `cached_blocks` of the `blocks` were there already. `bad` names the first of
+    `bad_rows`, which were left out, `inputs` the `files` read: `path`, `bytes` and `digest`. In
+    `seconds`, readers spent `read_s` together; for `waited_s` this member did nothing else.
     """
 
     member: int
@@ -90,10 +86,6 @@ class DataPrepared:
     files: int = 0
     price_per_gb_month: float | None = None
     waited_s: float = 0.0
-
-    def brief(self) -> DataPrepared:
-        """The same without the records of the files, which may be many: for the log."""
-        return replace(self, inputs=(), files=max(self.files, len(self.inputs)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +129,17 @@ class ExchangeBroken:
     member: int
     generation: int
     why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepNotFinite:
+    """A member's word that all are to go back, and `why`; `left_out` then changes nothing more."""
+
+    member: int
+    generation: int
+    step: int
+    why: str
+    left_out: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,14 +194,13 @@ class MemberCaughtUp:
 class StepsCommitted:
     """One member's word that it committed steps [first_step, last_step).
 
-    `epoch` and `offset` are the position after the last of them. `loss` is the weighted mean over
-    the global batches of these steps, `weight` their summed weight, `grad_norm` that of the last
-    step. Seconds are sums over the steps: computing, waiting for data, for the exchange (in that,
-    `lane_s`: for the control lane); in other threads, `read_s` of samples, `collate_s` of batches.
-    Byte counts are this member's own, for the exchange of gradients alone: sent, and what it would
-    have sent uncompressed, by sizes and the ring's formula, without changing buffers and the
-    control lane. `bytes_last` of those sent are the last message's: nothing is computed beside it.
-    `skips` are records of what these steps took and did not count: see `order.Skip`.
+    `epoch` and `offset` are the position after them, `loss` the mean by weight over their global
+    batches, `weight` the sum, `grad_norm` the last step's. Seconds are sums over the steps:
+    computing, waiting for data, for the exchange (in that, `lane_s`: for the control lane); in
+    other threads, `read_s` of samples, `collate_s` of batches. Byte counts are this member's own,
+    of gradients alone: sent (`bytes_last` with the last message), and what it would have sent
+    uncompressed, by the ring's formula. `skips` are records of what these steps took and did not
+    count: see `order.Skip`.
     """
 
     member: int
@@ -288,8 +290,7 @@ class RangeChanged:
 class DataGrew:
     """Files were added to what is trained on, and are read: there are `samples` samples now.
 
-    `version` counts up, and names the grown data to members. `inputs` are the added files,
-    `partitions` the first row of each partition and one past the last row; empty: it has none.
+    `version` counts up, and names it to members; `inputs` are the added files; see `Extend`.
     """
 
     samples: int
@@ -309,7 +310,7 @@ class Noticed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolledBack:
-    """Nobody has the state: back to the checkpoint of `step` (0: none); `ledger` is not logged."""
+    """No sound state is left: back to `step`'s checkpoint (0: none); `ledger` is not logged."""
 
     step: int
     ledger: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -319,9 +320,8 @@ class RolledBack:
 class Recovered:
     """Training goes on after a generation broke, without those that were `lost`, if anybody was.
 
-    Seconds count from the run's start: `detected_s` when it was known that it broke, `resumed_s`
-    that the next step is committed, or none is left. `lost_steps` were committed before and are
-    computed again: none where one was left who had the state, else see `RolledBack`.
+    Seconds are from the run's start: `detected_s` that it was known, `resumed_s` that the next step
+    is committed, or none is left. `lost_steps` are computed again: none, but after a `RolledBack`.
     """
 
     generation: int
@@ -342,9 +342,9 @@ class RunFinished:
 
 
 Event = (
-    RunStarted | MemberSpawned | MemberReady | DataPreparing | DataPrepared
-    | MemberLost | MemberReturned | MemberLeaving | ExchangeBroken | MemberFailed | MemberDone
-    | GenerationFormed | MemberCaughtUp | ChangeApplied | StepsCommitted
-    | PartWritten | CheckpointPublished | EvaluationPart | Evaluated | StopRequested
-    | RangeChanged | CapacityChanged | DataGrew | Noticed | RolledBack | Recovered | RunFinished
+    RunStarted | MemberSpawned | MemberReady | DataPreparing | DataPrepared | MemberLost
+    | MemberReturned | MemberLeaving | ExchangeBroken | StepNotFinite | MemberFailed | MemberDone
+    | GenerationFormed | MemberCaughtUp | ChangeApplied | StepsCommitted | PartWritten
+    | CheckpointPublished | EvaluationPart | Evaluated | StopRequested | RangeChanged
+    | CapacityChanged | DataGrew | Noticed | RolledBack | Recovered | RunFinished
 )  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 
 _PIDFD_GETFD = 438  # the same on every architecture of Linux
 _ESTABLISHED = "01"
-_ATTACH_FILTER = 26  # SO_ATTACH_FILTER, which Python does not name
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27  # SO_ATTACH_FILTER and its end, unnamed in Python
 _DROP = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # return 0: keep no byte
 
 
@@ -53,6 +53,12 @@ def hang(pid: int, descriptor: int) -> None:
     """Let nothing arrive at a connection of another process any more, and tell nobody."""
     with _taken(pid, descriptor) as connection:
         deafen(connection)
+
+
+def hear_again(pid: int, descriptor: int) -> None:
+    """After `hang`: what was sent meanwhile arrives, once its sender has tried again."""
+    with _taken(pid, descriptor) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
 
 
 def deafen(connection: socket.socket) -> None:

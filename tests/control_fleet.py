@@ -85,8 +85,8 @@ class Fleet(Samples, Following, Restoring, Troubles):
             match command:
                 case c.Spawn(members=members, joins=joins):
                     self.spawn(members, joins)
-                case c.Restore():
-                    self.go_back()
+                case c.Restore(newest=newest):
+                    self.go_back(newest)
                 case c.Form():
                     self.form(command)
                 case c.Prepare(number=number, members=members, change=change):
@@ -274,7 +274,8 @@ class Fleet(Samples, Following, Restoring, Troubles):
     def save(self):
         self.saved[self.step] = (self.position, tuple(sorted(self.in_force.items())))
         for m in self.holders():
-            self.flush(m)
+            if self.bodies[m].reported != self.step:
+                self.flush(m)
             word = part(m, self.step, generation=self.generation)
             self.say(m, word, after_s=self.some_s())
 
@@ -295,6 +296,8 @@ class Fleet(Samples, Following, Restoring, Troubles):
             self.at(leaves_s, self.leaves)
         for breaks_s in self.scene.breaks_s:
             self.at(breaks_s, self.breaks)
+        for diverges_s in self.scene.diverges_s:
+            self.at(diverges_s, self.diverges)
         for kind in ("freezes", "fails"):
             when_s = getattr(self.scene, f"{kind}_s")
             if when_s is not None:

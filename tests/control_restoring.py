@@ -8,8 +8,10 @@ from raycloud import events as e
 class Restoring:
     """For a fleet with its `manifests`, `spans`, `bodies`, and an `at` to say when."""
 
-    def go_back(self):
+    def go_back(self, newest):
         began = self.scene.settings
+        if newest is not None:
+            self.manifests = {at: one for at, one in self.manifests.items() if at <= newest}
         step = max(self.manifests, default=began.step)
         position, ledger = self.manifests.get(step, (began.position, began.ledger or {}))
         self.step, self.position = step, self.settled(position)

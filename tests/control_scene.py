@@ -25,6 +25,7 @@ class Scene:
     dies_s: tuple[float, ...] = ()
     leaves_s: tuple[float, ...] = ()  # a notice; some seconds later it dies
     breaks_s: tuple[float, ...] = ()
+    diverges_s: tuple[float, ...] = ()  # a step is not finite, and all are to go back
     rooms: tuple[tuple[float, int], ...] = ()  # (seconds, how many members the machines hold)
     clumsy: int = 0  # so many of those that were to join die before they are ready
     freezes_s: float | None = None

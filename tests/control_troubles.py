@@ -82,6 +82,18 @@ class Troubles:
 
         self.at(self.now_s + NOTICE_S, gone)
 
+    def diverges(self):
+        """All see that the present step is not finite, and those that have the state say so."""
+        if not self.running or self.broken or self.step >= self.end:
+            return
+        self.broken = True
+        made_by = self.random.choice([self.step, max(0, self.step - 1), None])
+        for m in self.holders():
+            self.flush(m)
+            where = {"generation": self.formed_as, "step": self.step, "left_out": made_by}
+            word = e.StepNotFinite(member=m, why="the loss is nan", **where)
+            self.say(m, word, after_s=self.some_s())
+
     def breaks(self):
         """A connection is cut between two steps; all hear of it, now or later."""
         if not self.running or self.broken or self.step >= self.end:

@@ -22,12 +22,14 @@ JOB = "name: gpt\ntask: raycloud.metrics:Mean\nglobal_batch: 8\nmicro_batch: 4\n
 STARTED_T = 1_800_000_000.0
 
 
-def commit(member: int, first: int, last: int, *, loss: float = 2.0) -> StepsCommitted:
+def commit(
+    member: int, first: int, last: int, *, loss: float = 2.0, generation: int = 0
+) -> StepsCommitted:
     """Steps of 8 samples, half a second each."""
     steps = last - first
     return StepsCommitted(
         member=member,
-        generation=0,
+        generation=generation,
         first_step=first,
         last_step=last,
         epoch=0,

@@ -133,8 +133,8 @@ MUTANTS = (
     ),
     Mutant(
         file="control/forming.py",
-        old="asked_shares(settings, [member.slot for member in computing])",
-        new="asked_shares(settings, range(len(computing)))",
+        old="asked_shares(state.settings, [state.members[n].slot for n in computing])",
+        new="asked_shares(state.settings, range(len(computing)))",
         breaks="who is left gets the pinned shares of others",
     ),
     Mutant(

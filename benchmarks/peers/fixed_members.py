@@ -36,7 +36,7 @@ class FixedMember:
     def __init__(self, config: MemberConfig) -> None:
         """Build, and measure itself."""
         changes = Changes(feed_depth=config.job.data.prefetch_steps)
-        self._life = Life(config, SystemClock(), changes, lambda event: None)  # noqa: ARG005
+        self._life = Life(config, SystemClock(), changes, lambda _: None)
         self._life.measure()
 
     def train(self, meeting: Meeting) -> None:

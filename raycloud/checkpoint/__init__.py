@@ -17,7 +17,16 @@ from __future__ import annotations
 from raycloud.checkpoint.manifest import Manifest
 from raycloud.checkpoint.naming import DamagedError
 from raycloud.checkpoint.part import PartRecord, TensorRecord, split_names
-from raycloud.checkpoint.published import Found, latest, load, publish, retain, steps, verify
+from raycloud.checkpoint.published import (
+    Found,
+    latest,
+    load,
+    publish,
+    retain,
+    steps,
+    verify,
+    withdraw,
+)
 from raycloud.checkpoint.shared import marked, see
 from raycloud.checkpoint.store import Store, open_store
 from raycloud.checkpoint.values import decode, encode
@@ -41,4 +50,5 @@ __all__ = [
     "split_names",
     "steps",
     "verify",
+    "withdraw",
 ]

@@ -128,6 +128,21 @@ def latest(store: Store, *, digests: bool = True) -> Found:
     return Found(manifest=None, skipped=tuple(skipped))
 
 
+def withdraw(store: Store, newest: int) -> tuple[int, ...]:
+    """Take back the checkpoints of later steps than `newest`: nobody is to go on from them.
+
+    Returns:
+        Their steps, ascending.
+
+    Raises:
+        CheckpointError: The store cannot list or remove.
+    """
+    later = tuple(step for step in steps(store) if step > newest)
+    for step in later:
+        store.remove(manifest_name(step))
+    return later
+
+
 def retain(store: Store, keep: int, *, newest: int | None = None) -> tuple[int, ...]:
     """Remove what is no longer needed: the manifest first, so that no half checkpoint is published.
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from raycloud.control import forming
+from raycloud.control.member import Member
 from raycloud.control.progress import Progress
 from raycloud.control.recovery import Recovery
 from raycloud.control.resharing import Resharing
 from raycloud.control.saving import Saving
 from raycloud.control.skipping import take_over_skips
-from raycloud.control.state import Member
 from raycloud.control.tables import MemberState, Phase
 from raycloud.order import Ledger
 
@@ -91,9 +91,9 @@ def adopt(state: JobState, adoption: Adoption, now_s: float) -> Iterator[Command
             joined=ready.member in known or not known,  # else it may have come just then
             turns=state.turns,
         )
-        state.hearing.begin(ready.member)
     state.turns.count += 1
     state.group = tuple(ready.member for ready in adoption.readies)
+    state.hearing.begin(state.group)
     if settings.shares == "auto":
         readies = {ready.member: ready for ready in adoption.readies}
         state.resharing = Resharing(settings, readies, now_s)

@@ -12,10 +12,12 @@ class Away:
     Attributes:
         since_s: By member that is away: since when.
         returns: By member that is what a process has come back as: how often it has come back.
+        vacant: Who was lost since the last tick by its end, so that its place may be another's.
     """
 
     since_s: dict[int, float] = field(default_factory=dict)
     returns: dict[int, int] = field(default_factory=dict)
+    vacant: list[int] = field(default_factory=list)
 
     def __contains__(self, number: int) -> bool:
         """Whether this member is away."""

@@ -71,6 +71,8 @@ def _stranded(state: JobState) -> bool:
 
 
 def _nobody(state: JobState) -> bool:
+    if state.not_finite is not None:
+        return True
     if state.progress is None or not state.any_gone():
         return False
     return not any(state.members[number].joined for number in state.left())
@@ -133,3 +135,13 @@ def unfit(state: JobState) -> str:
     except ValueError as error:
         return f"data.path: {error}"
     return ""
+
+
+def hopeless(state: JobState) -> str:
+    """Why the run does not go on, where it would go round in circles."""
+    progress = state.formed()
+    if state.not_finite is not None:
+        furthest = f"came no further than step {progress.furthest}"
+        return f"it went back {progress.returns} times, and {furthest}: {state.error}"
+    times = max(state.losing, progress.returns) + 1
+    return f"{times} times in step {progress.committed_step}: {state.error}"

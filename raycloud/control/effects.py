@@ -32,7 +32,7 @@ from raycloud.control.growing import missed, prepare_for_leave
 from raycloud.control.handing import note_pace
 from raycloud.control.outstanding import Outstanding
 from raycloud.control.recovery import Recovery
-from raycloud.control.restoring import go_back
+from raycloud.control.restoring import go_back, note_not_finite
 from raycloud.control.returning import come_back, leave_out
 from raycloud.control.skipping import hear_of_skips, write_skips
 from raycloud.control.switching import completed, in_force, switched
@@ -63,6 +63,7 @@ from raycloud.events import (
     RolledBack,
     RunFinished,
     RunStarted,
+    StepNotFinite,
     StepsCommitted,
     StopRequested,
 )
@@ -70,7 +71,8 @@ from raycloud.order import commit_record
 
 if TYPE_CHECKING:
     from raycloud.control.guards import JobEvent, MemberEvent
-    from raycloud.control.state import JobState, Member
+    from raycloud.control.member import Member
+    from raycloud.control.state import JobState
 
 
 def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Iterator[Command]:
@@ -86,13 +88,13 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
         case MemberReady():
             member.ready, member.node = event, event.node or member.node
             know_speed(state, event, now_s)
+            state.hearing.begin([member.number])
         case PartWritten():
             yield from _written(state, event)
         case MemberLost() | MemberLeaving() | ExchangeBroken():
             yield from _parts(state, event, now_s)
-        case MemberFailed():
-            hint = f"\n\nhint: {event.hint}" if event.hint else ""
-            state.error = f"{member}: {event.error}: {event.message}{hint}"
+        case StepNotFinite() | MemberFailed():
+            _failed(state, event)
         case MemberCaughtUp():
             yield from _joined(state, event, now_s)
         case MemberDone():
@@ -105,6 +107,14 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
             pass
         case _:
             assert_never(event)
+
+
+def _failed(state: JobState, event: StepNotFinite | MemberFailed) -> None:
+    if isinstance(event, StepNotFinite):
+        note_not_finite(state, event)
+        return
+    hint = f"\n\nhint: {event.hint}" if event.hint else ""
+    state.error = f"{state.members[event.member]}: {event.error}: {event.message}{hint}"
 
 
 def _written(state: JobState, event: PartWritten) -> Iterator[Command]:
@@ -132,6 +142,8 @@ def _parts(
         yield from prepare_for_leave(state, event, now_s)
         return
     yield from leave_out(state, event, now_s)
+    if member.joined and not (event.silent or member.leaving):
+        state.away.vacant.append(member.number)
     if not member.joined and state.progress is not None:
         yield from missed(state, member, event.reason, now_s)
         if state.spare(event.member):
@@ -170,7 +182,7 @@ def absorb_of_job(state: JobState, event: JobEvent) -> Iterator[Command]:
     """Take in what concerns the job as a whole."""
     match event:
         case CheckpointPublished():
-            state.checkpoints.published(event.step)
+            state.checkpoints.published(event.step, state.now_s)
             if state.saving is not None:
                 state.saving.published(state.now_s)
         case StopRequested():
@@ -179,9 +191,7 @@ def absorb_of_job(state: JobState, event: JobEvent) -> Iterator[Command]:
         case RangeChanged():
             state.workers = (event.min_workers, event.max_workers)
         case CapacityChanged():
-            if event.workers > state.capacity:
-                state.misses = 0  # another machine may do
-            state.capacity = event.workers
+            _hold(state, event.workers)
         case DataGrew():
             state.data_samples, state.data_version = event.samples, event.version
             state.data_ahead = event
@@ -195,6 +205,15 @@ def absorb_of_job(state: JobState, event: JobEvent) -> Iterator[Command]:
             pass
         case _:
             assert_never(event)
+
+
+def _hold(state: JobState, workers: int) -> None:
+    """The machines hold so many; where that is more, another machine may do."""
+    if workers > state.capacity:
+        state.misses = 0
+        if state.recovery is not None:
+            state.recovery.failures = 0
+    state.capacity = workers
 
 
 def end(state: JobState, status: str, now_s: float) -> Iterator[Command]:
@@ -246,14 +265,15 @@ def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterato
             state.meetings, state.losing = 1, 0
         if event.last_step > event.first_step and state.recovery is not None:
             yield from _recovered(state, event.generation, now_s)
-    state.formed().change_generation(event.generation, event.first_step)
+    progress = state.formed()
+    progress.change_generation(event.generation, event.first_step)
     member.step, member.generation = event.last_step, event.generation
     note_pace(state, event)
     if state.resharing is not None:
         state.resharing.observe(event)
     if event.skips:
         hear_of_skips(state, event)
-    if state.skips or state.all_past(state.formed().committed_step):
+    if state.skips or state.all_past(progress.committed_step):
         yield from _counted(state)
 
 

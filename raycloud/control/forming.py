@@ -19,7 +19,7 @@ from raycloud.control.tables import MemberState, Phase
 from raycloud.order import Ledger, growth_record, header_record, restore_record
 
 if TYPE_CHECKING:
-    from raycloud.control.state import JobState, Member
+    from raycloud.control.state import JobState
     from raycloud.events import MemberReady
 
 _ENDING: Final = frozenset({MemberState.DRAINING, MemberState.DONE})
@@ -58,7 +58,7 @@ def form(state: JobState, now_s: float) -> Iterator[Command]:
     _seen(state, steps.sizes.most)
     for member in state.in_group():
         member.heard_s, member.step, member.generation = now_s, settings.step, state.generation
-        state.hearing.begin(member.number)
+    state.hearing.begin(state.group)
     yield Record(records=tuple(records))
     yield Form(
         generation=state.generation,
@@ -97,12 +97,12 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     state.group = (*left, *(member.number for member in new))
     # Where the others have to wait for the state anyway, all take it that have none.
     state.following = frozenset() if new else _who_follows(state, state.group)
-    meet = state.within()
-    gone = tuple(m.number for m in state.present() if m.joined and m.number not in meet)
+    meet, members = state.within(), state.members
+    gone = tuple(n for n in present if n not in meet and members[n].joined)
     for number in gone:  # too many, or they were to leave and the others went on without them
         state.members[number].enter(MemberState.RELEASED, now_s)
+    state.hearing.begin([member.number for member in new])
     for member in new:
-        state.hearing.begin(member.number)
         member.step = state.formed().committed_step  # or a later one, as it will say
     if state.resharing is not None:
         state.resharing.wait(state.formed().committed_step, now_s)
@@ -110,10 +110,9 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     state.halt_sent = state.halted = state.met = False
     state.generation = state.formed_as = state.sound_from = newest + 1
     state.groups = {state.generation: state.holding()}
-    state.shares = fit(state, state.in_group(), state.following)
+    state.shares = fit(state, state.group, state.following)
     state.drop_checkpoints()
-    leaves = state.turns.leaving and any(m.leaving for m in state.in_group())
-    if leaves and not who_may_stay(state):
+    if not state.turns.leaving.isdisjoint(meet) and not who_may_stay(state):
         state.save_asked = True
     state.error = ""
     for member in state.in_group():
@@ -144,7 +143,8 @@ def _note_break(state: JobState) -> None:
 
 def _who_follows(state: JobState, numbers: Iterable[int]) -> frozenset[int]:
     """Those of these members that followed, and are not known to have caught up."""
-    return frozenset(n for n in numbers if n in state.following and not state.members[n].joined)
+    follow = state.following.intersection(numbers) if state.following else ()
+    return frozenset(number for number in follow if not state.members[number].joined)
 
 
 def _who_goes_on(state: JobState) -> list[int]:
@@ -153,8 +153,8 @@ def _who_goes_on(state: JobState) -> list[int]:
     The first rank is of one that has it.
     """
     left = state.left()
-    if state.following:
-        left.sort(key=_who_follows(state, state.group).__contains__)
+    if behind := _who_follows(state, state.group):
+        left.sort(key=behind.__contains__)
     if len(left) <= state.workers[1]:
         return left
 
@@ -217,46 +217,45 @@ def next_meeting(state: JobState, now_s: float) -> Meet | None:
     new = [] if none else [m for m in ready if not m.leaving]
     most, behind = state.workers[1], _who_follows(state, state.group)
     left = who_may_stay(state) or _making_room(state, len(new))
-    left = sorted(left, key=lambda m: m.number in behind)[:most]
-    room = most - sum(not member.leaving for member in left)
-    members = [*left, *new[: max(0, room)]]
-    numbers = tuple(member.number for member in members)
+    left = (sorted(left, key=behind.__contains__) if behind else left)[:most]
+    new = new[: max(0, most - len(set(left) - state.turns.leaving))]
+    numbers = (*left, *(member.number for member in new))
     if numbers == state.group:
         return None
     following = behind.intersection(numbers)
-    if following or not at_once(state):
-        following |= {m.number for m in members[len(left) :]}
-    for member in members[len(left) :]:
+    if following or not at_once(state, len(new)):
+        following |= {member.number for member in new}
+    for member in new:
         member.heard_s = now_s  # the others come to meet it
     return Meet(
         generation=state.generation + 1,
         members=numbers,
-        shares=fit(state, members, following),
-        following=tuple(n for n in numbers if n in following),
+        shares=fit(state, numbers, following),
+        following=tuple(n for n in numbers if n in following) if following else (),
     )
 
 
-def _making_room(state: JobState, count: int) -> list[Member]:
+def _making_room(state: JobState, count: int) -> list[int]:
     """The group without those that are to leave and in whose place `count` others have come.
 
     One that has the state stays until another has it, even if it is one too many for that time.
     """
-    staying = sum(not member.leaving for member in state.in_group())
-    room = max(0, state.workers[1] - staying - count)
-    if not any(member.joined and not member.leaving for member in state.in_group()):
+    members, leavers = state.members, [m for m in state.in_group() if m.leaving]
+    goes = {m.number for m in leavers}
+    room = max(0, state.workers[1] - (len(state.group) - len(goes)) - count)
+    if not any(members[number].joined for number in state.group if number not in goes):
         room = max(room, 1)
-    leavers = [m for m in state.in_group() if m.leaving]
-    kept = sorted(leavers, key=lambda m: not m.joined)[:room]
-    return [m for m in state.in_group() if not m.leaving or m in kept]
+    goes -= {m.number for m in sorted(leavers, key=lambda m: not m.joined)[:room]}
+    return [number for number in state.group if number not in goes]
 
 
 def become(state: JobState, meeting: Meet, step: int, now_s: float) -> None:
     """One member has changed to this generation at `step`: so will all others."""
-    before_it = set(state.group)
+    before_it = state.within()
+    state.hearing.begin([number for number in meeting.members if number not in before_it])
     for number in meeting.members:
         member = state.members[number]
         if number not in before_it:
-            state.hearing.begin(number)
             member.step = max(member.step, step)  # it may be done already
         if member.state is MemberState.READY:
             member.enter(MemberState.ACTIVE, now_s)
@@ -296,7 +295,7 @@ def _share_out(state: JobState) -> Reshare | None:
     following = _who_follows(state, state.group)
     return Reshare(
         generation=state.generation + 1,
-        shares=fit(state, state.in_group(), following),
+        shares=fit(state, state.group, following),
         caught_up=caught_up,
     )
 
@@ -309,20 +308,22 @@ def take_in(state: JobState, change: Reshare, step: int) -> None:
         state.groups[change.generation] = state.holding()
 
 
-def fit(state: JobState, members: list[Member], following: Collection[int]) -> tuple[int, ...]:
+def fit(
+    state: JobState, members: tuple[int, ...], following: Collection[int] = ()
+) -> tuple[int, ...]:
     """Shares of these members, by rank: as asked, and `auto` by what is known of their speeds.
 
     Those that are `following` have none.
     """
-    settings, computing = state.settings, [m for m in members if m.number not in following]
+    computing = tuple(n for n in members if n not in following) if following else members
     if state.resharing is not None and len(members) > 1:
-        fitted = state.resharing.fit(tuple(member.number for member in computing))
+        fitted = state.resharing.fit(computing)
     else:
-        fitted = asked_shares(settings, [member.slot for member in computing])
+        fitted = asked_shares(state.settings, [state.members[n].slot for n in computing])
     if not following:
         return fitted
-    shares = dict(zip((m.number for m in computing), fitted, strict=True))
-    return tuple(shares.get(member.number, 0) for member in members)
+    shares = dict(zip(computing, fitted, strict=True))
+    return tuple(shares.get(number, 0) for number in members)
 
 
 def _seen(state: JobState, samples: int) -> None:

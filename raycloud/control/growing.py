@@ -10,8 +10,9 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from raycloud.commands import Command, Notice, Release, Spawn
-from raycloud.control.state import Member
+from raycloud.commands import Command, Notice, Release, Spawn, Vacancy
+from raycloud.control.member import Member
+from raycloud.control.resharing import speed
 from raycloud.control.tables import MemberState, Phase
 
 if TYPE_CHECKING:
@@ -65,7 +66,23 @@ def grow(state: JobState, now_s: float) -> Iterator[Command]:
             )
             state.members[number] = member
         alone = state.phase is Phase.RESTORING
-        yield Spawn(members=numbers, joins=True, back=back.step if back and alone else None)
+        yield Spawn(
+            members=numbers,
+            joins=True,
+            back=back.step if back and alone else None,
+            vacancies=tuple(_vacancies(state, len(numbers))),
+        )
+
+
+def _vacancies(state: JobState, most: int) -> Iterator[Vacancy]:
+    """The places of those that were lost just now, for as many others."""
+    vacant = state.away.vacant
+    taken, vacant[:most] = vacant[:most], []
+    for number in taken:
+        ready = state.members[number].ready
+        if ready is not None:
+            known = speed(ready) if state.resharing is None else state.resharing.speed_of(number)
+            yield Vacancy(member=number, fixed_s=known.fixed_s, micro_batch_s=known.micro_batch_s)
 
 
 def missed(state: JobState, member: Member, why: str, now_s: float) -> Iterator[Command]:
@@ -98,11 +115,9 @@ def prepare_for_leave(state: JobState, event: MemberLeaving, now_s: float) -> It
     Those that were to join are given up. Where fewer than the job must run with would be left, they
     go on computing as long as they are there, but a checkpoint is made now.
     """
-    going = [
-        m
-        for m in state.present()
-        if m.number == event.member or (event.node and m.node == event.node)
-    ]
+    going = [state.members[event.member]]
+    if event.node:
+        going = [m for m in state.present() if m.number == event.member or m.node == event.node]
     going = [m for m in going if not m.leaving]
     for member in going:
         member.leave()
@@ -111,13 +126,13 @@ def prepare_for_leave(state: JobState, event: MemberLeaving, now_s: float) -> It
         state.save_asked = True
 
 
-def who_may_stay(state: JobState) -> list[Member]:
+def who_may_stay(state: JobState) -> list[int]:
     """Members of the group without those that are going to be gone, if they can do without them."""
-    present = state.turns.present
-    left = [m for m in state.in_group() if not m.leaving and m.number in present]
+    present, leaving = state.turns.present, state.turns.leaving
+    left = [number for number in state.group if number in present and number not in leaving]
     new = [] if state.data_version else [m for m in spares(state) if not m.leaving]
     enough = len(left) + len(new) >= state.workers[0]
-    return left if enough and any(m.joined for m in left) else []
+    return left if enough and any(state.members[number].joined for number in left) else []
 
 
 def _none_joins(state: JobState, now_s: float) -> Iterator[Command]:

@@ -46,14 +46,16 @@ from raycloud.events import (
     RolledBack,
     RunFinished,
     RunStarted,
+    StepNotFinite,
     StepsCommitted,
     StopRequested,
 )
 from raycloud.order import Position
 
 if TYPE_CHECKING:
+    from raycloud.control.member import Member
     from raycloud.control.outstanding import Outstanding
-    from raycloud.control.state import JobState, Member
+    from raycloud.control.state import JobState
 
 MemberEvent = (  # the more often it comes, the sooner it is asked for
     StepsCommitted
@@ -70,6 +72,7 @@ MemberEvent = (  # the more often it comes, the sooner it is asked for
     | MemberReturned
     | MemberLeaving
     | ExchangeBroken
+    | StepNotFinite
     | MemberFailed
 )
 JobEvent = (
@@ -86,11 +89,11 @@ JobEvent = (
     | Recovered
     | RunFinished
 )
-_MAY_BE_OLD: Final = (MemberDone, ExchangeBroken)
+_MAY_BE_OLD: Final = (MemberDone, ExchangeBroken, PartWritten, EvaluationPart, StepNotFinite)
 _OF_NEWCOMERS: Final = (MemberCaughtUp, StepsCommitted)
 _NEXT: Final = (Reshare, Meet)  # changes that name a generation
 _MORE_TO_ASK: Final = frozenset(
-    {ChangeApplied, MemberDone, MemberReturned, ExchangeBroken, MemberCaughtUp}
+    {ChangeApplied, MemberDone, MemberReturned, ExchangeBroken, StepNotFinite, MemberCaughtUp}
 )
 
 
@@ -110,8 +113,7 @@ def judge(state: JobState, event: Event) -> dict[int, MemberState] | None:
             return None
         moves[event.member] = known
     elif isinstance(event, GenerationFormed):
-        rows = {m: _member_row(state, m, event) for m in state.group}
-        moves = {m: known for m, known in rows.items() if known is not None}
+        moves = _all_rows(state, event)
     if type(event) not in PHASE_ON_EVENT[state.phase]:
         raise illegal(state, event, f"in phase {state.phase}")
     if state.phase in FINAL:
@@ -141,7 +143,7 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
     if isinstance(event, ChangeApplied) and event.change <= state.settled:
         return None  # it was withdrawn meanwhile
     if isinstance(event, _MAY_BE_OLD) and event.generation < state.sound_from:
-        return None  # of a generation that broke: there is something left to do
+        return None  # of a generation that broke: nothing of it counts any more
     if isinstance(event, ChangeApplied) and trigger not in row:
         trigger = (ChangeApplied, type(_outstanding(state, event).change))
     if trigger not in row:
@@ -149,16 +151,36 @@ def _member_row(state: JobState, number: int, event: Event) -> MemberState | Non
     return None if _echo(state, member, event) else row[trigger]
 
 
+def _all_rows(state: JobState, event: GenerationFormed) -> dict[int, MemberState]:
+    """What those of the group become that do not stay what they are: it follows from that alone."""
+    rows: dict[MemberState, MemberState | None] = {}
+    moves: dict[int, MemberState] = {}
+    for number in state.group:
+        now = state.members[number].state
+        if now not in rows:
+            rows[now] = _member_row(state, number, event)
+        known = rows[now]
+        if known is not None and known is not now:
+            moves[number] = known
+    return moves
+
+
 def _echo(state: JobState, member: Member, event: Event) -> bool:
     """A word of how far a newcomer has come where the others have gone on without it, or know.
 
-    Or of steps that were taken back since; or that a process is back whose place is another's.
+    Or of steps that were taken back since, or what was written then; or that a process is back
+    whose place is another's.
     """
     if isinstance(event, MemberReturned):
         return member.number not in state.away
+    if isinstance(event, PartWritten | EvaluationPart):
+        return not member.joined and event.generation < state.sound_from
     if member.joined or not isinstance(event, _OF_NEWCOMERS):
         return isinstance(event, MemberCaughtUp) or _taken_back(state, event)
-    alone = isinstance(event, MemberCaughtUp) and not state.is_to_follow(member.number)
+    if isinstance(event, MemberCaughtUp):
+        alone = not state.is_to_follow(member.number)
+    else:
+        alone = not state.is_to_meet(member.number)
     return alone or event.generation < state.sound_from
 
 
@@ -193,6 +215,8 @@ def _check_of_member(state: JobState, event: MemberEvent) -> None:
             pass
         case DataPreparing() | DataPrepared() | MemberLeaving() | MemberCaughtUp():
             pass
+        case StepNotFinite():
+            _check_not_finite(state, event)
         case MemberReturned():
             pass
         case _:
@@ -265,7 +289,7 @@ def _check_applied(state: JobState, event: ChangeApplied) -> None:
 
 
 def _check_steps(state: JobState, event: StepsCommitted) -> None:
-    member, progress = state.member(event.member), state.formed()
+    member, progress = state.members[event.member], state.formed()
     begins = event.first_step == member.step
     if not member.joined:  # from the others it has all steps before its first
         begins = begins or event.first_step >= progress.committed_step
@@ -284,6 +308,14 @@ def _check_steps(state: JobState, event: StepsCommitted) -> None:
             raise illegal(state, event, what)
     if event.skips and (wrong := why_wrong(event)):
         raise illegal(state, event, wrong)
+
+
+def _check_not_finite(state: JobState, event: StepNotFinite) -> None:
+    member, made_by = state.member(event.member), event.left_out
+    if event.step < member.step and member.joined:
+        raise illegal(state, event, f"the member's next step is {member.step}")
+    if made_by is not None and not 0 <= made_by <= event.step:
+        raise illegal(state, event, "only this step or an earlier one can have made it so")
 
 
 def _check_done(state: JobState, event: MemberDone) -> None:

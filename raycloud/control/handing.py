@@ -16,21 +16,29 @@ def note_pace(state: JobState, event: StepsCommitted) -> None:
     """Take in how fast a member's last messages went, as far as their seconds show it.
 
     They waited for slower members, too, and for messages before them: no byte takes longer, and the
-    least of the last few reports counts.
+    least of the last few reports counts. How long steps take is noted, too.
     """
+    if event.last_step > event.first_step:
+        state.formed().step_s = event.wall_s / (event.last_step - event.first_step)
     if event.bytes_last:
         member, last_s = state.members[event.member], event.exchange_s / event.bytes_last
         member.pace_s = min(last_s, _FORGETS * member.pace_s)
 
 
-def at_once(state: JobState) -> bool:
-    """Whether all would wait but a moment for those that join to take the state from one of them.
+def at_once(state: JobState, new: int) -> bool:
+    """Whether all would wait but a moment for `new` members to take the state from one of them.
 
-    Of the members' paces the best is the nearest to that of their links: the others waited.
+    Up to twice that is worth it where these would compute as long in a step: they would follow for
+    three at least, idle. Of the members' paces the best is the nearest to that of their links: the
+    others waited. Where they have exchanged nothing yet, those before them tell of their links.
     """
-    group = state.holders()
+    moment_s, group = state.settings.hand_over_s, state.holders()
     ready = next((m.ready for m in group if m.ready is not None), None)
     if ready is None:
         return False
     size = ready.state_bytes + _PER_PARAMETER * ready.gradient_bytes
-    return size * min(m.pace_s for m in group) < state.settings.hand_over_s
+    pace_s = min(m.pace_s for m in group)
+    if pace_s == float("inf"):
+        pace_s = min(m.pace_s for m in state.members.values())
+    part_s = state.formed().step_s * new / (len(group) + new)
+    return size * pace_s < min(max(part_s, moment_s), 2 * moment_s)

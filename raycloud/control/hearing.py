@@ -7,7 +7,7 @@ driver that was cut off, or stood still.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from raycloud.control.pulse import Pulses
@@ -65,9 +65,9 @@ class Hearing:
         self.still_s = heard.still_s
         return still_s if still_s < float("inf") else 0.0
 
-    def begin(self, member: int) -> None:
-        """From now on it computes; how late it was while it was building tells nothing."""
-        self._pulses.begin(member)
+    def begin(self, members: Collection[int]) -> None:
+        """They are ready, or compute from now on; how late they were before that tells nothing."""
+        self._pulses.begin(members)
 
     def late(self) -> frozenset[int]:
         """Members of which an answer is overdue for so long that it may be missing."""
@@ -95,6 +95,6 @@ class Hearing:
         heard = any(self._pulses.heard_s(m) >= due_s for m in others if m != member)
         return late_s if heard else None
 
-    def heard_since(self, since_s: float, members: Iterable[int]) -> int:
+    def heard_since(self, since_s: float, members: Collection[int]) -> int:
         """How many of `members` have answered after `since_s`."""
         return self._pulses.heard_since(since_s, members)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 from raycloud.commands import Change, Command, Notice, Spawn
 from raycloud.control import effects, forming, growing, restoring, returning
 from raycloud.control.adopting import adopt
-from raycloud.control.conditions import holds, unfit
+from raycloud.control.conditions import holds, hopeless, unfit
 from raycloud.control.guards import MemberEvent, judge
 from raycloud.control.hearing import Hearing
+from raycloud.control.member import Member
 from raycloud.control.saving import Saving
 from raycloud.control.silence import overdue
-from raycloud.control.state import JobState, Member
+from raycloud.control.state import JobState
 from raycloud.control.tables import (
     FINAL,
     PHASE_ON_CONDITION,
@@ -211,7 +212,8 @@ class Control:
         Raises:
             InternalError: The event is illegal where things stand; nothing has changed.
         """
-        event = self._tolerated(event)
+        if isinstance(event, MemberFailed):
+            event = self._tolerated(event, now_s)
         state, moves = self._state, judge(self._state, event)
         if moves is None:
             if isinstance(event, MemberLost):
@@ -244,11 +246,11 @@ class Control:
             member.enter(MemberState.RELEASED, now_s)
             yield from growing.missed(self._state, member, why, now_s)
 
-    def _tolerated(self, event: Event) -> Event:
+    def _tolerated(self, event: MemberFailed, now_s: float) -> MemberFailed | MemberLost:
         """What befalls a member that has not computed yet is a loss, and not the job's fault."""
-        if not isinstance(event, MemberFailed) or self._state.progress is None:
-            return event
-        if self._state.member(event.member).joined or restoring.fails_anew(self._state):
+        state = self._state
+        member = state.member(event.member)
+        if state.progress is None or not restoring.tolerates(state, member, now_s):
             return event
         return MemberLost(member=event.member, reason=f"{event.error}: {event.message}")
 
@@ -281,6 +283,7 @@ class Control:
         if self._state.phase is Phase.NEW:
             raise InternalError("tick() is illegal before start()")
         self._state.now_s = now_s
+        self._state.away.vacant.clear()  # nobody was asked for in their place
         return tuple(self._settle(now_s, ticks=True))
 
     def _enter(self, phase: Phase, now_s: float) -> Iterator[Command]:
@@ -328,10 +331,10 @@ class Control:
                 yield from forming.regroup(state, now_s)
             elif condition is Condition.UNFIT:
                 state.error = unfit(state)
+            elif condition is Condition.STRANDED:
+                state.error = state.error or restoring.why_stranded(state)
             elif condition is Condition.HOPELESS:
-                step = state.formed().committed_step
-                times = max(state.losing, state.formed().returns) + 1
-                state.error = f"{times} times in step {step}: {state.error}"
+                state.error = hopeless(state)
             elif condition is Condition.PART_MISSING:
                 step = state.checkpoints.collecting(state.formed_as)[0]
                 holders = tuple(m.number for m in state.holders())

@@ -32,6 +32,7 @@ from raycloud.events import (
     RolledBack,
     RunFinished,
     RunStarted,
+    StepNotFinite,
     StepsCommitted,
     StopRequested,
 )
@@ -55,6 +56,9 @@ MEANING: Final[Mapping[type[Event], str]] = {
     "found no place are given up.",
     ExchangeBroken: "A peer is gone or cut off, or a connection is. If nobody is found to be gone "
     "within a few seconds, the same members meet anew.",
+    StepNotFinite: "A step's loss or gradient is not finite, and the job goes back then: members "
+    "keep their processes, load the newest checkpoint that is sound and meet. What they say of "
+    "what they did before counts no more.",
     MemberFailed: "The job's or our fault, and would happen again: the run ends as failed.",
     MemberDone: "The member has committed its last step and written its parts.",
     GenerationFormed: "The members have met, or a new generation of theirs is in force.",
@@ -75,7 +79,8 @@ MEANING: Final[Mapping[type[Event], str]] = {
     "new samples.",
     Noticed: "For the log.",
     RolledBack: "The newest sound checkpoint is found: steps after it count no more, and members "
-    "are asked for that load it. As soon as there are enough they meet.",
+    "load it: those that are there, and others that are asked for. As soon as there are enough "
+    "they meet.",
     Recovered: "For the log.",
     RunFinished: "For the log.",
 }

@@ -20,9 +20,12 @@ class Progress:
         generation: The first generation of this start.
 
     Attributes:
-        furthest: One past the newest step that was ever committed, also where it was taken back.
+        committed_step: One past the last step that all members have committed.
+        furthest: One past the newest step that was ever committed, also where it was taken back,
+            or that was not finite.
         returns: How often steps were taken back since `furthest` has risen.
         sound_from: Steps of older generations were taken back.
+        step_s: Seconds of a step, as was said last; 0 before anybody has.
     """
 
     def __init__(
@@ -34,16 +37,12 @@ class Progress:
         self._first_step = step
         self._first_position = position
         self._first_state = ledger.state()
-        self._committed = self.furthest = step
+        self.committed_step = self.furthest = step
         self.returns = self.sound_from = 0
+        self.step_s = 0.0
         self._generations: list[tuple[int, int]] = [(step, generation)]  # (first step, number)
         self._asked: tuple[int, Position] | None = None
         self._growths: list[tuple[int, int, int]] = []  # (step, first epoch, samples)
-
-    @property
-    def committed_step(self) -> int:
-        """One past the last step that all members have committed."""
-        return self._committed
 
     def position_at(self, step: int) -> Position:
         """Where the sequence stands before `step`.
@@ -88,12 +87,12 @@ class Progress:
 
     def commit_to(self, step: int) -> tuple[Commit, ...]:
         """All members have committed up to `step`: count it, and return what is new."""
-        if step <= self._committed:
+        if step <= self.committed_step:
             return ()
-        commits = tuple(self._commits(self._committed, step))
+        commits = tuple(self._commits(self.committed_step, step))
         for commit in commits:
             self.ledger.commit(commit)
-        self._committed = step
+        self.committed_step = step
         if step > self.furthest:
             self.furthest, self.returns = step, 0
         return commits

@@ -7,18 +7,17 @@ a mean and a variance that forget (West 1979) in place of a window.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from raycloud.control.numbered import Places, Seconds, room_for
 
 _FORGETS = 1 / 32  # the weight of the newest answer
 _FIRST_STD_S = 0.3  # before much is known
 _LEAST_STD_S = 0.1
 _NEVER = float("-inf")
-
-_Seconds = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +54,18 @@ class Pulses:
 
     def __init__(self) -> None:
         """Nobody is known."""
-        self._places: dict[int, int] = {}
-        self._mean_s: _Seconds = np.zeros(0)
-        self._variance: _Seconds = np.zeros(0)
-        self._heard_s: _Seconds = np.zeros(0)
+        self._mean_s: Seconds = np.zeros(0)
+        self._variance: Seconds = np.zeros(0)
+        self._heard_s: Seconds = np.zeros(0)
 
-    def begin(self, member: int) -> None:
-        """Nothing is known of its answers, or not any more."""
-        place = self._places.setdefault(member, len(self._places))
-        if place == len(self._mean_s):
-            more = np.zeros(place + 1)
-            self._mean_s = np.append(self._mean_s, more)
-            self._variance = np.append(self._variance, more)
-            self._heard_s = np.append(self._heard_s, more + _NEVER)
-        self._mean_s[place], self._variance[place] = 0.0, _FIRST_STD_S**2
+    def begin(self, members: Collection[int]) -> None:
+        """Nothing is known of the answers of these, or not any more."""
+        at = self._at(members)
+        self._mean_s[at], self._variance[at] = 0.0, _FIRST_STD_S**2
 
     def answered(self, late_s: Mapping[int, float], now_s: float, *, most_s: float) -> None:
         """Answers came, each this much later than it was due, but no later than `most_s`."""
-        try:
-            at = self._at(late_s)
-        except KeyError:
-            for member in late_s.keys() - self._places.keys():
-                self.begin(member)
-            at = self._at(late_s)
+        at = self._at(late_s)
         late = np.minimum(np.fromiter(late_s.values(), np.float64, len(late_s)), most_s)
         mean_s = self._mean_s[at]
         off = late - mean_s
@@ -87,25 +75,24 @@ class Pulses:
 
     def of(self, member: int) -> Pulse:
         """What is known of its answers."""
-        place = self._places.get(member)
-        if place is None:
+        if member >= len(self._mean_s):
             return Pulse()
-        return Pulse(float(self._mean_s[place]), float(self._variance[place]))
+        return Pulse(float(self._mean_s[member]), float(self._variance[member]))
 
     def heard_s(self, member: int) -> float:
         """When it has answered last; before all time if it has not."""
-        place = self._places.get(member)
-        return _NEVER if place is None else float(self._heard_s[place])
+        return float(self._heard_s[member]) if member < len(self._heard_s) else _NEVER
 
-    def heard_since(self, since_s: float, members: Iterable[int]) -> int:
+    def heard_since(self, since_s: float, members: Collection[int]) -> int:
         """How many of `members` have answered after `since_s`."""
-        known = [member for member in members if member in self._places]
-        return int((self._heard_s[self._at(known)] > since_s).sum())
+        at = self._at(members)
+        return int((self._heard_s[at] > since_s).sum())
 
-    def _at(self, members: Collection[int]) -> npt.NDArray[np.intp]:
-        """Where they stand.
-
-        Raises:
-            KeyError: Not all are known.
-        """
-        return np.fromiter(map(self._places.__getitem__, members), np.intp, len(members))
+    def _at(self, members: Collection[int]) -> Places:
+        """Their places; there are some for all."""
+        at = np.fromiter(members, np.intp, len(members))
+        if (last := int(at.max(initial=-1))) >= len(self._mean_s):
+            self._mean_s = room_for(last, self._mean_s)
+            self._variance = room_for(last, self._variance, fill=_FIRST_STD_S**2)
+            self._heard_s = room_for(last, self._heard_s, fill=_NEVER)
+        return at

@@ -19,7 +19,9 @@ class Recovery:
         lost: Who, in the order in which it was known.
         back: The checkpoint that all load before they meet, where nobody has had the state any
             more; None: those that are left go on in place, or it is not found yet.
+        found_s: When it was found.
         lost_steps: How many steps that takes back.
+        failures: How often members have failed by an error of their own since, each incident once.
         followed: Members that may have had a part of a state, and are not as they began.
     """
 
@@ -27,7 +29,9 @@ class Recovery:
     cause: str
     lost: list[int] = field(default_factory=list)
     back: Back | None = None
+    found_s: float = 0.0
     lost_steps: int = 0
+    failures: int = 0
     followed: tuple[int, ...] = ()
 
     @property

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from raycloud.control.numbered import room_for
 from raycloud.order import deal
 from raycloud.planning import (
+    NO_LIMIT,
     Speed,
     SpeedEstimate,
+    Speeds,
     better_shares,
     equal_shares,
     first_shares,
@@ -56,6 +61,7 @@ class Resharing:
         """Start from what the members measured before they were ready."""
         self._settings = settings
         self._estimates: dict[int, SpeedEstimate] = {}
+        self._fixed_s = self._micro_batch_s = np.zeros(0)  # as estimated, by member
         self.know(readies)
         self._looked_s = now_s
         self._looked_step = settings.step
@@ -67,19 +73,39 @@ class Resharing:
         for member, ready in readies.items():
             if member not in self._estimates:
                 self._estimates[member] = SpeedEstimate(speed(ready))
+                self._note(member, self._estimates[member])
+
+    def speed_of(self, member: int) -> Speed:
+        """As it is known now."""
+        return self._estimates[member].speed
 
     def rename(self, before: int, member: int) -> None:
         """What is known of a member's speed is known of another: it is the same process."""
         if before in self._estimates:
             self._estimates[member] = self._estimates[before]
+            self._note(member, self._estimates[member])
 
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's measured seconds."""
         steps = report.last_step - report.first_step
         if steps > 0 and report.micro_batches > 0:
-            self.changed |= self._estimates[report.member].observe(
-                micro_batches=report.micro_batches, steps=steps, compute_s=report.compute_s
-            )
+            estimate = self._estimates[report.member]
+            self.changed |= estimate.observe(report.micro_batches, steps, report.compute_s)
+            self._note(report.member, estimate)
+
+    def _note(self, member: int, estimate: SpeedEstimate) -> None:
+        """Its speed, where those of many are asked for at once."""
+        if member >= len(self._fixed_s):
+            self._fixed_s = room_for(member, self._fixed_s)
+            self._micro_batch_s = room_for(member, self._micro_batch_s)
+        self._fixed_s[member] = estimate.fixed_s
+        self._micro_batch_s[member] = estimate.micro_batch_s
+
+    def _speeds(self, group: tuple[int, ...]) -> Speeds:
+        at = np.array(group, np.intp)
+        return Speeds(
+            self._fixed_s[at], self._micro_batch_s[at], np.full(len(group), NO_LIMIT, np.int64)
+        )
 
     def first(self, group: tuple[int, ...]) -> tuple[int, ...]:
         """The shares to begin with.
@@ -87,9 +113,8 @@ class Resharing:
         Fitted shares replace the equal split only if they are predicted to be worth it, because a
         probe of a few micro-batches is noisy.
         """
-        speeds = [self._estimates[member].speed for member in group]
         gain = self._settings.reshare_gain
-        return first_shares(speeds, self._settings.micro_batches, gain=gain)
+        return first_shares(self._speeds(group), self._settings.micro_batches, gain=gain)
 
     def fit(self, group: tuple[int, ...]) -> tuple[int, ...]:
         """The best shares of these members, as their speeds are known now.
@@ -97,12 +122,13 @@ class Resharing:
         Everyone has something to compute, where there is enough: so it becomes known how fast a
         member is that measured itself while others kept its machine busy.
         """
-        speeds = [self._estimates[member].speed for member in group]
-        shares = list(fit_shares(speeds, self._settings.micro_batches))
-        while 0 in shares and max(shares) > 1:
-            shares[shares.index(max(shares))] -= 1
-            shares[shares.index(0)] += 1
-        return tuple(shares)
+        shares = np.array(fit_shares(self._speeds(group), self._settings.micro_batches))
+        for idle in np.flatnonzero(shares == 0):
+            most = shares.argmax()
+            if shares[most] > 1:
+                shares[most] -= 1
+                shares[idle] += 1
+        return tuple(shares.tolist())
 
     def look(
         self, *, group: tuple[int, ...], shares: tuple[int, ...], step: int, now_s: float
@@ -116,7 +142,7 @@ class Resharing:
         )
         if not (changed or due):
             return None
-        speeds = [self._estimates[member].speed for member in group]
+        speeds = self._speeds(group)
         if changed:
             gain = max(settings.reshare_gain, _LARGE_GAIN)
             better = better_shares(shares, speeds, settings.micro_batches, gain=gain)

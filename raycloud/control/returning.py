@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.commands import Command, LeaveOut, Notice, Readmit, Release
 from raycloud.control.growing import free_slots
-from raycloud.control.state import Member
+from raycloud.control.member import Member
 from raycloud.control.tables import FINAL, MemberState, Phase
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ def _wanted(state: JobState) -> bool:
 
 def _seats(state: JobState) -> int:
     """How many members the job lacks beside those that compute, or follow."""
-    there = sum(not (m.gone or m.leaving) for m in state.in_group())
+    present, leaving = state.turns.present, state.turns.leaving
+    there = sum(number in present and number not in leaving for number in state.group)
     return max(0, state.workers[1] - there)
 
 

@@ -33,6 +33,7 @@ class ControlSettings:
             than is usual for it, where the job can go on without it.
         several_s: The same where members on several machines do not answer.
         outage_s: The same where those are more than do answer: the driver is rather cut off itself.
+        restore_s: What going on from a checkpoint takes, beside computing what came after it.
         return_s: A member that is lost because it does not answer keeps its process and its place
             for this time, if nobody else has taken its part before.
         still_s: A member is lost that has used no processor time for this long while it was to
@@ -40,8 +41,8 @@ class ControlSettings:
         answer_s: A call is answered after this time, or before.
         broken_s: From the first word of a broken exchange to a new meeting, if nobody is found to
             be lost meanwhile; less where all have answered a call since.
-        hand_over_s: All wait less than this for those that join to take the state; where it would
-            take longer, these follow the others until they have it.
+        hand_over_s: All wait less than this for those that join to take the state, or twice that
+            where these compute as long in a step; else they follow the others until they have it.
         meetings: So often the same members meet anew without a step between; then the one whose
             exchange broke is lost. After so many meetings that did not come about, it is not always
             the one that is new who is lost.
@@ -74,6 +75,7 @@ class ControlSettings:
     late_s: float = 1.25
     several_s: float = 2.5
     outage_s: float = 10.0
+    restore_s: float = 5.0
     return_s: float = 90.0
     still_s: float = 2.0
     answer_s: float = 1.0

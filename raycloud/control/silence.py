@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 from raycloud.commands import Meet
 from raycloud.control.growing import spares
+from raycloud.control.restoring import going_back
 from raycloud.control.tables import MemberState, Phase
 from raycloud.events import MemberLost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from raycloud.control.state import JobState, Member
+    from raycloud.control.member import Member
+    from raycloud.control.state import JobState
 
 _COMPUTING = frozenset({Phase.TRAINING, Phase.STOPPING, Phase.REGROUPING})
 _NOBODY_COMPUTES = frozenset({Phase.WAITING, Phase.RESTORING})
@@ -24,24 +26,21 @@ def overdue(state: JobState, now_s: float) -> MemberLost | None:
 
 
 def _mute(state: JobState) -> MemberLost | None:
-    """A process that is frozen or cut off does not answer, while others do.
-
-    One that the others cannot go on without is waited for longer, as one that has nothing to
-    report: it may thaw, and another may not come sooner.
-    """
+    """A process that is frozen or cut off does not answer, while others do."""
     late = state.hearing.late()
     if state.phase not in _COMPUTING or not late:
         return None
-    group = [m for m in state.in_group() if not m.gone]
-    numbers = [m.number for m in group]
-    joined = sum(m.joined for m in group)
+    present, new = state.turns.present, state.turns.new
+    numbers = [number for number in state.group if number in present]
+    numbers += [member.number for member in spares(state)]
+    joined = sum(number not in new for number in numbers)
     missing = {}
-    for member in (m for m in group if m.number in late):
-        others = joined - member.joined
-        if member.state is MemberState.DONE or others < state.workers[0]:
-            continue
+    for member in (state.members[number] for number in numbers if number in late):
         late_s = state.hearing.missing_s(member.number, numbers)
-        if late_s is not None:
+        if late_s is None or member.state is MemberState.DONE:
+            continue
+        others = joined - member.joined
+        if others >= state.workers[0] or late_s >= _needed_s(state, member, others, late_s):
             missing[member.number] = late_s
     if not missing:
         return None
@@ -52,6 +51,30 @@ def _mute(state: JobState) -> MemberLost | None:
     return MemberLost(member=first, reason=reason, silent=True)
 
 
+def _needed_s(state: JobState, member: Member, others: int, late_s: float) -> float:
+    """For how many seconds of silence a member is waited for since the others need it: it may thaw.
+
+    Where nobody else has the state, they could go on from a checkpoint: it is waited for as long as
+    what they would compute again has taken, which costs at most twice what the better one would.
+
+    Args:
+        state: Of the job.
+        member: Who is silent.
+        others: How many others have the state: fewer than the job needs.
+        late_s: Since when it is silent.
+    """
+    if member.number not in state.within():
+        return 0.0
+    late, takes_part = state.hearing.late(), [*state.in_group(), *spares(state)]
+    new = sum(not (m.joined or m.gone or m.number in late) for m in takes_part)
+    if others + new < state.workers[0] or state.stop_requests or state.data_version:
+        return float("inf")
+    if others:
+        return 0.0
+    since_s = max(state.checkpoints.published_s, state.started_s)
+    return state.settings.restore_s + max(0.0, state.now_s - late_s - since_s)
+
+
 def _patience_s(state: JobState, missing: Mapping[int, float]) -> float:
     """How long those are waited for: several machines at once may be behind a network that is out.
 
@@ -60,7 +83,7 @@ def _patience_s(state: JobState, missing: Mapping[int, float]) -> float:
     settings = state.settings
     if len({state.members[number].node for number in missing}) == 1:
         return settings.late_s
-    others = (m.number for m in state.present() if m.number not in missing)
+    others = [number for number in state.turns.present if number not in missing]
     heard = state.hearing.heard_since(state.now_s - max(missing.values()), others)
     return settings.several_s if heard >= len(missing) else settings.outage_s
 
@@ -165,5 +188,7 @@ def _limit_s(state: JobState, member: Member) -> float:
         computing = state.turns.states[MemberState.ACTIVE] > 0 and any(
             m.state is MemberState.ACTIVE for m in state.in_group()
         )
+        if going_back(state):  # it may load a checkpoint first, as one that builds does
+            return max(state.settings.silence_s, state.settings.spawn_s)
         return state.settings.silence_s if computing else state.settings.form_s
     return float("inf")

@@ -9,87 +9,21 @@ from typing import TYPE_CHECKING
 from raycloud.commands import Meet
 from raycloud.control.away import Away
 from raycloud.control.checkpoints import Checkpoints
-from raycloud.control.tables import GONE, MemberState, Phase
+from raycloud.control.tables import MemberState, Phase
 from raycloud.control.turns import Turns
 from raycloud.errors import InternalError
 
 if TYPE_CHECKING:
     from raycloud.control.hearing import Hearing
+    from raycloud.control.member import Member
     from raycloud.control.outstanding import Outstanding
     from raycloud.control.progress import Progress
     from raycloud.control.recovery import Recovery
     from raycloud.control.resharing import Resharing
     from raycloud.control.saving import Saving
     from raycloud.control.settings import ControlSettings
-    from raycloud.events import DataGrew, ExchangeBroken, MemberReady
+    from raycloud.events import DataGrew, ExchangeBroken, StepNotFinite
     from raycloud.order import Skip
-
-
-@dataclass(kw_only=True, slots=True)
-class Member:
-    """One member, from the moment it was asked for.
-
-    Attributes:
-        since_s: When it entered its state.
-        heard_s: When it was last heard, or was last told to begin something.
-        step: One past the last step it has reported as committed.
-        generation: The generation of its last report.
-        part_step: The step of the last checkpoint part it wrote; -1 before the first.
-        slot: Which of the job's places for workers it has, from 0.
-        placed: There is a place on a machine for it.
-        joined: It is known to compute, and has the state of the training.
-        leaving: It is going to be gone: the job gets along without it as soon as it can.
-        pace_s: Seconds that a byte takes from it to others, at most; infinite before it is known.
-        turns: Those of its job.
-    """
-
-    number: int
-    state: MemberState
-    since_s: float
-    heard_s: float
-    node: str = ""
-    ready: MemberReady | None = None
-    step: int = 0
-    generation: int = 0
-    part_step: int = -1
-    slot: int = 0
-    placed: bool = True
-    joined: bool = True
-    leaving: bool = False
-    pace_s: float = float("inf")
-    turns: Turns = field(default_factory=Turns, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """It is counted."""
-        self.turns.come(self.number, self.state, self.heard_s, joined=self.joined)
-
-    @property
-    def gone(self) -> bool:
-        """Nothing that it says counts any more."""
-        return self.state in GONE
-
-    def enter(self, state: MemberState, now_s: float) -> None:
-        """It is in `state` from now on."""
-        if self.state is state:
-            return
-        self.turns.move(self.state, state)
-        if state in GONE and not self.gone:
-            self.turns.go(self.number, leaving=self.leaving)
-        self.state, self.since_s = state, now_s
-
-    def leave(self) -> None:
-        """It is going to be gone."""
-        self.turns.leaving += not self.leaving
-        self.leaving = True
-
-    def join(self, step: int) -> None:
-        """It computes from `step` on."""
-        self.joined, self.step = True, step
-        self.turns.join(self.number)
-
-    def __str__(self) -> str:
-        """As people read it."""
-        return f"member {self.number}" + (f" on {self.node}" if self.node else "")
 
 
 # Of a group, and those that follow: past which step so many of the first ranks are known to be.
@@ -151,6 +85,8 @@ class JobState:
         turns: What has become of all members together.
         away: Who is lost, and may come back.
         skips: What steps took and did not count, and who has said so; until it is written down.
+        not_finite: The first word of a step for which all are to go back; until they do.
+        left_out: Steps that change nothing when they are computed again.
     """
 
     settings: ControlSettings
@@ -200,6 +136,8 @@ class JobState:
     turns: Turns = field(default_factory=Turns)
     away: Away = field(default_factory=Away)
     skips: dict[Skip, set[int]] = field(default_factory=dict)
+    not_finite: StepNotFinite | None = None
+    left_out: set[int] = field(default_factory=set)
     _known: _Known | None = None
     _past: _Past = ((), frozenset(), 0, 0)
 
@@ -282,7 +220,7 @@ class JobState:
     @property
     def staying(self) -> int:
         """How many members are not gone and are not going to be."""
-        return len(self.turns.present) - self.turns.leaving
+        return len(self.turns.present) - len(self.turns.leaving)
 
     def left(self) -> list[int]:
         """Who is left of the group, by rank, and then of those that leave it just now."""
@@ -311,6 +249,10 @@ class JobState:
         change = self.outstanding.change if self.outstanding is not None else None
         coming = change.following if isinstance(change, Meet) else ()
         return not self.members[number].joined and (number in self.following or number in coming)
+
+    def is_to_meet(self, number: int) -> bool:
+        """Whether this member is one of the present generation, or of the one to come."""
+        return number in self.within() or number in self._now().coming
 
     def group_of(self, generation: int) -> tuple[int, ...]:
         """Who divided what was written as `generation`, which may be newer than their meeting."""

@@ -47,6 +47,7 @@ from raycloud.events import (
     Recovered,
     RolledBack,
     RunStarted,
+    StepNotFinite,
     StepsCommitted,
     StopRequested,
 )
@@ -87,7 +88,7 @@ class Condition(StrEnum):
 
     TOO_FEW = "fewer members are left than the job may run with"
     STRANDED = "too few are left, and the data has grown, so that nobody can join them"
-    NOBODY = "nobody is left who has the state"
+    NOBODY = "nobody is left who has the state, or it is not to be gone on from"
     HOPELESS = "members were lost in one meeting after the other, or all again and again"
     ENOUGH = "as many members are there as the job must run with, or it is to stop"
     GATHERED = "as many members are ready as the job must run with, and the checkpoint is found"
@@ -128,6 +129,7 @@ _OF_MEMBERS: tuple[type[Event], ...] = (
     MemberReturned,
     MemberLeaving,
     ExchangeBroken,
+    StepNotFinite,
     MemberFailed,
 )
 
@@ -160,6 +162,7 @@ _WHILE_COMPUTING: tuple[type[Event], ...] = (
     MemberReturned,
     MemberLeaving,
     ExchangeBroken,
+    StepNotFinite,
     *_FROM_OUTSIDE,
     Recovered,
 )
@@ -172,13 +175,7 @@ def _stay(state: State, *events: type[Event]) -> dict[Trigger, State]:
 PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
     Phase.NEW: {},
     Phase.PLACING: {
-        **_stay(
-            Phase.PLACING,
-            RunStarted,
-            *_JOINING,
-            MemberLeaving,
-            *_FROM_OUTSIDE,
-        ),
+        **_stay(Phase.PLACING, RunStarted, *_JOINING, MemberLeaving, *_FROM_OUTSIDE),
         StopRequested: Phase.STOPPED,
         MemberLost: Phase.PLACING,
         MemberFailed: Phase.FAILED,
@@ -192,17 +189,20 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
         EvaluationPart: Phase.TRAINING,
         MemberDone: Phase.TRAINING,
         StopRequested: Phase.STOPPED,
+        StepNotFinite: Phase.REGROUPING,
         MemberLost: Phase.REGROUPING,
         MemberFailed: Phase.FAILED,
     },
     Phase.TRAINING: {
         **_stay(Phase.TRAINING, *_WHILE_COMPUTING),
         StopRequested: Phase.STOPPING,
+        StepNotFinite: Phase.REGROUPING,
         MemberLost: Phase.REGROUPING,
         MemberFailed: Phase.FAILED,
     },
     Phase.STOPPING: {
         **_stay(Phase.STOPPING, *_WHILE_COMPUTING, StopRequested),
+        StepNotFinite: Phase.REGROUPING,
         MemberLost: Phase.REGROUPING,
         MemberFailed: Phase.FAILED,
     },
@@ -235,9 +235,7 @@ PHASE_ON_CONDITION: Final[Mapping[Phase, Mapping[Condition, Phase]]] = {
         Condition.UNFIT: Phase.FAILED,
         Condition.ALL_READY: Phase.FORMING,
     },
-    Phase.FORMING: {
-        Condition.APART: Phase.REGROUPING,
-    },
+    Phase.FORMING: {Condition.APART: Phase.REGROUPING},
     Phase.REGROUPING: {
         Condition.STOPPED_TWICE: Phase.STOPPED,
         Condition.STRANDED: Phase.FAILED,
@@ -302,6 +300,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
         MemberLost: MemberState.LOST,
         MemberLeaving: MemberState.READY,
         ExchangeBroken: MemberState.READY,
+        StepNotFinite: MemberState.READY,
         MemberFailed: MemberState.FAILED,
     },
     MemberState.ACTIVE: {
@@ -320,6 +319,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
         MemberLost: MemberState.LOST,
         MemberLeaving: MemberState.ACTIVE,
         ExchangeBroken: MemberState.ACTIVE,
+        StepNotFinite: MemberState.ACTIVE,
         MemberFailed: MemberState.FAILED,
     },
     MemberState.DRAINING: {

@@ -16,7 +16,7 @@ class Turns:
         states: How many are in each state.
         present: The numbers of those that are not gone, in order.
         new: Those of them that have not joined.
-        leaving: How many of them are going to leave.
+        leaving: Those of them that are going to leave.
         heard_s: All of them were heard last then, or later.
     """
 
@@ -24,7 +24,7 @@ class Turns:
     states: dict[MemberState, int] = field(default_factory=lambda: dict.fromkeys(MemberState, 0))
     present: dict[int, None] = field(default_factory=dict)
     new: dict[int, None] = field(default_factory=dict)
-    leaving: int = 0
+    leaving: set[int] = field(default_factory=set)
     heard_s: float = float("inf")
 
     def come(self, number: int, state: MemberState, heard_s: float, *, joined: bool) -> None:
@@ -41,14 +41,19 @@ class Turns:
         self.count += 1
         self.new.pop(number, None)
 
+    def part(self, number: int) -> None:
+        """It has no state any more that counts."""
+        self.count += 1
+        self.new[number] = None
+
     def move(self, before: MemberState, after: MemberState) -> None:
         """One is in another state."""
         self.states[before] -= 1
         self.states[after] += 1
 
-    def go(self, number: int, *, leaving: bool) -> None:
+    def go(self, number: int) -> None:
         """It is gone."""
         self.count += 1
-        self.leaving -= leaving
+        self.leaving.discard(number)
         self.present.pop(number, None)
         self.new.pop(number, None)

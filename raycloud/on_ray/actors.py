@@ -16,6 +16,7 @@ from raycloud.clock import SystemClock
 from raycloud.errors import RaycloudError
 from raycloud.events import MemberLeaving, Noticed
 from raycloud.on_ray.confidential import keep_confidential
+from raycloud.on_ray.loading import loading
 from raycloud.planning.inventory import price_per_hour
 from raycloud.preemption import Leaving, on_sigterm, watch_here
 from raycloud.redact import know
@@ -26,6 +27,8 @@ from raycloud.training.words import Words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ray import ObjectRef
 
     from raycloud.commands import Change
     from raycloud.on_ray.collators import Delivery, Unable
@@ -44,10 +47,12 @@ class MemberActor:
     over.
     """
 
-    def __init__(self, config: MemberConfig) -> None:
-        """Start building in the background."""
-        from raycloud.on_ray.provider import RayProvider
-        from raycloud.training.member import Member
+    def __init__(self, told: Sequence[ObjectRef[MemberConfig]]) -> None:
+        """Start building in the background, as one object in Ray's store says."""
+        with loading():
+            config = ray.get(told[0])  # the task comes with it, and with that torch
+            from raycloud.on_ray.provider import RayProvider
+            from raycloud.training.member import Member
 
         know(Environment.from_process().secrets | secrets_of(config.job))
         context = ray.get_runtime_context()
@@ -55,9 +60,9 @@ class MemberActor:
         address = ray.util.get_node_ip_address()
         labels = {name: str(text) for name, text in context.get_node_labels().items()}
         self._provider = RayProvider(config, here)
-        told = replace(config, node=here, address=address, price_per_hour=price_per_hour(labels))
+        placed = replace(config, node=here, address=address, price_per_hour=price_per_hour(labels))
         self._journal = Journal(config.member, SystemClock(), lambda: self._member.step)
-        self._member = Member(told, SystemClock(), self._provider)
+        self._member = Member(placed, SystemClock(), self._provider)
         self._journal.listen()
         cloud, run = Environment.from_process().cloud, context.get_job_id()
         self._number, self._node = config.member, here

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, assert_never
 
 from raycloud.checkpoint import Manifest, Store, marked, open_store
@@ -236,8 +237,9 @@ class Driver:
             match command:
                 case Spawn():
                     self._spawn(command)
-                case Restore():
-                    back, damaged = found_back(self._store, self._manifest)
+                case Restore(newest=newest):
+                    published = self._control.last_published
+                    back, damaged = found_back(self._store, self._manifest, published, newest)
                     self._measures = Measures()  # some are made again
                     self._pending.extend([*damaged, back])
                 case Form():
@@ -265,8 +267,8 @@ class Driver:
         told = config_of(self._session, self._sources.told())
         if command.joins:
             told = replace(told, joins=True, origin=self._manifest, back=command.back)
-            for member in command.members:
-                self._fleet.await_place(replace(told, member=member))
+            for member, vacancy in zip_longest(command.members, command.vacancies):
+                self._fleet.await_place(replace(told, member=member), vacancy)
             return
         told = replace(told, resume_step=self._manifest.step if self._manifest else None)
         collators = self._fleet.spawn([replace(told, member=m) for m in command.members])

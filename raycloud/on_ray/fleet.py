@@ -17,6 +17,7 @@ from raycloud.control.hearing import Heard
 from raycloud.errors import PlacementError
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.on_ray.keeper import Keeper, Opaque
+from raycloud.on_ray.vacancies import Vacancies
 from raycloud.training.journal import Lines
 from raycloud.training.stillness import Still
 from raycloud.training.words import Word
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
     from raycloud.clock import Clock
-    from raycloud.commands import Change
+    from raycloud.commands import Change, Vacancy
     from raycloud.on_ray.tenure import Tenure
     from raycloud.spec.job import RoleResources
     from raycloud.training.member import Meeting, MemberConfig
@@ -65,6 +66,7 @@ class Fleet:
         """No members yet."""
         self._keeper: Keeper | Tenure = Keeper(clock) if keeper is None else keeper
         self._driver = 0 if keeper is None else keeper.number
+        self._vacancies = Vacancies(self._keeper, clock)
         self._resources = resources
         self._clock = clock
         self._polled_s = float("-inf")
@@ -111,9 +113,18 @@ class Fleet:
         for member, actor in actors.items():
             self._ask(self._seats.setdefault(member, _Seat(actor=actor)))
 
-    def await_place(self, config: MemberConfig) -> None:
-        """Start a member as soon as there is a place for it; `MemberSpawned` then says so."""
-        self._waiting[config.member] = self._reserve(config.member), config
+    def await_place(self, config: MemberConfig, vacancy: Vacancy | None = None) -> None:
+        """Start a member as soon as there is a place for it; `MemberSpawned` then says so.
+
+        Args:
+            config: What it is told.
+            vacancy: It starts there at once, where that is the place of one that has just died.
+        """
+        if vacancy is not None and self._vacancies.take(vacancy.member, config.member):
+            self._start(replace(config, speed=(vacancy.fixed_s, vacancy.micro_batch_s)))
+            self._untold.append(MemberSpawned(member=config.member))
+        else:
+            self._waiting[config.member] = self._reserve(config.member), config
 
     def _start(self, config: MemberConfig) -> None:
         told = Opaque(ray.put(replace(config, collators=self._collators)))
@@ -141,8 +152,10 @@ class Fleet:
     def poll(self, timeout_s: float) -> list[Event | Word]:
         """Words of all members that came within `timeout_s`, in order for each member.
 
-        What earlier calls have returned is in the log by now.
+        What earlier calls have returned is in the log by now. The place of one that has died is
+        given back with the next call, unless another has it by then.
         """
+        self._vacancies.give_back()
         if self._untold:
             untold, self._untold = self._untold, []
             return [*untold]
@@ -169,7 +182,8 @@ class Fleet:
                 continue
             except RayError as error:  # died, was evicted, or its node or reservation is gone
                 events.append(MemberLost(member=member, reason=_reason(error)))
-                self.release([member])
+                self._forget(member)
+                self._vacancies.add(member)
                 continue
             seat = self._seats[member]
             self._late_s[member] = max(0.0, before_s - seat.due_s)  # then it was not there yet
@@ -280,9 +294,12 @@ class Fleet:
     def release(self, members: Sequence[int]) -> None:
         """End processes and give back what they reserved."""
         for member in members:
-            for held in (self._seats, self._away, self._returned, self._still_s, self._waiting):
-                held.pop(member, None)
-        self._keeper.drop(members)
+            self._forget(member)
+        self._keeper.drop([member for member in members if member not in self._vacancies])
+
+    def _forget(self, member: int) -> None:
+        for held in (self._seats, self._away, self._returned, self._still_s, self._waiting):
+            held.pop(member, None)
 
     def close(self) -> None:
         """End all that is left."""

@@ -80,20 +80,32 @@ class Keeper:
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 self._groups[member], placement_group_bundle_index=0
             ),
-        ).remote(config.ref)
+        ).remote([config.ref])
         self._actors[member] = actor
         return actor
 
     def drop(self, members: Sequence[int]) -> None:
         """End these members, and give back what they reserved."""
         for member in members:
-            actor, group = self._actors.pop(member, None), self._groups.pop(member, None)
-            with contextlib.suppress(RayError):  # the cluster is going away itself
-                if actor is not None:
-                    ray.kill(actor)
+            self._end(member)
+            group = self._groups.pop(member, None)
             with contextlib.suppress(RayError):
                 if group is not None:
                     remove_placement_group(group)
+
+    def hand_on(self, before: int, member: int) -> PlacementGroup | None:
+        """End a member, and give its place to another; None: it has none."""
+        self._end(before)
+        group = self._groups.pop(before, None)
+        if group is not None:
+            self._groups[member] = group
+        return group
+
+    def _end(self, member: int) -> None:
+        actor = self._actors.pop(member, None)
+        with contextlib.suppress(RayError):  # the cluster is going away itself
+            if actor is not None:
+                ray.kill(actor)
 
     def rename(self, before: int, member: int) -> None:
         """What was one member's process and place is another's."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from raycloud import __version__
 from raycloud.events import DataPrepared, Event, Noticed, PartWritten, RolledBack
 from raycloud.redact import redacted
+from raycloud.report.data import brief
 from raycloud.report.journals import Journals
 from raycloud.report.tracking import Trackers
 
@@ -76,10 +77,10 @@ def for_the_log(event: Event) -> Event:
     """The event as it is kept and shown: without what other files hold, and without secrets."""
     if isinstance(event, PartWritten):  # the manifest says what is in it
         names = ("file", "bytes", "sha256")
-        brief = {name: event.part["record"][name] for name in names}
-        return replace(event, part=brief)
+        part = {name: event.part["record"][name] for name in names}
+        return replace(event, part=part)
     if isinstance(event, DataPrepared):
-        event = event.brief()
+        event = brief(event)
     if isinstance(event, RolledBack):  # so has the file of the ledger
         event = replace(event, ledger={})
     return redacted(event)

@@ -1,4 +1,7 @@
-"""What a member reads its data through: the run's pipeline, this node's blocks, other nodes'."""
+"""What a member reads its data through: the run's pipeline, this node's blocks, other nodes'.
+
+What reads blocks is loaded where there are some: a task with samples of its own starts sooner.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,8 @@ from ray.exceptions import (
 
 from raycloud.clock import SystemClock
 from raycloud.data.provide import HELD_OUT, TRAIN, Provided
-from raycloud.data.samples import BlockSamples
 from raycloud.errors import InternalError, MachineError, RaycloudError
 from raycloud.events import Noticed
-from raycloud.on_ray.collators import RayCollators
-from raycloud.on_ray.holder import cache_of
-from raycloud.on_ray.holders import Reach
-from raycloud.on_ray.pipeline import PipelineConfig
-from raycloud.on_ray.pipeline_actor import pipeline_of
-from raycloud.training.collate import Collate, Making
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +29,10 @@ if TYPE_CHECKING:
     from ray import ObjectRef
 
     from raycloud.data.index import Block, Index
-    from raycloud.on_ray.pipeline import Ready
+    from raycloud.data.samples import BlockSamples
+    from raycloud.on_ray.collators import RayCollators
+    from raycloud.on_ray.holders import Reach
+    from raycloud.on_ray.pipeline import PipelineConfig, Ready
     from raycloud.order import Order
     from raycloud.task import Splits, Task
     from raycloud.training.member import MemberConfig
@@ -104,6 +103,9 @@ class RayProvider:
         names = self._config.collators
         if not names:
             return None
+        from raycloud.on_ray.collators import RayCollators
+        from raycloud.training.collate import Collate, Making
+
         making = Making(apart=self._config.job.elastic.backup_micro_batches)
         clock = SystemClock()
         own = Collate(task, self._train[0], order, pinned=False, making=making, clock=clock)
@@ -139,12 +141,17 @@ class RayProvider:
         return table
 
     def _connect(self, ready: Ready) -> None:
+        from raycloud.on_ray.holder import cache_of
+        from raycloud.on_ray.holders import Reach
+
         for what, detail in ready.notices:
             self._notice(what, **detail)
         self._handles = ready.handles
         self._reach = Reach(cache_of(self._config.job), self._node, ready.handles, self._notice)
 
     def _samples(self, index: Index) -> BlockSamples:
+        from raycloud.data.samples import BlockSamples
+
         return BlockSamples(index, self.table_of)
 
     def _reached(self, block: Block) -> pa.Table | None:
@@ -206,6 +213,8 @@ class RayProvider:
         )
 
     def _found(self) -> Any:
+        from raycloud.on_ray.pipeline_actor import pipeline_of
+
         with self._lock:
             if self._pipeline is None:
                 home = self._config.home or self._node
@@ -222,6 +231,8 @@ class RayProvider:
                 self._dead = self._number if dead else self._dead
 
     def _told(self) -> PipelineConfig:
+        from raycloud.on_ray.pipeline import PipelineConfig
+
         config = self._config
         return PipelineConfig(
             job=config.job,

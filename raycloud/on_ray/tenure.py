@@ -139,6 +139,11 @@ class Tenure:
         with contextlib.suppress(RayError):
             self._actor.call.remote(self.number, "drop", tuple(members))
 
+    def hand_on(self, before: int, member: int) -> PlacementGroup | None:
+        """See `Keeper.hand_on`."""
+        group: PlacementGroup | None = self._ask("hand_on", before, member)
+        return group
+
     def rename(self, before: int, member: int) -> None:
         """See `Keeper.rename`."""
         self._ask("rename", before, member)

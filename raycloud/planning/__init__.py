@@ -22,8 +22,10 @@ from raycloud.planning.shares import (
     step_seconds,
 )
 from raycloud.planning.speed import Speed, SpeedEstimate
+from raycloud.planning.speeds import NO_LIMIT, Speeds
 
 __all__ = [
+    "NO_LIMIT",
     "Inventory",
     "Node",
     "Plan",
@@ -32,6 +34,7 @@ __all__ = [
     "Profile",
     "Speed",
     "SpeedEstimate",
+    "Speeds",
     "better_shares",
     "capacity",
     "equal_shares",

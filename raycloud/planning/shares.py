@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from raycloud.errors import PlacementError
 from raycloud.planning.speed import Speed, SpeedEstimate
+from raycloud.planning.speeds import SAME, Counts, Speeds
 
 __all__ = [
     "Speed",
@@ -35,16 +35,13 @@ __all__ = [
     "step_seconds",
 ]
 
-_Counts = npt.NDArray[np.int64]
-
 _WORTH_LEAVING_OUT = 0.10  # a worker is left idle only if that makes the step this much faster
 _TRIES = 96  # at a time until which nearly all are dealt
 _SINGLY = 64  # micro-batches that are dealt one by one, or a quarter as many as there are workers
-_SAME = 1e-9  # of a time: what is closer is the same moment
 _SHOWN_LIMITS = 8  # in an error
 
 
-def fit_shares(speeds: Sequence[Speed], micro_batches: int) -> tuple[int, ...]:
+def fit_shares(speeds: Sequence[Speed] | Speeds, micro_batches: int) -> tuple[int, ...]:
     """Whole shares, one per worker, summing to `micro_batches`, with the shortest predicted step.
 
     >>> fit_shares([Speed(fixed_s=0, micro_batch_s=1), Speed(fixed_s=0, micro_batch_s=3)], 8)
@@ -67,11 +64,11 @@ def fit_shares(speeds: Sequence[Speed], micro_batches: int) -> tuple[int, ...]:
         PlacementError: The workers' limits together are below `micro_batches`.
         ValueError: No worker, or `micro_batches` below 1.
     """
-    best = _fit(_Workers.of(speeds, micro_batches), micro_batches)
+    best = _fit(_workers(speeds, micro_batches), micro_batches)
     return tuple(best.tolist())
 
 
-def _fit(workers: _Workers, micro_batches: int) -> _Counts:
+def _fit(workers: Speeds, micro_batches: int) -> Counts:
     _check_room(workers, micro_batches)
     best = _fill(workers, micro_batches, np.zeros_like(workers.limit))
     if micro_batches < len(best) or best.min() > 0:
@@ -108,7 +105,7 @@ def equal_shares(members: int, micro_batches: int) -> tuple[int, ...]:
     if members < 1 or micro_batches < 0:
         raise ValueError(f"cannot split {micro_batches} micro-batches over {members} members")
     whole, rest = divmod(micro_batches, members)
-    return tuple(whole + (i < rest) for i in range(members))
+    return (whole + 1,) * rest + (whole,) * (members - rest)
 
 
 def load(tasks: Sequence[float], capacity: Sequence[float]) -> tuple[float, ...]:
@@ -126,7 +123,7 @@ def load(tasks: Sequence[float], capacity: Sequence[float]) -> tuple[float, ...]
 
 
 def first_shares(
-    speeds: Sequence[Speed], micro_batches: int, *, gain: float = 0.05
+    speeds: Sequence[Speed] | Speeds, micro_batches: int, *, gain: float = 0.05
 ) -> tuple[int, ...]:
     """The shares to begin with: equal ones, unless fitted ones are predicted to be worth it.
 
@@ -144,7 +141,11 @@ def first_shares(
 
 
 def better_shares(
-    current: Sequence[int], speeds: Sequence[Speed], micro_batches: int, *, gain: float = 0.05
+    current: Sequence[int],
+    speeds: Sequence[Speed] | Speeds,
+    micro_batches: int,
+    *,
+    gain: float = 0.05,
 ) -> tuple[int, ...] | None:
     """New shares if they shorten the step by at least the fraction `gain`; None: stay as you are.
 
@@ -161,7 +162,7 @@ def better_shares(
     """
     if len(current) != len(speeds):
         raise ValueError(f"argument `current` has {len(current)} shares for {len(speeds)} workers")
-    workers, now = _Workers.of(speeds, micro_batches), np.array(current, dtype=np.int64)
+    workers, now = _workers(speeds, micro_batches), np.array(current, dtype=np.int64)
     possible = now.sum() == micro_batches and ((now >= 0) & (now <= workers.limit)).all()
     worth_s = (1 - gain) * workers.step_s(now) if possible else np.inf
     if workers.least_s(micro_batches) > worth_s:
@@ -172,63 +173,32 @@ def better_shares(
     return tuple(best.tolist())
 
 
-@dataclass(frozen=True, slots=True)
-class _Workers:
-    """The speeds of all workers, and the most micro-batches that each takes."""
-
-    fixed_s: npt.NDArray[np.float64]
-    micro_batch_s: npt.NDArray[np.float64]
-    limit: _Counts
-
-    @classmethod
-    def of(cls, speeds: Sequence[Speed], micro_batches: int) -> _Workers:
-        if not speeds or micro_batches < 1:
-            raise ValueError(
-                f"shares need a worker and a micro-batch, got {len(speeds)} and {micro_batches}"
-            )
-        limit = np.full(len(speeds), micro_batches, dtype=np.int64)
-        for i, speed in enumerate(speeds):
-            if speed.max_micro_batches is not None:
-                limit[i] = min(speed.max_micro_batches, micro_batches)
-        return cls(
-            np.array([speed.fixed_s for speed in speeds]),
-            np.array([speed.micro_batch_s for speed in speeds]),
-            limit,
+def _workers(speeds: Sequence[Speed] | Speeds, micro_batches: int) -> Speeds:
+    """In arrays, and none takes more than a whole step."""
+    if len(speeds) < 1 or micro_batches < 1:
+        raise ValueError(
+            f"shares need a worker and a micro-batch, got {len(speeds)} and {micro_batches}"
         )
-
-    def seconds(self, shares: _Counts) -> npt.NDArray[np.float64]:
-        """T(b) of each."""
-        with np.errstate(over="ignore"):
-            return np.where(shares > 0, self.fixed_s + shares * self.micro_batch_s, 0.0)
-
-    def least_s(self, micro_batches: int) -> float:
-        """No shares take less, not even parts of micro-batches; 0 where that is not so simple."""
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            per_s = 1.0 / self.micro_batch_s
-            least_s = float((micro_batches + (self.fixed_s * per_s).sum()) / per_s.sum())
-        return (1 - _SAME) * least_s if self.fixed_s.max() <= least_s < np.inf else 0.0
-
-    def step_s(self, shares: _Counts) -> float:
-        """Seconds of the worker which ends last."""
-        return float(self.seconds(shares).max())
+    known = speeds if isinstance(speeds, Speeds) else Speeds.of(speeds)
+    return replace(known, limit=np.minimum(known.limit, micro_batches))
 
 
-def _check_room(workers: _Workers, micro_batches: int) -> None:
-    limits = workers.limit.tolist()
-    if sum(limits) >= micro_batches:
+def _check_room(workers: Speeds, micro_batches: int) -> None:
+    held, count = int(workers.limit.sum()), len(workers)
+    if held >= micro_batches:
         return
-    shown = " + ".join(str(limit) for limit in limits[:_SHOWN_LIMITS])
-    if len(limits) > _SHOWN_LIMITS:
+    shown = " + ".join(map(str, workers.limit[:_SHOWN_LIMITS].tolist()))
+    if count > _SHOWN_LIMITS:
         shown += " + ..."
     raise PlacementError(
-        f"a step has {micro_batches} micro-batches, but the {len(limits)} workers hold at most "
-        f"{sum(limits)} together ({shown})",
-        hint=f"lower global_batch to at most {sum(limits)} micro-batches, add workers "
+        f"a step has {micro_batches} micro-batches, but the {count} workers hold at most "
+        f"{held} together ({shown})",
+        hint=f"lower global_batch to at most {held} micro-batches, add workers "
         "(elastic.max_workers), or use workers with more memory",
     )
 
 
-def _fill(workers: _Workers, total: int, start: _Counts) -> _Counts:
+def _fill(workers: Speeds, total: int, start: Counts) -> Counts:
     """Begin with `start`, then give each micro-batch to the worker that finishes it first.
 
     Most of it is done at once: the micro-batches that can be finished within some time are a prefix
@@ -238,20 +208,20 @@ def _fill(workers: _Workers, total: int, start: _Counts) -> _Counts:
     """
     fixed_s, slope_s, limit = workers.fixed_s, workers.micro_batch_s, workers.limit
 
-    def within(seconds: float) -> _Counts:
+    def within(seconds: float) -> Counts:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             real = np.floor((seconds - fixed_s) / slope_s)
         real = np.nan_to_num(real, nan=total, posinf=total, neginf=0)
         counts = np.clip(real, 0, limit).astype(np.int64)
         counts -= (counts > 0) & (workers.seconds(counts) > seconds)  # the quotient was rounded up
-        filled: _Counts = np.maximum(counts, start)
+        filled: Counts = np.maximum(counts, start)
         return filled
 
     counts, early_s, late_s = start, 0.0, workers.step_s(limit)
     dealt, most = int(start.sum()), int(limit.sum())
     few = min(len(counts), max(_SINGLY, len(counts) // 4))
     for number in range(_TRIES):
-        alike = late_s - early_s <= _SAME * late_s
+        alike = late_s - early_s <= SAME * late_s
         if total - dealt <= (len(counts) if alike else few):
             break
         part = 0.5 if number % 2 else (total - dealt) / (most - dealt)
@@ -264,7 +234,7 @@ def _fill(workers: _Workers, total: int, start: _Counts) -> _Counts:
     return _deal(workers, counts, total - dealt)
 
 
-def _deal(workers: _Workers, shares: _Counts, left: int) -> _Counts:
+def _deal(workers: Speeds, shares: Counts, left: int) -> Counts:
     """Deal `left` more micro-batches one by one, each to the worker that finishes it first.
 
     That is one of the first `left` to finish another one.

@@ -90,7 +90,8 @@ class SpeedEstimate:
         half_life: Observations after which an old one weighs half.
 
     Attributes:
-        speed: The fit after all observations so far; the prior before the first.
+        fixed_s: Of the fit after all observations so far; the prior's before the first.
+        micro_batch_s: The same.
     """
 
     def __init__(self, prior: Speed, *, half_life: float = 4.0) -> None:
@@ -99,7 +100,8 @@ class SpeedEstimate:
             raise ValueError(f"the prior must take some time per micro-batch, got {prior}")
         if not half_life >= _SHORTEST_HALF_LIFE:
             raise ValueError(f"half_life takes observations >= {_SHORTEST_HALF_LIFE}: {half_life}")
-        self.speed = prior
+        self.fixed_s, self.micro_batch_s = prior.fixed_s, prior.micro_batch_s
+        self._most = prior.max_micro_batches
         self._unit = 0.0  # b1; 0 before the first observation
         self._share = 0.0  # of the last observation that was believed
         self._log_level = 0.0
@@ -110,6 +112,13 @@ class SpeedEstimate:
         self._deviation = 0.0  # usual |log ratio| of an observation to the fit
         self._held: list[float] = []  # log ratios of outliers in a row, all on one side
         self._held_s = 0.0  # of computing, in them
+
+    @property
+    def speed(self) -> Speed:
+        """The fit after all observations so far; the prior before the first."""
+        return Speed(
+            fixed_s=self.fixed_s, micro_batch_s=self.micro_batch_s, max_micro_batches=self._most
+        )
 
     def observe(self, micro_batches: int, steps: int, compute_s: float) -> bool:
         """Take in what this worker did in some steps.
@@ -135,10 +144,11 @@ class SpeedEstimate:
         share = micro_batches / steps  # a fraction where an epoch's short last step is among them
         if not self._unit:
             self._start(share)
-        off = math.log(compute_s / steps / self.speed.seconds(share))
-        grown = self._grown(share)
+        off = math.log(compute_s / steps / self._seconds(share))
+        grown = self._grown(share) if share != self._unit else 0.0
         if abs(off) <= _NARROW_GATE or abs(off) <= self._gate(grown):
-            self._drop_held()
+            if self._held:
+                self._drop_held()
             self._scatter(off)
             self._update(grown, off)
             self._share = share
@@ -160,11 +170,15 @@ class SpeedEstimate:
             self._covariance = (level + _FAR**2, both, slope)
         return self._held_s >= _TOLD_S
 
+    def _seconds(self, share: float) -> float:
+        """T(share), of the fit."""
+        return self.fixed_s + share * self.micro_batch_s
+
     def _start(self, share: float) -> None:
         """Express the prior by its level and slope at the first share."""
         self._unit = self._share = share
-        self._log_level = math.log(self.speed.seconds(share))
-        self._slope = share * self.speed.micro_batch_s / self.speed.seconds(share)
+        self._log_level = math.log(self._seconds(share))
+        self._slope = share * self.micro_batch_s / self._seconds(share)
         self._least_slope = min(_SMALLEST_SLOPE, self._slope)
 
     def _grown(self, share: float) -> float:
@@ -179,7 +193,7 @@ class SpeedEstimate:
         it may be either, and the next return to a known share will tell.
         """
         level, both, slope = self._covariance
-        ratio = math.log(self.speed.seconds(share) / self.speed.seconds(self._share)) + off
+        ratio = math.log(self._seconds(share) / self._seconds(self._share)) + off
         low, high = sorted((0.0, math.log(share / self._share)))
         if low <= ratio <= high and share != self._share:
             known = self._grown(self._share)
@@ -225,8 +239,5 @@ class SpeedEstimate:
             slope - to_slope * to_slope / expected + drift,
         )
         level_s = math.exp(self._log_level)
-        self.speed = Speed(
-            fixed_s=level_s * (1.0 - self._slope),
-            micro_batch_s=level_s * self._slope / self._unit,
-            max_micro_batches=self.speed.max_micro_batches,
-        )
+        self.fixed_s = level_s * (1.0 - self._slope)
+        self.micro_batch_s = level_s * self._slope / self._unit

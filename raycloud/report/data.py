@@ -5,7 +5,7 @@ Preparing is told by every member; it was done once, so the first word of a spli
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,6 +29,11 @@ def storage_efficiency(*, data_bytes: float, access_s: float, cost: float) -> fl
     1.0
     """
     return data_bytes / _BYTES_PER_GB / (access_s * cost)
+
+
+def brief(event: DataPrepared) -> DataPrepared:
+    """The same without the records of the files, which may be many: for the log."""
+    return replace(event, inputs=(), files=max(event.files, len(event.inputs)))
 
 
 @dataclass(slots=True)

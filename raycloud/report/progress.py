@@ -20,6 +20,7 @@ from raycloud.events import (
     Recovered,
     RolledBack,
     RunStarted,
+    StepNotFinite,
     StopRequested,
 )
 from raycloud.report.data import prepared_text
@@ -81,7 +82,7 @@ def note(event: Event) -> str | None:
         case GenerationFormed():
             text = f"generation {event.generation} from step {event.first_step}: "
             text += f"{_workers(len(event.members))}, shares {' '.join(map(str, event.shares))}"
-        case MemberLost() | MemberLeaving() | ExchangeBroken() | MemberFailed():
+        case MemberLost() | MemberLeaving() | ExchangeBroken() | StepNotFinite() | MemberFailed():
             text = _trouble(event)
         case RolledBack() | Recovered():
             text = _again(event)
@@ -103,12 +104,14 @@ def note(event: Event) -> str | None:
 def _again(event: RolledBack | Recovered) -> str:
     if isinstance(event, RolledBack):
         there = f"the checkpoint of step {event.step}" if event.step else "the beginning"
-        return f"nobody has the state any more: going back to {there}"
+        return f"no sound state is left: going back to {there}"
     seconds = event.resumed_s - event.detected_s
     return f"went on after {seconds:.1f} s, {event.lost_steps} steps lost"
 
 
-def _trouble(event: MemberLost | MemberLeaving | ExchangeBroken | MemberFailed) -> str:
+def _trouble(
+    event: MemberLost | MemberLeaving | ExchangeBroken | StepNotFinite | MemberFailed,
+) -> str:
     match event:
         case MemberLost():
             return f"lost member {event.member}: {event.reason}"
@@ -117,6 +120,8 @@ def _trouble(event: MemberLost | MemberLeaving | ExchangeBroken | MemberFailed) 
             return f"member {event.member} is going to leave{when}: {event.reason}"
         case ExchangeBroken():
             return f"member {event.member} cannot reach a peer"
+        case StepNotFinite():
+            return f"member {event.member} is to go back: {event.why}"
         case MemberFailed():
             return f"member {event.member} failed: {event.error}: {event.message}"
 

@@ -140,6 +140,7 @@ class Tally:
         self._streams: dict[int, tuple[int, int]] = {}  # member: (steps, samples) it has reported
         self._entered = (0, -1)  # (session, generation) that was counted last
         self._base = (0, 0)  # (steps, samples) where this session went on
+        self._over = -1  # reports of this generation and older ones come too late
         self.lead_steps: tuple[int, float] = (0, 0.0)  # samples and wall seconds of the lead
 
     @property
@@ -266,6 +267,8 @@ class Tally:
         compute_s, done = self.computed.get(event.member, (0.0, 0))
         done += event.last_step - event.first_step
         self.computed[event.member] = (compute_s + event.compute_s, done)
+        if event.generation <= self._over:
+            return None
         steps, samples = self._streams.get(event.member, (None, 0))
         if steps != event.first_step:
             samples = self.samples_at(event.first_step)
@@ -317,6 +320,7 @@ class Tally:
                 add_lost(self.recoveries, t, self.steps, event)
             case RolledBack():
                 self._take_back(event.step)
+                self._over = self.generation
             case Recovered():
                 add_recovered(self.recoveries, t, self.steps, event)
             case MemberFailed() if self._counts(event.member):

@@ -25,6 +25,7 @@ from raycloud.commands import (
 )
 from raycloud.control import Control, ControlSettings, Phase
 from raycloud.events import (
+    ChangeApplied,
     CheckpointPublished,
     Event,
     GenerationFormed,
@@ -39,7 +40,7 @@ from raycloud.order import ledger_line
 from raycloud.simulate.fleet import ENDED
 from raycloud.simulate.stopwatch import Stopwatch
 from raycloud.simulate.story import Kept
-from raycloud.simulate.telling import few, short
+from raycloud.simulate.telling import few, numbers, short
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -144,9 +145,8 @@ class Driver:
 
     def _feed(self, event: Event) -> None:
         world = self._world
-        if isinstance(event, StepsCommitted) and not self._loud:
-            steps = event.first_step, event.last_step, event.micro_batches
-            self._log.count(world.now_s, event.member, event.generation, *steps)
+        if isinstance(event, StepsCommitted | ChangeApplied) and not self._loud:
+            self._log.count(world.now_s, *numbers(event))
         else:
             self._log.add(f"{world.now_s:.6f} < {short(event)}")
         self._watch.begin()

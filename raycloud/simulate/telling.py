@@ -20,6 +20,18 @@ def few(numbers: tuple[int, ...]) -> str:
     return f"({shown}, ...)" if len(numbers) > _SHOWN else f"({shown})"
 
 
+def numbers(event: StepsCommitted | ChangeApplied) -> tuple[int, ...]:
+    """What comes of each member, one after the other, where they are too many to tell in words."""
+    match event:
+        case StepsCommitted():
+            steps = event.first_step, event.last_step
+            return event.member, event.generation, *steps, event.micro_batches
+        case ChangeApplied():
+            return event.member, event.change, event.step
+        case _:
+            assert_never(event)
+
+
 def short(record: Event | Command) -> str:
     """A record in one line, without what is long."""
     match record:

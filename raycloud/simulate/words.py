@@ -7,7 +7,7 @@ a member that has died, what was on its way may still come, and what comes later
 
 from __future__ import annotations
 
-import heapq
+from bisect import insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 _DRAWN = 256  # delays at once
+_NEVER = float("inf")
+_FEW = 8  # words that find their places among the others one by one
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +77,8 @@ class Body:
         return self.alive and not self.frozen and not self.unheard
 
 
-_Word = tuple[float, int, Body | None, Event]  # when it arrives, in which order, whose
+# Minus when it arrives, and minus its place in the order; whose. The next one sorts last.
+_Word = tuple[float, int, Body | None, Event]
 
 
 class Words:
@@ -94,22 +97,24 @@ class Words:
         self._world = world
         self._delay_s = delay_s
         self._new: list[_Word] = []
-        self._rows: list[tuple[float, int, list[_Word]]] = []  # a heap of sorted ones: last first
-        self._number = 0
+        self._due: list[_Word] = []  # sorted
         self._count = 0
         self._drawn_s: list[float] = []  # delays
         self.deaf_until_s = 0.0
 
     def __len__(self) -> int:
         """How many are on their way."""
-        return self._number
+        return len(self._due) + len(self._new)
 
     @property
     def next_s(self) -> float:
         """When the next one is taken in."""
         if self._new:
             self._sort()
-        return max(self._rows[0][0], self.deaf_until_s) if self._rows else float("inf")
+        if not self._due:
+            return _NEVER
+        arrives_s = -self._due[-1][0]
+        return arrives_s if arrives_s > self.deaf_until_s else self.deaf_until_s
 
     def say(self, body: Body, event: Event, after_s: float = 0.0) -> None:
         """A member says something, once `after_s` have passed."""
@@ -132,32 +137,28 @@ class Words:
         """The next one; None: it is lost."""
         if self._new:
             self._sort()
-        row = self._rows[0][2]
-        arrives_s, _, body, event = row.pop()
-        self._number -= 1
-        if row:
-            heapq.heapreplace(self._rows, (row[-1][0], row[-1][1], row))
-        else:
-            heapq.heappop(self._rows)
-        return event if body is None or arrives_s <= body.heard_until_s else None
+        minus_s, _, body, event = self._due.pop()
+        return event if body is None or -minus_s <= body.heard_until_s else None
 
     def hurry(self) -> None:
         """All that is on its way arrives now, in order."""
         now_s = self._world.now_s
-        words = sorted([*self._new, *(word for _, _, row in self._rows for word in row)])
-        self._rows.clear()
-        self._new = [(min(s, now_s), n, b, e) for n, (s, _, b, e) in enumerate(words)]
+        self._sort()
+        self._due = [(max(s, -now_s), n, b, e) for n, (s, _, b, e) in enumerate(self._due)]
 
     def _push(self, arrives_s: float, body: Body | None, event: Event) -> None:
         self._count += 1
-        self._number += 1
-        self._new.append((arrives_s, self._count, body, event))
+        self._new.append((-arrives_s, -self._count, body, event))
 
     def _sort(self) -> None:
         """Many words are said at once: they are sorted once, and not each among all others."""
-        row, self._new = self._new, []
-        row.sort(reverse=True)
-        heapq.heappush(self._rows, (row[-1][0], row[-1][1], row))
+        if len(self._new) <= _FEW:
+            for word in self._new:
+                insort(self._due, word)
+        else:
+            self._due += self._new
+            self._due.sort()
+        self._new.clear()
 
 
 def ready(body: Body, *, samples: int, micro_batch_s: float, node: int) -> MemberReady:

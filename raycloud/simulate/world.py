@@ -95,21 +95,29 @@ class Log:
         self.tail: deque[str] = deque(maxlen=_TAIL)
         self._digest = hashlib.blake2b(digest_size=16)
         self._pending: list[bytes] = []
+        self._numbers = array("d")  # that come after those
 
     def add(self, line: str) -> None:
         """Add a line."""
         self.tail.append(line)
-        self._add(f"{line}\n".encode())
+        self._add_numbers()
+        self._pending.append(f"{line}\n".encode())
+        self._count()
 
     def count(self, *numbers: float) -> None:
         """Add a line that is nothing but numbers, and counts in the digest only."""
-        self._add(array("d", numbers).tobytes())
+        self._numbers.extend(numbers)
+        self._count()
 
-    def _add(self, line: bytes) -> None:
+    def _count(self) -> None:
         self.lines += 1
-        self._pending.append(line)
-        if len(self._pending) >= _BATCH:
+        if self.lines % _BATCH == 0:
             self._take_in()
+
+    def _add_numbers(self) -> None:
+        if self._numbers:
+            self._pending.append(self._numbers.tobytes())
+            self._numbers = array("d")
 
     def digest(self) -> str:
         """Of all lines so far, in order: 32 hexadecimal digits."""
@@ -117,5 +125,6 @@ class Log:
         return self._digest.hexdigest()
 
     def _take_in(self) -> None:
+        self._add_numbers()
         self._digest.update(b"".join(self._pending))
         self._pending.clear()

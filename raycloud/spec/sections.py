@@ -262,10 +262,12 @@ class ErrorsSection(Section):
         "compute it die. stop: end with an error that names its samples. skip: leave it out of "
         "its step, whose mean is then that of the others.",
     )
-    on_nan: Literal["stop", "skip"] = Field(
+    on_nan: Literal["stop", "skip", "rollback"] = Field(
         default="stop",
         description="A step whose loss or gradient is not finite. stop: end before it changes "
-        "anything. skip: go on without it; model, optimizer and schedule stay as they are.",
+        "anything. skip: go on without it; model, optimizer and schedule stay as they are. "
+        "rollback: go back to the newest checkpoint that is sound, and on from there without the "
+        "step that made it so: this one, or an earlier one whose update did.",
     )
     most_skipped: int = Field(
         default=10,

@@ -18,7 +18,7 @@ from raycloud.sync.watched import look_once_more
 # exchange has none: members poll, and the driver says when to give up.
 _CONNECTING = datetime.timedelta(seconds=30)
 _NEVER = datetime.timedelta(days=7)
-_CALM_S = 0.1
+_CALM_S, _CALMEST_S = 0.1, 3.0  # between two looks: twice as long each time that nothing was found
 _SHORTEST_S = 0.001  # torch counts whole milliseconds, and takes none for no limit at all
 
 
@@ -123,8 +123,10 @@ class GlooTransport:
             raise TransportError("an exchange with the other members broke: this one has hung up")
 
     def _calm(self, over: threading.Event) -> None:
-        while not over.wait(_CALM_S):  # until then gloo finds out by itself where it can
-            look_once_more(self._connections)
+        pause_s = _CALM_S
+        while not over.wait(pause_s):  # until then gloo finds out by itself where it can
+            told = look_once_more(self._connections)
+            pause_s = _CALM_S if told else min(2 * pause_s, _CALMEST_S)
 
 
 class GlooWork:

@@ -113,7 +113,7 @@ def _place(text: str) -> Place:
     raw = bytes.fromhex(address)
     words = [raw[at : at + 4] for at in range(0, len(raw), 4)]
     whole = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
-    family = socket.AF_INET if len(whole) == 4 else socket.AF_INET6  # noqa: PLR2004 - bytes
+    family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
     return socket.inet_ntop(family, whole), int(port, 16)
 
 
@@ -141,8 +141,13 @@ def _sockets(names: Collection[str] = ()) -> Iterator[socket.socket]:
             name = str(entry.readlink())
             if not name.startswith("socket:") or (names and name not in names):
                 continue
-            found = socket.socket(fileno=os.dup(int(entry.name)))
+            copy = os.dup(int(entry.name))
         except OSError:  # closed meanwhile
+            continue
+        try:
+            found = socket.socket(fileno=copy)
+        except OSError:  # closed meanwhile, and its number given to something else
+            os.close(copy)
             continue
         if found.family in {socket.AF_INET, socket.AF_INET6} and found.type == socket.SOCK_STREAM:
             yield found

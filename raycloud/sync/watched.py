@@ -37,6 +37,11 @@ def look_once_more(inodes: Collection[int]) -> int:
 
     Who asks anew is told again: call this from time to time, until it does not matter any more.
 
+    Between the look and the change the descriptor may be closed, and its number be that of another
+    connection. Nothing is changed where it is a socket of another number by then, and where the
+    same epoll instance does not look at it. That leaves an instant in which gloo closes one and
+    takes in another for the same group, which a group that has met does not, but for strangers.
+
     Args:
         inodes: The sockets, by the numbers that the kernel gives them.
 
@@ -46,8 +51,8 @@ def look_once_more(inodes: Collection[int]) -> int:
     told = 0
     for own in _pollers():
         try:
-            for descriptor, data in _armed(own, inodes):
-                told += _ask_once(own, descriptor, data)
+            for descriptor, data, inode in _armed(own, inodes):
+                told += _ask_once(own, descriptor, data, inode)
         finally:
             os.close(own)
     return told
@@ -61,16 +66,21 @@ def _pollers() -> Iterator[int]:
                 yield os.dup(int(entry.name))
 
 
-def _armed(poller: int, inodes: Collection[int]) -> Iterator[tuple[int, int]]:
-    """Which of these sockets an epoll instance looks at, and what it tells then."""
+def _armed(poller: int, inodes: Collection[int]) -> Iterator[tuple[int, int, int]]:
+    """Which of these sockets an epoll instance looks at, what it tells then, and their numbers."""
     text = Path(f"/proc/self/fdinfo/{poller}").read_text(encoding="ascii")
     for found in _ASKED.finditer(text):
         idle = int(found["events"], 16) & ~_ONCE == 0
-        if not idle and int(found["inode"], 16) in inodes:
-            yield int(found["descriptor"]), int(found["data"], 16)
+        inode = int(found["inode"], 16)
+        if not idle and inode in inodes:
+            yield int(found["descriptor"]), int(found["data"], 16), inode
 
 
-def _ask_once(poller: int, descriptor: int, data: int) -> bool:
+def _ask_once(poller: int, descriptor: int, data: int, inode: int) -> bool:
     asked = _Asked(_READABLE | _ONCE, data)
     epoll_ctl = ctypes.CDLL(None, use_errno=True).epoll_ctl
-    return bool(epoll_ctl(poller, _MODIFY, descriptor, ctypes.byref(asked)) == 0)
+    try:
+        same = os.fstat(descriptor).st_ino == inode
+    except OSError:  # closed meanwhile
+        return False
+    return same and bool(epoll_ctl(poller, _MODIFY, descriptor, ctypes.byref(asked)) == 0)

@@ -71,8 +71,8 @@ class Backing:
             elif note.kind is Kind.DONE:
                 counts = self.tail.done(note.step, note.index)
                 kind = Kind.TAKEN if counts else Kind.REFUSED
-                if self.backup is not None:
-                    self.backup.say(Note(kind, note.step, note.index))
+                if (backup := self.backup) is not None:  # another thread may forsake it
+                    backup.say(Note(kind, note.step, note.index))
 
     def hear(self, timeout_s: float = 0.0) -> dict[int, bool]:
         """What the primary has said; of each that it has answered, whether it counts here.

@@ -24,8 +24,10 @@ class MemberConfig:
     the names of the processes that make batches in the members' place. `only_steps` ends it after
     so many steps, whatever the job's length, which the task's schedule is made for all the same.
     One that `joins` takes its state from the others, who began with the checkpoint `origin`; where
-    nobody is left who has it, it has loaded the checkpoint of step `back` by the time it is ready.
-    `price_per_hour` is what this node is labelled to cost.
+    nobody is left who has it, it has loaded the checkpoint of step `back` by the time it is ready,
+    if that is there. `price_per_hour` is what this node is labelled to cost. `speed` are the
+    seconds of T(b), as in `MemberReady`, of the member whose place it has taken; None: it has to
+    find out its own.
     """
 
     member: int
@@ -45,3 +47,4 @@ class MemberConfig:
     joins: bool = False
     origin: Manifest | None = None
     back: int | None = None
+    speed: tuple[float, float] | None = None

@@ -195,7 +195,8 @@ class Life:
         replica, member = self._replica, self._config.member
         collate = self._parts.collate
         trial = Trial(self._config.job, replica, collate, member=member, clock=self._clock)
-        fixed_s, micro_batch_s = trial.speed(briefly=self._config.joins)
+        known = self._config.speed
+        fixed_s, micro_batch_s = known or trial.speed(briefly=self._config.joins)
         tensors = replica.state.tensors()
         encode(replica.state.values())  # refuse now what no checkpoint could carry
         self._ready = MemberReady(
@@ -214,6 +215,8 @@ class Life:
         self._report(self._ready)
         if names := replica.statistics.changing:
             self._notice("buffers averaged over replicas, not exact", buffers=list(names))
+        if known is not None:  # the others are on their way meanwhile
+            trial.warm_up()
 
     def meet(self, meeting: Meeting, abandoned: Callable[[], bool]) -> tuple[Transport, Transport]:
         """Meet the others of a generation, in whichever thread.
@@ -243,6 +246,7 @@ class Life:
             TransportError: The generation broke, or was abandoned. Nothing but the step under way
                 is undone, and another call goes on with it in the next generation.
             CheckpointError: What it is to go back to cannot be loaded.
+            RollbackError: It, or a step, is not finite, and the job goes back then.
         """
         if meeting.back is not None:
             self._restoring.go_back(meeting.back, self._footing)

@@ -16,6 +16,7 @@ from raycloud.training.feed import Feed
 from raycloud.training.growth import LAYOUT, layout_record
 from raycloud.training.outcome import Others, find_outcome
 from raycloud.training.parts import Owed, Parts, Seat
+from raycloud.training.rollback import RollbackError, check_end
 from raycloud.training.schedule import Adopted, Course, Piece, Schedule
 from raycloud.training.tally import Counted, Tally, counted, exchanged
 
@@ -140,6 +141,7 @@ class Loop:
 
         Raises:
             TransportError: The exchange broke, or the generation was abandoned.
+            RollbackError: A step is not finite, and the job goes back then.
         """
         try:
             if self._broke and self.step > self._parts.first_step:
@@ -154,7 +156,7 @@ class Loop:
                         return False
                 self._one_step()
                 self._between_steps()
-        except TransportError:
+        except (TransportError, RollbackError):
             self._parts.replica.suspend()
             self._report()
             raise
@@ -326,6 +328,8 @@ class Loop:
         """What is due after `self.step` steps: the same on every member, by arithmetic."""
         job, done = self._parts.job, self.step
         first, last = self.seat.step + 1, self._course.last_step
+        if done == last:
+            check_end(self._parts.replica, done)
         if done in (first, last):
             self.settle()
         if done in (first, last) or self._tally.age_s >= _REPORT_S:

@@ -7,17 +7,18 @@ import threading
 import traceback
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raycloud.commands import Extend, Meet
 from raycloud.errors import InternalError, RaycloudError, TaskError, TransportError, public_name
-from raycloud.events import Event, ExchangeBroken, MemberFailed, Noticed
+from raycloud.events import Event, ExchangeBroken, MemberFailed, Noticed, StepNotFinite
 from raycloud.redact import redacted
 from raycloud.sync.transport import Abandoned
 from raycloud.training.changes import Changes
 from raycloud.training.config import MemberConfig
 from raycloud.training.life import Life
-from raycloud.training.meeting import Meeting
+from raycloud.training.meeting import Meeting, leave
+from raycloud.training.rollback import RollbackError
 from raycloud.training.stillness import Still, Watch
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = ["Meeting", "Member", "MemberConfig"]
 
 _OVER = 1 << 62  # newer than any generation
 _END_S = 30.0  # for what is computed or measured just then
+_ALONE_S = 5.0  # after a break; the driver calls to meet again before that, where it does
 
 
 class Member:
@@ -66,6 +68,8 @@ class Member:
         self._changes = Changes(feed_depth=config.job.data.prefetch_steps)
         self._coming = (-1, 0)  # the generation that was planned last, and the number of the change
         self._newest = -1  # the generation that was called last, or one past one given up
+        self._broke: int | None = None  # the generation that did, until the next is begun
+        self._goes_back = False  # its state is not to be gone on from
         self._thread = threading.Thread(target=self._live, name="member", daemon=True)
         self._thread.start()
         self._watch = Watch(clock, self._thread.ident or 0, self._usual_s)
@@ -86,7 +90,7 @@ class Member:
     def survivor(self) -> Survivor | None:
         """What the next driver of the run is told; None: it has no state that is worth keeping."""
         found = None if self._life is None else self._life.survivor()
-        if found is None or not self._thread.is_alive():
+        if found is None or self._goes_back or not self._thread.is_alive():
             return None
         planned, number = self._coming
         newest = max(found.newest, self._newest, planned)
@@ -110,8 +114,7 @@ class Member:
         Raises:
             InternalError: It does not end, or has failed.
         """
-        with self._turn:
-            self._newest = _OVER
+        self.abandon(_OVER)
         self._meetings.put(None)
         self._thread.join(_END_S)
         life, self._life = self._life, None
@@ -135,9 +138,7 @@ class Member:
             )
             ahead.start()
             return
-        with self._turn:
-            self._newest = max(self._newest, meeting.generation)
-        self._hang_up(meeting.generation - 1)
+        self.abandon(meeting.generation - 1)
         self._meetings.put(meeting)
 
     def prepare(self, number: int, change: Change) -> None:
@@ -154,10 +155,13 @@ class Member:
             self._changes.prepare(number, change)
 
     def abandon(self, generation: int) -> None:
-        """Give up this generation, and with it the exchange under way, if any."""
+        """Give up this generation, and older ones; with them the exchange under way, if any."""
         with self._turn:
             self._newest = max(self._newest, generation + 1)
+            old = [self._planned.pop(g) for g in sorted(self._planned) if g <= generation]
         self._hang_up(generation)
+        for _, met in old:
+            leave(met)
 
     def _hang_up(self, generation: int) -> None:
         if self._life is not None:
@@ -175,13 +179,25 @@ class Member:
     def _live(self) -> None:
         try:
             life = self._begin()
-            while (meeting := self._meetings.get()) is not None:
+            while (meeting := self._told()) is not None:
                 following = self._compute(life, meeting)
                 while following is not None:
                     following = self._compute(life, *following)
         except Exception as error:  # noqa: BLE001 - the last line before the thread's end
             self._life = None
             self._report(self._failed(error))
+
+    def _told(self) -> Meeting | None:
+        """The next meeting; whose exchange broke hangs up where none comes for a while.
+
+        There may be nobody to meet for hours, and gloo would look at what broke all the time.
+        """
+        if self._broke is not None:
+            try:
+                return self._meetings.get(timeout=_ALONE_S)
+            except queue.Empty:
+                self._hang_up(self._broke)
+        return self._meetings.get()
 
     def _begin(self) -> Life:
         before, self._before = self._before, None
@@ -199,7 +215,9 @@ class Member:
         self, life: Life, meeting: Meeting, met: tuple[Transport, Transport] | None = None
     ) -> tuple[Meeting, tuple[Transport, Transport]] | None:
         """One generation, until it ends or breaks; the one to follow, where that was planned."""
-        generation = meeting.generation
+        generation, self._broke = meeting.generation, None
+        told: dict[str, Any] = {"member": self._config.member, "generation": generation}
+        self._goes_back = False
         try:
             if self._newest == generation:
                 coming = life.train(meeting, lambda: self._newest != generation, met)
@@ -208,9 +226,13 @@ class Member:
         except Abandoned:
             pass  # on the driver's word
         except TransportError as error:  # a peer's end: the driver knows whose
-            told = {"member": self._config.member, "generation": generation}
+            self._broke = generation
             if self._newest == generation:  # else it was told already
                 self._report(ExchangeBroken(**told, why=str(error)))
+        except RollbackError as error:
+            self._goes_back = True
+            told |= {"step": error.step, "why": error.why, "left_out": error.left_out}
+            self._report(StepNotFinite(**told))
         return None
 
     def _become(
@@ -221,14 +243,20 @@ class Member:
             if self._newest != generation:
                 return None
             self._newest = coming
-        return self._planned.pop(coming)
+            return self._planned.pop(coming)
 
     def _meet_ahead(self, meeting: Meeting, number: int) -> None:
         """Meet while the generation before computes; then the change is at hand."""
         generation = meeting.generation
         try:
             met = self._built().meet(meeting, lambda: self._newest >= generation)
-            self._planned[generation] = meeting, met
+            with self._turn:
+                over = self._newest >= generation
+                if not over:
+                    self._planned[generation] = meeting, met
+            if over:  # it was withdrawn just then
+                leave(met)
+                return
             coming = Meet(generation=generation, members=meeting.members, shares=meeting.shares)
             self._changes.prepare(number, coming)
         except Abandoned:

@@ -3,7 +3,7 @@
 As a rule all is well, which one number in the last message says. Where it is not, the members tell
 each other what they could not compute, over the control lane, and exchange the step once more by
 the weight that is left; their own gradients are still there. A step whose loss or gradient is not
-finite changes nothing.
+finite changes nothing: it ends the run, is passed over, or lets all go back to a checkpoint.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from raycloud.errors import DivergedError, InternalError, TaskError
 from raycloud.order import ERROR, NAN, Skip
+from raycloud.sync.transport import Abandoned
 from raycloud.training.again import skipped
 from raycloud.training.parts import Owed
+from raycloud.training.rollback import give_up
 
 if TYPE_CHECKING:
     from raycloud.order import StepSpan
@@ -88,6 +90,7 @@ def find_outcome(replica: Replica, span: StepSpan, weight: float, others: Others
 
     Raises:
         DivergedError: Loss or gradient are not finite, and the job does not go on without them.
+        RollbackError: They are not finite, and the job goes back then.
         TaskError: More was skipped than the job allows.
         TransportError: The exchange broke, or was abandoned; what is computed is kept.
     """
@@ -95,9 +98,12 @@ def find_outcome(replica: Replica, span: StepSpan, weight: float, others: Others
     left_out: tuple[int, ...] = ()
     skips: tuple[Skip, ...] = ()
     why = not_finite = ""
+    again = False
     if exchanged.astray:
-        left_out, weight, loss = _told(replica, span, others)
-        if math.isfinite(loss):
+        left_out, weight, loss, again = _told(replica, span, others)
+        if again:
+            why, skips = "the run has gone back because of it", (_whole(span),)
+        elif math.isfinite(loss):
             skips = _skips(replica, span, left_out)
             if weight > 0.0:
                 exchanged = _exchanged_anew(replica, span, weight, others)
@@ -140,17 +146,23 @@ def _exchanged_anew(replica: Replica, span: StepSpan, weight: float, others: Oth
     return exchanged
 
 
-def _told(replica: Replica, span: StepSpan, others: Others) -> tuple[tuple[int, ...], float, float]:
-    """What all could not compute, the weight that is left, and the loss where it is not finite."""
+def _told(
+    replica: Replica, span: StepSpan, others: Others
+) -> tuple[tuple[int, ...], float, float, bool]:
+    """What all could not compute, the weight that is left, and the loss where it is not finite.
+
+    And whether one knows that the step is to be left out.
+    """
     kept, loss = replica.kept, replica.loss_sum()
     if kept is None:
         raise InternalError(f"step {span.step} was exchanged, but nothing is kept of it")
     own = [0.0] * len(span.micro_batches)
     for index in kept.skipped:
         own[index] = 1.0
-    told = [*own, kept.weight, 0.0 if math.isfinite(loss) else loss]
-    *flags, weight, loss = others.lane.sum(told, others.abandoned)
-    return tuple(k for k, flag in enumerate(flags) if flag), weight, loss
+    knows = float(replica.leaves_out(span.step))
+    told = [*own, kept.weight, 0.0 if math.isfinite(loss) else loss, knows]
+    *flags, weight, loss, known = others.lane.sum(told, others.abandoned)
+    return tuple(k for k, flag in enumerate(flags) if flag), weight, loss, known > 0.0
 
 
 def _skips(replica: Replica, span: StepSpan, left_out: tuple[int, ...]) -> tuple[Skip, ...]:
@@ -169,10 +181,12 @@ def _skips(replica: Replica, span: StepSpan, left_out: tuple[int, ...]) -> tuple
 
 
 def _not_finite(replica: Replica, span: StepSpan, why: str) -> tuple[Skip, ...]:
-    """The whole step does not count."""
+    """The whole step does not count, or all go back."""
     errors, step = replica.errors, span.step
     if errors.on_nan == "stop":
         raise DivergedError(f"{why} at step {step}", hint=_REMEDY)
+    if errors.on_nan == "rollback" and replica.following is not None:
+        raise Abandoned(f"{why} at step {step}: the others say so")
     known = replica.state.skips if replica.following is None else ()  # else the others know them
     before = {one.step for one in known if one.whole_step}
     in_a_row = 1
@@ -187,4 +201,11 @@ def _not_finite(replica: Replica, span: StepSpan, why: str) -> tuple[Skip, ...]:
                 f"{why} at step {step}, and {field} = {most} steps were skipped before",
                 hint=f"{_REMEDY}, or raise {field}",
             )
-    return (Skip(step=step, epoch=span.epoch, start=span.start, stop=span.stop, why=NAN),)
+    if errors.on_nan == "rollback":
+        raise give_up(replica, step, why)
+    return (_whole(span),)
+
+
+def _whole(span: StepSpan) -> Skip:
+    """Nothing of a step counts."""
+    return Skip(step=span.step, epoch=span.epoch, start=span.start, stop=span.stop, why=NAN)

@@ -80,7 +80,7 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """What a loop works with; made once in a member's life.
+    """What a loop works with; made anew where a process goes on as another, or goes back.
 
     Attributes:
         steps: The cut of the sequence, as it is known at the start.

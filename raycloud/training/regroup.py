@@ -112,7 +112,7 @@ class Talk:
         ]
 
     def places(self, own: Place | None) -> list[Place]:
-        """Where those listen that follow, by rank; `own` is this member's place, if it does.
+        """Where those listen that do, by rank; `own` is this member's place, if it is one of them.
 
         Raises:
             TransportError: The meeting broke, or was abandoned.

@@ -28,6 +28,7 @@ from raycloud.order import stream_seed
 from raycloud.sync.gradients import Exchanged, GradientExchange
 from raycloud.training.again import compute_again, skip, trouble_of
 from raycloud.training.calling import RaisedError, call, call_backward
+from raycloud.training.eager import without_compiler
 from raycloud.training.forward import Forward
 from raycloud.training.kept import Kept
 from raycloud.training.randomness import seed_compute
@@ -87,6 +88,8 @@ class Replica:
         torch.default_generator.manual_seed(stream_seed(job.seed, _MODEL_STREAM))
         self.model = call("model", task.model).to(device)
         self.model.train()
+        if not job.compile:
+            without_compiler()
         self.optimizer = call("optimizer", lambda: task.optimizer(self.model))
         self.steps = steps if isinstance(steps, int) else steps()
         self.scheduler = call("scheduler", lambda: task.scheduler(self.optimizer, self.steps))
@@ -186,6 +189,9 @@ class Replica:
         scale: Callable[[], float],
         at_hand: Callable[[], bool],
     ) -> StepWork:
+        kept = (self.kept or Kept(step=work.span.step)).and_also(work)
+        if leaves_out := self.leaves_out(kept.step):
+            work = replace(work, passes=(), failed=())
         share = Share(self, work, collate)
         if self.kept is None:
             self._told = False
@@ -193,7 +199,9 @@ class Replica:
             self.forward.loss.zero_()
         else:
             self.statistics.resume()
-        self.kept = (self.kept or Kept(step=work.span.step)).and_also(work)
+        self.kept = kept
+        if leaves_out:
+            self.forward.loss.fill_(math.nan)  # so that all hear of it, also who does not know
         for failed in work.failed:
             skip(self, work.span.step, failed, collate)
         try:
@@ -218,6 +226,10 @@ class Replica:
         """All know what is skipped: exchange once more what all have computed; see `compute`."""
         self._told = True
         self._launch_last(None, scale, at_hand)
+
+    def leaves_out(self, step: int) -> bool:
+        """Whether a step is not to change anything, since the run has gone back because of it."""
+        return self.errors.on_nan == "rollback" and step in self.state.left_out
 
     def synchronize(self) -> None:
         """Wait until a GPU has computed what was asked of it, so that seconds are those of work."""
@@ -255,10 +267,10 @@ class Replica:
     def collect(self, step: int, abandoned: Callable[[], bool]) -> Exchanged:
         """Wait for the exchange; the mean gradients are then in place, clipped.
 
-        They are not where it is `astray`, or its norm not finite and `errors.on_nan` is skip.
+        They are not where it is `astray`, or its norm not finite and `errors.on_nan` not stop.
 
         Raises:
-            DivergedError: A gradient is not finite, and that is not to be skipped.
+            DivergedError: A gradient is not finite, and that ends the run.
             TransportError: The exchange broke, or was abandoned. Nothing has changed, and what is
                 computed is kept.
         """
@@ -271,7 +283,7 @@ class Replica:
         exchanged = self.gradients.collect(abandoned)
         exchanged = replace(exchanged, exchange_s=self._clock.monotonic_s() - began_s)
         finite = math.isfinite(exchanged.norm)
-        if exchanged.astray or (not finite and self.errors.on_nan == "skip"):
+        if exchanged.astray or (not finite and self.errors.on_nan != "stop"):
             return exchanged
         if not finite:
             raise DivergedError(

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from raycloud.checkpoint import load
 from raycloud.checkpoint.payload import load_tensors
+from raycloud.errors import CheckpointError
+from raycloud.training.rollback import check
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest, Store
@@ -32,12 +34,20 @@ class Restoring:
     def begin(self, config: MemberConfig, origin: Manifest | None) -> None:
         """Load what the run starts from, or is going to go back to, while others are still to come.
 
+        The latter may be gone where a place was long in coming, and the others have the state then:
+        if it is still needed, `go_back` says what is wrong.
+
         Raises:
-            CheckpointError: It cannot be loaded, or is of another model.
+            CheckpointError: What the run starts from cannot be loaded, or is of another model.
         """
         if config.back:
-            self._ahead = load(self._store, config.back)
-            self._load(self._ahead)
+            try:
+                ahead = load(self._store, config.back)
+                self._load(ahead)
+                self._ahead = ahead
+            except CheckpointError as error:
+                what = f"the checkpoint of step {config.back} could not be loaded ahead"
+                self._replica.notice(what, {"why": error.message})
         elif origin is not None and not config.joins:
             self._load(origin)
 
@@ -50,11 +60,14 @@ class Restoring:
 
         Raises:
             CheckpointError: It cannot be loaded, or is of another model.
+            RollbackError: It is not finite, and the job goes back then.
         """
+        state = self._replica.state
         if back.generation <= self._gone_back:
             return
         self._gone_back, ahead, self._ahead = back.generation, self._ahead, None
         if back.step == 0:  # it is new
+            state.left_out |= set(back.without)
             return
         if ahead is None or ahead.step != back.step or footing.loop is not None:
             ahead = load(self._store, back.step)
@@ -62,7 +75,10 @@ class Restoring:
                 self._replica.discard()
             self._load(ahead)
             self._replica.statistics.settle()
+        state.left_out |= set(back.without)
         footing.go_back(ahead)
+        if self._replica.errors.on_nan == "rollback":
+            check(self._replica.model, back.step)
 
     def _load(self, manifest: Manifest) -> None:
         self._replica.state.load(load_tensors(self._store, manifest), manifest.values)

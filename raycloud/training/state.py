@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
 
-SKIPS = "skips"  # its name among a checkpoint's values
+SKIPS, LEFT_OUT = "skips", "left_out"  # their names among a checkpoint's values
 
 
 class ReplicaState:
@@ -37,6 +37,7 @@ class ReplicaState:
         beside: Plain values that a checkpoint keeps beside the replica's own, by name; to be
             replaced whole.
         skips: What steps took and did not count, by step: a part of the state like any other.
+        left_out: Steps that are to be skipped as a whole: so is this.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ReplicaState:
         self._scheduler = scheduler
         self.beside: Mapping[str, Any] = {}
         self.skips: tuple[Skip, ...] = ()
+        self.left_out: frozenset[int] = frozenset()
         by_identity = {id(p): name for name, p in model.named_parameters()}
         self._parameters = {f"model/{name}" for name in by_identity.values()}
         self._names = [
@@ -83,6 +85,7 @@ class ReplicaState:
             "optimizer": {"scalars": scalars, "groups": groups},
             "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
             **({SKIPS: [skip.to_record() for skip in self.skips]} if self.skips else {}),
+            **({LEFT_OUT: sorted(self.left_out)} if self.left_out else {}),
             **self.beside,
         }
 
@@ -98,12 +101,12 @@ class ReplicaState:
         _check_names(wanted, given)
         _check_kinds(self._kinds(), values["kinds"])
         optimizer_state = self._optimizer_state(tensors, values["optimizer"])
-        skips = _skips(values.get(SKIPS, ()))
+        skips, left_out = _skips(values.get(SKIPS, ())), _steps(values.get(LEFT_OUT, []))
         self._model.load_state_dict(given, strict=True)
         self._optimizer.load_state_dict(optimizer_state)
         if self._scheduler is not None:
             self._scheduler.load_state_dict(dict(values["scheduler"]))
-        self.skips = skips
+        self.skips, self.left_out = skips, left_out
 
     def _kinds(self) -> dict[str, str | None]:
         schedule = self._scheduler
@@ -164,6 +167,15 @@ def _skips(records: Any) -> tuple[Skip, ...]:
             f"what the checkpoint says of skipped samples cannot be used: {error}",
             hint="resume from another checkpoint",
         ) from error
+
+
+def _steps(numbers: Any) -> frozenset[int]:
+    if not isinstance(numbers, list) or not all(type(n) is int and n >= 0 for n in numbers):
+        raise CheckpointError(
+            f"what the checkpoint says of steps to leave out cannot be used: {numbers!r:.80}",
+            hint="resume from another checkpoint",
+        )
+    return frozenset(numbers)
 
 
 def _check_names(wanted: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:

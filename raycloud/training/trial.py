@@ -70,6 +70,14 @@ class Trial:
         micro_batch_s = max((many_s - single_s) / (many - 1), 0.05 * single_s)
         return max(single_s - micro_batch_s, 0.0), micro_batch_s
 
+    def warm_up(self) -> None:
+        """Compute one micro-batch: the first one takes longer, and shows what cannot be computed.
+
+        Raises:
+            TaskError: As of `speed`.
+        """
+        self._seconds(1, min(self._job.micro_batch, self._collate.order.samples))
+
     def _warm_seconds(self, micro_batches: int, micro: int) -> float:
         """The least of some tries, after one that warms up for this size: others may be starting.
 

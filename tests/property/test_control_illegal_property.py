@@ -55,6 +55,9 @@ def any_event(draw):
                 e.MemberLost(member=member, reason="r"),
                 e.MemberFailed(member=member, error="E", message="m"),
                 e.MemberDone(member=member, step=step),
+                e.StepNotFinite(
+                    member=member, generation=draw(few), step=step, why="nan", left_out=first
+                ),
                 e.GenerationFormed(
                     generation=draw(few), members=(0, 1), shares=(2, 2), first_step=0
                 ),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raycloud import commands as c
-from raycloud.control import Control, ControlSettings
+from raycloud.control import Control, ControlSettings, MemberState
 from raycloud.control.hearing import Heard
 from raycloud.order import Ledger, read_ledger
 from tests.control_events import ready, stop
@@ -37,6 +37,7 @@ def scenes(draw, *, faults=True):
         fault["clumsy"] = draw(st.sampled_from([0, 0, 1, 9]))
         fault["leaves_s"] = tuple(draw(st.lists(times_s, max_size=2)))
         fault["breaks_s"] = tuple(draw(st.lists(times_s, max_size=3)))
+        fault["diverges_s"] = tuple(draw(st.lists(times_s, max_size=3)))
         stops = draw(st.sampled_from([0, 0, 1, 1, 2]))
         fault["stops_s"] = tuple(draw(times_s) for _ in range(stops))
     return Scene(
@@ -100,8 +101,10 @@ def check_commands(fleet):
     assert set(release.members) == set(fleet.job.members)
     assert sum(isinstance(x, c.Finish) for x in fleet.commands) == 1
     publishes = [x for x in fleet.commands if isinstance(x, c.Publish)]
-    assert [x.step for x in publishes] == sorted({x.step for x in publishes})
+    rising = [x.step for x in publishes] == sorted({x.step for x in publishes})
+    assert rising or fleet.scene.diverges_s  # some may be withdrawn
     assert all(tuple(x.parts) in fleet.groups for x in publishes)
+    check_vacancies(fleet)
     prepares = [x for x in fleet.commands if isinstance(x, c.Prepare)]
     assert [x.number for x in prepares] == list(range(1, len(prepares) + 1))
     generation, group, halted = fleet.scene.settings.first_generation - 1, (), False
@@ -131,6 +134,15 @@ def check_commands(fleet):
             assert x.change.generation == (generation := generation + 1)
             assert sum(x.change.shares) == fleet.scene.settings.micro_batches
             assert min(x.change.shares) >= 0
+
+
+def check_vacancies(fleet):
+    """Only the place of one that was lost may be another's, and one other's alone."""
+    spawns = [x for x in fleet.commands if isinstance(x, c.Spawn)]
+    vacant = [vacancy.member for x in spawns for vacancy in x.vacancies]
+    assert len(set(vacant)) == len(vacant)
+    assert all(fleet.job.members[member] is MemberState.LOST for member in vacant)
+    assert all(len(x.vacancies) <= len(x.members) for x in spawns)
 
 
 def check_ledger(fleet):

@@ -10,7 +10,14 @@ from torch import nn
 
 import raycloud
 from raycloud.errors import DivergedError, TaskError
-from raycloud.events import MemberLost, Noticed
+from raycloud.events import (
+    MemberLost,
+    MemberReady,
+    Noticed,
+    Recovered,
+    RolledBack,
+    StepNotFinite,
+)
 from raycloud.order import MicroBatch, Position, Steps, StepSpan
 from raycloud.report.audited import audited_text
 from raycloud.report.auditing import RunAudit, audit
@@ -125,6 +132,28 @@ def test_a_step_that_is_not_finite_is_skipped_by_all(tmp_path: Path, how: str) -
 def test_a_step_that_is_not_finite_ends_the_run_by_default(tmp_path: Path) -> None:
     with pytest.raises(DivergedError):
         raycloud.train(poisoned(2, "hidden", 5, tmp_path), run_dir=tmp_path / "run")
+
+
+def test_all_go_back_in_place_and_leave_the_step_out(tmp_path: Path) -> None:
+    """No process is started anew; the result is that of a run that never computed the step."""
+    errors = {"on_nan": "rollback", "most_skipped": 9}
+    bad = late(poisoned(2, "nan", 0, tmp_path))
+    job = poisoned(2, "nan", bad, tmp_path, errors=errors, checkpoint={"every_steps": 1})
+    found, where = finished(tmp_path / "run", job), places(job, bad)
+    [(span, _)] = where
+    reference = clean(job, passed_over=lambda s: s.step == span.step)
+    assert apart(tmp_path / "run", reference) <= EXACT
+    skips = [(skip.step, skip.start, skip.stop, skip.why) for skip in found.ledger.skips]
+    assert skips == [(span.step, span.start, span.stop, "nan")]
+    assert f"step {span.step}, nan" in audited_text(found)
+    told = events(tmp_path / "run")
+    assert {e.left_out for e in of_kind(StepNotFinite, told)} == {span.step}
+    [back] = of_kind(RolledBack, told)
+    assert 0 < back.step <= span.step
+    [recovered] = of_kind(Recovered, told)
+    assert (recovered.lost, recovered.lost_steps) == ((), span.step - back.step)
+    assert len(of_kind(MemberReady, told)) == 2
+    assert not of_kind(MemberLost, told)
 
 
 def test_passes_become_smaller_where_memory_runs_out(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ray.util import placement_group_table
 
 import raycloud
 from raycloud.events import (
@@ -125,7 +126,8 @@ def test_a_killed_worker_is_not_missed(tmp_path: Path, ray_tmpdir: Path) -> None
     assert recovery["seconds"] == told.resumed_s - told.detected_s
     for member in last.members:  # no step was computed twice, none left out
         steps = [e for e in of_kind(StepsCommitted, log) if e.member == member]
-        assert sum(e.last_step - e.first_step for e in steps) == 400
+        begun = steps[0].first_step if member not in first.members else 0
+        assert sum(e.last_step - e.first_step for e in steps) == 400 - begun
 
 
 def test_workers_die_one_after_the_other(tmp_path: Path, ray_tmpdir: Path) -> None:
@@ -135,7 +137,7 @@ def test_workers_die_one_after_the_other(tmp_path: Path, ray_tmpdir: Path) -> No
     assert len(trouble.hit) == 3
     check_result(run, job, Steady(norm=True), 200)
     assert len(of_kind(MemberLost, run.events)) == 3
-    assert run.summary["workers"] == 1
+    assert run.summary["workers"] >= 1  # some may have been replaced by then
 
 
 def test_a_frozen_worker_is_done_without(tmp_path: Path, ray_tmpdir: Path) -> None:
@@ -191,13 +193,12 @@ def test_a_frozen_worker_thaws_and_its_process_computes_again(
         assert sum(e.last_step - e.first_step for e in steps) == 200 - steps[0].first_step
 
 
-def test_where_only_a_connection_breaks_all_meet_anew(tmp_path: Path, ray_tmpdir: Path) -> None:
-    def cut(_: int) -> None:
-        pid, descriptor = between(members_below(ray_tmpdir))[0]
-        shut(pid, descriptor)
-
+@pytest.mark.parametrize("spoil", [shut, hang])
+def test_where_only_a_connection_breaks_or_hangs_all_meet_anew(
+    spoil: Callable[[int, int], None], tmp_path: Path, ray_tmpdir: Path
+) -> None:
     job = job_of(3, 1, 200)
-    trouble = Trouble(ray_tmpdir, [40], cut)
+    trouble = Trouble(ray_tmpdir, [40], lambda _: spoil(*between(members_below(ray_tmpdir))[0]))
     run = raycloud.train(job, run_dir=tmp_path / "run", observer=trouble)
     assert len(trouble.hit) == 1
     check_result(run, job, Steady(), 200)
@@ -210,21 +211,6 @@ def test_where_only_a_connection_breaks_all_meet_anew(tmp_path: Path, ray_tmpdir
     assert run.summary["workers"] == 3
 
 
-def test_where_a_connection_hangs_all_meet_anew(tmp_path: Path, ray_tmpdir: Path) -> None:
-    def hangs(_: int) -> None:
-        hang(*between(members_below(ray_tmpdir))[0])
-
-    job = job_of(3, 1, 200)
-    trouble = Trouble(ray_tmpdir, [40], hangs)
-    run = raycloud.train(job, run_dir=tmp_path / "run", observer=trouble)
-    assert len(trouble.hit) == 1
-    check_result(run, job, Steady(), 200)
-    assert not of_kind(MemberLost, run.events)
-    assert {e.generation for e in of_kind(ExchangeBroken, run.events)} == {0}
-    [told] = of_kind(Recovered, run.events)
-    assert (told.lost, told.lost_steps) == ((), 0)
-
-
 @pytest.mark.parametrize("norm", [False, True])
 def test_a_killed_worker_is_replaced(norm: bool, tmp_path: Path, ray_tmpdir: Path) -> None:
     gate = tmp_path / "gate"
@@ -232,8 +218,11 @@ def test_a_killed_worker_is_replaced(norm: bool, tmp_path: Path, ray_tmpdir: Pat
     elastic = {"min_workers": 1, "max_workers": 2}
     job = asked("Paced", 2, steps=200, elastic=elastic, settings=settings)
     opening = Opening(gate, 2, Trouble(ray_tmpdir, [20], kill))
+    before = placement_group_table()
     run = raycloud.train(job, run_dir=tmp_path / "run", observer=opening)
     check_result(run, job, Steady(norm=norm), 200)
+    places = {name: one for name, one in placement_group_table().items() if name not in before}
+    assert [one["state"] for one in places.values()] == ["REMOVED"] * 2  # it has the dead one's
     log = run.events
     [lost] = of_kind(MemberLost, log)
     groups = [set(e.members) for e in of_kind(GenerationFormed, log)]

@@ -36,6 +36,7 @@ from raycloud.events import (
     Noticed,
     PartWritten,
     Recovered,
+    RolledBack,
     StepsCommitted,
 )
 from raycloud.on_ray.manifests import manifest_of
@@ -71,6 +72,7 @@ class Story:
         spawned: One past the newest member's number.
         generation: The newest.
         recoveries: How often training went on after a generation broke.
+        rolled_back: How often members went back to a checkpoint.
         returned: How often a process came back that was given up.
         mistaken: How often a member was given up that was well.
         wrong: Which promises were broken.
@@ -83,6 +85,7 @@ class Story:
     spawned: int = 0
     generation: int = -1
     recoveries: int = 0
+    rolled_back: int = 0
     returned: int = 0
     mistaken: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -152,6 +155,7 @@ class Driver:
             if seat is not None and not seat.alive:
                 self._fleet.drop([event.member])
         self._tell("<", event)
+        self._story.rolled_back += isinstance(event, RolledBack)
         if isinstance(event, MemberFailed) and event.error != _FULL:
             self._story.wrong.append(f"member {event.member}: {event.error}: {event.message}")
         self._carry_out(self.control.on(event, self._world.clock_s))
@@ -198,8 +202,9 @@ class Driver:
             match command:
                 case Spawn():
                     self._spawn(command)
-                case Restore():
-                    back, _ = found_back(self._store, self._manifest)
+                case Restore(newest=newest):
+                    published = self.control.last_published
+                    back, _ = found_back(self._store, self._manifest, published, newest)
                     self._soon(back, self._world.between(0.0, _FINDS_S))
                 case Form():
                     self._story.generation = command.generation

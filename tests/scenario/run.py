@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
 
 TOLERANCE = 1e-9
+_ASKED = ("norm", "steps", "alike", "every_steps", "least", "members", "shares", "bad", "spoils")
 _UNTIL_S = 3000.0
 _RESTART_S = (1.0, 5.0)
 _STARTS = 30
@@ -64,6 +65,8 @@ class Scenario:
         every_steps: Steps between two checkpoints; `auto`: as they are worth it; None: at the end.
         shares: `auto` or `equal`.
         alike: All members begin with the same parameters.
+        bad: Samples for which they go back, and leave out the step.
+        spoils: These spoil the parameters, where else their loss is not finite.
     """
 
     seed: int
@@ -76,6 +79,8 @@ class Scenario:
     every_steps: int | str | None = 20
     shares: str = "auto"
     alike: bool = True
+    bad: tuple[int, ...] = ()
+    spoils: bool = False
 
 
 def drawn(seed: int, *, count: int = 10, steps: int = 200) -> Scenario:
@@ -133,17 +138,9 @@ class _Run:
         self.faults = Faults(scenario.blows, self.stage, self.story)
         self.stage.passing = self._passes
         self.up = [True] * scenario.members
-        self.job = asked(
-            norm=scenario.norm,
-            steps=scenario.steps,
-            alike=scenario.alike,
-            every_steps=scenario.every_steps,
-            least=scenario.least,
-            members=scenario.members,
-            shares=scenario.shares,
-        )
+        self.job = asked(**{name: getattr(scenario, name) for name in _ASKED})
         self.starts = 0
-        self.states: dict[int, dict[tuple[Seat, int], str]] = {}
+        self.states: dict[tuple[int, int], dict[tuple[Seat, int], str]] = {}
 
     def go(self) -> Outcome:
         """To its end."""
@@ -191,6 +188,7 @@ class _Run:
                 (life, "open_store", partial(Disk, stage)),
                 (life, "meet", self._meet),
                 (life, "leave", lambda transports: None),
+                (member, "leave", lambda transports: None),
                 *self._passed_on(),
             ):
                 stack.enter_context(mock.patch.object(module, name, instead))
@@ -250,12 +248,12 @@ class _Run:
         self.faults.passes(process, point)
 
     def _check_state(self, seat: Seat) -> None:
-        """Members that live and compute the same step have the same bits."""
+        """Members that live and compute the same step, on the same way, have the same bits."""
         if not seat.counts_as(seat.number):
             return
         tensors = seat.member._life._replica.state.tensors()
         own = digest((name, tensors[name]) for name in same_steps(tuple(tensors)))
-        others = self.states.setdefault(seat.step, {})
+        others = self.states.setdefault((self.story.rolled_back, seat.step), {})
         for (other, number), found in others.items():
             if other.counts_as(number) and other.fleet is seat.fleet and found != own:
                 self.story.wrong.append(f"before step {seat.step} {seat} and {other} differ")
@@ -320,7 +318,8 @@ class _Run:
             wrong.append("it finished, and nobody has its state")
 
     def _wanted(self) -> dict[str, Tensor]:
-        return undisturbed(norm=self.scenario.norm, steps=self.scenario.steps)
+        it = self.scenario
+        return undisturbed(norm=it.norm, steps=it.steps, bad=it.bad)
 
     def _check_result(self) -> float:
         """The newest checkpoint is that of the end, and what an undisturbed run has there."""

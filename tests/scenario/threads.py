@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -55,8 +56,9 @@ class Queue:
         self._items.append(item)
         self._bell.ring()
 
-    def get(self) -> Any:
-        self._bell.wait_for(lambda: self._items)
+    def get(self, timeout: float | None = None) -> Any:
+        if not self._bell.wait_for(lambda: self._items, timeout):
+            raise queue.Empty
         return self._items.popleft()
 
 

@@ -122,8 +122,8 @@ KILL = "{at_step: 20, action: kill}"
             ("steps = None", "drawn for a number of steps", "--steps"),
         ),
         (
-            ["--seed", "1", "--set", "errors.on_nan=rollback"],
-            ("errors.on_nan = 'rollback'", "must be stop or skip", "left out, it is stop"),
+            ["--seed", "1", "--set", "errors.on_nan=retry"],
+            ("errors.on_nan = 'retry'", "must be stop, skip or rollback", "left out, it is stop"),
         ),
     ],
 )

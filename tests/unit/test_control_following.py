@@ -73,6 +73,19 @@ def test_who_leaves_is_not_kept_waiting():
     assert (change.members, change.shares, change.following) == ((1, 2), (8, 0), (2,))
 
 
+def test_what_comes_late_of_one_that_follows_and_has_been_let_go_does_not_count():
+    job = following()
+    prepare = only(c.Prepare, job.on(e.MemberLeaving(member=2, reason="spot"), 10.0))
+    assert prepare.change.members == (0, 1)
+    for member in (0, 1):
+        job.on(report(job, member, 8, 9), 10.5)
+        job.on(e.ChangeApplied(member=member, change=prepare.number, step=9), 11.0)
+    assert not job.on(caught_up(2, 6, 8), 11.1)
+    assert not job.on(report(job, 2, 8, 9, generation=1), 11.2)
+    released = job.on(e.ChangeApplied(member=2, change=prepare.number, step=9), 11.3)
+    assert only(c.Release, released).members == (2,)
+
+
 def test_the_only_one_that_has_the_state_stays_until_another_has_it():
     job = following(max_workers=3)
     job.on(lost(0), 10.0)

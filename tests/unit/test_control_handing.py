@@ -7,13 +7,16 @@ import pytest
 from raycloud import commands as c
 from raycloud import events as e
 from tests.control_events import committed, ready
-from tests.control_job import only
+from tests.control_job import on_and_tick, only
 from tests.unit.test_control_growing import applied, formed, to, two
 
 
-def meeting(*paces):
-    """What control has members 0 and 1 change to, whose last bytes took so long, for a third."""
-    job = two()
+def meeting(*paces, **settings):
+    """What control has members 0 and 1 change to, whose last bytes took so long, for a third.
+
+    A step takes a second.
+    """
+    job = two(**settings)
     to(job, 5)
     for member, (exchange_s, bytes_last) in enumerate(paces):
         word = committed(
@@ -34,15 +37,42 @@ def meeting(*paces):
 @pytest.mark.parametrize(
     ("paces", "following"),
     [
-        ([(0.08, 1), (0.5, 1)], ()),  # 3 bytes of state: the second one waited for the first
-        ([(0.09, 1), (0.5, 1)], (2,)),
+        ([(0.16, 1), (0.5, 1)], ()),  # 3 bytes of state: the second one waited for the first
+        ([(0.17, 1), (0.5, 1)], (2,)),
         ([(0.0, 0), (0.0, 0)], (2,)),  # nothing is known
     ],
 )
 def test_it_depends_on_how_long_all_would_wait(paces, following):
-    _, prepare = meeting(*paces)
+    _, prepare = meeting(*paces, hand_over_s=0.5)
     assert prepare.change.following == following
     assert prepare.change.shares == ((4, 4, 0) if following else (3, 3, 2))
+
+
+def test_who_is_left_alone_goes_by_what_links_were_like_before():
+    """It exchanges nothing; its newcomer would follow it for many of its steps."""
+    job = two()
+    to(job, 5)
+    one = {"generation": 0, "at": job.position_at(6), "micro_batches": 4}
+    job.on(committed(0, 5, 6, **one), 1.0)
+    job.on(committed(1, 5, 6, exchange_s=0.0, bytes_last=1, **one), 1.0)
+    on_and_tick(job, e.MemberLost(member=1, reason="died"), 2.0)
+    job.on(formed(job, 6), 3.0)
+    job.on(committed(0, 6, 8, **{**one, "generation": 1, "at": job.position_at(8)}), 4.0)
+    assert only(c.Prepare, on_and_tick(job, ready(2), 8.0)).change.following == ()
+
+
+@pytest.mark.parametrize(
+    ("moment_s", "pace_s", "following"),
+    [
+        (0.25, 0.11, ()),  # 3 bytes, and in a step it would compute for a third of a second
+        (0.25, 0.12, (2,)),
+        (0.1, 0.06, ()),  # but twice a moment at most
+        (0.1, 0.07, (2,)),
+    ],
+)
+def test_all_wait_less_than_it_would_compute_in_a_step(moment_s, pace_s, following):
+    _, prepare = meeting((pace_s, 1), (0.5, 1), hand_over_s=moment_s)
+    assert prepare.change.following == following
 
 
 def test_who_takes_the_state_at_once_computes_from_there_on():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control.hearing import Heard
+from raycloud.control.pulse import Pulse, Pulses
 from tests.control_events import part, ready
 from tests.control_job import control, only, tick
 from tests.control_three import formed, three, to
@@ -200,3 +201,13 @@ def test_who_stands_still_is_replaced_also_where_the_others_are_too_few():
     job.on(formed(job, 0), 0.0)
     job.hear(Heard(looked_s=9.0, still_s={0: 30.0}))
     assert job.overdue(9.0) is None  # nobody else has the state
+
+
+def test_whose_answers_never_came_was_never_heard():
+    pulses = Pulses()
+    pulses.answered({1: 0.5}, 4.0, most_s=9.0)
+    assert pulses.heard_since(3.0, (1, 70)) == 1
+    assert pulses.heard_s(71) == float("-inf")
+    assert pulses.of(70) == pulses.of(71) == Pulse()
+    pulses.begin((1,))
+    assert (pulses.of(1), pulses.heard_s(1)) == (Pulse(), 4.0)

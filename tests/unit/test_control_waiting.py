@@ -29,7 +29,8 @@ def test_who_is_left_waits_and_others_are_asked_for():
         "2 workers are left, at least 3 are needed: waiting for more"
     )
     assert only(c.Release, commands) == c.Release(members=(1,))
-    assert only(c.Spawn, commands) == c.Spawn(members=(3,), joins=True)
+    spawn = only(c.Spawn, commands)
+    assert (spawn.members, spawn.joins, spawn.back) == ((3,), True, None)
     assert not of(c.Form, commands)
     assert not of(c.Finish, commands)
     assert job.committed_step == 5

@@ -31,6 +31,22 @@ def test_a_damaged_one_is_passed_over_and_told() -> None:
     assert "digest differs" in told.detail["why"]
 
 
+def test_where_all_are_damaged_it_does_not_begin_again() -> None:
+    store = memory_store()
+    for step in (10, 20):
+        damage(store, save(store, step).parts[1].file)
+    with pytest.raises(CheckpointError) as caught:
+        found_back(store, None)
+    for named in ("that of step 20: ", "that of step 10: ", "digest differs", store.place):
+        assert named in caught.value.message
+    assert "--resume allow" in (caught.value.hint or "")
+
+
+def test_where_one_was_published_and_none_is_found_it_does_not_begin_again() -> None:
+    with pytest.raises(CheckpointError, match="that of step 20: it is not there any more"):
+        found_back(memory_store(), None, published=20)
+
+
 def test_one_before_this_start_is_left_to_another_start() -> None:
     store = memory_store()
     save(store, 10)

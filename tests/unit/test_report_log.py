@@ -26,6 +26,7 @@ from raycloud.events import (
     StepsCommitted,
 )
 from raycloud.redact import redact, redact_text
+from raycloud.report.data import brief
 from raycloud.report.log import cut_torn_line, from_line, read_events, to_line
 from raycloud.report.recorder import Recorder
 from raycloud.report.scalars import ScalarFile
@@ -78,7 +79,7 @@ PREPARED = DataPrepared(
 FORMED = GenerationFormed(generation=0, members=(0,), shares=(2,), first_step=0)
 EVENTS: list[tuple[float, Event]] = [
     (1700000000.0, RunStarted(job="gpt", version="0.1.0")),
-    (1700000001.0, PREPARED.brief()),
+    (1700000001.0, brief(PREPARED)),
     (1700000001.25, FORMED),
     (1700000002.5, commit(0, 4)),
     (1700000002.75, commit(4, 5, loss=math.nan)),
@@ -111,10 +112,10 @@ def test_lines_from_before_data_was_prepared_are_read() -> None:
 
 
 def test_a_brief_word_of_prepared_data_counts_its_files() -> None:
-    brief = PREPARED.brief()
-    assert (brief.inputs, brief.files) == ((), 1)
-    assert brief.brief() == brief
-    assert replace(brief, inputs=PREPARED.inputs, files=0) == PREPARED
+    short = brief(PREPARED)
+    assert (short.inputs, short.files) == ((), 1)
+    assert brief(short) == short
+    assert replace(short, inputs=PREPARED.inputs, files=0) == PREPARED
 
 
 def test_what_is_no_plain_value_is_refused() -> None:

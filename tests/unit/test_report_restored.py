@@ -48,17 +48,27 @@ def entries() -> list[tuple[float, Event]]:
         *((108.0, MemberSpawned(member=m)) for m in (2, 3)),
         *((112.0, ready(m)) for m in (2, 3)),
         (112.5, formed(2, 2, 3, first=6)),
-        *((113.0 + m / 10, commit(m, 6, 8)) for m in (2, 3)),
+        *((113.0 + m / 10, commit(m, 6, 8, generation=2)) for m in (2, 3)),
     ]
     recovered = Recovered(
         generation=2, lost=(0, 1), cause=CAUSE, detected_s=6.0, resumed_s=13.2, lost_steps=4
     )
     told += [
         (113.3, recovered),
-        *((114.0 + m / 10, commit(m, 8, 12)) for m in (2, 3)),
+        *((114.0 + m / 10, commit(m, 8, 12, generation=2)) for m in (2, 3)),
         (115.0, RunFinished(status="finished", steps=12)),
     ]
     return told
+
+
+def test_reports_of_what_was_taken_back_may_come_after_it() -> None:
+    late = [(106.3, commit(0, 6, 10)), (106.3, commit(1, 6, 10))]
+    found, told = Tally(), entries()
+    at = next(i for i, (_, event) in enumerate(told) if isinstance(event, RolledBack))
+    for t, event in [*told[: at + 1], *late]:
+        found.add(t, event)
+    assert (found.steps, [point.step for point in found.points]) == (6, [6])
+    assert fold([*told[: at + 1], *late, *told[at + 1 :]]).steps == 12
 
 
 def test_steps_after_the_checkpoint_count_once() -> None:
@@ -94,7 +104,7 @@ def test_what_was_computed_for_nothing_is_lost() -> None:
 
 def test_it_is_said_where_the_run_goes_on() -> None:
     assert note(RolledBack(step=6)) == (
-        "nobody has the state any more: going back to the checkpoint of step 6"
+        "no sound state is left: going back to the checkpoint of step 6"
     )
     assert (note(RolledBack(step=0)) or "").endswith("going back to the beginning")
 
@@ -111,8 +121,8 @@ def test_rates_are_those_of_steps_that_count_after_a_beginning_anew() -> None:
     told[at] = (told[at][0], RolledBack(step=0))
     told[at + 5 :] = [
         (112.5, formed(2, 2, 3, first=0)),
-        *((113.0 + m / 10, commit(m, 0, 1)) for m in (2, 3)),
-        *((115.0 + m / 10, commit(m, 1, 5)) for m in (2, 3)),
+        *((113.0 + m / 10, commit(m, 0, 1, generation=2)) for m in (2, 3)),
+        *((115.0 + m / 10, commit(m, 1, 5, generation=2)) for m in (2, 3)),
         (116.0, RunFinished(status="stopped", steps=5)),
     ]
     found = fold(told)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import select
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +23,20 @@ from raycloud.sync import own_sockets
 )
 def test_the_tables_of_the_kernel_are_read(text: str, place: own_sockets.Place) -> None:
     assert own_sockets._place(text) == place
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="/proc is of Linux")
+def test_what_is_no_socket_any_more_is_passed_over_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, writes = os.pipe()
+    (tmp_path / str(reads)).symlink_to("socket:[1]")
+    monkeypatch.setattr(own_sockets, "_DESCRIPTORS", tmp_path)
+    there = sorted(Path("/proc/self/fd").iterdir())
+    assert [*own_sockets._sockets()] == []
+    assert sorted(Path("/proc/self/fd").iterdir()) == there
+    os.close(reads)
+    os.close(writes)
 
 
 def test_who_is_not_answered_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

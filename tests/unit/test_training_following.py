@@ -74,6 +74,15 @@ def begin(fellows: Fellows, following: tuple[int, ...] = (2,)) -> Meet:
     return meet
 
 
+def lose_1(fellows: Fellows) -> None:
+    """Member 1 is gone, as far as the others know: they meet, and 2 and 3 still follow."""
+    fellows.members[1].abandon(1)
+    members, shares = (0, 2, 3), (8, 0, 0)
+    fellows.form(
+        Form(generation=2, members=members, shares=shares, step=0, settled=1, following=(2, 3))
+    )
+
+
 def check_end(fellows: Fellows, asked: Job, members: tuple[int, ...], steps: int = STEPS) -> None:
     """All are alike, bit by bit, and what a single process computes."""
     (Path(asked.settings["gate"])).touch()
@@ -123,17 +132,7 @@ def test_several_follow_while_another_is_lost(tmp_path: Path, gate: threading.Ev
     begin(fellows, following=(2, 3))
     fellows.until(ChangeApplied, (0, 1))
     fellows.come_to(2, fellows.of(ChangeApplied)[0].step + 3)
-    fellows.members[1].abandon(1)  # it is gone, as far as the others know
-    fellows.form(
-        Form(
-            generation=2,
-            members=(0, 2, 3),
-            shares=(8, 0, 0),
-            step=0,
-            settled=1,
-            following=(2, 3),
-        )
-    )
+    lose_1(fellows)
     fellows.until(StepsCommitted, (0,), more=3)
     fellows.come_to(0, fellows.of(StepsCommitted, 0)[-1].last_step + KEPT)
     gate.set()
@@ -225,17 +224,7 @@ def test_who_has_caught_up_says_so_anew_where_another_still_follows(
     begin(fellows, following=(2, 3))
     fellows.until(MemberCaughtUp, (2,))
     assert not fellows.of(MemberCaughtUp, 3)
-    fellows.members[1].abandon(1)
-    fellows.form(
-        Form(
-            generation=2,
-            members=(0, 2, 3),
-            shares=(8, 0, 0),
-            step=0,
-            settled=1,
-            following=(2, 3),
-        )
-    )
+    lose_1(fellows)
     fellows.until(MemberCaughtUp, (2,), more=2)
     again = fellows.of(MemberCaughtUp, 2)[1]
     assert (again.generation, again.step) == (2, again.first_step)

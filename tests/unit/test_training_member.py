@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from raycloud.clock import SystemClock
-from raycloud.events import Event, MemberFailed
+from raycloud.events import Event, MemberFailed, MemberReady
 from raycloud.training.member import Member, MemberConfig
 from tests.live_tasks import Faulty
 from tests.lockstep import job
@@ -71,9 +71,26 @@ def test_too_little_data_for_a_whole_batch(tmp_path: Path) -> None:
 
 
 def _last(asked: Any, folder: Path) -> Event:
-    config = MemberConfig(
-        member=0, node="", address="", job=asked, task=Faulty, checkpoints=str(folder)
-    )
-    events = Member(config, SystemClock()).poll(POLL_S)
+    events = Member(_config(asked, folder), SystemClock()).poll(POLL_S)
     assert events
     return events[-1]
+
+
+def _config(asked: Any, folder: Path, **more: Any) -> MemberConfig:
+    return MemberConfig(
+        member=0, node="", address="", job=asked, task=Faulty, checkpoints=str(folder), **more
+    )
+
+
+def test_who_takes_a_place_is_ready_at_once_and_is_tried_out_then(tmp_path: Path) -> None:
+    asked = job(task=Faulty, settings={"fault": "loss"})
+    config = _config(asked, tmp_path, joins=True, speed=(0.5, 0.25))
+    member, told = Member(config, SystemClock()), []
+    while not any(isinstance(event, MemberFailed) for event in told):
+        events = member.poll(POLL_S)
+        assert events
+        told += events
+    ready, failed = told
+    assert isinstance(ready, MemberReady)
+    assert (ready.fixed_s, ready.micro_batch_s) == (0.5, 0.25)
+    assert "Task.loss raised RuntimeError" in failed.message

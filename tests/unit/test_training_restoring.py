@@ -18,12 +18,14 @@ from raycloud.events import (
     MemberDone,
     MemberFailed,
     MemberReady,
+    Noticed,
     PartWritten,
+    StepNotFinite,
     StepsCommitted,
 )
 from raycloud.on_ray.manifests import manifest_of
 from raycloud.order import Ledger
-from raycloud.spec import Job
+from raycloud.spec import ErrorsSection, Job
 from raycloud.training.member import Member
 from tests.fellows import WAIT_S, Fellows
 from tests.live_tasks import Paced, Steady
@@ -71,14 +73,17 @@ def formed(fellows: Fellows, generation: int) -> int:
             fellows.events += member.poll(0.01)
 
 
-def check_end(fellows: Fellows, job: Job, members: tuple[int, ...]) -> None:
+def check_end(
+    fellows: Fellows, job: Job, members: tuple[int, ...], without: int | None = None
+) -> None:
     (Path(job.settings["gate"])).touch()
     fellows.until(MemberDone, members)
     first, *others = [fellows.replica(member) for member in members]
     for other in others:
         mine, theirs = first.state.tensors(), other.state.tensors()
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-    reference = plain_loop(job, Steady(dropout=0.0, norm=True), STEPS)
+    task = Steady(dropout=0.0, norm=True)
+    reference = plain_loop(job, task, STEPS, passed_over=lambda span: span.step == without)
     assert difference(first.model, reference) <= 1e-9
 
 
@@ -137,6 +142,41 @@ def test_one_that_was_silent_goes_back_like_all_others_and_has_none_of_its_state
     assert formed(fellows, 2) == step
     check_end(fellows, job, (2,))
     assert fellows.of(StepsCommitted, 2)[0].first_step == step
+
+
+def test_one_that_is_gone_is_not_needed_where_others_have_the_state(tmp_path: Path) -> None:
+    job = asked(tmp_path)
+    fellows = Fellows(tmp_path / "kept", job, 1, joining=0)
+    told = replace(fellows.members[0]._config, member=1, joins=True, back=7)
+    fellows.members.append(Member(told, fellows.members[0]._clock))
+    fellows.until(MemberReady, (1,))
+    assert "the checkpoint of step 7 could not be loaded ahead" in [
+        event.what for event in fellows.of(Noticed, 1)
+    ]
+    fellows.form(Form(generation=0, members=(0, 1), shares=(5, 3), step=0))
+    fellows.come_to(1, 3)
+    check_end(fellows, job, (0, 1))
+
+
+def test_those_whose_parameters_are_spoiled_say_so_and_go_back(tmp_path: Path) -> None:
+    """And are of no use to another driver until they have."""
+    job, folder = asked(tmp_path), tmp_path / "kept"
+    job = job.model_copy(update={"errors": ErrorsSection(on_nan="rollback")})
+    fellows = Fellows(folder, job, 2, joining=0)
+    step = saved(fellows, job, folder, Save())
+    fellows.come_to(0, step + 4)
+    for member in (0, 1):
+        with torch.no_grad():
+            next(fellows.replica(member).model.parameters()).fill_(float("nan"))
+    fellows.until(StepNotFinite, (0, 1))
+    first, _ = fellows.of(StepNotFinite)
+    assert first.left_out in {first.step, first.step - 1}
+    assert [member.survivor() for member in fellows.members] == [None, None]
+    back = Back(step=step, generation=1, without=(first.left_out,))
+    fellows.form(Form(generation=1, members=(0, 1), shares=(5, 3), step=step, settled=1, back=back))
+    assert formed(fellows, 1) == step
+    assert all(member.survivor() is not None for member in fellows.members)
+    check_end(fellows, job, (0, 1), without=first.left_out)
 
 
 def test_a_checkpoint_that_is_gone_is_told(tmp_path: Path) -> None:
