@@ -59,15 +59,21 @@ class Restoring:
         """Stand where the checkpoint does, unless that was done when it was told before.
 
         Raises:
-            CheckpointError: It cannot be loaded, or is of another model.
+            CheckpointError: It cannot be loaded, or is of another model; or this member has loaded
+                one, and is to begin at the beginning.
             RollbackError: It is not finite, and the job goes back then.
         """
         state = self._replica.state
         if back.generation <= self._gone_back:
             return
         self._gone_back, ahead, self._ahead = back.generation, self._ahead, None
-        if back.step == 0:  # it is new
-            state.left_out |= set(back.without)
+        if back.step == 0:
+            if ahead is not None:
+                raise CheckpointError(
+                    f"it began from step {ahead.step}, and all go back to the beginning",
+                    hint="another worker comes in its place",
+                )
+            state.left_out |= set(back.without)  # it is new
             return
         if ahead is None or ahead.step != back.step or footing.loop is not None:
             ahead = load(self._store, back.step)

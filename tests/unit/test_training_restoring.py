@@ -144,6 +144,17 @@ def test_one_that_was_silent_goes_back_like_all_others_and_has_none_of_its_state
     assert fellows.of(StepsCommitted, 2)[0].first_step == step
 
 
+def failure(member: Member) -> str:
+    """Why it fails, for the checkpoint's sake."""
+    told: list[Event] = []
+    while not (failures := [e for e in told if isinstance(e, MemberFailed)]):
+        told = member.poll(WAIT_S)
+        assert told
+    [failed] = failures
+    assert failed.error == "CheckpointError"
+    return failed.message
+
+
 def test_one_that_is_gone_is_not_needed_where_others_have_the_state(tmp_path: Path) -> None:
     job = asked(tmp_path)
     fellows = Fellows(tmp_path / "kept", job, 1, joining=0)
@@ -183,12 +194,18 @@ def test_a_checkpoint_that_is_gone_is_told(tmp_path: Path) -> None:
     job = asked(tmp_path)
     fellows = Fellows(tmp_path / "kept", job, 1, joining=0)
     back = Back(step=7, generation=1)
-    form = Form(generation=1, members=(0,), shares=(8,), step=7, back=back)
-    fellows.form(form)
-    told: list[Event] = []
-    while not (failures := [e for e in told if isinstance(e, MemberFailed)]):
-        told = fellows.members[0].poll(WAIT_S)
-        assert told
-    [failed] = failures
-    assert failed.error == "CheckpointError"
-    assert "there is no checkpoint of step 7" in failed.message
+    fellows.form(Form(generation=1, members=(0,), shares=(8,), step=7, back=back))
+    assert "there is no checkpoint of step 7" in failure(fellows.members[0])
+
+
+def test_one_that_has_loaded_a_checkpoint_does_not_begin_at_the_beginning(tmp_path: Path) -> None:
+    job, folder = asked(tmp_path), tmp_path / "kept"
+    fellows = Fellows(folder, job, 2, joining=0)
+    step = saved(fellows, job, folder, Halt(reason="nobody is to compute while another builds"))
+    fellows.until(MemberDone, (0, 1))
+    told = replace(fellows.members[0]._config, member=2, joins=True, back=step)
+    fellows.members.append(Member(told, fellows.members[0]._clock))
+    fellows.until(MemberReady, (2,))
+    back = Back(step=0, generation=1)
+    fellows.form(Form(generation=1, members=(2,), shares=(8,), step=0, settled=1, back=back))
+    assert f"it began from step {step}" in failure(fellows.members[2])
