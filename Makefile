@@ -22,7 +22,7 @@ SITE = $(shell mktemp -d)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test mutants check lint types layers docs audit sbom release format clean
+.PHONY: help setup train test mutants check lint types layers docs rows audit sbom release format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -68,7 +68,7 @@ endif
 mutants: setup  ## twenty planted bugs, one at a time: do the tests catch them?
 	$(BIN)/python -m tests.mutants
 
-check: lint types layers docs audit  ## style, types, layers, generated docs, advisories
+check: lint types layers docs rows audit  ## style, types, layers, generated docs, rows of races, advisories
 
 lint: setup  ## ruff: rules and format
 	$(BIN)/ruff check
@@ -83,6 +83,10 @@ layers: setup  ## import-linter: what may touch what
 docs: setup  ## generated pages are those of this code; all pages, built into build/docs
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/sphinx-build -b html -E -q -W --keep-going docs $(SITE)
+
+rows: setup  ## rows of races: their page is theirs, and none is worse than its baseline
+	$(BIN)/python -m benchmarks.render --check
+	$(BIN)/python -m benchmarks.compare benchmarks/results/S*.json
 
 format: setup  ## put the code into shape, write the generated pages
 	$(BIN)/ruff check --fix

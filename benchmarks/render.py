@@ -1,6 +1,6 @@
 """BENCHMARKS.md and its charts, from the results alone.
 
-python -m benchmarks.render [--results DIRECTORY] [--out FILE]
+python -m benchmarks.render [--results DIRECTORY] [--out FILE] [--check]
 """
 
 from __future__ import annotations
@@ -174,12 +174,16 @@ def _why_none(rows: Sequence[Row]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page and the charts; 2 where a file cannot be read, or there is no row."""
+    """Write the page and the charts; 2 where a file cannot be read, or there is no row.
+
+    Or say which of them are not those of the results: 1 where one is not.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.render", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the results")
     parser.add_argument("--out", type=Path, default=OUT, help="the page")
     parser.add_argument("--pictures", type=Path, default=PICTURES, help="directory of the charts")
+    parser.add_argument("--check", action="store_true", help="write nothing: are they these?")
     asked = parser.parse_args(arguments)
     try:
         rows = load_all(asked.results)
@@ -192,11 +196,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     where = Path(os.path.relpath(asked.pictures.resolve(), asked.out.resolve().parent)).as_posix()
     written = {asked.out: page(rows, where)}
     written |= {asked.pictures / f"{name}.svg": svg for name, svg in charts(rows).items()}
+    if asked.check:
+        old = [path for path, text in written.items() if _text(path) != text]
+        for path in old:
+            print(f"{path} is older than its rows: python -m benchmarks.render", file=sys.stderr)
+        return 1 if old else 0
     for path, text in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path}")
     return 0
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
 
 
 if __name__ == "__main__":

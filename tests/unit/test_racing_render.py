@@ -204,6 +204,10 @@ def test_the_command_writes_page_and_charts(
     page = (tmp_path / "BENCHMARKS.md").read_text()
     for name in re.findall(r"\]\((.*\.svg)\)", page):
         assert (tmp_path / name).is_file()
+    assert render.main([*places, "--check"]) == 0
+    (tmp_path / "BENCHMARKS.md").write_text(page + "by hand")
+    assert render.main([*places, "--check"]) == 1
+    assert "BENCHMARKS.md is older" in capsys.readouterr().err
     (tmp_path / "results" / "S9.json").write_text("{")
     assert render.main(places) == 2
     assert "S9.json" in capsys.readouterr().err
