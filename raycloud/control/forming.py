@@ -94,6 +94,8 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
         state.unmet = 0 if state.met else state.unmet + 1
     state.called_s = now_s
     _note_break(state)
+    for number in set(left).difference(state.within()):
+        state.members[number].recalled = True
     state.group = (*left, *(member.number for member in new))
     # Where the others have to wait for the state anyway, all take it that have none.
     state.following = frozenset() if new else _who_follows(state, state.group)

@@ -291,7 +291,7 @@ def _check_applied(state: JobState, event: ChangeApplied) -> None:
 def _check_steps(state: JobState, event: StepsCommitted) -> None:
     member, progress = state.members[event.member], state.formed()
     begins = event.first_step == member.step
-    if not member.joined:  # from the others it has all steps before its first
+    if member.recalled or not member.joined:  # from the others it has all steps before its first
         begins = begins or event.first_step >= progress.committed_step
     if not begins or event.last_step < event.first_step:
         raise illegal(state, event, f"the member's next step is {member.step}")

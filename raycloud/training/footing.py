@@ -189,10 +189,13 @@ class Footing:
             replica.fuse = min(replica.fuse, self._fuses[meeting.rank])
 
     def _took(self, meeting: Meeting, step: int, position: Position) -> None:
-        """Another one stands at `step`, whose state is this member's, now or soon."""
+        """Another one stands at `step`, whose state is this member's, now or soon.
+
+        One that had left, or was about to, has no part in what the others did since.
+        """
         if self.loop is None:
             self.loop = Loop(self._parts, self._seat(meeting, step, position))
-        elif self._passing.lacking or self.loop.step < step - 1:
+        elif self._passing.lacking or self.loop.next or self.loop.step < step - 1:
             self.loop.begin_anew()
         else:
             self.loop.take_step()

@@ -54,6 +54,23 @@ def test_those_that_were_to_leave_go_on_where_the_others_are_lost():
     assert only(c.Release, commands).members == (0, 2)
 
 
+def test_who_has_left_and_is_called_back_has_the_steps_that_the_others_took_since():
+    job = three()
+    to(job, 5)
+    job.on(e.RangeChanged(min_workers=1, max_workers=1), 2.0)
+    for member in (0, 2):
+        job.on(e.ChangeApplied(member=member, change=1, step=5), 3.0)
+    job.on(report(job, 0, 5, 6, share=8), 3.5)
+    job.on(e.RangeChanged(min_workers=1, max_workers=2), 3.6)
+    job.on(e.ExchangeBroken(member=0, generation=1, why="reset"), 9.0)
+    form = only(c.Form, job.tick(12.5))
+    assert (form.members, form.step) == ((0, 1), 6)
+    job.on(report(job, 0, 6, 7), 10.0)
+    job.on(report(job, 1, 6, 7), 10.0)  # its step before was 4
+    assert job.committed_step == 7
+    assert job.ledger.audit().exact
+
+
 def test_one_that_was_to_leave_may_be_lost_first():
     job = three()
     to(job, 5)
