@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import Phase
+from raycloud.order.ledger_text import ledger_line
 from tests.control_events import ready
-from tests.control_job import control, report
+from tests.control_job import control, of, report
 
 
 def three(**settings):
@@ -32,3 +34,13 @@ def lost(member, reason="its process died"):
 def to(job, step, members=(0, 1, 2), first=0):
     """These members report the steps up to `step`; all commands."""
     return [x for m in members for x in job.on(report(job, m, first, step, share=3), 1.0)]
+
+
+def kept_ledger():
+    """The lines of a ledger of 100 samples, and what adds to them what commands record."""
+    lines = ['{"format":3,"kind":"ledger","samples":100}\n']
+
+    def keep(commands):
+        lines.extend(ledger_line(r) for x in of(c.Record, commands) for r in x.records)
+
+    return lines, keep

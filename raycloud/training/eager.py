@@ -32,11 +32,12 @@ def without_compiler() -> None:
         plain = getattr(getattr(Optimizer, name, None), "__wrapped__", None)
         if plain is not None and not hasattr(plain, _DISABLED):
             setattr(plain, _DISABLED, plain)
-    for kind in vars(torch.optim).values():
-        if isinstance(kind, type) and issubclass(kind, Optimizer):
-            step = vars(kind).get("step")
-            if getattr(getattr(step, "__code__", None), "co_name", "") == _BREAKS:
-                kind.step = _stepping(step.__wrapped__)  # type: ignore[method-assign,union-attr]
+    found = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
+    kinds: list[Any] = [kind for kind in found if issubclass(kind, Optimizer)]
+    for kind in kinds:
+        step = vars(kind).get("step")
+        if getattr(getattr(step, "__code__", None), "co_name", "") == _BREAKS:
+            kind.step = _stepping(step.__wrapped__)
 
 
 def _stepping(step: Callable[..., Any]) -> Callable[..., Any]:

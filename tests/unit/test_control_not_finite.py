@@ -8,10 +8,9 @@ from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import MemberState, Phase
 from raycloud.order import NAN, Ledger, Skip, read_ledger
-from raycloud.order.ledger_text import ledger_line
 from tests.control_events import part, published, ready, stop
 from tests.control_job import of, only, report, tick
-from tests.control_three import formed, lost, three, to
+from tests.control_three import formed, kept_ledger, lost, three, to
 
 ALL = (0, 1, 2)
 
@@ -73,11 +72,7 @@ def test_all_go_back_in_place_and_leave_it_out():
 
 
 def test_the_ledger_names_the_step_and_lacks_nothing():
-    job, lines = three(), ['{"format":3,"kind":"ledger","samples":100}\n']
-
-    def keep(commands):
-        lines.extend(ledger_line(r) for x in of(c.Record, commands) for r in x.records)
-
+    job, (lines, keep) = three(), kept_ledger()
     keep(to(job, 5))
     back = saved(job, 5)
     keep(to(job, 8, first=5))
@@ -247,15 +242,19 @@ def test_where_data_has_grown_the_run_ends():
     assert "the loss is nan at step 6" in finish.error
 
 
-def test_who_follows_goes_back_with_the_others():
+def with_one_that_joins():
+    """A job with a checkpoint of step 5, of which all have been told to meet another."""
     job = three(max_workers=4)
     to(job, 5)
     back = saved(job, 5)
-    spawn = only(c.Spawn, job.on(e.CapacityChanged(workers=4), 2.0))
-    (new,) = spawn.members
+    (new,) = only(c.Spawn, job.on(e.CapacityChanged(workers=4), 2.0)).members
     job.on(e.MemberSpawned(member=new, node="n"), 2.5)
-    meet = only(c.Prepare, job.on(ready(new), 3.0)).change
-    assert meet.following == (new,)
+    return job, back, new, only(c.Prepare, job.on(ready(new), 3.0))
+
+
+def test_who_follows_goes_back_with_the_others():
+    job, back, new, prepare = with_one_that_joins()
+    assert prepare.change.following == (new,)
     for member in ALL:
         job.on(e.ChangeApplied(member=member, change=1, step=6), 3.1)
     job.on(formed(job, 6), 3.2)
@@ -266,13 +265,7 @@ def test_who_follows_goes_back_with_the_others():
 
 @pytest.mark.parametrize("applied", [(), (0,)])
 def test_a_change_that_is_under_way_is_withdrawn(applied):
-    job = three(max_workers=4)
-    to(job, 5)
-    back = saved(job, 5)
-    spawn = only(c.Spawn, job.on(e.CapacityChanged(workers=4), 2.0))
-    (new,) = spawn.members
-    job.on(e.MemberSpawned(member=new, node="n"), 2.5)
-    job.on(ready(new), 3.0)
+    job, back, new, _ = with_one_that_joins()
     for member in applied:
         job.on(e.ChangeApplied(member=member, change=1, step=6), 3.1)
     commands = job.on(not_finite(job, 0, 6, generation=1 if applied else 0), 3.3)

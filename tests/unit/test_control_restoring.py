@@ -9,10 +9,9 @@ from raycloud import events as e
 from raycloud.control import MemberState, Phase
 from raycloud.errors import InternalError
 from raycloud.order import Ledger, read_ledger
-from raycloud.order.ledger_text import ledger_line
 from tests.control_events import part, published, ready, stop
 from tests.control_job import of, only, report, tick
-from tests.control_three import formed, lost, three, to
+from tests.control_three import formed, kept_ledger, lost, three, to
 
 
 def saved(job, step, members=(0, 1, 2)):
@@ -77,11 +76,7 @@ def test_they_load_it_and_meet_and_what_was_lost_is_told():
 
 
 def test_the_file_of_the_ledger_proves_it():
-    job, lines = three(), ['{"format":3,"kind":"ledger","samples":100}\n']
-
-    def keep(commands):
-        lines.extend(ledger_line(r) for x in of(c.Record, commands) for r in x.records)
-
+    job, (lines, keep) = three(), kept_ledger()
     keep(to(job, 5))
     back = saved(job, 5)
     keep(to(job, 8, first=5))

@@ -42,9 +42,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return said
 
 
-def kept(holding: Holding) -> Vacancies:
-    one: Any = Vacancies(holding, VirtualClock())  # type: ignore[arg-type]
-    return one
+def kept(holding: Any) -> Vacancies:
+    return Vacancies(holding, VirtualClock())
 
 
 @pytest.mark.usefixtures("told")
