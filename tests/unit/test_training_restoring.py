@@ -73,6 +73,14 @@ def formed(fellows: Fellows, generation: int) -> int:
             fellows.events += member.poll(0.01)
 
 
+def comes(fellows: Fellows, number: int, back: int) -> None:
+    """Another member is ready, which was told to go back to the checkpoint of this step."""
+    first = fellows.members[0]
+    told = replace(first._config, member=number, joins=True, back=back)
+    fellows.members.append(Member(told, first._clock))
+    fellows.until(MemberReady, (number,))
+
+
 def check_end(
     fellows: Fellows, job: Job, members: tuple[int, ...], without: int | None = None
 ) -> None:
@@ -114,9 +122,7 @@ def test_one_that_is_told_at_its_start_has_loaded_it_when_it_is_ready(
     fellows = Fellows(folder, job, 2, joining=0)
     step = saved(fellows, job, folder, Halt(reason="nobody is to compute while another builds"))
     fellows.until(MemberDone, (0, 1))
-    told = replace(fellows.members[0]._config, member=2, joins=True, back=step)
-    fellows.members.append(Member(told, fellows.members[0]._clock))
-    fellows.until(MemberReady, (2,))
+    comes(fellows, 2, step)
     monkeypatch.setattr(fellows.replica(2).state, "load", None)  # is not needed any more
     back = Back(step=step, generation=1)
     fellows.form(Form(generation=1, members=(2,), shares=(8,), step=step, settled=1, back=back))
@@ -158,9 +164,7 @@ def failure(member: Member) -> str:
 def test_one_that_is_gone_is_not_needed_where_others_have_the_state(tmp_path: Path) -> None:
     job = asked(tmp_path)
     fellows = Fellows(tmp_path / "kept", job, 1, joining=0)
-    told = replace(fellows.members[0]._config, member=1, joins=True, back=7)
-    fellows.members.append(Member(told, fellows.members[0]._clock))
-    fellows.until(MemberReady, (1,))
+    comes(fellows, 1, 7)
     assert "the checkpoint of step 7 could not be loaded ahead" in [
         event.what for event in fellows.of(Noticed, 1)
     ]
@@ -203,9 +207,7 @@ def test_one_that_has_loaded_a_checkpoint_does_not_begin_at_the_beginning(tmp_pa
     fellows = Fellows(folder, job, 2, joining=0)
     step = saved(fellows, job, folder, Halt(reason="nobody is to compute while another builds"))
     fellows.until(MemberDone, (0, 1))
-    told = replace(fellows.members[0]._config, member=2, joins=True, back=step)
-    fellows.members.append(Member(told, fellows.members[0]._clock))
-    fellows.until(MemberReady, (2,))
+    comes(fellows, 2, step)
     back = Back(step=0, generation=1)
     fellows.form(Form(generation=1, members=(2,), shares=(8,), step=0, settled=1, back=back))
     assert f"it began from step {step}" in failure(fellows.members[2])
