@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import distributed as dist
 
-from raycloud.sync.gloo import GlooTransport
+from raycloud.sync.gloo import GlooDevice, GlooTransport
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def gloo_members(size: int, *, meeting_s: float = 20.0) -> Iterator[list[GlooTra
 
     def meet(rank: int) -> GlooTransport:
         store = dist.TCPStore(host, meeting.port, is_master=False, timeout=limit)
-        return GlooTransport(store, rank=rank, size=size, address=host)
+        return GlooTransport(store, rank=rank, size=size, device=GlooDevice(host))
 
     yield together(partial(meet, rank) for rank in range(size))
 

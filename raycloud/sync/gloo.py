@@ -22,6 +22,38 @@ _CALM_S, _CALMEST_S = 0.1, 3.0  # between two looks: twice as long each time tha
 _SHORTEST_S = 0.001  # torch counts whole milliseconds, and takes none for no limit at all
 
 
+class GlooDevice:
+    """Where this process listens, and the thread that looks after all connections made there.
+
+    Transports that are given up together share one: its thread wakes up a hundred times a second,
+    whatever travels.
+
+    Args:
+        address: The network address of this node that peers can reach.
+
+    Attributes:
+        address: The same.
+        places: Where it listens.
+
+    Raises:
+        TransportError: This node has no such address.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Listen on a free port."""
+        self.address = address
+        made: list[Any] = []
+        gloo: Any = dist.ProcessGroupGloo  # torch's type stub lacks most of it
+        try:
+            self.places = listening(lambda: made.append(gloo.create_device(hostname=address)))
+        except RuntimeError as error:
+            raise TransportError(
+                f"this node cannot listen at {address}: {error}",
+                hint="check that it is an address of this node",
+            ) from error
+        self.device = made[0]
+
+
 class GlooTransport:
     """A gloo process group of our own, outside torch's process-global state.
 
@@ -29,7 +61,7 @@ class GlooTransport:
         store: Where members meet; a prefix of its own for each generation and purpose.
         rank: This member's rank in the generation.
         size: Number of members.
-        address: The network address of this node that peers can reach.
+        device: Where it listens.
         threads: Threads that progress exchanges.
 
     Raises:
@@ -37,20 +69,17 @@ class GlooTransport:
     """
 
     def __init__(
-        self, store: dist.Store, *, rank: int, size: int, address: str, threads: int = 2
+        self, store: dist.Store, *, rank: int, size: int, device: GlooDevice, threads: int = 2
     ) -> None:
         """Meet the other members; blocks until all have come or the store's time-out has passed."""
         self.rank = rank
         self.size = size
         gloo: Any = dist.ProcessGroupGloo  # torch's type stub lacks most of it
         options = gloo._Options()  # noqa: SLF001 - torch offers no public name
-
-        def listen() -> None:
-            options._devices = [gloo.create_device(hostname=address)]  # noqa: SLF001
-
         self._turn = threading.Lock()
         self._over: threading.Event | None = None  # since it has hung up; set when it is closed
-        self._own = listening(listen)
+        self._own = device.places
+        options._devices = [device.device]  # noqa: SLF001
         options._threads = threads  # noqa: SLF001
         options._timeout = _CONNECTING  # noqa: SLF001
         try:
@@ -66,7 +95,8 @@ class GlooTransport:
             self._connections = end_all_if_hung(self._own, self._others)
         except RuntimeError as error:
             raise TransportError(
-                f"member of rank {rank} could not meet the other {size - 1} at {address}: {error}",
+                f"member of rank {rank} could not meet the other {size - 1} at {device.address}: "
+                f"{error}",
                 hint="check that members reach each other's addresses and ports",
             ) from error
 
@@ -96,7 +126,8 @@ class GlooTransport:
     def hang_up(self) -> None:
         """End all connections, so that who waits here, or for this member, need not any longer.
 
-        Nothing is sent any more, and gloo soon looks at none of them: see `watched`.
+        Those of other transports of its device, too. Nothing is sent any more, and gloo soon looks
+        at none of them: see `watched`.
         """
         with self._turn:
             if self._over is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from torch import distributed as dist
 
 from raycloud.errors import TransportError
-from raycloud.sync.gloo import GlooTransport
+from raycloud.sync.gloo import GlooDevice, GlooTransport
 from raycloud.sync.nccl import NcclTransport
 from raycloud.sync.transport import Abandoned
 
@@ -112,9 +112,11 @@ def _meet(meeting: Meeting, address: str, device: torch.device) -> tuple[Transpo
             f"the meeting place at {meeting.host}:{meeting.port} cannot be reached: {error}"
         ) from error
 
+    listens = GlooDevice(address)
+
     def gloo(purpose: str, threads: int) -> Transport:
         prefix = dist.PrefixStore(f"generation-{meeting.generation}/{purpose}", store)
-        return GlooTransport(prefix, rank=meeting.rank, size=size, address=address, threads=threads)
+        return GlooTransport(prefix, rank=meeting.rank, size=size, device=listens, threads=threads)
 
     lane = gloo("lane", 1)
     if device.type == "cuda":
