@@ -199,6 +199,7 @@ def _measured(
         **measures.row(seen.observation, speeds),
         **unknown,
         "not_done": list(seen.not_done),
+        "congestion_control": seen.congestion_control,
         "machine_use": {"steal": used.steal, "outside": used.outside} if used else None,
     }
 

@@ -27,12 +27,13 @@ def origins(rows: Sequence[Row]) -> list[str]:
                 (row.get("commit") or "unknown")[:12] + ("+" if row.get("changed") else ""),
                 _versions(row),
                 f"M{machines.index(machine) + 1}",
+                row.get("congestion_control") or "-",
                 f"{row['load_before']:.1f}",
                 _percent(used.get("steal")),
                 _percent(used.get("outside")) + (" disturbed" if disturbed(row) else ""),
             ]
         )
-    header = ["scenario", "contestant", "repeat", "commit", "versions", "machine"]
+    header = ["scenario", "contestant", "repeat", "commit", "versions", "machine", "TCP"]
     header += ["load before", "stolen", "used by others"]
     named = [f"- M{i}: {machine}" for i, machine in enumerate(machines, 1)]
     return [*named, "", *table(header, lines)]
@@ -63,6 +64,7 @@ def _circumstances(row: Row) -> dict[str, str]:
     return {
         "commit": (row.get("commit") or "unknown")[:_SHORT],
         "versions": _versions(row),
+        "TCP": row.get("congestion_control") or "unknown",
         **{name.replace("_", " "): str(value) for name, value in row["settings"].items()},
         **{f"the machine's {name}": str(machine.get(name, "unknown")) for name in _OF_MACHINE},
         **bed_in_words(row["settings_of_testbed"]),

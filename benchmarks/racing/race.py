@@ -39,11 +39,13 @@ class Seen:
         observation: What is measured from.
         used: What its window cost; None where it had none.
         not_done: Events that found nobody, in words.
+        congestion_control: What TCP went by: `cubic`, `bbr`.
     """
 
     observation: Observation
     used: Used | None
     not_done: tuple[str, ...]
+    congestion_control: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +109,11 @@ def race(contestant: Contestant, scenario: Scenario, settings: Settings, directo
     )
     runs: list[Race] = []
     failed: list[str] = []
+    control = ""
     try:
         try:
             with Testbed(scenario.spec) as bed:
+                control = bed.congestion_control
                 run = _run_of(bed, contestant, scenario, settings, attempt)
                 runs.append(run)
                 failed += _train(run, evaluator)
@@ -136,7 +140,12 @@ def race(contestant: Contestant, scenario: Scenario, settings: Settings, directo
         summed=contestant.name in SUMMED,
         failed="; ".join(failed)[:_REASON_CHARACTERS],
     )
-    return Seen(observation=observation, used=run.used, not_done=tuple(run.not_done))
+    return Seen(
+        observation=observation,
+        used=run.used,
+        not_done=tuple(run.not_done),
+        congestion_control=control,
+    )
 
 
 def _train(run: Race, evaluator: Evaluator) -> list[str]:

@@ -41,6 +41,7 @@ def row(scenario: str, contestant: str, repeat: int, **more: Any) -> dict[str, A
         "failed": None,
         "load_before": 0.25,
         "machine_use": {"steal": 0.01, "outside": 0.125},
+        "congestion_control": "cubic",
         "commit": "0123456789abcdef",
         "changed": False,
         "versions": {"torch": "2.13", "ray": "2.60"},
@@ -138,7 +139,7 @@ def test_what_it_was_is_said() -> None:
     assert "- Learning rate: 0.001 (limit, raycloud, ray-train)." in page
     assert "- ray-train, repeat 1 failed: ended with status 1; no \\| route &lt;host>" in page
     assert page.count("- M1: A processor, 2 cores, 8 GiB, Linux 6 x86_64, Python 3.11.2") == 1
-    origin = "| S1 | raycloud | 0 | 0123456789ab | ray 2.60, torch 2.13 | M1 | 0.2 | 1.0%"
+    origin = "| S1 | raycloud | 0 | 0123456789ab | ray 2.60, torch 2.13 | M1 | cubic | 0.2 | 1.0%"
     assert f"{origin} | 12.5% disturbed |" in page
 
 
