@@ -1,8 +1,8 @@
 """How members that survived a generation agree, at the meeting of the next, where they go on.
 
 Each says where it stands. A step that one of them has committed stands: whoever has not takes the
-state from one who has. The next step is computed by all from what they have kept of it: what nobody
-has is dealt anew. Nobody asks the driver.
+state from those who have. The next step is computed by all from what they have kept of it: what
+nobody has is dealt anew. Nobody asks the driver.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Ground:
     Attributes:
         step: The step to commit next.
         position: Where the sequence stands before it.
-        taken: This member took its state from another one.
+        taken: This member took its state from others.
         adopted: What each rank computes of that step, beside what it has kept; None: its share.
         suspects: Micro-batches of it that nobody is to compute.
         loss: Mean loss of the step before; NaN where there is none.
