@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import distributed as dist
 
 from raycloud.sync.gloo import GlooDevice, GlooTransport
@@ -32,3 +33,10 @@ def together(calls: Iterable[Callable[[], Any]]) -> list[Any]:
     todo = list(calls)
     with ThreadPoolExecutor(len(todo)) as threads:
         return [future.result() for future in [threads.submit(call) for call in todo]]
+
+
+def alike(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    """Whether they have the same names, in order, with the same tensors of the same types."""
+    return list(one) == list(other) and all(
+        t.dtype == other[name].dtype and torch.equal(t, other[name]) for name, t in one.items()
+    )

@@ -26,8 +26,10 @@ def note_pace(state: JobState, event: StepsCommitted) -> None:
 
 
 def at_once(state: JobState, new: int) -> bool:
-    """Whether all would wait but a moment for `new` members to take the state from one of them.
+    """Whether all would wait but a moment for `new` members to take the state from them.
 
+    It goes once over the link of each newcomer, at a time; from those who have it, together, it
+    goes once for each, so that their links are the bound where newcomers are more than they are.
     Up to twice that is worth it where these would compute as long in a step: they would follow for
     three at least, idle. Of the members' paces the best is the nearest to that of their links: the
     others waited. Where they have exchanged nothing yet, those before them tell of their links.
@@ -40,5 +42,6 @@ def at_once(state: JobState, new: int) -> bool:
     pace_s = min(m.pace_s for m in group)
     if pace_s == float("inf"):
         pace_s = min(m.pace_s for m in state.members.values())
+    takes_s = size * pace_s * max(1.0, new / len(group))
     part_s = state.formed().step_s * new / (len(group) + new)
-    return size * pace_s < min(max(part_s, moment_s), 2 * moment_s)
+    return takes_s < min(max(part_s, moment_s), 2 * moment_s)

@@ -195,9 +195,13 @@ class GradientExchange:
         """
         return all(work is None or work.wait(0.0) for work in self._works)
 
-    def sums(self) -> tuple[torch.Tensor, ...]:
-        """Copies, on the CPU, of the messages that `collect` has made the gradients."""
-        return tuple(bucket.flat.to("cpu", copy=True) for bucket in self.buckets)
+    def room(self) -> tuple[torch.Tensor, ...]:
+        """Memory for `sums`, on the CPU: the system has given all of it, which takes a while."""
+        return tuple(torch.empty_like(b.flat, device="cpu").zero_() for b in self.buckets)
+
+    def sums(self, room: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Copies, in such memory, of the messages that `collect` has made the gradients."""
+        return tuple(to.copy_(b.flat) for to, b in zip(room, self.buckets, strict=True))
 
     def show(self, sums: Sequence[torch.Tensor]) -> None:
         """Make such copies the parameters' `.grad`; an exchange under way is not disturbed."""

@@ -81,6 +81,7 @@ class Following:
         self._room_bytes = room_bytes
         self._abandoned, self._caught_up = abandoned, caught_up
         self._kept: deque[Sums] = deque()
+        self._room: tuple[torch.Tensor, ...] = ()  # for the next sums
         self._loading: Future[None] | None = None
         self._loaded = False
 
@@ -98,11 +99,12 @@ class Following:
         Raises:
             TransportError: The state will not come, or the generation was abandoned.
         """
+        room, self._room = self._room, ()
         self._keep(
             Sums(
                 step=step,
                 count=count,
-                gradients=self._replica.gradients.sums(),
+                gradients=self._replica.gradients.sums(room),
                 statistics=self._replica.statistics.sums,
                 left_out=tuple(left_out),
                 skips=skips,
@@ -127,7 +129,10 @@ class Following:
             self._caught_up(sums.step + 1)
 
     def catch_up(self, arrived: Callable[[], bool]) -> None:
-        """Commit what is kept, for as long as the others compute.
+        """Commit what is kept, for as long as the others compute; `keep` may follow.
+
+        Room for what is kept next is made first: as long as that took, they would wait at the
+        beginning of the next step.
 
         Args:
             arrived: Says that their exchange is complete.
@@ -135,6 +140,7 @@ class Following:
         Raises:
             TransportError: The state will not come.
         """
+        self._room = self._room or self._replica.gradients.room()
         if not self._load():
             return
         for done in range(len(self._kept)):

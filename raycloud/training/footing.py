@@ -147,6 +147,7 @@ class Footing:
             position=self._position if loop is None else loop.position,
             span=self._span if loop is None else loop.span,
             took=partial(self._took, meeting),
+            address=self._address,
             suspects=partial(self._suspects.found, gone=gone),
             gone=bool(gone),
         )

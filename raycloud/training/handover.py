@@ -1,96 +1,274 @@
-"""A replica's state, from one member to others."""
+"""A replica's state, where all meet, from those who have it straight to those who take it.
+
+Who takes it listens; those who have it connect, and it asks each of them for the next piece as soon
+as that one has sent another. So whoever is slow sends less, and the link of who takes it is full.
+All others see nothing of it. It is loaded once all of it is here.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
-from collections.abc import Callable, Iterable, Iterator
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from raycloud.checkpoint import decode, encode
-from raycloud.sync.transport import finish
+from raycloud.errors import TransportError
+from raycloud.sync.arrivals import Arrivals
+from raycloud.sync.stream import CHUNK_BYTES, connect
+from raycloud.sync.transport import Abandoned
+from raycloud.training.as_bytes import Row, Tensors, described, room_for
 
 if TYPE_CHECKING:
-    from raycloud.sync.transport import Transport
+    from raycloud.sync.stream import Place, Stream
+    from raycloud.training.regroup import Talk
     from raycloud.training.state import ReplicaState
 
-_MOST_VALUES = 2**22  # of a message of several tensors
+PIECE_BYTES = 2**18  # 2 ms at 1 Gbit/s
+_AHEAD = 4  # pieces asked for of each at a time: nobody waits for the next word
+_MOST_GIVERS = 8
+_ASKED = struct.Struct(">QI")  # from which byte on, and how many; none: all is here
+_LOOK_UP_S = 0.05
 
 
 def hand_over(
     state: ReplicaState,
-    beside: dict[str, Any],
     *,
-    source: int,
-    takes: bool,
-    transport: Transport,
-    abandoned: Callable[[], bool],
-) -> dict[str, Any]:
-    """Give the state of the member of rank `source` to those who take it; all members call this.
+    givers: Sequence[int],
+    takers: Sequence[int],
+    address: str,
+    talk: Talk,
+) -> None:
+    """Give the state to those who take it; all members call this.
 
     Args:
-        state: This member's.
-        beside: Plain values that travel with it; only the source's matter.
-        source: Whose it is.
-        takes: Whether this member's state becomes the source's.
-        transport: Any of the generation, for tensors on the CPU.
-        abandoned: Says that the generation is over.
-
-    Returns:
-        The source's `beside`.
+        state: This member's; it must not change meanwhile.
+        givers: Ranks that have it, all the same; what is no tensor is the first one's.
+        takers: Ranks, in order, whose state becomes theirs.
+        address: This node's, that the others can reach.
+        talk: With them.
 
     Raises:
         TransportError: The meeting broke, or was abandoned; this member's state is as it was.
     """
-    gives = transport.rank == source
-    own = state.tensors() if gives else {}
-    shapes = [(n, str(t.dtype).removeprefix("torch."), list(t.shape)) for n, t in own.items()]
-    told = {"tensors": shapes, "values": encode(state.values()), "beside": encode(beside)}
-    header = _bytes(json.dumps(told).encode() if gives else b"", source, transport, abandoned)
-    told = json.loads(header)
-    taken: dict[str, torch.Tensor] = {}
-    for dtype, some in messages(told["tensors"]):
-        if gives:
-            flat = torch.cat([own[name].to("cpu").reshape(-1) for name, _ in some])
+    rank = talk.transport.rank
+    if rank in takers:
+        with closing(Taking(address, len(sources(givers, takers.index(rank))))) as taking:
+            talk.places(taking.place)
+            state.load(*taking.result(talk.abandoned))
+        return
+    places = [p for at, p in enumerate(talk.places(None)) if rank in sources(givers, at)]
+    if places:
+        with closing(Giving(state, rank, places, tells=rank == givers[0])) as giving:
+            giving.finish(talk.abandoned)
+
+
+def sources(givers: Sequence[int], taker: int) -> tuple[int, ...]:
+    """From whom a taker has it: the first and, where there are many, some of the others in turn.
+
+    >>> sources((0, 2, 5), 1), sources(range(10), 1)
+    ((0, 2, 5), (0, 8, 9, 1, 2, 3, 4, 5))
+    """
+    if len(givers) <= _MOST_GIVERS:
+        return tuple(givers)
+    first, *others = givers
+    begin, count = taker * (_MOST_GIVERS - 1), _MOST_GIVERS - 1
+    return (first, *(others[(begin + k) % len(others)] for k in range(count)))
+
+
+class Giving:
+    """This member's part in giving its state, as it is, to each that asks for pieces of it.
+
+    Args:
+        state: Whose.
+        rank: This member's.
+        places: Where those listen that ask.
+        tells: It says what the state consists of.
+    """
+
+    def __init__(
+        self, state: ReplicaState, rank: int, places: Sequence[Place], *, tells: bool
+    ) -> None:
+        """Connect, and answer."""
+        tensors = state.tensors()
+        listed = described(tensors)
+        self._row, self._rank = Row(tensors.values()), rank
+        self._told = {
+            "layout": hashlib.sha256(json.dumps(listed).encode()).hexdigest(),
+            "tensors": listed if tells else None,
+            "values": encode(state.values()) if tells else None,
+        }
+        self._turn = threading.Condition()
+        self._left, self._over = len(places), False
+        self._error: TransportError | None = None
+        self._streams: list[Stream] = []
+        for place in places:
+            work = partial(self._serve, place)
+            threading.Thread(target=work, name="give", daemon=True).start()
+
+    def finish(self, abandoned: Callable[[], bool]) -> None:
+        """Wait until all have all of it.
+
+        Raises:
+            TransportError: One broke off, or the generation was abandoned.
+        """
+        _wait(self._turn, lambda: self._error or self._left == 0, abandoned)
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        with self._turn:
+            self._over = True
+            streams = list(self._streams)
+        for stream in streams:
+            stream.hang_up()
+
+    def _serve(self, place: Place) -> None:
+        error: TransportError | None = None
+        try:
+            with closing(connect(place, self._rank)) as stream:
+                self._give(stream)
+        except TransportError as broken:
+            error = broken
+        except Exception as broken:  # noqa: BLE001 - the last line before the thread's end
+            error = TransportError(f"the state could not be given: {broken}")
+        with self._turn:
+            self._error = self._error or error
+            self._left -= error is None
+            self._turn.notify_all()
+
+    def _give(self, stream: Stream) -> None:
+        with self._turn:
+            self._streams.append(stream)
+            if self._over:
+                return
+        stream.send_at_once()
+        stream.tell(self._told)
+        while True:
+            start, count = _ASKED.unpack(stream.take(_ASKED.size))
+            if count == 0:
+                return
+            if count > CHUNK_BYTES or start + count > self._row.size:
+                raise TransportError(f"{count} bytes from {start} on of {self._row.size} are asked")
+            stream.send(self._row.read(start, start + count))
+
+
+class Taking:
+    """A state that comes from several members, piece by piece.
+
+    Args:
+        address: This node's, that they can reach.
+        givers: How many give it.
+
+    Attributes:
+        place: Where they are to connect.
+    """
+
+    def __init__(self, address: str, givers: int) -> None:
+        """Listen, and take what comes."""
+        self._turn = threading.Condition()
+        self._tensors: Tensors = {}
+        self._values: Any = None
+        self._layout = ""
+        self._row: Row | None = None  # known once one has told what there is
+        self._next = self._missing = 0  # the next byte to be asked for, and how many are not here
+        self._left, self._over = givers, False
+        self._error: TransportError | None = None
+        self._arrivals = Arrivals(address, givers, self._take, self._fail)
+        self.place = self._arrivals.place
+
+    def result(self, abandoned: Callable[[], bool]) -> tuple[Tensors, Mapping[str, Any]]:
+        """The tensors, each with memory of its own, and the plain values, once all is here.
+
+        Raises:
+            TransportError: One broke off, or the generation was abandoned.
+        """
+        _wait(self._turn, lambda: self._error or self._left == 0, abandoned)
+        if self._error is not None:
+            raise self._error
+        return self._tensors, decode(self._values)
+
+    def close(self) -> None:
+        """Nothing more is taken."""
+        with self._turn:
+            self._over = True
+            self._turn.notify_all()
+        self._arrivals.close()
+
+    def _fail(self, error: TransportError) -> None:
+        with self._turn:
+            self._error, self._over = self._error or error, True
+            self._turn.notify_all()
+
+    def _take(self, _: int, stream: Stream) -> None:
+        stream.send_at_once()
+        row = self._learn(stream.hear())
+        asked: deque[tuple[int, int]] = deque()
+        while True:
+            while len(asked) < _AHEAD and (piece := self._piece(row)) is not None:
+                stream.give(_ASKED.pack(piece[0], piece[1] - piece[0]))
+                asked.append(piece)
+            if not asked:
+                break
+            self._fill(stream, row, *asked.popleft())
+        with self._turn:
+            self._turn.wait_for(lambda: self._over or self._missing == 0)
+            if self._missing:
+                return  # another one has failed
+        stream.give(_ASKED.pack(0, 0))
+        with self._turn:
+            self._left -= 1
+            self._turn.notify_all()
+
+    def _learn(self, told: Mapping[str, Any]) -> Row:
+        """What there is, once the one who tells has told it."""
+        with self._turn:
+            if self._row is None and told.get("tensors") is not None:
+                self._tensors, self._values = room_for(told), told["values"]
+                self._layout = told["layout"]
+                self._row = Row(self._tensors.values())
+                self._missing = self._row.size
+                self._turn.notify_all()
+            self._turn.wait_for(lambda: self._over or self._row is not None)
+            if self._row is None:
+                raise TransportError("nobody has told what the state consists of")
+            if told.get("layout") != self._layout:
+                raise TransportError("two members are to give the same state, and differ in it")
+            return self._row
+
+    def _piece(self, row: Row) -> tuple[int, int] | None:
+        """The next that nobody was asked for."""
+        with self._turn:
+            start, self._next = self._next, min(self._next + PIECE_BYTES, row.size)
+            return (start, self._next) if start < self._next else None
+
+    def _fill(self, stream: Stream, row: Row, start: int, stop: int) -> None:
+        places = row.places(start, stop)
+        if len(places) == 1:
+            stream.receive(places[0])
         else:
-            count = sum(math.prod(shape) for _, shape in some)
-            flat = torch.empty(count, dtype=getattr(torch, dtype))
-        if flat.numel():
-            finish(transport.broadcast(flat, source), abandoned)
-        if takes:
-            parts = flat.split([math.prod(shape) for _, shape in some])
-            for (name, shape), part in zip(some, parts, strict=True):
-                alone = len(some) == 1  # each has memory of its own
-                taken[name] = part.view(shape) if alone else part.view(shape).clone()
-    if takes:
-        state.load(taken, decode(told["values"]))
-    values: dict[str, Any] = decode(told["beside"])
-    return values
+            whole, at = memoryview(bytearray(stop - start)), 0
+            stream.receive(whole)
+            for place in places:
+                place[:] = whole[at : at + len(place)]
+                at += len(place)
+        with self._turn:
+            self._missing -= stop - start
+            if self._missing == 0:
+                self._turn.notify_all()
 
 
-def messages(
-    tensors: Iterable[tuple[str, str, list[int]]],
-) -> Iterator[tuple[str, list[tuple[str, list[int]]]]]:
-    """Types, and names and shapes of those that travel in one message: each takes a while."""
-    dtype, some, count = "", list[tuple[str, list[int]]](), 0
-    for name, kind, shape in tensors:
-        if some and (kind != dtype or count + math.prod(shape) > _MOST_VALUES):
-            yield dtype, some
-            some, count = [], 0
-        dtype, count = kind, count + math.prod(shape)
-        some.append((name, shape))
-    if some:
-        yield dtype, some
-
-
-def _bytes(own: bytes, source: int, transport: Transport, abandoned: Callable[[], bool]) -> bytes:
-    """The source's bytes, at every member."""
-    size = torch.tensor([float(len(own))], dtype=torch.float64)
-    finish(transport.broadcast(size, source), abandoned)
-    flat = torch.zeros(int(size.item()), dtype=torch.uint8)
-    if transport.rank == source:
-        flat = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-    finish(transport.broadcast(flat, source), abandoned)
-    return flat.numpy().tobytes()
+def _wait(
+    turn: threading.Condition, holds: Callable[[], Any], abandoned: Callable[[], bool]
+) -> None:
+    """Until something holds that others tell of, without ever being stuck in it."""
+    with turn:
+        while not turn.wait_for(holds, _LOOK_UP_S):
+            if abandoned():
+                raise Abandoned("the generation was abandoned while a state was handed over")

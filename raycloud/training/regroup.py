@@ -1,8 +1,8 @@
 """How members that survived a generation agree, at the meeting of the next, where they go on.
 
 Each says where it stands. A step that one of them has committed stands: whoever has not takes the
-state from one who has. The next step is computed by all from what they have kept of it: what nobody
-has is dealt anew. Nobody asks the driver.
+state from those who have. The next step is computed by all from what they have kept of it: what
+nobody has is dealt anew. Nobody asks the driver.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Ground:
     Attributes:
         step: The step to commit next.
         position: Where the sequence stands before it.
-        taken: This member took its state from another one.
+        taken: This member took its state from others.
         adopted: What each rank computes of that step, beside what it has kept; None: its share.
         suspects: Micro-batches of it that nobody is to compute.
         loss: Mean loss of the step before; NaN where there is none.
@@ -170,8 +170,8 @@ class Own:
         replica: Its own.
         position: Where the sequence stands before its next step.
         span: The span of a step that stands somewhere; None past the last one.
-        took: Told at once where it stands, with a state that it took from another one or is to
-            take.
+        took: Told at once where it stands, with a state that it took from others or is to take.
+        address: Its node's, that the others can reach.
         suspects: Which it suspects of a step's micro-batches, of which nobody has these.
         gone: It has lost somebody.
     """
@@ -180,6 +180,7 @@ class Own:
     position: Position
     span: Callable[[int, Position], StepSpan | None]
     took: Callable[[int, Position], None]
+    address: str
     suspects: Callable[[int, Sequence[int]], Sequence[int]] = lambda _step, _missing: ()
     gone: bool = False
 
@@ -211,20 +212,22 @@ def find_ground(
     behind = [rank for rank in range(len(everyone)) if rank not in there]
     new = [r for r in behind if r in may_follow and not everyone[r].begun and everyone[r].follows]
     following = tuple(new) if new == behind else ()
-    taken, position = talk.transport.rank in behind and not following, own.position
-    if following:
-        position = Position(epoch=everyone[there[0]].epoch, offset=everyone[there[0]].offset)
-        if talk.transport.rank in following:
-            if own.replica.kept is not None:
-                own.replica.discard()
-            own.took(step, position)
-    elif behind:
-        position = _hand_over(own, there[0], step, taken=taken, talk=talk)
-    at = own.span(step, position)
+    rank, at = talk.transport.rank, everyone[there[0]]
+    position = Position(epoch=at.epoch, offset=at.offset)
+    taken = rank in behind and not following
+    if rank in behind and own.replica.kept is not None:
+        own.replica.discard()
+    if behind and not following:
+        hand_over(own.replica.state, givers=there, takers=behind, address=own.address, talk=talk)
+    if taken:
+        own.replica.statistics.settle()
+    if rank in behind:
+        own.took(step, position)
+    span = own.span(step, position)
     adopted: Adopted | None = None
     suspects: tuple[MicroBatch, ...] = ()
-    if at is not None:
-        adopted, suspects = _deal(own, at, shares, talk)
+    if span is not None:
+        adopted, suspects = _deal(own, span, shares, talk)
     loss = mean_loss([everyone[rank] for rank in there])
     return Ground(
         step=step,
@@ -252,25 +255,6 @@ def _deal(
     for k in suspects:
         have[k] = 0
     return adopt(have, shares), tuple(every[k] for k in suspects)
-
-
-def _hand_over(own: Own, source: int, step: int, *, taken: bool, talk: Talk) -> Position:
-    """Give, take or pass on the state before `step`; where the sequence stands there."""
-    if taken and own.replica.kept is not None:
-        own.replica.discard()
-    beside = hand_over(
-        own.replica.state,
-        {"epoch": own.position.epoch, "offset": own.position.offset},
-        source=source,
-        takes=taken,
-        transport=talk.transport,
-        abandoned=talk.abandoned,
-    )
-    position = Position(**beside)
-    if taken:
-        own.replica.statistics.settle()
-        own.took(step, position)
-    return position
 
 
 def alike(

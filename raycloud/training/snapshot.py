@@ -8,29 +8,25 @@ that from a thread. It gives way to exchanges of gradients, though never quite.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from raycloud.checkpoint import decode, encode, split_names
-from raycloud.errors import RaycloudError, TransportError
-from raycloud.sync.stream import CHUNK_BYTES, Listener, Stream, connect
+from raycloud.errors import TransportError
+from raycloud.sync.arrivals import Arrivals
+from raycloud.sync.stream import CHUNK_BYTES, Stream, connect
+from raycloud.training.as_bytes import Tensors, bytes_of, described, room_for
 
 if TYPE_CHECKING:
-    import socket
+    import torch
 
     from raycloud.sync.stream import Place
     from raycloud.training.state import ReplicaState
 
-_GIVE_WAY_S = 0.1  # for each chunk, at most: 10 MB/s go on while gradients travel
+_GIVE_WAY_S = 0.1  # for each chunk and sender, at most: 10 MB/s go on while gradients travel
 _LOOK_UP_S = 0.005
-_LARGEST_BYTES = 2**40
-
-Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +66,7 @@ class Outgoing:
         }
         self._copies: Tensors = {n: _copy(self._live[n]) for n in self._live if state.is_buffer(n)}
         self._told: dict[str, Any] = {
-            "tensors": [[n, _name(t.dtype), list(t.shape)] for n, t in self._live.items()],
+            "tensors": described(self._live),
             "values": encode(state.values()) if sharing.part == 0 else None,
         }
         self._copied, self._closed = threading.Event(), threading.Event()
@@ -140,7 +136,7 @@ class Outgoing:
         for name, *_ in self._told["tensors"]:
             if name not in self._copies:
                 raise TransportError("the generation was over before all was copied")
-            whole = _bytes(self._copies[name])
+            whole = bytes_of(self._copies[name])
             for at in range(0, len(whole), CHUNK_BYTES):
                 if self._closed.is_set():
                     raise TransportError("the generation is over")
@@ -152,7 +148,7 @@ class Outgoing:
 
     def _give_way(self, stream: Stream) -> bool:
         """Wait a little while gradients travel; True once the other one is in haste."""
-        for _ in range(round(_GIVE_WAY_S / _LOOK_UP_S)):
+        for _ in range(round(_GIVE_WAY_S * self._sharing.parts / _LOOK_UP_S)):
             if not self._sharing.busy():
                 break
             if stream.haste(_LOOK_UP_S):
@@ -173,16 +169,13 @@ class Incoming:
 
     def __init__(self, address: str, sources: int) -> None:
         """Listen, and begin to take what comes."""
-        self._listener = Listener(address)
-        self.place = self._listener.place
         self._sources = sources
         self._turn = threading.Condition()
-        self._streams: dict[int, Stream] = {}
         self._parts: dict[int, Tensors] = {}
         self._values: Any = None
-        self._error: RaycloudError | None = None
-        self._closed = False
-        threading.Thread(target=self._accept, name="follow", daemon=True).start()
+        self._error: TransportError | None = None
+        self._arrivals = Arrivals(address, sources, self._read, self._fail)
+        self.place = self._arrivals.place
 
     def whole(self, timeout_s: float = 0.0) -> bool:
         """Whether everything is here; waits at most `timeout_s` for it.
@@ -205,72 +198,28 @@ class Incoming:
 
     def hurry(self) -> None:
         """From now on it is waited for."""
-        with self._turn:
-            streams = list(self._streams.values())
-        for stream in streams:
+        for stream in self._arrivals.streams:
             stream.hurry()
 
     def close(self) -> None:
         """Nothing more is taken."""
-        with self._turn:
-            self._closed = True
-            streams = list(self._streams.values())
-        self._listener.close()
-        for stream in streams:
-            stream.close()
+        self._arrivals.close()
 
     @property
     def _complete(self) -> bool:
         return len(self._parts) == self._sources
 
-    def _accept(self) -> None:
-        while not self._all_here():
-            try:
-                self._listener.accept(self._serve)
-            except TransportError as error:
-                if not self._all_here():
-                    self._fail(error)
-                break
-        self._listener.close()
-
-    def _all_here(self) -> bool:
-        with self._turn:
-            return self._closed or len(self._streams) == self._sources
-
-    def _serve(self, connection: socket.socket) -> None:
-        threading.Thread(target=self._read, args=(connection,), name="read", daemon=True).start()
-
-    def _read(self, connection: socket.socket) -> None:
-        known = self._listener.welcome(connection)
-        if known is None:
-            return
-        rank, stream = known
-        with self._turn:
-            if rank in self._streams or self._closed:
-                stream.close()
-                return
-            self._streams[rank] = stream
-        if self._all_here():
-            self._listener.close()  # nobody else is waited for
-        try:
-            told = stream.hear()
-            part = _empty(told)
-            for tensor in part.values():
-                stream.receive(_bytes(tensor))
-        except TransportError as error:
-            self._fail(error)
-            return
-        except Exception as error:  # noqa: BLE001 - the last line before the thread's end
-            self._fail(TransportError(f"the state could not be taken: {error}"))
-            return
-        finally:
-            stream.close()
+    def _read(self, rank: int, stream: Stream) -> None:
+        told = stream.hear()
+        part = room_for(told)
+        for tensor in part.values():
+            stream.receive(bytes_of(tensor))
         with self._turn:
             self._parts[rank] = part
             self._values = told["values"] if told.get("values") is not None else self._values
             self._turn.notify_all()
 
-    def _fail(self, error: RaycloudError) -> None:
+    def _fail(self, error: TransportError) -> None:
         with self._turn:
             self._error = self._error or error
             self._turn.notify_all()
@@ -278,35 +227,3 @@ class Incoming:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to("cpu", copy=True).contiguous()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
-
-
-def _empty(told: Mapping[str, Any]) -> Tensors:
-    """Room for the tensors of a header.
-
-    Raises:
-        TransportError: It does not describe any.
-    """
-    found: Tensors = {}
-    room = _LARGEST_BYTES
-    for one in told.get("tensors", ()):
-        match one:
-            case [str(name), str(kind), [*shape]] if all(type(n) is int and n >= 0 for n in shape):
-                dtype = getattr(torch, kind, None)
-            case _:
-                dtype = None
-        if not isinstance(dtype, torch.dtype):
-            raise TransportError(f"a tensor is announced that can be none: {one!r}")
-        room -= math.prod(shape) * dtype.itemsize
-        if room < 0:
-            raise TransportError(f"more than {_LARGEST_BYTES} bytes are announced, with {one!r}")
-        found[name] = torch.empty(shape, dtype=dtype)
-    return found

@@ -56,6 +56,7 @@ _TURN_S = 0.2
 _PUBLISH_S = 0.1
 _FINDS_S = 0.5
 _SILENCE_S = 60.0
+_LONG_S = 1e9
 _WELL_S = 10.0  # who was well for so long is well
 _FULL = "CheckpointError"  # the only one that a script gives cause for
 _KNOWN = ("was lost", _FULL)  # why a start may fail
@@ -104,9 +105,18 @@ class Driver:
         fleet: The members.
         story: What is known; this start is added.
         manifest: The checkpoint to go on from; None: from the beginning.
+        at_once: Those that join take the state where all meet.
     """
 
-    def __init__(self, job: Job, fleet: Fleet, story: Story, manifest: Manifest | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        fleet: Fleet,
+        story: Story,
+        manifest: Manifest | None,
+        *,
+        at_once: bool = False,
+    ) -> None:
         self._job, self._fleet, self._story, self._manifest = job, fleet, story, manifest
         self._world = story.world
         self._store = Disk(fleet.stage, story.folder)
@@ -124,7 +134,7 @@ class Driver:
                 micro_batch=job.micro_batch,
                 shares=elastic.shares,
                 silence_s=_SILENCE_S,
-                hand_over_s=0.0,  # whoever joins follows: the fake transport takes no time
+                hand_over_s=_LONG_S if at_once else 0.0,  # the fake transport takes hardly any
                 saves=job.checkpoint.every_steps == "auto",
                 step=manifest.step if manifest else 0,
                 position=Position(epoch=manifest.epoch, offset=manifest.offset)

@@ -21,8 +21,8 @@ from raycloud.checkpoint.payload import load_tensors
 from raycloud.errors import RaycloudError
 from raycloud.order import read_ledger, stream_seed
 from raycloud.simulate.world import World
-from raycloud.sync import stream
-from raycloud.training import following, life, member, passing, saver, snapshot
+from raycloud.sync import arrivals, stream
+from raycloud.training import following, handover, life, member, passing, saver, snapshot
 from raycloud.training.state import digest
 from tests.scenario.driver import Driver, Story
 from tests.scenario.faults import Blow, Faults, script
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-9
 _ASKED = ("norm", "steps", "alike", "every_steps", "least", "members", "shares", "bad", "spoils")
+_THREADED, _WAITING = (member, saver, following, arrivals), (snapshot, handover)
 _UNTIL_S = 3000.0
 _RESTART_S = (1.0, 5.0)
 _STARTS = 30
@@ -67,6 +68,7 @@ class Scenario:
         alike: All members begin with the same parameters.
         bad: Samples for which they go back, and leave out the step.
         spoils: These spoil the parameters, where else their loss is not finite.
+        at_once: Who joins takes the state where all meet, once it is known how fast links are.
     """
 
     seed: int
@@ -81,6 +83,7 @@ class Scenario:
     alike: bool = True
     bad: tuple[int, ...] = ()
     spoils: bool = False
+    at_once: bool = False
 
 
 def drawn(seed: int, *, count: int = 10, steps: int = 200) -> Scenario:
@@ -98,6 +101,7 @@ def drawn(seed: int, *, count: int = 10, steps: int = 200) -> Scenario:
         steps=steps,
         every_steps=(steps // 10, steps // 10, 7, "auto")[int(chance.integers(4))],
         shares="auto" if chance.random() < 0.8 else "equal",
+        at_once=bool(chance.random() < 0.3),
     )
 
 
@@ -178,10 +182,8 @@ class _Run:
         waits = {"Event": partial(Event, stage), "Condition": partial(Condition, stage)}
         with contextlib.ExitStack() as stack:
             for module, name, instead in (
-                (member, "threading", Instead(threading, **thread)),
-                (saver, "threading", Instead(threading, **thread)),
-                (following, "threading", Instead(threading, **thread)),
-                (snapshot, "threading", Instead(threading, **thread, **waits)),
+                *((one, "threading", Instead(threading, **thread)) for one in _THREADED),
+                *((one, "threading", Instead(threading, **thread, **waits)) for one in _WAITING),
                 (member, "queue", Instead(queue, Queue=partial(Queue, stage))),
                 (following, "Future", partial(Future, stage)),
                 (following, "wait", wait),
@@ -208,6 +210,7 @@ class _Run:
         yield stream, "listening", lambda open_one: open_one()
         yield stream, "CHUNK_BYTES", _CHUNK_BYTES
         yield snapshot, "CHUNK_BYTES", _CHUNK_BYTES
+        yield handover, "PIECE_BYTES", _CHUNK_BYTES
         yield snapshot, "_copy", self._slowly(snapshot._copy, _COPIES_S, "copy")
         yield snapshot.Incoming, "take", self._slowly(snapshot.Incoming.take, _LOADS_S, "load")
         yield passing, "room_bytes", self._room_bytes
@@ -271,7 +274,7 @@ class _Run:
         story.tell(f"! start {self.starts} from {manifest.step if manifest else 'nothing'}")
         speeds = list(self.scenario.speeds)
         fleet = Fleet(self.stage, Wires(self.stage), speeds, self.up)
-        driver = Driver(self.job, fleet, story, manifest)
+        driver = Driver(self.job, fleet, story, manifest, at_once=self.scenario.at_once)
         self.faults.driver, self.faults.fleet = driver, fleet
         try:
             driver.start()

@@ -43,6 +43,7 @@ REPLACED = replace(
     every_steps=10,
     blows=(Blow(at_step=5, kind=Kind.DIE, point="compute"),),
 )
+AT_ONCE = replace(REPLACED, at_once=True)
 
 
 def sound(scenario: Scenario, folder: Path, repeat: str = "") -> Outcome:
@@ -158,13 +159,28 @@ def test_it_befalls_them_while_the_state_goes_to_a_newcomer(
     assert not any("nobody passes" in line for line in outcome.story)
 
 
+def test_a_newcomer_takes_the_state_where_all_meet(tmp_path: Path) -> None:
+    outcome = sound(AT_ONCE, tmp_path)
+    assert (outcome.starts, outcome.recoveries, outcome.members) == (1, 1, 4)
+    assert not any("MemberCaughtUp" in line for line in outcome.story)
+
+
+@pytest.mark.parametrize("kind", [Kind.DIE, Kind.BREAK, Kind.FREEZE, Kind.CUT])
+@pytest.mark.parametrize("point", ["send", "sent", "receive"])
+def test_it_befalls_them_while_they_hand_it_over(kind: Kind, point: str, tmp_path: Path) -> None:
+    blow = Blow(at_step=6, kind=kind, point=point, lasts_s=9.0)
+    outcome = sound(replace(AT_ONCE, blows=(*AT_ONCE.blows, blow)), tmp_path)
+    assert (outcome.starts, outcome.befallen) == (1, 2)
+    assert not any("nobody passes" in line for line in outcome.story)
+
+
 def test_who_catches_up_while_another_is_given_up_tells_its_steps_in_order(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(faults, "_SIDES", (("driver",),))  # so that it goes on computing meanwhile
     blow = Blow(at_step=6, kind=Kind.CUT, point="send", lasts_s=9.0)
     blows = (*REPLACED.blows, blow)
-    outcome = sound(replace(REPLACED, seed=9, steps=30, every_steps=None, blows=blows), tmp_path)
+    outcome = sound(replace(REPLACED, seed=10, steps=30, every_steps=None, blows=blows), tmp_path)
     story = "\n".join(outcome.story)
     first = story.index("MemberCaughtUp(member=3, generation=2")
     again = story.index("MemberCaughtUp(member=3, generation=3")
@@ -226,7 +242,7 @@ FORGETFUL = {
     "terms of batch statistics": (RunningStatistics, "resume", RunningStatistics.stage),
     "what is kept": (Kept, "and_also", lambda self, work: Kept(step=work.span.step)),
     "that a buffer may be written to": (Bucket, "renew", lambda self: None),
-    "whose state is taken": (regroup, "_hand_over", lambda own, *_, **__: own.position),
+    "whose state is taken": (regroup, "hand_over", lambda state, **_: None),
 }
 
 

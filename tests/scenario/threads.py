@@ -94,7 +94,7 @@ class Condition:
     def notify_all(self) -> None:
         self._bell.ring()
 
-    def wait_for(self, holds: Callable[[], bool], timeout_s: float) -> bool:
+    def wait_for(self, holds: Callable[[], bool], timeout_s: float | None = None) -> bool:
         return self._bell.wait_for(holds, timeout_s)
 
 

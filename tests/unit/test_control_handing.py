@@ -6,6 +6,7 @@ import pytest
 
 from raycloud import commands as c
 from raycloud import events as e
+from raycloud.control.handing import at_once
 from tests.control_events import committed, ready
 from tests.control_job import on_and_tick, only
 from tests.unit.test_control_growing import applied, formed, to, two
@@ -73,6 +74,13 @@ def test_who_is_left_alone_goes_by_what_links_were_like_before():
 def test_all_wait_less_than_it_would_compute_in_a_step(moment_s, pace_s, following):
     _, prepare = meeting((pace_s, 1), (0.5, 1), hand_over_s=moment_s)
     assert prepare.change.following == following
+
+
+@pytest.mark.parametrize(("new", "short"), [(1, True), (2, True), (3, False)])
+def test_it_goes_over_more_links_the_more_there_are_that_give_it(new, short):
+    """Each newcomer has a link of its own; two that give three states are the bound."""
+    job, _ = meeting((0.16, 1), (0.5, 1), hand_over_s=0.5)
+    assert at_once(job._state, new) is short
 
 
 def test_who_takes_the_state_at_once_computes_from_there_on():

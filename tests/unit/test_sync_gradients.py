@@ -318,3 +318,17 @@ def test_where_one_has_not_sent_its_part_nobody_goes_on_with_the_sum() -> None:
     assert [sent.astray for sent in crew.collect()] == [False, False]
     for model in crew.models:
         assert_same(model, reference(dealt))
+
+
+def test_what_is_copied_goes_where_there_is_room_and_can_be_shown_again() -> None:
+    crew, dealt = Crew(2), [parts(2), parts(1, seed=1)]
+    crew.compute(dealt)
+    crew.collect()
+    exchange, room = crew.exchanges[0], crew.exchanges[0].room()
+    copies = exchange.sums(room)
+    assert all(mine is theirs for mine, theirs in zip(copies, room, strict=True))
+    exchange.clear()
+    for bucket in exchange.buckets:
+        bucket.flat.zero_()
+    exchange.show(copies)
+    assert_same(crew.models[0], reference(dealt))

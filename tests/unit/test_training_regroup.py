@@ -38,12 +38,15 @@ def grounds(
 
     def find(member: GlooTransport) -> Ground:
         talk = Talk(member, never)
-        everyone = talk.standings(Standing(steps[member.rank], begun[member.rank]))
+        at = positions[member.rank]
+        stands = Standing(steps[member.rank], begun[member.rank], epoch=at.epoch, offset=at.offset)
+        everyone = talk.standings(stands)
         own = Own(
             replica=fleet.replicas[member.rank],
             position=positions[member.rank],
             span=fleet.span,
             took=lambda step, position: took.append((member.rank, step, position)),
+            address="127.0.0.1",
         )
         return find_ground(everyone, own, shares=SHARES, talk=talk)
 

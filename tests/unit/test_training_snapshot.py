@@ -11,7 +11,8 @@ import torch
 
 from raycloud.errors import TransportError
 from raycloud.sync.stream import Stream
-from raycloud.training.snapshot import Incoming, Outgoing, Sharing, _empty
+from raycloud.training.as_bytes import room_for
+from raycloud.training.snapshot import Incoming, Outgoing, Sharing
 from tests.lockstep import Fleet, NetTask, job
 
 SOURCES = 3
@@ -119,4 +120,4 @@ def test_what_is_given_up_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_cannot_be_a_tensor_is_refused(tensors: Any, message: str) -> None:
     with pytest.raises(TransportError, match=message):
-        _empty({"tensors": tensors})
+        room_for({"tensors": tensors})

@@ -1,0 +1,101 @@
+"""Members that connect to this one, each heard in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from raycloud.errors import TransportError
+from raycloud.sync.stream import Listener
+
+if TYPE_CHECKING:
+    import socket
+
+    from raycloud.sync.stream import Stream
+
+
+class Arrivals:
+    """So many members are waited for, that know where, and the key.
+
+    Args:
+        address: This node's, that they can reach.
+        count: How many.
+        hear: Given the rank of each and its stream, which is closed once it returns.
+        fail: Told where one does not come, or `hear` raises.
+
+    Attributes:
+        place: Where they are to connect.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        count: int,
+        hear: Callable[[int, Stream], None],
+        fail: Callable[[TransportError], None],
+    ) -> None:
+        """Listen, and hear who comes."""
+        self._listener = Listener(address)
+        self.place = self._listener.place
+        self._count, self._hear, self._fail = count, hear, fail
+        self._turn = threading.Lock()
+        self._streams: dict[int, Stream] = {}
+        self._closed = False
+        threading.Thread(target=self._accept, name="arrivals", daemon=True).start()
+
+    @property
+    def streams(self) -> list[Stream]:
+        """Of those that have come."""
+        with self._turn:
+            return list(self._streams.values())
+
+    def close(self) -> None:
+        """Nobody is waited for or heard any more."""
+        with self._turn:
+            self._closed = True
+        self._listener.close()
+        for stream in self.streams:
+            stream.close()
+
+    def _accept(self) -> None:
+        while not self._all_here():
+            try:
+                self._listener.accept(self._serve)
+            except TransportError as error:
+                if not self._all_here():
+                    self._fail(error)
+                break
+        self._listener.close()
+
+    def _all_here(self) -> bool:
+        with self._turn:
+            return self._closed or len(self._streams) == self._count
+
+    def _serve(self, connection: socket.socket) -> None:
+        work = partial(self._answer, connection)
+        threading.Thread(target=work, name="arrival", daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        known = self._listener.welcome(connection)
+        if known is None:
+            return
+        rank, stream = known
+        with self._turn:
+            late = rank in self._streams or self._closed
+            if not late:
+                self._streams[rank] = stream
+        if late:
+            stream.close()
+            return
+        if self._all_here():
+            self._listener.close()  # nobody else is waited for
+        try:
+            self._hear(rank, stream)
+        except TransportError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - the last line before the thread's end
+            self._fail(TransportError(f"what a member sent could not be taken: {error}"))
+        finally:
+            stream.close()
