@@ -1,6 +1,6 @@
 """What an event changes besides phase and member states, and what is done on entering a phase.
 
-Each function changes the state that it is given, which `guards.judge` has found to allow it, and
+Each function changes the state that it is given, which `guards` have found to allow it, and
 yields commands; nothing happens until it is iterated.
 """
 

@@ -1,6 +1,7 @@
 """What an event must satisfy beyond the tables.
 
-Nothing here changes anything: `judge` either raises, or says what the members become.
+Nothing here changes anything: `judge_of_member` and `judge_of_job` either raise, or say what the
+members become.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ JobEvent = (
     | RunFinished
 )
 _MAY_BE_OLD: Final = (MemberDone, ExchangeBroken, PartWritten, EvaluationPart, StepNotFinite)
+_PARTS: Final = (PartWritten, EvaluationPart)
 _OF_NEWCOMERS: Final = (MemberCaughtUp, StepsCommitted)
 _NEXT: Final = (Reshare, Meet)  # changes that name a generation
 _MORE_TO_ASK: Final = frozenset(
@@ -97,8 +99,24 @@ _MORE_TO_ASK: Final = frozenset(
 )
 
 
-def judge(state: JobState, event: Event) -> dict[int, MemberState] | None:
-    """May this event come now, and what do the members it concerns become?
+def judge_of_member(state: JobState, event: MemberEvent) -> MemberState | None:
+    """May this event of a member come now, and what does that become?
+
+    Returns:
+        The member's next state; None if the event is legal and changes nothing.
+
+    Raises:
+        InternalError: The event is illegal here; the message names it and where things stand.
+    """
+    becomes = _member_row(state, event.member, event)
+    if becomes is None or _is_over(state, event):
+        return None
+    _check_of_member(state, event)
+    return becomes
+
+
+def judge_of_job(state: JobState, event: JobEvent) -> dict[int, MemberState] | None:
+    """May this event of the job come now, and what do the members it concerns become?
 
     Returns:
         The next state of each member concerned; None if the event is legal and changes nothing.
@@ -106,23 +124,18 @@ def judge(state: JobState, event: Event) -> dict[int, MemberState] | None:
     Raises:
         InternalError: The event is illegal here; the message names it and where things stand.
     """
-    moves: dict[int, MemberState] = {}
-    if isinstance(event, MemberEvent):
-        known = _member_row(state, event.member, event)
-        if known is None:
-            return None
-        moves[event.member] = known
-    elif isinstance(event, GenerationFormed):
-        moves = _all_rows(state, event)
+    moves = _all_rows(state, event) if isinstance(event, GenerationFormed) else {}
+    if _is_over(state, event):
+        return None
+    _check_of_job(state, event)
+    return moves
+
+
+def _is_over(state: JobState, event: Event) -> bool:
+    """The job has ended, and nothing changes it any more."""
     if type(event) not in PHASE_ON_EVENT[state.phase]:
         raise illegal(state, event, f"in phase {state.phase}")
-    if state.phase in FINAL:
-        return None
-    if isinstance(event, MemberEvent):
-        _check_of_member(state, event)
-    else:
-        _check_of_job(state, event)
-    return moves
+    return state.phase in FINAL
 
 
 def illegal(state: JobState, event: Event, why: str) -> InternalError:
@@ -173,7 +186,7 @@ def _echo(state: JobState, member: Member, event: Event) -> bool:
     """
     if isinstance(event, MemberReturned):
         return member.number not in state.away
-    if isinstance(event, PartWritten | EvaluationPart):
+    if isinstance(event, _PARTS):
         return not member.joined and event.generation < state.sound_from
     if member.joined or not isinstance(event, _OF_NEWCOMERS):
         return isinstance(event, MemberCaughtUp) or _taken_back(state, event)

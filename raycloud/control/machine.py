@@ -13,7 +13,7 @@ from raycloud.commands import Change, Command, Notice, Spawn
 from raycloud.control import effects, forming, growing, restoring, returning
 from raycloud.control.adopting import adopt
 from raycloud.control.conditions import holds, hopeless, unfit
-from raycloud.control.guards import MemberEvent, judge
+from raycloud.control.guards import MemberEvent, judge_of_job, judge_of_member
 from raycloud.control.hearing import Hearing
 from raycloud.control.member import Member
 from raycloud.control.saving import Saving
@@ -46,14 +46,8 @@ if TYPE_CHECKING:
 
 
 # Each member says these, one after the other, and all but the first or the last change nothing for
-# the others.
+# the others: the next tick is soon enough.
 _OF_ALL: Final = frozenset({StepsCommitted, ChangeApplied, PartWritten})
-
-
-def _stands(state: JobState) -> tuple[object, ...]:
-    """What of the job such a word may change; where it has not, the next tick is soon enough."""
-    turned = state.resharing is not None and state.resharing.changed
-    return state.phase, state.group, state.outstanding, state.turns.count, state.met, turned
 
 
 class Control:
@@ -212,31 +206,38 @@ class Control:
         Raises:
             InternalError: The event is illegal where things stand; nothing has changed.
         """
+        if isinstance(event, MemberEvent):
+            return self._on_member(event, now_s)
+        state, moves = self._state, judge_of_job(self._state, event)
+        if moves is None:
+            return ()
+        state.now_s = now_s
+        absorbed = tuple(effects.absorb_of_job(state, event))
+        for number, becomes in moves.items():
+            state.members[number].enter(becomes, now_s)
+        phase = PHASE_ON_EVENT[state.phase][type(event)]
+        return *absorbed, *self._enter(phase, now_s), *self._settle(now_s)
+
+    def _on_member(self, event: MemberEvent, now_s: float) -> tuple[Command, ...]:
         if isinstance(event, MemberFailed):
             event = self._tolerated(event, now_s)
-        state, moves = self._state, judge(self._state, event)
-        if moves is None:
+        state, becomes = self._state, judge_of_member(self._state, event)
+        if becomes is None:
             if isinstance(event, MemberLost):
                 forming.note_ended(state, event.member, now_s)
             return ()
-        state.now_s, stood = now_s, _stands(state)
-        commands: list[Command] = []
-        if isinstance(event, MemberEvent):
-            commands += effects.absorb_of_member(state, event, now_s)
-            state.members[event.member].heard_s = now_s
-        else:
-            commands += effects.absorb_of_job(state, event)
-        for number, becomes in moves.items():
-            member = state.members[number]
-            if member.state is not becomes and not member.gone:  # or it has left: its last word
-                member.enter(becomes, now_s)
-        phase = PHASE_ON_EVENT[state.phase][type(event)]
-        failed = isinstance(event, MemberFailed)  # and is not tolerated any more
-        if isinstance(event, MemberEvent) and not failed and state.spare(event.member):
+        state.now_s, stood = now_s, state.stands()
+        commands = list(effects.absorb_of_member(state, event, now_s))
+        member, kind = state.members[event.member], type(event)
+        member.heard_s = now_s
+        if member.state is not becomes and not member.gone:  # or it has left: its last word
+            member.enter(becomes, now_s)
+        phase = PHASE_ON_EVENT[state.phase][kind]
+        if kind is not MemberFailed and state.spare(event.member):  # or it is not tolerated
             commands += self._of_spare(event, now_s)  # the phase is that of those that compute
         elif phase is not state.phase:
             commands += self._enter(phase, now_s)
-        if commands or type(event) not in _OF_ALL or _stands(state) != stood:
+        if commands or kind not in _OF_ALL or state.stands() != stood:
             commands += self._settle(now_s)
         return tuple(commands)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raycloud.control.numbered import room_for
 from raycloud.order import deal
 from raycloud.planning import (
     NO_LIMIT,
@@ -61,7 +61,7 @@ class Resharing:
         """Start from what the members measured before they were ready."""
         self._settings = settings
         self._estimates: dict[int, SpeedEstimate] = {}
-        self._fixed_s = self._micro_batch_s = np.zeros(0)  # as estimated, by member
+        self._fixed_s, self._micro_batch_s = array("d"), array("d")  # as estimated, by member
         self.know(readies)
         self._looked_s = now_s
         self._looked_step = settings.step
@@ -95,17 +95,16 @@ class Resharing:
 
     def _note(self, member: int, estimate: SpeedEstimate) -> None:
         """Its speed, where those of many are asked for at once."""
-        if member >= len(self._fixed_s):
-            self._fixed_s = room_for(member, self._fixed_s)
-            self._micro_batch_s = room_for(member, self._micro_batch_s)
+        while member >= len(self._fixed_s):
+            self._fixed_s.append(0.0)
+            self._micro_batch_s.append(0.0)
         self._fixed_s[member] = estimate.fixed_s
         self._micro_batch_s[member] = estimate.micro_batch_s
 
     def _speeds(self, group: tuple[int, ...]) -> Speeds:
         at = np.array(group, np.intp)
-        return Speeds(
-            self._fixed_s[at], self._micro_batch_s[at], np.full(len(group), NO_LIMIT, np.int64)
-        )
+        fixed_s, micro_batch_s = np.array(self._fixed_s), np.array(self._micro_batch_s)
+        return Speeds(fixed_s[at], micro_batch_s[at], np.full(len(group), NO_LIMIT, np.int64))
 
     def first(self, group: tuple[int, ...]) -> tuple[int, ...]:
         """The shares to begin with.

@@ -152,6 +152,11 @@ class JobState:
             raise InternalError(f"there is no member {number}; known are {sorted(self.members)}")
         return found
 
+    def stands(self) -> tuple[object, ...]:
+        """What of the job a word may change that each member says."""
+        turned = self.resharing is not None and self.resharing.changed
+        return self.phase, self.group, self.outstanding, self.turns.count, self.met, turned
+
     def present(self) -> Sequence[Member]:
         """Members that are not gone, in order of number."""
         return [self.members[number] for number in self.turns.present]

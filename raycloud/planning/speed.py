@@ -109,7 +109,10 @@ class SpeedEstimate:
         self._least_slope = 0.0
         self._covariance = (_NOISE**2, 0.0, _SLOPE_UNKNOWN)  # level, both, slope
         self._gain = 1.0 - 0.5 ** (1.0 / half_life)  # of a steady level
+        # A level that wanders by this part of the noise has that gain once it is steady.
+        self._wander = self._gain**2 / (1.0 - self._gain)
         self._deviation = 0.0  # usual |log ratio| of an observation to the fit
+        self._noise = _NOISE**2  # variance of an observation
         self._held: list[float] = []  # log ratios of outliers in a row, all on one side
         self._held_s = 0.0  # of computing, in them
 
@@ -145,14 +148,14 @@ class SpeedEstimate:
         if not self._unit:
             self._start(share)
         off = math.log(compute_s / steps / self._seconds(share))
-        grown = self._grown(share) if share != self._unit else 0.0
-        if abs(off) <= _NARROW_GATE or abs(off) <= self._gate(grown):
+        far, grown = abs(off), self._grown(share) if share != self._unit else 0.0
+        if far <= _NARROW_GATE or far <= self._gate(grown):
             if self._held:
                 self._drop_held()
-            self._scatter(off)
+            self._scatter(far)
             self._update(grown, off)
             self._share = share
-            return abs(off) > _FAR and compute_s >= _TOLD_S
+            return far > _FAR and compute_s >= _TOLD_S
         if self._held and (off > 0) != (self._held[0] > 0):
             self._drop_held()
         self._held_s = compute_s + (self._held_s if self._held else 0.0)
@@ -203,38 +206,35 @@ class SpeedEstimate:
         else:
             self._covariance = (level + _LEVEL_UNKNOWN, both, slope)
 
-    def _noise(self) -> float:
-        return max(_NOISE, self._deviation) ** 2
-
     def _gate(self, grown: float) -> float:
         """How far an observation may be from the fit, as a log ratio, and still be believed."""
         level, both, slope = self._covariance
-        expected = level + 2 * grown * both + grown * grown * slope + self._noise()
+        expected = level + 2 * grown * both + grown * grown * slope + self._noise
         return max(_NARROW_GATE, _GATE_SCALES * math.sqrt(expected))
 
     def _drop_held(self) -> None:
         """What was held back was no new level; that it happens widens the gate."""
         for off in self._held:
-            self._scatter(off)
+            self._scatter(abs(off))
         self._held.clear()
 
-    def _scatter(self, off: float) -> None:
-        self._deviation += self._gain * (min(abs(off), _CLIPPED) - self._deviation)
+    def _scatter(self, far: float) -> None:
+        clipped = far if far < _CLIPPED else _CLIPPED
+        self._deviation += self._gain * (clipped - self._deviation)
+        self._noise = (self._deviation if self._deviation > _NOISE else _NOISE) ** 2
 
     def _update(self, grown: float, off: float) -> None:
         """One step of the filter, for an observation exp(off) times the fit."""
         level, both, slope = self._covariance
-        noise = self._noise()
+        noise = self._noise
         to_level, to_slope = level + grown * both, both + grown * slope
         expected = to_level + grown * to_slope + noise
         self._log_level += to_level / expected * off
         self._slope += to_slope / expected * off
         self._slope = min(max(self._slope, self._least_slope), 1.0)
-        # a level that wanders this much has the gain asked for once it is steady
-        wander = noise * self._gain**2 / (1.0 - self._gain)
         drift = _SLOPE_DRIFT if slope < _SLOPE_UNKNOWN else 0.0
         self._covariance = (
-            level - to_level * to_level / expected + wander,
+            level - to_level * to_level / expected + noise * self._wander,
             both - to_level * to_slope / expected,
             slope - to_slope * to_slope / expected + drift,
         )

@@ -145,7 +145,7 @@ class Driver:
 
     def _feed(self, event: Event) -> None:
         world = self._world
-        if isinstance(event, StepsCommitted | ChangeApplied) and not self._loud:
+        if not self._loud and isinstance(event, (StepsCommitted, ChangeApplied)):
             self._log.count(world.now_s, *numbers(event))
         else:
             self._log.add(f"{world.now_s:.6f} < {short(event)}")

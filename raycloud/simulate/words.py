@@ -8,8 +8,8 @@ a member that has died, what was on its way may still come, and what comes later
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import TYPE_CHECKING, Any
 
 from raycloud.events import Event, MemberReady, StepsCommitted
 
@@ -76,6 +76,12 @@ class Body:
         """It can compute, be heard and be called."""
         return self.alive and not self.frozen and not self.unheard
 
+
+# Millions of these are made. A frozen record sets each field by `object.__setattr__`, which takes
+# most of the time; this one has the same fields, is not frozen, and then becomes one that is.
+_Draft: Any = make_dataclass(
+    "_Draft", [(f.name, f.type, f) for f in fields(StepsCommitted)], kw_only=True, slots=True
+)
 
 # Minus when it arrives, and minus its place in the order; whose. The next one sorts last.
 _Word = tuple[float, int, Body | None, Event]
@@ -185,7 +191,7 @@ def committed(body: Body, last_step: int, at: Position, micro_batch_s: float) ->
         micro_batch_s: How long a micro-batch takes it.
     """
     compute_s = body.owes * micro_batch_s
-    return StepsCommitted(
+    word: StepsCommitted = _Draft(
         member=body.number,
         generation=body.generation,
         first_step=body.told,
@@ -206,3 +212,5 @@ def committed(body: Body, last_step: int, at: Position, micro_batch_s: float) ->
         bytes_sent=0,
         bytes_dense=0,
     )
+    word.__class__ = StepsCommitted
+    return word

@@ -95,7 +95,7 @@ class Log:
         self.tail: deque[str] = deque(maxlen=_TAIL)
         self._digest = hashlib.blake2b(digest_size=16)
         self._pending: list[bytes] = []
-        self._numbers = array("d")  # that come after those
+        self._numbers: list[float] = []  # that come after those
 
     def add(self, line: str) -> None:
         """Add a line."""
@@ -106,7 +106,7 @@ class Log:
 
     def count(self, *numbers: float) -> None:
         """Add a line that is nothing but numbers, and counts in the digest only."""
-        self._numbers.extend(numbers)
+        self._numbers += numbers
         self._count()
 
     def _count(self) -> None:
@@ -116,8 +116,8 @@ class Log:
 
     def _add_numbers(self) -> None:
         if self._numbers:
-            self._pending.append(self._numbers.tobytes())
-            self._numbers = array("d")
+            self._pending.append(array("d", self._numbers).tobytes())
+            self._numbers.clear()
 
     def digest(self) -> str:
         """Of all lines so far, in order: 32 hexadecimal digits."""

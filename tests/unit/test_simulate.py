@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,8 @@ from raycloud import commands as c
 from raycloud.control.checkpoints import Checkpoints
 from raycloud.control.progress import Progress
 from raycloud.errors import DataError, SpecError
+from raycloud.events import StepsCommitted
+from raycloud.order import Position
 from raycloud.simulate import (
     Fault,
     Kind,
@@ -27,7 +29,7 @@ from raycloud.simulate.__main__ import main
 from raycloud.simulate.changes import Changes
 from raycloud.simulate.driver import Driver
 from raycloud.simulate.meeting import Meetings
-from raycloud.simulate.words import Words
+from raycloud.simulate.words import Body, Words, committed
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -198,6 +200,16 @@ def test_words_that_come_twice_are_seen(monkeypatch):
 
     monkeypatch.setattr(Words, "_push", twice)
     assert any("illegal" in promise for promise in simulate(FOUR).broken)
+
+
+def test_a_word_of_steps_is_as_one_that_is_made_openly():
+    at = Position(epoch=1, offset=8)
+    word = committed(Body(number=3, told=2, owes=4), 5, at, 0.25)
+    assert type(word) is StepsCommitted
+    assert word == replace(word)
+    assert (word.member, word.last_step, word.compute_s, word.skips) == (3, 5, 1.0, ())
+    with pytest.raises(FrozenInstanceError):
+        word.member = 4
 
 
 def test_a_checkpoint_with_a_part_missing_is_seen(monkeypatch):
