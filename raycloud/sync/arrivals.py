@@ -52,12 +52,12 @@ class Arrivals:
             return list(self._streams.values())
 
     def close(self) -> None:
-        """Nobody is waited for or heard any more."""
+        """Nobody is waited for or heard any more: each thread closes what it waits for."""
         with self._turn:
             self._closed = True
-        self._listener.close()
+        self._listener.hang_up()
         for stream in self.streams:
-            stream.close()
+            stream.hang_up()
 
     def _accept(self) -> None:
         while not self._all_here():
@@ -90,7 +90,7 @@ class Arrivals:
             stream.close()
             return
         if self._all_here():
-            self._listener.close()  # nobody else is waited for
+            self._listener.hang_up()  # nobody else is waited for
         try:
             self._hear(rank, stream)
         except TransportError as error:

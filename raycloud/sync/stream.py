@@ -261,8 +261,12 @@ class Listener:
         stream.close()
         return None
 
-    def close(self) -> None:
-        """Nobody is waited for any more."""
+    def hang_up(self) -> None:
+        """Nobody is waited for any more, by another thread, which then closes."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Nobody is waited for any more."""
+        self.hang_up()
         self._socket.close()

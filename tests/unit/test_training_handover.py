@@ -84,7 +84,8 @@ class Group:
                 talk=Talk(member, abandoned),
             )
         except TransportError as error:
-            self.errors[member.rank] = error
+            # What it was raised through would keep the members' transports alive.
+            self.errors[member.rank] = error.with_traceback(None)
 
 
 def ended() -> None:
