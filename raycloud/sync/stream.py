@@ -1,8 +1,8 @@
 """Bytes from one member to another, over a connection of their own: counted, checked, as they are.
 
 Who is to receive listens, and tells the others where, and a key. A connection says whose it is and
-the key, then a header in JSON, then chunks of bytes with their check sums. The other way goes at
-most one byte: that there is haste. Nothing that arrives is unpickled.
+the key, then a header in JSON, then chunks of bytes with their check sums. The other way go a few
+bytes: what is asked for, or one that says that there is haste. Nothing that arrives is unpickled.
 """
 
 from __future__ import annotations
@@ -106,7 +106,11 @@ class Stream:
             self._socket.sendall(_HASTE)
 
     def haste(self, timeout_s: float) -> bool:
-        """Whether the peer is in haste, or gone; waits at most `timeout_s` for its word."""
+        """Whether the peer is in haste, or gone; of one that says nothing else."""
+        return self.heard(timeout_s)
+
+    def heard(self, timeout_s: float) -> bool:
+        """Whether something has come from the peer, or the end, within `timeout_s`."""
         return _readable(self._socket, timeout_s)
 
     def send_at_once(self) -> None:
@@ -120,7 +124,7 @@ class Stream:
         Raises:
             TransportError: The connection broke, or is closed.
         """
-        if not self.haste(timeout_s):
+        if not self.heard(timeout_s):
             return b""
         try:
             got = self._socket.recv(_SOME_BYTES)

@@ -99,7 +99,7 @@ class Following:
         Raises:
             TransportError: The state will not come, or the generation was abandoned.
         """
-        room, self._room = self._room, ()
+        room, self._room = self._room or self._replica.gradients.room(), ()
         self._keep(
             Sums(
                 step=step,

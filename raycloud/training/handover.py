@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from raycloud.checkpoint import decode, encode
 from raycloud.errors import TransportError
 from raycloud.sync.arrivals import Arrivals
-from raycloud.sync.stream import CHUNK_BYTES, connect
+from raycloud.sync.stream import CHUNK_BYTES, SILENT_S, connect
 from raycloud.sync.transport import Abandoned
 from raycloud.training.as_bytes import Row, Tensors, described, room_for
 
@@ -95,9 +95,10 @@ class Giving:
         self, state: ReplicaState, rank: int, places: Sequence[Place], *, tells: bool
     ) -> None:
         """Connect, and answer."""
-        tensors = state.tensors()
+        # An optimizer keeps its tensors in the order in which it got them: not all got them alike.
+        tensors = dict(sorted(state.tensors().items()))
         listed = described(tensors)
-        self._row, self._rank = Row(tensors.values()), rank
+        self._tensors, self._rank = tensors, rank
         self._told = {
             "layout": hashlib.sha256(json.dumps(listed).encode()).hexdigest(),
             "tensors": listed if tells else None,
@@ -150,13 +151,16 @@ class Giving:
                 return
         stream.send_at_once()
         stream.tell(self._told)
+        row = Row(self._tensors.values())
         while True:
+            while not stream.heard(SILENT_S):  # a slow one of the others is waited for
+                pass
             start, count = _ASKED.unpack(stream.take(_ASKED.size))
             if count == 0:
                 return
-            if count > CHUNK_BYTES or start + count > self._row.size:
-                raise TransportError(f"{count} bytes from {start} on of {self._row.size} are asked")
-            stream.send(self._row.read(start, start + count))
+            if count > CHUNK_BYTES or start + count > row.size:
+                raise TransportError(f"{count} bytes from {start} on of {row.size} are asked")
+            stream.send(row.read(start, start + count))
 
 
 class Taking:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from raycloud.checkpoint import decode, encode, split_names
 from raycloud.errors import TransportError
 from raycloud.sync.arrivals import Arrivals
-from raycloud.sync.stream import CHUNK_BYTES, Stream, connect
+from raycloud.sync.stream import CHUNK_BYTES, SILENT_S, Stream, connect
 from raycloud.training.as_bytes import Tensors, bytes_of, described, room_for
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Outgoing:
         with self._turn:
             streams = list(self._streams)
         for stream in streams:
-            stream.close()
+            stream.hang_up()  # each is closed by who sends there
 
     def _copy(self) -> None:
         try:
@@ -148,7 +148,8 @@ class Outgoing:
 
     def _give_way(self, stream: Stream) -> bool:
         """Wait a little while gradients travel; True once the other one is in haste."""
-        for _ in range(round(_GIVE_WAY_S * self._sharing.parts / _LOOK_UP_S)):
+        longest_s = min(_GIVE_WAY_S * self._sharing.parts, SILENT_S / 3)
+        for _ in range(round(longest_s / _LOOK_UP_S)):
             if not self._sharing.busy():
                 break
             if stream.haste(_LOOK_UP_S):

@@ -50,7 +50,7 @@ class State:
 
 
 class Group:
-    """Members that meet: those of `givers` have `whole`, all others nothing.
+    """Members that meet: those of `givers` have `whole`, in any order, all others nothing.
 
     Attributes:
         errors: What was raised, by rank.
@@ -65,7 +65,9 @@ class Group:
     ) -> None:
         self._size, self._givers, self._takers = size, givers, takers
         self.states = [
-            State(dict(whole), {"n": rank}) if rank in givers else State({}, {})
+            State(dict([*whole.items()][:: 1 - 2 * (rank % 2)]), {"n": rank})
+            if rank in givers
+            else State({}, {})
             for rank in range(size)
         ]
         self.errors: dict[int, TransportError] = {}
