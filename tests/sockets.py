@@ -36,7 +36,7 @@ def together(calls: Iterable[Callable[[], Any]]) -> list[Any]:
 
 
 def alike(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
-    """Whether they have the same names, in order, with the same tensors of the same types."""
-    return list(one) == list(other) and all(
+    """Whether they have the same names, in any order, with the same tensors of the same types."""
+    return one.keys() == other.keys() and all(
         t.dtype == other[name].dtype and torch.equal(t, other[name]) for name, t in one.items()
     )
