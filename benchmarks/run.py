@@ -5,8 +5,8 @@
 Each repeat begins with the limit: every node computing alone. Contestants take turns within a
 repeat, and the first turn goes round from repeat to repeat. A row is written as soon as its run is
 done, and a run whose row is there is left out, so a run that was broken off goes on; a row of other
-settings or of another machine is an error. Needs root and iproute2; `python -m benchmarks.testbed
-check` says what is missing.
+settings is an error, and so is a repeat on two machines: what is compared is of one. Needs root and
+iproute2; `python -m benchmarks.testbed check` says what is missing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +29,7 @@ from benchmarks.peers.environments import NotInstalledError
 from benchmarks.racing import measures
 from benchmarks.racing.race import NOT_ITS_OWN, measure_limit, place_for, race
 from benchmarks.racing.registry import CONTESTANTS
-from benchmarks.racing.results import LIMIT, OURS, Results, ResultsError, Row
+from benchmarks.racing.results import LIMIT, OURS, SOFTWARE, Results, ResultsError, Row, differing
 from benchmarks.racing.running import BROKEN
 from benchmarks.racing.scenarios import SCENARIOS, Scenario, Settings
 from benchmarks.testbed import MissingError, missing
@@ -39,9 +41,6 @@ if TYPE_CHECKING:
 
 RESULTS = ROOT / "benchmarks" / "results"
 REFERENCE = RESULTS / "reference.json"
-_WORDS = frozenset({"title", "notes"})  # of a testbed's settings: they set nothing
-_SHOWN = 60  # characters of a value
-_SOFTWARE = ("commit", "changed_since_commit")  # of a machine's description
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,8 @@ class Asked:
     Attributes:
         scenarios: In this order.
         contestants: Their names; the limit runs first where it is one of them.
-        repeats: Of each.
+        first: Repeat to begin with: those before may be of another machine.
+        repeats: Of each, those before the first included.
         settings: For all contestants.
         learning_rates: By contestant, where it differs.
         machine: As `benchmarks.machine.describe` gives it before the first run: what is edited
@@ -64,6 +64,7 @@ class Asked:
 
     scenarios: tuple[Scenario, ...]
     contestants: tuple[str, ...]
+    first: int
     repeats: int
     settings: Settings
     learning_rates: Mapping[str, float]
@@ -103,36 +104,34 @@ def run_scenario(scenario: Scenario, asked: Asked, results: Results) -> list[str
 
 
 def check_rows(scenario: Scenario, asked: Asked, results: Results) -> None:
-    """Check that the rows that are there are what would be run; another commit is let pass.
+    """Check that the rows that are there go with what would be run; another commit is let pass.
+
+    A repeat that is complete may be of another machine: its rows are compared with its own limit.
 
     Raises:
-        ResultsError: One is of other settings, or of another machine.
+        ResultsError: One is of other settings, or of another machine and its repeat would go on.
     """
-    for repeat, name in _order(asked):
-        row = results.find(scenario.name, repeat, name)
-        if row is not None and (differs := differences(row, scenario, asked)):
-            raise ResultsError(
-                f"{results.path}: the row of {scenario.name} repeat {repeat} {name} is of another"
-                f" run: {'; '.join(differs)}; run all with --again, or name another file by --json"
-            )
+    for repeat, its in groupby(_order(asked), key=itemgetter(0)):
+        names = [name for _, name in its]
+        there = {row["contestant"]: row for row in results.of(scenario.name, repeat)}
+        goes_on = any(name not in there for name in names)
+        for name, row in there.items():
+            differs = _settings_differ(row, scenario, asked) if name in names else []
+            differs += differing("machine", row, asked.machine) if goes_on else []
+            if differs:
+                raise ResultsError(
+                    f"{results.path}: the row of {scenario.name} repeat {repeat} {name} is of"
+                    f" another run: {'; '.join(differs)}; run all with --again, begin with another"
+                    " repeat by --first, or name another file by --json"
+                )
 
 
-def differences(row: Row, scenario: Scenario, asked: Asked) -> list[str]:
-    """What a row has other than a run of now would have, besides the commit."""
-    now = {
-        "settings": asdict(_settings_of(row["contestant"], asked)),
-        "settings_of_testbed": scenario.describe(),
-        "machine": asked.machine,
-    }
-    found = []
-    for part, values in now.items():
-        ours = json.loads(json.dumps(values))
-        theirs = row[part]
-        for field in sorted((ours.keys() | theirs.keys()) - _WORDS - {*_SOFTWARE}):
-            if ours.get(field) != theirs.get(field):
-                shown = [json.dumps(one.get(field))[:_SHOWN] for one in (theirs, ours)]
-                found.append(f"{part}.{field} is {shown[0]}, now {shown[1]}")
-    return found
+def _settings_differ(row: Row, scenario: Scenario, asked: Asked) -> list[str]:
+    settings = asdict(_settings_of(row["contestant"], asked))
+    return [
+        *differing("settings", row, settings),
+        *differing("settings_of_testbed", row, scenario.describe()),
+    ]
 
 
 def _order(asked: Asked) -> list[tuple[int, str]]:
@@ -141,6 +140,7 @@ def _order(asked: Asked) -> list[tuple[int, str]]:
     order = list(turns(others, asked.repeats)) if others else []
     if LIMIT in asked.contestants:
         order += [(repeat, LIMIT) for repeat in range(asked.repeats)]
+    order = [(repeat, name) for repeat, name in order if repeat >= asked.first]
     return sorted(order, key=lambda turn: (turn[0], turn[1] != LIMIT))  # else turns stay
 
 
@@ -168,7 +168,7 @@ def _row(
             else:
                 speeds = (results.find(scenario.name, repeat, LIMIT) or {}).get("rates")
                 found = _measured(contestant, scenario, settings, place, speeds or None)
-    commit, changed = (asked.machine[field] for field in _SOFTWARE)
+    commit, changed = (asked.machine[field] for field in SOFTWARE)
     return {
         "scenario": scenario.name,
         "contestant": name,
@@ -179,7 +179,7 @@ def _row(
         "commit": commit,
         "changed": changed,
         "versions": dict(versions),
-        "machine": {k: v for k, v in asked.machine.items() if k not in _SOFTWARE},
+        "machine": {k: v for k, v in asked.machine.items() if k not in SOFTWARE},
         "settings": asdict(settings),
         "settings_of_testbed": scenario.describe(),
     }
@@ -280,6 +280,9 @@ def _parse(arguments: Sequence[str] | None) -> Asked:
     parser.add_argument("--scenario", type=_scenarios, help=f"one or several {known}")
     parser.add_argument("--contestants", type=_contestants, help=f"of {', '.join(CONTESTANTS)}")
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument(
+        "--first", type=int, default=0, help="leave out the repeats before this one"
+    )
     parser.add_argument("--json", type=Path, help="file for the rows; quick: none is kept without")
     parser.add_argument("--quick", action="store_true", help="does it work? tiny, and no target")
     parser.add_argument("--again", action="store_true", help="run also what has a row already")
@@ -292,8 +295,8 @@ def _parse(arguments: Sequence[str] | None) -> Asked:
         metavar="CONTESTANT=RATE",
     )
     asked = parser.parse_args(arguments)
-    if asked.repeats < 1:
-        parser.error("--repeats must be positive")
+    if not 0 <= asked.first < asked.repeats:
+        parser.error("--first must be at least 0 and less than --repeats")
     if asked.scenario is None and not asked.quick:
         parser.error(f"--scenario is missing: {known}; only --quick takes all by itself")
     names = asked.contestants or ((OURS,) if asked.quick else tuple(CONTESTANTS))
@@ -303,6 +306,7 @@ def _parse(arguments: Sequence[str] | None) -> Asked:
     return Asked(
         scenarios=tuple(one.squeezed() for one in scenarios) if asked.quick else scenarios,
         contestants=names,
+        first=asked.first,
         repeats=asked.repeats,
         settings=_settings(quick=asked.quick),
         learning_rates=dict(asked.learning_rate),

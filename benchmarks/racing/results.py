@@ -12,9 +12,12 @@ from typing import Any
 FORMAT = 1
 LIMIT = "limit"  # the contestant that is no contestant: every node alone
 OURS = "raycloud"  # and its variants are named "raycloud-..."
+SOFTWARE = ("commit", "changed_since_commit")  # of a machine's description
 QUIET = 0.03  # part of the machine's CPU time that others may use in a run
 
 Row = Mapping[str, Any]
+_WORDS = frozenset({"title", "notes"})  # of a testbed's settings: they set nothing
+_SHOWN = 60  # characters of a value
 _KEY = ("scenario", "repeat", "contestant")
 
 
@@ -45,6 +48,10 @@ class Results:
     def find(self, scenario: str, repeat: int, contestant: str) -> Row | None:
         """One row; None where it has not been run."""
         return self._rows.get((scenario, repeat, contestant))
+
+    def of(self, scenario: str, repeat: int) -> tuple[Row, ...]:
+        """All rows of one repeat."""
+        return tuple(r for r in self.rows if (r["scenario"], r["repeat"]) == (scenario, repeat))
 
     def add(self, row: Row) -> None:
         """Keep a row, in place of one with the same key; the file holds it once this returns.
@@ -136,6 +143,16 @@ def _ground(row: Row) -> list[Any]:
     """What a limit depends on: the processor, and the nodes."""
     machine, bed = row.get("machine") or {}, row.get("settings_of_testbed") or {}
     return [machine.get("cpu"), machine.get("cores"), bed.get("nodes"), bed.get("later")]
+
+
+def differing(part: str, row: Row, now: Mapping[str, Any]) -> list[str]:
+    """What a part of a row has other than a run of now would have."""
+    found, ours, theirs = [], json.loads(json.dumps(now)), row[part]
+    for field in sorted((ours.keys() | theirs.keys()) - _WORDS - {*SOFTWARE}):
+        if ours.get(field) != theirs.get(field):
+            shown = [json.dumps(one.get(field))[:_SHOWN] for one in (theirs, ours)]
+            found.append(f"{part}.{field} is {shown[0]}, now {shown[1]}")
+    return found
 
 
 def machine_use(row: Row) -> Mapping[str, float]:

@@ -23,6 +23,7 @@ def asked(**changed: Any) -> run.Asked:
     usual = run.Asked(
         scenarios=(SCENARIO,),
         contestants=("limit", "torchrun"),
+        first=0,
         repeats=1,
         settings=Settings(learning_rate=0.1, target_loss=2.5),
         learning_rates={},
@@ -84,10 +85,6 @@ def test_other_words_and_another_commit_are_let_pass_and_the_commit_is_said(
             {"settings": Settings(learning_rate=0.1, target_loss=2.4)},
             r"limit is of another run: settings\.target_loss is 2\.5, now 2\.4;",
         ),
-        (
-            {"machine": {"cpu": "slow", "cores": 2, **COMMIT}},
-            r'machine\.cpu is "fast", now "slow";',
-        ),
     ],
 )
 def test_a_row_of_another_run_is_refused(
@@ -95,6 +92,27 @@ def test_a_row_of_another_run_is_refused(
 ) -> None:
     with pytest.raises(ResultsError, match=differs + r".* --again, .* --json"):
         run.check_rows(SCENARIO, asked(**changed), results)
+
+
+def test_a_repeat_on_two_machines_is_refused_also_where_the_other_contestants_are_not_asked(
+    results: Results,
+) -> None:
+    slow = {"cpu": "slow", "cores": 2, **COMMIT}
+    other = asked(machine=slow, contestants=("limit", "torchft"))
+    Results(results.path).add({**results.rows[0], "contestant": "ray-train"})
+    there = Results(results.path)
+    with pytest.raises(ResultsError, match=r'machine\.cpu is "fast", now "slow"; .* --json'):
+        run.check_rows(SCENARIO, other, there)
+
+
+def test_a_complete_repeat_may_be_of_another_machine(
+    results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = asked(machine={"cpu": "slow", "cores": 2, **COMMIT}, repeats=2)
+    run.check_rows(SCENARIO, other, results)
+    run.check_rows(SCENARIO, replace(other, repeats=1), results)
+    assert run.run_scenario(SCENARIO, replace(other, repeats=1), results) == []
+    assert "is there already" in capsys.readouterr().out
 
 
 def test_a_row_of_another_testbed_is_refused(results: Results) -> None:
