@@ -4,7 +4,7 @@ Machines of the testbed, each behind a link of `--bits-per-s`, and with `--cores
 All but the last train; that one joins them: it follows while the state comes, or, with `--at-once`,
 takes it where all meet, who wait for it. Prints one line of JSON: the longest step of the first
 while it joins, the steps before and after that, when it had the state, and where the time of that
-longest step went, by member.
+longest step went, by member. The exit status is 1 where the pause is longer than 0.3 s.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ _MEET = timedelta(seconds=120)
 _LOOK_S = 0.001
 _SAID = "> "  # before what a member says here, among what others print
 _SHORT_S = 0.002  # of a part of a step, that is not told
+AT_MOST_S = 0.3  # what one that joins may cost the others
 _MICRO_BATCHES = 8
 # What a member does, one inside of the other: its seconds are told.
 _PARTS: tuple[tuple[Any, str], ...] = (
@@ -289,7 +290,8 @@ def _measure(told: argparse.Namespace) -> None:
             sys.stderr.write("\n".join(log.read_text()[-3000:] for log in logs))
             raise SystemExit(1)
         called_s, joined_s, said = last[-1]
-        _show(told, said_by, (called_s, joined_s), said)
+        if _show(told, said_by, (called_s, joined_s), said) > AT_MOST_S:
+            raise SystemExit(f"the pause is longer than {AT_MOST_S:g} s")
 
 
 def _lines(log: Path) -> list[list[Any]]:
@@ -303,7 +305,8 @@ def _show(
     said_by: Sequence[list[list[Any]]],
     joining_s: tuple[float, float],
     said: str,
-) -> None:
+) -> float:
+    """Print it; the seconds that the longest step had more than usual."""
     began = [line for line in said_by[0] if line[0] == 0]
     steps = [(at, end - at) for (_, a, at), (_, b, end) in itertools.pairwise(began) if a and b]
     called_s, joined_s = joining_s
@@ -331,6 +334,7 @@ def _show(
     }
     rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
     sys.stdout.write(json.dumps(rounded) + "\n")
+    return longest_s - usual
 
 
 def _within(lines: list[list[Any]], began_s: float, ended_s: float) -> list[list[Any]]:

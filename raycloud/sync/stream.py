@@ -8,12 +8,15 @@ bytes: what is asked for, or one that says that there is haste. Nothing that arr
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import secrets
 import select
 import socket
 import struct
+import termios
 import zlib
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -113,6 +116,10 @@ class Stream:
         """Whether something has come from the peer, or the end, within `timeout_s`."""
         return _readable(self._socket, timeout_s)
 
+    def on_its_way(self) -> int:
+        """How many bytes were sent and have not arrived, as far as the system tells."""
+        return _unacknowledged(self._socket)
+
     def send_at_once(self) -> None:
         """From now on nothing small waits to be sent with more: an answer is waited for."""
         with contextlib.suppress(OSError):  # it is no TCP connection
@@ -189,6 +196,14 @@ def _readable(connection: socket.socket, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000.0))
+
+
+def _unacknowledged(connection: socket.socket) -> int:
+    """Bytes that lie in the kernel or travel; 0 where it does not say."""
+    found = array("i", [0])
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(connection, termios.TIOCOUTQ, found)
+    return found[0]
 
 
 def connect(place: Place, rank: int) -> Stream:

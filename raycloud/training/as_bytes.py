@@ -55,7 +55,8 @@ class Row:
     """Tensors, one after the other, as one row of bytes.
 
     Args:
-        tensors: In their order. They are neither copied nor held still.
+        tensors: In their order. They are not held still, and where they lie in one piece on the CPU
+            not copied.
 
     Attributes:
         size: Bytes of all.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from raycloud.checkpoint import decode, encode
 from raycloud.errors import TransportError
 from raycloud.sync.arrivals import Arrivals
-from raycloud.sync.stream import CHUNK_BYTES, connect
+from raycloud.sync.stream import CHUNK_BYTES, SILENT_S, connect
 from raycloud.sync.transport import Abandoned
 from raycloud.training.as_bytes import Row, Tensors, described, room_for
 
@@ -153,6 +153,8 @@ class Giving:
         stream.tell(self._told)
         row = Row(self._tensors.values())
         while True:
+            while not stream.heard(SILENT_S):
+                pass  # a slower one is still sending what is missing
             start, count = _ASKED.unpack(stream.take(_ASKED.size))
             if count == 0:
                 return

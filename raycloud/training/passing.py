@@ -79,6 +79,7 @@ class Passing:
             parts=len(sources),
             places=talk.places(None),
             busy=lambda: replica.gradients.under_way,
+            clock=self._parts.clock,
         )
         self._outgoing = Outgoing(replica.state, sharing)
         replica.settle = self._outgoing.settle

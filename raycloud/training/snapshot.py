@@ -22,10 +22,14 @@ from raycloud.training.as_bytes import Tensors, bytes_of, described, room_for
 if TYPE_CHECKING:
     import torch
 
+    from raycloud.clock import Clock
     from raycloud.sync.stream import Place
     from raycloud.training.state import ReplicaState
 
-_GIVE_WAY_S = 0.1  # for each chunk and sender, at most: 10 MB/s go on while gradients travel
+# While gradients travel at most 10 MB/s of all senders go on, nor more than a tenth of any link.
+_GIVE_WAY_S = 0.1  # for each chunk and sender
+_GIVE_WAY_TIMES = 9.0  # what the last one took to arrive
+_LONGEST_S = SILENT_S / 3
 _LOOK_UP_S = 0.005
 
 
@@ -39,6 +43,7 @@ class Sharing:
         parts: How many have the state.
         places: Where those listen that have not.
         busy: Whether an exchange of gradients is under way.
+        clock: Where time comes from.
     """
 
     rank: int
@@ -46,6 +51,7 @@ class Sharing:
     parts: int
     places: Sequence[Place]
     busy: Callable[[], bool]
+    clock: Clock
 
 
 class Outgoing:
@@ -131,8 +137,8 @@ class Outgoing:
             stream.finish()
 
     def _pour(self, stream: Stream) -> None:
-        since = CHUNK_BYTES
-        haste = False
+        since, haste = CHUNK_BYTES, False
+        began_s = self._sharing.clock.monotonic_s()
         for name, *_ in self._told["tensors"]:
             if name not in self._copies:
                 raise TransportError("the generation was over before all was copied")
@@ -141,19 +147,30 @@ class Outgoing:
                 if self._closed.is_set():
                     raise TransportError("the generation is over")
                 if since >= CHUNK_BYTES:
-                    since, haste = 0, haste or self._give_way(stream)
+                    haste = haste or self._give_way(stream, began_s)
+                    since, began_s = 0, self._sharing.clock.monotonic_s()
                 chunk = whole[at : at + CHUNK_BYTES]
                 stream.send(chunk)
                 since += len(chunk)
 
-    def _give_way(self, stream: Stream) -> bool:
-        """Wait a little while gradients travel; True once the other one is in haste."""
-        longest_s = min(_GIVE_WAY_S * self._sharing.parts, SILENT_S / 3)
-        for _ in range(round(longest_s / _LOOK_UP_S)):
-            if not self._sharing.busy():
-                break
+    def _give_way(self, stream: Stream, began_s: float) -> bool:
+        """Wait a little while gradients travel; True once the other one is in haste.
+
+        Args:
+            stream: Whose next bytes wait.
+            began_s: When those before them began to be sent.
+        """
+        clock, least_s = self._sharing.clock, _GIVE_WAY_S * self._sharing.parts
+        now_s = clock.monotonic_s()
+        arrived, until_s = False, now_s + _LONGEST_S
+        while self._sharing.busy() and now_s < until_s:
+            if not arrived and not stream.on_its_way():
+                arrived = True
+                longest_s = max(least_s, _GIVE_WAY_TIMES * (now_s - began_s))
+                until_s = now_s + min(longest_s, _LONGEST_S)
             if stream.haste(_LOOK_UP_S):
                 return True
+            now_s = clock.monotonic_s()
         return False
 
 

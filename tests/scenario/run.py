@@ -28,7 +28,7 @@ from tests.scenario.driver import Driver, Story
 from tests.scenario.faults import Blow, Faults, script
 from tests.scenario.fleet import Disk, Fleet, Seat
 from tests.scenario.stage import Instead, Process, Stage, Strand, here
-from tests.scenario.streams import Streams, readable
+from tests.scenario.streams import Streams, readable, unacknowledged
 from tests.scenario.task import apart, asked, same_steps, undisturbed
 from tests.scenario.threads import Condition, Event, Future, Queue, wait
 from tests.scenario.wires import Wires
@@ -206,6 +206,7 @@ class _Run:
         )
         yield stream, "socket", sockets
         yield stream, "_readable", readable
+        yield stream, "_unacknowledged", unacknowledged
         yield stream, "secrets", Instead(secrets, randbits=lambda bits: world.below(2**bits))
         yield stream, "listening", lambda open_one: open_one()
         yield stream, "CHUNK_BYTES", _CHUNK_BYTES

@@ -93,7 +93,11 @@ class End:
         return bool(self._inbox or self._no_more or self._why or self.closed)
 
     def wait_readable(self, timeout_s: float) -> bool:
-        return self._bell.wait_for(self.readable, timeout_s)
+        return self._bell.wait_for(self.readable, timeout_s, self._receives)
+
+    def on_its_way(self) -> int:
+        """Bytes that it has sent and the other end has not."""
+        return sum(len(data) for _, data in self._on_its_way)
 
     # ---- the way between
 
@@ -240,6 +244,11 @@ class Streams:
 def readable(end: End, timeout_s: float) -> bool:
     """Takes the place of asking the system."""
     return end.wait_readable(timeout_s)
+
+
+def unacknowledged(end: End) -> int:
+    """Takes the place of asking the system."""
+    return end.on_its_way()
 
 
 def _process() -> Process:

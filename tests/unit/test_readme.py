@@ -5,16 +5,21 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from benchmarks.racing.results import OURS, Row, by_contestant, load_all
+from benchmarks.racing.scenarios import SCENARIOS
+from benchmarks.run import RESULTS
 from raycloud.rows import Rows
 from raycloud.spec import load_job
 from raycloud.task import Source, Task
 
+CODECS = {"torchrun-fp16", "torchrun-powersgd", "torchft-diloco"}  # what they exchange is not exact
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -69,3 +74,26 @@ def test_the_example_of_a_source() -> None:
     kept = photos.preprocess(None, rows)  # type: ignore[arg-type]
     assert kept["image"].shape == (1, 6, 4, 3)
     assert abs(int(kept["image"][0, 0, 0, 0]) - 200) < 8
+
+
+def _share(rows: list[Row]) -> str:
+    found = [row["ratio_to_limit"] for row in rows if row["ratio_to_limit"] is not None]
+    return f"{median(found):.3f}"
+
+
+def test_its_table_of_races_is_what_the_rows_say() -> None:
+    told = re.findall(
+        r"^\| (S\d) [^|]*\| (\S+) \| (\S+ \S+) \| (\S+) \|$", README.read_text(), re.M
+    )
+    assert [name for name, *_ in told] == sorted(SCENARIOS)
+    for scenario, ours, best, with_codec in told:
+        rows = by_contestant([row for row in load_all(RESULTS) if row["scenario"] == scenario])
+        exact = {
+            name: _share(theirs)
+            for name, theirs in rows.items()
+            if name.startswith(("ray-train", "torchrun", "torchft")) and name not in CODECS
+        }
+        fastest = max(exact, key=exact.__getitem__)
+        assert (scenario, ours) == (scenario, _share(rows[OURS]))
+        assert (scenario, best) == (scenario, f"{exact[fastest]} {fastest}")
+        assert (scenario, with_codec) == (scenario, _share(rows["torchrun-powersgd"]))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from raycloud.errors import TransportError
 from raycloud.sync.arrivals import Arrivals
@@ -19,6 +20,7 @@ from raycloud.sync.transport import Abandoned
 from raycloud.training import handover
 from raycloud.training.handover import PIECE_BYTES, Giving, Taking, hand_over, sources
 from raycloud.training.regroup import Talk
+from raycloud.training.state import ReplicaState
 from tests.lockstep import never
 from tests.sockets import alike, gloo_members, together
 
@@ -33,8 +35,8 @@ ANY = {
 LARGE = {"a": torch.arange(5 * PIECE_BYTES // 4 + 3), "b": torch.rand(3 * PIECE_BYTES // 4).mul(9)}
 
 
-class State:
-    """What a replica's state is to those who hand it over."""
+class State(ReplicaState):
+    """One of any tensors: what a replica's state is to those who hand it over."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], values: dict[str, int]) -> None:
         self.held, self.kept = tensors, values
@@ -45,8 +47,8 @@ class State:
     def values(self) -> dict[str, int]:
         return self.kept
 
-    def load(self, tensors: dict[str, torch.Tensor], values: dict[str, int]) -> None:
-        self.held, self.kept = tensors, values
+    def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, int]) -> None:
+        self.held, self.kept = dict(tensors), dict(values)
 
 
 class Group:
@@ -79,7 +81,7 @@ class Group:
     def _take_part(self, member: GlooTransport, abandoned: Callable[[], bool]) -> None:
         try:
             hand_over(
-                self.states[member.rank],  # type: ignore[arg-type]
+                self.states[member.rank],
                 givers=self._givers,
                 takers=self._takers,
                 address="127.0.0.1",
@@ -244,6 +246,38 @@ def test_what_is_given_up_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert group.states[2].held == {}
 
 
+def trained(*, backwards: bool) -> ReplicaState:
+    """A replica's, whose optimizer got its tensors in this order, as one that followed may have."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.rand(5, 4)).square().mean().backward()
+    optimizer.step()
+    state = ReplicaState(model, optimizer, None)
+    if backwards:
+        state.load(dict([*state.tensors().items()][::-1]), state.values())
+    return state
+
+
+def test_those_who_give_may_have_got_it_in_orders_of_their_own() -> None:
+    givers = [trained(backwards=False), trained(backwards=True)]
+    listed = [list(state.tensors()) for state in givers]
+    assert listed[0] != listed[1]
+    assert sorted(listed[0]) == sorted(listed[1])
+    taker = trained(backwards=False)
+    for tensor in taker.tensors().values():
+        tensor.zero_()
+
+    def take_part(member: GlooTransport) -> None:
+        state = [*givers, taker][member.rank]
+        talk = Talk(member, never)
+        hand_over(state, givers=(0, 1), takers=(2,), address="127.0.0.1", talk=talk)
+
+    with gloo_members(3) as members:
+        together(partial(take_part, member) for member in members)
+    assert alike(taker.tensors(), givers[0].tensors())
+
+
 def test_two_that_differ_give_nothing_together() -> None:
     group = Group(3, (0, 1), (2,), LARGE)
     group.states[1].held = {name: t.double() for name, t in LARGE.items()}
@@ -260,7 +294,7 @@ def test_what_is_not_there_is_not_given(asked: tuple[int, int]) -> None:
 
     taker = Arrivals("127.0.0.1", 1, ask, lambda _: None)
     state = State(dict(LARGE), {})
-    giving = Giving(state, 0, [taker.place], tells=True)  # type: ignore[arg-type]
+    giving = Giving(state, 0, [taker.place], tells=True)
     with pytest.raises(TransportError, match="are asked"):
         giving.finish(never)
     giving.close()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
+from raycloud.clock import Clock, SystemClock, VirtualClock
 from raycloud.errors import TransportError
 from raycloud.sync.stream import Stream
+from raycloud.training import snapshot
 from raycloud.training.as_bytes import room_for
 from raycloud.training.snapshot import Incoming, Outgoing, Sharing
 from tests.lockstep import Fleet, NetTask, job
@@ -26,12 +29,17 @@ def fleet() -> Fleet:
 
 
 def outgoing(
-    made: Fleet, to: list[Incoming], ranks: range, busy: Callable[[], bool] = lambda: False
+    made: Fleet,
+    to: list[Incoming],
+    ranks: range,
+    busy: Callable[[], bool] = lambda: False,
+    clock: Clock | None = None,
 ) -> list[Outgoing]:
+    places, clock = [one.place for one in to], clock or SystemClock()
     return [
         Outgoing(
             made.replicas[rank].state,
-            Sharing(rank=rank, part=rank, parts=SOURCES, places=[i.place for i in to], busy=busy),
+            Sharing(rank=rank, part=rank, parts=SOURCES, places=places, busy=busy, clock=clock),
         )
         for rank in ranks
     ]
@@ -68,6 +76,41 @@ def test_it_comes_also_where_gradients_travel_all_the_time() -> None:
     assert newcomer.whole(20.0)
     for one in (*sent, newcomer):
         one.close()
+
+
+@pytest.mark.parametrize(
+    ("arrives_s", "apart_s"),
+    [(0.0, 0.3), (0.01, 0.31), (0.4, 4.0), (3.0, 13.0), (60.0, 10.0)],
+    ids=["at once", "fast", "a thin link", "a thinner one", "hardly at all"],
+)
+def test_on_a_thin_link_gradients_have_nine_tenths(
+    arrives_s: float, apart_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is waited for lasts as long as the clock says, which goes on in waiting alone."""
+    clock, sent_s, send = VirtualClock(), list[float](), Stream.send
+    monkeypatch.setattr(snapshot, "CHUNK_BYTES", 2**9)
+
+    def sends(stream: Stream, chunk: memoryview) -> None:
+        sent_s.append(clock.monotonic_s())
+        send(stream, chunk)
+
+    def haste(_: Stream, timeout_s: float) -> bool:
+        clock.advance(timeout_s)
+        return False
+
+    def on_its_way(_: Stream) -> int:
+        return bool(sent_s) and clock.monotonic_s() < sent_s[-1] + arrives_s - 1e-9
+
+    for name, instead in (("send", sends), ("haste", haste), ("on_its_way", on_its_way)):
+        monkeypatch.setattr(Stream, name, instead)
+    made, newcomer = fleet(), Incoming("127.0.0.1", 1)
+    (sent,) = outgoing(made, [newcomer], range(1), busy=lambda: True, clock=clock)
+    assert newcomer.whole(20.0)
+    sent.close()
+    newcomer.close()
+    starts_s = [b for a, b in pairwise(sent_s) if b > a]  # the first one is asked for by nobody
+    assert len(starts_s) > 1
+    assert all(b - a == pytest.approx(apart_s, abs=0.02) for a, b in pairwise(starts_s))
 
 
 def test_a_part_that_breaks_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
