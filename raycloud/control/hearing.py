@@ -24,12 +24,15 @@ class Heard:
         late_s: By member that has answered since: how much later than due, at least.
         due_s: By member: until when it is, or was, to answer the call that was made last.
         still_s: By member that stands still in the midst of computing: for how long, as it says.
+        behind: By member that computes a share of which it has said that it takes far longer than
+            usual: its micro-batches, and the seconds that it is likely to take.
     """
 
     looked_s: float
     late_s: Mapping[int, float] = field(default_factory=dict)
     due_s: Mapping[int, float] = field(default_factory=dict)
     still_s: Mapping[int, float] = field(default_factory=dict)
+    behind: Mapping[int, tuple[int, float]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -263,6 +263,8 @@ class Control:
         still_s = self._state.hearing.hear(heard)
         for member in self._state.present() if still_s else ():
             member.heard_s = min(heard.looked_s, member.heard_s + still_s)
+        if self._state.resharing is not None:
+            self._state.resharing.foresee(heard.behind)
 
     def overdue(self, now_s: float) -> MemberLost | None:
         """The member that is to be taken for lost now, as an event for `on`; None: nobody is.

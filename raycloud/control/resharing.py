@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from raycloud.control.settings import ControlSettings
     from raycloud.events import MemberReady, StepsCommitted
 
+_FAR = 2.0  # times as long as known
 _LOOKS = 2  # a gain must be seen this often in a row
-_LARGE_GAIN = 0.2  # of a step's seconds
+_LARGE_GAIN = 0.1  # of a step's seconds
+_TRY_EVERY = 40.0  # times what a step takes more with a micro-batch for who was idle: it takes two
+_TRY_S = 20.0
 
 
 def speed(ready: MemberReady) -> Speed:
@@ -51,6 +54,9 @@ class Resharing:
     A change must be worth it in two looks in a row, so that one odd moment moves no work. Where a
     member's speed has a new level, which no odd moment makes, a large gain is taken at once.
 
+    Who is left idle, since one micro-batch of it would hold all up, gets one now and then: so it is
+    noticed that it has recovered. That costs a twentieth of the time at most.
+
     Attributes:
         changed: Some speed has, for good, since the last look.
     """
@@ -66,6 +72,8 @@ class Resharing:
         self._looked_s = now_s
         self._looked_step = settings.step
         self._worth = 0
+        self._idle_s: dict[int, float] = {}  # since when, of who has no share
+        self._tried: int | None = None  # who was idle, and is to be measured
         self.changed = False
 
     def know(self, readies: Mapping[int, MemberReady]) -> None:
@@ -92,6 +100,23 @@ class Resharing:
             estimate = self._estimates[report.member]
             self.changed |= estimate.observe(report.micro_batches, steps, report.compute_s)
             self._note(report.member, estimate)
+            if report.member == self._tried:
+                known_s = estimate.speed.seconds(report.micro_batches / steps)
+                self._tried, slow = None, report.compute_s / steps > known_s / _FAR
+                self.changed |= slow  # else it has to be seen a few times more
+
+    def foresee(self, behind: Mapping[int, tuple[int, float]]) -> None:
+        """Take in who has said, in the midst of a share, that it takes far longer than usual.
+
+        Args:
+            behind: By member, its micro-batches and the seconds that they are likely to take.
+        """
+        for member, (micro_batches, seconds) in behind.items():
+            estimate = self._estimates.get(member)
+            if estimate is None or seconds < _FAR * estimate.speed.seconds(micro_batches):
+                continue  # it was foreseen
+            self.changed |= estimate.observe(micro_batches, 1, seconds)
+            self._note(member, estimate)
 
     def _note(self, member: int, estimate: SpeedEstimate) -> None:
         """Its speed, where those of many are asked for at once."""
@@ -142,6 +167,9 @@ class Resharing:
         if not (changed or due):
             return None
         speeds = self._speeds(group)
+        if (tried := self._try(group, shares, speeds, now_s)) is not None:
+            self.wait(step, now_s)
+            return tried
         if changed:
             gain = max(settings.reshare_gain, _LARGE_GAIN)
             better = better_shares(shares, speeds, settings.micro_batches, gain=gain)
@@ -154,6 +182,27 @@ class Resharing:
         better = better_shares(shares, speeds, settings.micro_batches, gain=settings.reshare_gain)
         self._worth = 0 if better is None else self._worth + 1
         return better if self._worth >= _LOOKS else None
+
+    def _try(
+        self, group: tuple[int, ...], shares: tuple[int, ...], speeds: Speeds, now_s: float
+    ) -> tuple[int, ...] | None:
+        """Shares with a micro-batch for one that has been idle for long enough."""
+        if 0 not in shares or max(shares) <= 1:
+            self._idle_s.clear()
+            return None
+        idle = [at for at, share in enumerate(shares) if not share]
+        self._idle_s = {group[at]: self._idle_s.get(group[at], now_s) for at in idle}
+        dealt, given = np.array(shares), np.ones(len(shares), np.int64)
+        more_s = speeds.seconds(given) - speeds.step_s(dealt)
+        at = max(idle, key=lambda i: now_s - self._idle_s[group[i]] - _TRY_EVERY * more_s[i])
+        least_s = max(_TRY_EVERY * more_s[at], _TRY_S)
+        if now_s - self._idle_s[group[at]] < least_s:
+            return None
+        dealt[dealt.argmax()] -= 1
+        dealt[at] = 1
+        self._tried = group[at]
+        del self._idle_s[group[at]]
+        return tuple(dealt.tolist())
 
     def wait(self, step: int, now_s: float, *, worth: int = 0) -> None:
         """Look again only after some time and steps; by default forget the gain seen so far."""

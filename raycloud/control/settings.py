@@ -67,7 +67,7 @@ class ControlSettings:
     drop_last: bool = False
     shares: Literal["auto", "equal"] | tuple[int, ...] = "auto"
     reshare_every_s: float = 2.0
-    reshare_steps: int = 10
+    reshare_steps: int = 4
     reshare_gain: float = 0.05
     spawn_s: float = 300.0
     form_s: float = 60.0

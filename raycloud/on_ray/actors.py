@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from raycloud.order import Layout, MicroBatch, Order
     from raycloud.training.config import MemberConfig
     from raycloud.training.meeting import Meeting
+    from raycloud.training.pace import Behind
     from raycloud.training.stillness import Still
     from raycloud.training.words import Survivor, Word
 
@@ -72,7 +73,7 @@ class MemberActor:
 
     def poll(
         self, timeout_s: float, written: int = 0, driver: int = 0
-    ) -> list[Word | Lines | Still]:
+    ) -> list[Word | Lines | Still | Behind]:
         """See `Member.poll`; with what its provider has noticed, and what was logged.
 
         Args:
@@ -88,7 +89,7 @@ class MemberActor:
             noticed = map(self._event, self._watch.fetch())
             self._words.add(chain(events, self._provider.notices(), noticed))
             told = self._words.tell(written)
-        return [*told, *self._journal.fetch(), *self._member.still()]
+        return [*told, *self._journal.fetch(), *self._member.seen()]
 
     def survivor(self, written: int, driver: int) -> Survivor | None:
         """See `Member.survivor`; from now on this driver is told all words after `written`."""

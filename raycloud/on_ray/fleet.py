@@ -19,6 +19,7 @@ from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.on_ray.keeper import Keeper, Opaque
 from raycloud.on_ray.vacancies import Vacancies
 from raycloud.training.journal import Lines
+from raycloud.training.pace import Behind
 from raycloud.training.stillness import Still
 from raycloud.training.words import Word
 
@@ -73,6 +74,7 @@ class Fleet:
         self._pause = threading.Event()
         self._late_s: dict[int, float] = {}
         self._still_s: dict[int, float] = {}
+        self._behind: dict[int, tuple[int, float]] = {}
         self._waiting: dict[int, tuple[PlacementGroup, MemberConfig]] = {}
         self._looked_s = 0.0
         self._collators: tuple[str, ...] = ()
@@ -242,7 +244,7 @@ class Fleet:
         self._seats[member] = _Seat(actor=seat.actor, poll=poll, due_s=due_s + POLL_S)
         self._untold.append(MemberSpawned(member=member))
 
-    def _sorted(self, member: int, told: Iterable[Word | Lines | Still]) -> list[Word]:
+    def _sorted(self, member: int, told: Iterable[Word | Lines | Still | Behind]) -> list[Word]:
         """The words of an answer; the rest is kept for who asks for it."""
         self._still_s[member] = 0.0
         words: list[Word] = []
@@ -250,6 +252,8 @@ class Fleet:
             match one:
                 case Still():
                     self._still_s[member] = one.seconds
+                case Behind():
+                    self._behind[member] = one.micro_batches, one.seconds
                 case Lines():
                     self._lines.append(one)
                 case Word():
@@ -272,7 +276,10 @@ class Fleet:
         late_s, self._late_s = self._late_s, {}
         due_s = {member: seat.due_s for member, seat in self._seats.items()}
         still_s = {member: seconds for member, seconds in self._still_s.items() if seconds > 0.0}
-        return Heard(looked_s=self._polled_s, late_s=late_s, due_s=due_s, still_s=still_s)
+        behind, self._behind = self._behind, {}
+        return Heard(
+            looked_s=self._polled_s, late_s=late_s, due_s=due_s, still_s=still_s, behind=behind
+        )
 
     def lines(self) -> list[Lines]:
         """What members' logs have said since the last call; it came with their events."""

@@ -10,7 +10,7 @@ _NOISE = 0.05  # least relative scatter assumed of an observation; also the prio
 _NARROW_GATE = math.log(1.25)  # nothing closer to the fit than this (as a log ratio) is an outlier
 _GATE_SCALES = 3.0  # standard deviations of an observation beyond which it is an outlier
 _LASTING = 3  # outliers in a row, all slower or all faster, that make a new level
-_LONG_S = 2.0  # ... or one that has taken so long, if it is off by more than
+_LONG_S = 2.0  # ... or one slower one that has taken so long, if it is off by more than
 _FAR = math.log(2.0)  # this factor: with long steps, three would be a minute
 _TOLD_S = 0.5  # seconds of computing that a new level has to rest on, to be told as one
 _CLIPPED = math.log(3.0)  # one hiccup must not make the gate wide
@@ -71,9 +71,10 @@ class SpeedEstimate:
     An observation further from the fit than a gate (25%, or three standard deviations) is held
     back. One or two such are a hiccup and leave no trace in the fit; three in a row, all slower or
     all faster, are a new level: their median, taken over at once. So is one of more than twice the
-    time, where that is at least two seconds: hardly a hiccup is as long. The machine may have
-    changed in the midst of it, so the next one is believed wherever it is; where that is far from
-    it, it is a new level, too.
+    time, where that is at least two seconds: hardly a hiccup is as long; and one of less than half
+    the time, where that is at least half a second: no hiccup makes a machine faster. The machine
+    may have changed in the midst of it, so the next one is believed wherever it is; where that is
+    not near it, it is a new level, too.
 
     >>> estimate = SpeedEstimate(Speed(fixed_s=0.1, micro_batch_s=0.1))
     >>> for seconds in (0.5, 0.5, 1.5, 0.5):  # four micro-batches a step, one hiccup
@@ -115,6 +116,7 @@ class SpeedEstimate:
         self._noise = _NOISE**2  # variance of an observation
         self._held: list[float] = []  # log ratios of outliers in a row, all on one side
         self._held_s = 0.0  # of computing, in them
+        self._doubted_s = 0.0  # of computing, in one that was believed at once, if it was the last
 
     @property
     def speed(self) -> Speed:
@@ -155,12 +157,14 @@ class SpeedEstimate:
             self._scatter(far)
             self._update(grown, off)
             self._share = share
-            return far > _FAR and compute_s >= _TOLD_S
+            rests_on_s, self._doubted_s = compute_s + self._doubted_s, 0.0
+            least = _NARROW_GATE if rests_on_s > compute_s else _FAR
+            return far > least and rests_on_s >= _TOLD_S
         if self._held and (off > 0) != (self._held[0] > 0):
             self._drop_held()
         self._held_s = compute_s + (self._held_s if self._held else 0.0)
         self._held.append(off)
-        at_once = off > _FAR and compute_s >= _LONG_S
+        at_once = abs(off) > _FAR and compute_s >= (_LONG_S if off > 0 else _TOLD_S)
         if len(self._held) < _LASTING and not at_once:
             return False
         off = off if at_once else median(self._held)
@@ -168,9 +172,11 @@ class SpeedEstimate:
         self._doubt(share, off)
         self._update(grown, off)
         self._share = share
+        self._doubted_s = 0.0
         if at_once:
             level, both, slope = self._covariance
             self._covariance = (level + _FAR**2, both, slope)
+            self._doubted_s = self._held_s
         return self._held_s >= _TOLD_S
 
     def _seconds(self, share: float) -> float:

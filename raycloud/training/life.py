@@ -70,6 +70,9 @@ class Life:
         report: Gets every event.
         provider: Prepares the data of a task that returns a `Source`.
 
+    Attributes:
+        pace: How fast it computes.
+
     Raises:
         JobError: The task, its data or the checkpoint cannot be used.
     """
@@ -111,6 +114,7 @@ class Life:
             return job.steps or self._step + left
 
         self._replica = Replica(job, self._task, device=self._device, steps=last_step, clock=clock)
+        self.pace = self._replica.pace
         self._replica.notice = lambda what, detail: self._notice(what, **detail)
         self._samples = self._arranged.supply.train
         self._grown: dict[int, BlockSamples] = {}
@@ -170,9 +174,8 @@ class Life:
     @property
     def usual_s(self) -> float | None:
         """See `stillness.Watch`; None also on a GPU, and where other processes compile."""
-        if self._device.type != "cpu" or self._config.job.compile or not self._replica.computing:
-            return None
-        return self._replica.longest_s
+        known = self._device.type == "cpu" and not self._config.job.compile
+        return self.pace.longest_s if known and self.pace.computing else None
 
     def survivor(self) -> Survivor | None:
         """What the next driver is told; None before this member has the state of the training."""

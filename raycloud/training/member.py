@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from raycloud.commands import Change
     from raycloud.data.provide import Provider
     from raycloud.sync.transport import Transport
+    from raycloud.training.pace import Behind
     from raycloud.training.words import Survivor
 
 __all__ = ["Meeting", "Member", "MemberConfig"]
@@ -96,9 +97,11 @@ class Member:
         newest = max(found.newest, self._newest, planned)
         return replace(found, newest=newest, changes=max(found.changes, number))
 
-    def still(self) -> list[Still]:
-        """Whether it has stood still in the midst of computing; to be asked about once a second."""
-        return self._watch.look() if self._thread.is_alive() else []
+    def seen(self) -> list[Still | Behind]:
+        """Whether it stands still, or is late, in the midst of computing; asked for each second."""
+        if self._life is None or not self._thread.is_alive():
+            return []
+        return [*self._watch.look(), *self._life.pace.look()]
 
     def _usual_s(self) -> float | None:
         return None if self._life is None else self._life.usual_s

@@ -31,6 +31,7 @@ from raycloud.training.calling import RaisedError, call, call_backward
 from raycloud.training.eager import without_compiler
 from raycloud.training.forward import Forward
 from raycloud.training.kept import Kept
+from raycloud.training.pace import Pace
 from raycloud.training.randomness import seed_compute
 from raycloud.training.share import Share
 from raycloud.training.state import ReplicaState
@@ -64,8 +65,7 @@ class Replica:
     Attributes:
         kept: What is computed of the step that is to be committed next; None: nothing.
         notice: Tells a person what had to be done in another way, with details.
-        computing: In the midst of `compute`, which waits for others only in short turns.
-        longest_s: The most seconds that it has taken; None before the first time.
+        pace: Of `compute`, which waits for others only in short turns.
         backing: Whom it backs up in this generation, and who backs it up; None: nobody.
         following: It has no state yet, and keeps what it would commit; None: it has.
         settle: Called before anything changes; returns once that may be.
@@ -110,8 +110,7 @@ class Replica:
         self.forward = Forward(job, task, self.model, self.statistics, device)
         self._transport: Transport | None = None
         self._broken: TransportError | None = None
-        self.computing = False
-        self.longest_s: float | None = None
+        self.pace = Pace(clock)
         self.kept: Kept | None = None
         self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
         self._told = False  # this generation knows what is skipped
@@ -172,15 +171,13 @@ class Replica:
         Raises:
             TaskError: The task fails on a micro-batch each time, and the job does not skip it.
         """
-        self.computing, began_s = True, self._clock.monotonic_s()
+        self.pace.begin(work.micro_batches if self.backing is None else 0)
+        done: StepWork | None = None
         try:
-            done = self._compute(work, collate, scale, at_hand)
-            if work.passes:
-                took_s = self._clock.monotonic_s() - began_s
-                self.longest_s = max(self.longest_s or 0.0, took_s)
-            return done
+            done = self._compute(work, collate, self.pace.waiting(scale), at_hand)
         finally:
-            self.computing = False
+            self.pace.end(done=done is not None and bool(work.passes))
+        return done
 
     def _compute(
         self,

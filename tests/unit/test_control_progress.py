@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
 from raycloud import commands as c
 from raycloud import events as e
+from raycloud.control.hearing import Heard
 from raycloud.control.resharing import Resharing
 from raycloud.errors import InternalError
 from raycloud.order import Position
@@ -84,7 +88,10 @@ def test_shares_follow_a_gain_that_lasts():
     first = job.committed_step
     commands = []
     for member in (0, 1):
-        commands += job.on(report(job, member, first, at + 5, share=job.shares[member]), 21.0)
+        share = job.shares[member]
+        compute_s = (at + 5 - first) * share * (0.3 if member else 0.1)
+        found = report(job, member, first, at + 5, share=share, compute_s=compute_s)
+        commands += job.on(found, 21.0)
     [record] = commands
     ranges = [r["commit"] for r in record.records]
     assert {r["generation"] for r in ranges} == {0, 1}
@@ -99,7 +106,9 @@ def test_a_report_of_an_older_generation_than_the_last_one_is_refused():
     at = job.committed_step + 3
     for member in (0, 1):
         job.on(e.ChangeApplied(member=member, change=1, step=at), 20.0)
-        job.on(report(job, member, job.committed_step, at, generation=0), 21.0)
+        compute_s = 3 * 4 * (0.3 if member else 0.1)
+        found = report(job, member, job.committed_step, at, generation=0, compute_s=compute_s)
+        job.on(found, 21.0)
     job.on(report(job, 0, at, at + 5, generation=1), 22.0)
     with pytest.raises(InternalError, match="generations 1 to 1 are possible"):
         job.on(report(job, 0, at + 5, at + 6, generation=0), 23.0)
@@ -133,6 +142,51 @@ def test_a_gain_must_be_seen_in_two_looks_in_a_row():
 def test_shares_are_not_looked_at_more_often_than_asked():
     job = training(reshare_every_s=1000.0)
     assert not of(c.Prepare, walk(job, until=200, slow_s=0.12))
+
+
+def test_a_share_that_takes_far_too_long_is_foreseen_before_its_end():
+    job = training(reshare_every_s=1000.0, reshare_steps=1000)
+    for step in range(3):
+        for member in (0, 1):
+            job.on(report(job, member, step, step + 1), 1.0 + step)
+    job.hear(Heard(looked_s=6.0, behind={1: (4, 3.2)}))
+    [prepare] = of(c.Prepare, job.tick(6.0))
+    assert prepare.change == c.Reshare(generation=1, shares=(7, 1))
+
+
+@pytest.mark.parametrize("seconds", [0.4, 0.7, 1.9])
+def test_what_is_no_longer_than_a_hiccup_is_not_foreseen(seconds):
+    job = training(reshare_every_s=1000.0, reshare_steps=1000)
+    for member in (0, 1):
+        job.on(report(job, member, 0, 3), 1.0)
+    job.hear(Heard(looked_s=6.0, behind={1: (4, seconds)}))
+    assert not of(c.Prepare, job.tick(6.0))
+
+
+def test_who_is_idle_is_measured_now_and_then_and_taken_back_once_it_has_recovered():
+    settings = control(reshare_every_s=1.0, reshare_steps=1)._state.settings
+    resharing = Resharing(settings, {0: ready(0), 1: ready(1, micro_batch_s=2.0)}, 0.0)
+    job, tries = training(), []
+
+    def look(shares, now_s):
+        return resharing.look(group=(0, 1), shares=shares, step=int(now_s), now_s=now_s)
+
+    def tried(seconds, now_s):
+        told = replace(report(job, 1, 0, 2), micro_batches=2, compute_s=2 * seconds)
+        resharing.observe(told)
+        return look((7, 1), now_s)
+
+    for now_s in range(1, 120):
+        if (found := look((8, 0), float(now_s))) is not None:
+            assert found == (7, 1)
+            tries.append(now_s)
+            assert tried(2.0, now_s + 0.5) == (8, 0)  # at once, as slow as ever
+    between = [b - a for a, b in pairwise(tries)]
+    assert between == [50]  # forty times the 1.2 s that a step takes more
+    while look((8, 0), float(now_s)) is None:
+        now_s += 1
+    after_s = (now_s + 0.2, now_s + 0.4, now_s + 0.6)
+    assert [tried(0.1, at_s) for at_s in after_s] == [None, None, (4, 4)]  # one tells nothing
 
 
 @pytest.mark.parametrize("slow_s", [0.3, 0.8])

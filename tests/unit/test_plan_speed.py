@@ -113,7 +113,7 @@ def test_a_machine_that_changes_in_the_midst_of_a_long_step() -> None:
         estimate.observe(1, 1, seconds)
     assert estimate.speed.seconds(1) == pytest.approx(1.55, rel=0.05)
     told = [estimate.observe(1, 1, seconds) for seconds in (0.54, 0.26, 0.26)]
-    assert told == [False, False, True]
+    assert told == [True, True, False]  # no hiccup makes a machine faster
     assert estimate.speed.seconds(4) == pytest.approx(1.03, rel=0.1)
 
 

@@ -1,0 +1,122 @@
+"""How fast a member computes its shares, and whether one takes far longer than usual, meanwhile.
+
+A step that has become slow may take a minute, and who waits for its end has lost another one until
+the shares change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+
+Waited = TypeVar("Waited")
+
+_LONG_S = 2.0  # nothing shorter is far longer than usual: it may be a hiccup
+_FAR = 2.0  # times as long
+_BETWEEN_S = 0.5  # two looks that are closer say little of the pace of now
+_MOST = 4.0  # times what has passed: what does not go on at all is seen by others
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """A share that is being computed takes far longer than usual.
+
+    Attributes:
+        micro_batches: The share.
+        seconds: What all of it is likely to take.
+    """
+
+    micro_batches: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Span:
+    """A share, and two clocks: when it was begun, or how long it has taken."""
+
+    micro_batches: int
+    at_s: float
+    cpu_s: float
+
+
+class Pace:
+    """Of a member's computing. One thread computes; another one may look.
+
+    On a CPU that has become slow a process gets less processor time in a second than it did before:
+    so it is known how long the rest will take. Elsewhere it is known how long it has taken so far.
+
+    Args:
+        clock: For seconds, and the process's own.
+
+    Attributes:
+        longest_s: The most seconds that a share has taken; None before the first one.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        """Nothing is computed."""
+        self._clock = clock
+        self._now: _Span | None = None
+        self._usual: _Span | None = None
+        self._looked: tuple[_Span, float, float] | None = None
+        self._waits = False
+        self.longest_s: float | None = None
+
+    @property
+    def computing(self) -> bool:
+        """In the midst of a share."""
+        return self._now is not None
+
+    def begin(self, micro_batches: int) -> None:
+        """A share is computed from now on; of one of 0 nothing is told, whatever is done in it."""
+        self._now = _Span(micro_batches, self._clock.monotonic_s(), self._clock.cpu_s())
+
+    def waiting(self, others: Callable[[], Waited]) -> Callable[[], Waited]:
+        """The same call, which waits for others: that is no part of the share."""
+
+        def wait() -> Waited:
+            at_s, cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
+            self._waits = True
+            try:
+                return others()
+            finally:
+                if (now := self._now) is not None:
+                    took_s, used_s = self._since(at_s, cpu_s)
+                    self._now = _Span(now.micro_batches, now.at_s + took_s, now.cpu_s + used_s)
+                self._waits = False
+
+        return wait
+
+    def end(self, *, done: bool) -> None:
+        """It is not computed any more: it is `done`, or was given up."""
+        began, self._now = self._now, None
+        if began is None or not done:
+            return
+        took_s, cpu_s = self._since(began.at_s, began.cpu_s)
+        self.longest_s = max(self.longest_s or 0.0, took_s)
+        if began.micro_batches and took_s > 0.0:
+            self._usual = _Span(began.micro_batches, took_s, cpu_s)
+
+    def look(self) -> list[Behind]:
+        """What is to be told: nothing, mostly. To be asked about once a second."""
+        now, usual, before = self._now, self._usual, self._looked
+        if now is None or usual is None or self._waits:
+            return []
+        at_s, cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
+        self._looked = now, at_s, cpu_s
+        usual_s = usual.at_s * now.micro_batches / usual.micro_batches
+        took_s = at_s - now.at_s
+        if not now.micro_batches or took_s < max(_LONG_S, _FAR * usual_s):
+            return []
+        since_s, used_s = now.at_s, now.cpu_s
+        if before is not None and before[0] is now and at_s - before[1] >= _BETWEEN_S:
+            since_s, used_s = before[1:]
+        likely_s = usual_s * (usual.cpu_s / usual.at_s) * (at_s - since_s)
+        likely_s /= max(cpu_s - used_s, likely_s / (_MOST * took_s))
+        return [Behind(now.micro_batches, max(took_s, likely_s))]
+
+    def _since(self, at_s: float, cpu_s: float) -> tuple[float, float]:
+        return self._clock.monotonic_s() - at_s, self._clock.cpu_s() - cpu_s
