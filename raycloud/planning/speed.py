@@ -60,21 +60,23 @@ class Speed:
 class SpeedEstimate:
     """One worker's `Speed`, followed while the run goes on.
 
-    With b1 the first share observed, T(b) = level * (1 + slope * (b / b1 - 1)): `level` is T(b1),
-    and `slope` in [0, 1] the part of it that grows with the share, so that fixed_s and
-    micro_batch_s are never negative. (log level, slope) is fitted to the logarithms of the observed
-    seconds by weighted recursive least squares, as a Kalman filter: the level wanders, so that an
-    observation's weight halves every `half_life` observations; the slope hardly does. So a machine
-    that slows down does so for every share, and as long as one share only is seen the known ratio
-    fixed_s : micro_batch_s is kept. Another share tells about the slope.
+    With b1 the first share observed, or the first since the level was forgotten,
+    T(b) = level * (1 + slope * (b / b1 - 1)): `level` is T(b1), and `slope` in [0, 1] the part of
+    it that grows with the share, so that fixed_s and micro_batch_s are never negative. (log level,
+    slope) is fitted to the logarithms of the observed seconds by weighted recursive least squares,
+    as a Kalman filter: the level wanders, so that an observation's weight halves every `half_life`
+    observations; the slope hardly does. So a machine that slows down does so for every share, and
+    as long as one share only is seen the known ratio fixed_s : micro_batch_s is kept. Another share
+    tells about the slope.
 
     An observation further from the fit than a gate (25%, or three standard deviations) is held
     back. One or two such are a hiccup and leave no trace in the fit; three in a row, all slower or
     all faster, are a new level: their median, taken over at once. So is one of more than twice the
     time, where that is at least two seconds: hardly a hiccup is as long; and one of less than half
-    the time, where that is at least half a second: no hiccup makes a machine faster. The machine
-    may have changed in the midst of it, so the next one is believed wherever it is; where that is
-    not near it, it is a new level, too.
+    the time, where it and faster ones before it are half a second at least: no hiccup makes a
+    machine faster. The machine may have changed in the midst of it, so the next one is believed
+    wherever it is; where that is not near it, it is a new level, too, and so on until one is near
+    the last. Until then the level is forgotten each time: none of them tells about the slope.
 
     >>> estimate = SpeedEstimate(Speed(fixed_s=0.1, micro_batch_s=0.1))
     >>> for seconds in (0.5, 0.5, 1.5, 0.5):  # four micro-batches a step, one hiccup
@@ -116,7 +118,9 @@ class SpeedEstimate:
         self._noise = _NOISE**2  # variance of an observation
         self._held: list[float] = []  # log ratios of outliers in a row, all on one side
         self._held_s = 0.0  # of computing, in them
-        self._doubted_s = 0.0  # of computing, in one that was believed at once, if it was the last
+        self._doubted_s = (
+            0.0  # of computing, in one that was believed at once, or was not near that: if the last
+        )
 
     @property
     def speed(self) -> Speed:
@@ -148,34 +152,37 @@ class SpeedEstimate:
             return False
         share = micro_batches / steps  # a fraction where an epoch's short last step is among them
         if not self._unit:
-            self._start(share)
+            self._at(share)
+            self._share = share
         off = math.log(compute_s / steps / self._seconds(share))
         far, grown = abs(off), self._grown(share) if share != self._unit else 0.0
         if far <= _NARROW_GATE or far <= self._gate(grown):
             if self._held:
                 self._drop_held()
             self._scatter(far)
+            rests_on_s, doubted = compute_s + self._doubted_s, self._doubted_s > 0
             self._update(grown, off)
             self._share = share
-            rests_on_s, self._doubted_s = compute_s + self._doubted_s, 0.0
-            least = _NARROW_GATE if rests_on_s > compute_s else _FAR
-            return far > least and rests_on_s >= _TOLD_S
+            self._doubted_s = 0.0
+            if doubted and far > _NARROW_GATE:
+                self._forget_level(share)
+                self._doubted_s = compute_s
+            return far > (_NARROW_GATE if doubted else _FAR) and rests_on_s >= _TOLD_S
         if self._held and (off > 0) != (self._held[0] > 0):
             self._drop_held()
         self._held_s = compute_s + (self._held_s if self._held else 0.0)
         self._held.append(off)
-        at_once = abs(off) > _FAR and compute_s >= (_LONG_S if off > 0 else _TOLD_S)
+        at_once = compute_s >= _LONG_S if off > _FAR else off < -_FAR and self._held_s >= _TOLD_S
         if len(self._held) < _LASTING and not at_once:
             return False
         off = off if at_once else median(self._held)
         self._held.clear()
         self._doubt(share, off)
-        self._update(grown, off)
+        self._update(self._grown(share), off)
         self._share = share
         self._doubted_s = 0.0
         if at_once:
-            level, both, slope = self._covariance
-            self._covariance = (level + _FAR**2, both, slope)
+            self._forget_level(share)
             self._doubted_s = self._held_s
         return self._held_s >= _TOLD_S
 
@@ -183,9 +190,9 @@ class SpeedEstimate:
         """T(share), of the fit."""
         return self.fixed_s + share * self.micro_batch_s
 
-    def _start(self, share: float) -> None:
-        """Express the prior by its level and slope at the first share."""
-        self._unit = self._share = share
+    def _at(self, share: float) -> None:
+        """Express the fit by its level and slope at this share."""
+        self._unit = share
         self._log_level = math.log(self._seconds(share))
         self._slope = share * self.micro_batch_s / self._seconds(share)
         self._least_slope = min(_SMALLEST_SLOPE, self._slope)
@@ -210,7 +217,15 @@ class SpeedEstimate:
             level, both, slope = level + known * known * turn, both - known * turn, slope + turn
             self._covariance = (level + off * off, both, slope)
         else:
-            self._covariance = (level + _LEVEL_UNKNOWN, both, slope)
+            self._forget_level(share)
+
+    def _forget_level(self, share: float) -> None:
+        """The level may be any, and is T(share) from now on, so that it alone is what is seen."""
+        more = share / self._unit
+        turned = (more / (1.0 + self._slope * (more - 1.0)) ** 2) ** 2  # of the slope's variance
+        self._at(share)
+        slope = min(self._covariance[2] * turned, _SLOPE_UNKNOWN)
+        self._covariance = (_LEVEL_UNKNOWN, 0.0, slope)
 
     def _gate(self, grown: float) -> float:
         """How far an observation may be from the fit, as a log ratio, and still be believed."""
@@ -236,14 +251,15 @@ class SpeedEstimate:
         to_level, to_slope = level + grown * both, both + grown * slope
         expected = to_level + grown * to_slope + noise
         self._log_level += to_level / expected * off
-        self._slope += to_slope / expected * off
-        self._slope = min(max(self._slope, self._least_slope), 1.0)
         drift = _SLOPE_DRIFT if slope < _SLOPE_UNKNOWN else 0.0
-        self._covariance = (
-            level - to_level * to_level / expected + noise * self._wander,
-            both - to_level * to_slope / expected,
-            slope - to_slope * to_slope / expected + drift,
-        )
+        level -= to_level * to_level / expected
+        both -= to_level * to_slope / expected
+        slope -= to_slope * to_slope / expected
+        free = self._slope + to_slope / expected * off
+        self._slope = min(max(free, self._least_slope), 1.0)
+        if self._slope != free:  # the most likely level for the nearest slope that there can be
+            self._log_level += both / slope * (self._slope - free)
+        self._covariance = (level + noise * self._wander, both, slope + drift)
         level_s = math.exp(self._log_level)
         self.fixed_s = level_s * (1.0 - self._slope)
         self.micro_batch_s = level_s * self._slope / self._unit

@@ -53,14 +53,14 @@ def test_fit_shares_is_optimal(speeds: list[Speed], micro_batches: int) -> None:
     if micro_batches < len(speeds):
         assert took_s == best_s
         return
-    # who is left out would make the step at least 10% longer, or can hold nothing
-    kept = [i for i, s in enumerate(speeds) if limits[i] > 0 and 0.9 * s.seconds(1) < best_s]
+    # who is left out would make the step at least 30% faster to lack, or can hold nothing
+    kept = [i for i, s in enumerate(speeds) if limits[i] > 0 and 0.7 * s.seconds(1) < best_s]
     if best_s > 0:
         assert all(shares[i] > 0 for i in kept)
     # and within that rule nothing is faster
     allowed = [t for t, split in every if all(split[i] > 0 for i in kept)]
     assert took_s == min(allowed)
-    assert took_s <= best_s / 0.9 * (1 + 1e-12)
+    assert took_s <= best_s / 0.7 * (1 + 1e-12)
 
 
 @settings(deadline=None, max_examples=100)

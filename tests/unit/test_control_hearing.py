@@ -155,7 +155,7 @@ def test_several_machines_at_once_are_waited_for_a_little_longer():
     job.on(formed(job, 0), 0.0)
     world = World(job, members=4)
     world.go(20.0)
-    assert world.go(22.25, silent=(1, 2)) == []
+    assert world.go(21.5, silent=(1, 2)) == []
     assert world.go(23.0) == []
     forms = [one for one in world.go(47.0, silent=(1, 2)) if isinstance(one, c.Form)]
     assert forms[-1].members == (0, 3)

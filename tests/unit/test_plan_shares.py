@@ -37,11 +37,11 @@ def test_fewer_micro_batches_than_workers_go_to_the_fastest() -> None:
 
 
 def test_a_slow_worker_keeps_one_while_that_costs_little() -> None:
-    assert fit_shares([even(1.0), even(4.4)], 4) == (3, 1)
+    assert fit_shares([even(1.0), even(5.7)], 4) == (3, 1)
 
 
 def test_a_worker_that_holds_up_the_step_is_left_out() -> None:
-    assert fit_shares([even(1.0), even(4.5)], 4) == (4, 0)
+    assert fit_shares([even(1.0), even(5.8)], 4) == (4, 0)
 
 
 def test_only_those_are_left_out_that_hold_up_the_step() -> None:

@@ -117,6 +117,33 @@ def test_a_machine_that_changes_in_the_midst_of_a_long_step() -> None:
     assert estimate.speed.seconds(4) == pytest.approx(1.03, rel=0.1)
 
 
+def test_a_share_taken_on_while_slow_tells_nothing_false_about_larger_ones() -> None:
+    """A real one's seconds: it was throttled within a step, and computed one micro-batch until it
+    was fast again. With the old speed between its old share's seconds and the new share's, seven
+    micro-batches looked like 0.9 s, and were 1.21 s."""
+    estimate = SpeedEstimate(Speed(fixed_s=0.03, micro_batch_s=0.168))
+    for seconds in (0.72, 0.70, 0.69, 0.71, 0.75, 0.70, 2.23, 3.45):
+        estimate.observe(4, 1, seconds)
+    for seconds in (1.32, 1.23, 1.25, 1.14, 1.40, 1.09, 1.04, 1.16, 1.39, 1.17):
+        estimate.observe(1, 1, seconds)
+    assert estimate.speed.seconds(1) == pytest.approx(1.2, rel=0.05)
+    assert estimate.speed.seconds(4) > 3.9
+    estimate.observe(2, 2, 1.01)
+    estimate.observe(2, 2, 0.42)
+    assert estimate.speed.seconds(4) == pytest.approx(0.70, rel=0.1)
+    assert estimate.speed.seconds(7) == pytest.approx(1.21, rel=0.1)
+
+
+def test_a_slope_at_its_end_takes_nothing_from_the_level() -> None:
+    """What a slope above 1 would have explained is none of the level's error."""
+    estimate = SpeedEstimate(Speed(fixed_s=0.0, micro_batch_s=0.25))
+    for seconds in (1.0, 1.0, 4.0, 6.0):
+        estimate.observe(4, 1, seconds)
+    for seconds in (1.57, 1.49, 1.58, 1.55, 1.65, 1.53) * 3:
+        estimate.observe(1, 1, seconds)
+        assert estimate.speed.seconds(1) == pytest.approx(1.56, rel=0.07)
+
+
 def test_a_long_hiccup_is_found_out_by_the_next_observation() -> None:
     estimate = SpeedEstimate(Speed(fixed_s=0.0, micro_batch_s=0.25))
     told = [estimate.observe(4, 1, seconds) for seconds in (1.0, 1.0, 4.0, 1.0, 1.0)]
