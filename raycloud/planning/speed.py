@@ -73,10 +73,13 @@ class SpeedEstimate:
     back. One or two such are a hiccup and leave no trace in the fit; three in a row, all slower or
     all faster, are a new level: their median, taken over at once. So is one of more than twice the
     time, where that is at least two seconds: hardly a hiccup is as long; and one of less than half
-    the time, where it and faster ones before it are half a second at least: no hiccup makes a
-    machine faster. The machine may have changed in the midst of it, so the next one is believed
-    wherever it is; where that is not near it, it is a new level, too, and so on until one is near
-    the last. Until then the level is forgotten each time: none of them tells about the slope.
+    the time, where half a second at least was expected of it and faster ones before it: no hiccup
+    makes a machine faster. The machine may have changed in the midst of it, so the next one is
+    believed wherever it is; where that is not near it, it is a new level, too, and so on until one
+    is near the last. Until then the level is forgotten each time: none tells about the slope.
+
+    A machine that was slow for a while, and then takes the seconds again which the fit of before
+    that expects, is as before: that fit is taken over, whatever the shares were meanwhile.
 
     >>> estimate = SpeedEstimate(Speed(fixed_s=0.1, micro_batch_s=0.1))
     >>> for seconds in (0.5, 0.5, 1.5, 0.5):  # four micro-batches a step, one hiccup
@@ -118,6 +121,7 @@ class SpeedEstimate:
         self._noise = _NOISE**2  # variance of an observation
         self._held: list[float] = []  # log ratios of outliers in a row, all on one side
         self._held_s = 0.0  # of computing, in them
+        self._before: tuple[float, float, float] | None = None  # a slow-down: see `_new_level`
         self._doubted_s = (
             0.0  # of computing, in one that was believed at once, or was not near that: if the last
         )
@@ -138,7 +142,7 @@ class SpeedEstimate:
 
         Returns:
             Whether the machine has turned out to be another than it was: a new level, seen for
-            half a second of computing at least.
+            half a second of computing at least, or for what was expected to be as long.
 
         Raises:
             ValueError: A negative number, or seconds that are not finite.
@@ -156,35 +160,57 @@ class SpeedEstimate:
             self._share = share
         off = math.log(compute_s / steps / self._seconds(share))
         far, grown = abs(off), self._grown(share) if share != self._unit else 0.0
+        said_s = compute_s if off > 0 else compute_s * math.exp(far)  # or would have taken
         if far <= _NARROW_GATE or far <= self._gate(grown):
             if self._held:
                 self._drop_held()
             self._scatter(far)
-            rests_on_s, doubted = compute_s + self._doubted_s, self._doubted_s > 0
             self._update(grown, off)
             self._share = share
-            self._doubted_s = 0.0
-            if doubted and far > _NARROW_GATE:
+            if not self._doubted_s:
+                return far > _FAR and said_s >= _TOLD_S
+            rests_on_s, self._doubted_s = said_s + self._doubted_s, 0.0
+            if far > _NARROW_GATE and not self._recall(share, compute_s / steps):
                 self._forget_level(share)
-                self._doubted_s = compute_s
-            return far > (_NARROW_GATE if doubted else _FAR) and rests_on_s >= _TOLD_S
+                self._doubted_s = said_s
+            return far > _NARROW_GATE and rests_on_s >= _TOLD_S
         if self._held and (off > 0) != (self._held[0] > 0):
             self._drop_held()
-        self._held_s = compute_s + (self._held_s if self._held else 0.0)
+        self._held_s = said_s + (self._held_s if self._held else 0.0)
         self._held.append(off)
-        at_once = compute_s >= _LONG_S if off > _FAR else off < -_FAR and self._held_s >= _TOLD_S
+        least_s, so_far_s = (_LONG_S, said_s) if off > 0 else (_TOLD_S, self._held_s)
+        at_once = far > _FAR and so_far_s >= least_s
         if len(self._held) < _LASTING and not at_once:
             return False
-        off = off if at_once else median(self._held)
+        self._new_level(share, off if at_once else median(self._held), doubtful=at_once)
+        return self._held_s >= _TOLD_S
+
+    def _new_level(self, share: float, off: float, *, doubtful: bool) -> None:
+        """Take over an observation, exp(off) times the fit, that is none of the same machine."""
         self._held.clear()
+        self._share, self._doubted_s = share, 0.0
+        took_s = self._seconds(share) * math.exp(off)
+        if off > 0:
+            self._before = (self.fixed_s, self.micro_batch_s, self._covariance[2])  # of the slope
+        elif self._recall(share, took_s):
+            return
         self._doubt(share, off)
         self._update(self._grown(share), off)
-        self._share = share
-        self._doubted_s = 0.0
-        if at_once:
+        if doubtful:
             self._forget_level(share)
             self._doubted_s = self._held_s
-        return self._held_s >= _TOLD_S
+
+    def _recall(self, share: float, took_s: float) -> bool:
+        """Take over the fit of before it became slow, if these seconds are those of then."""
+        if self._before is None:
+            return False
+        fixed_s, micro_batch_s, slope = self._before
+        if abs(math.log(took_s / (fixed_s + share * micro_batch_s))) > _NARROW_GATE:
+            return False
+        self.fixed_s, self.micro_batch_s, self._before = fixed_s, micro_batch_s, None
+        self._at(share)
+        self._covariance = (self._noise, 0.0, slope)
+        return True
 
     def _seconds(self, share: float) -> float:
         """T(share), of the fit."""

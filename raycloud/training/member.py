@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import traceback
@@ -76,9 +77,13 @@ class Member:
         self._watch = Watch(clock, self._thread.ident or 0, self._usual_s)
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """Events since the last call; waits at most `timeout_s` for the first one."""
+        """Events since the last call; waits at most `timeout_s` for the first one.
+
+        It waits no longer either than until a share becomes late: then `seen` has it to tell.
+        """
+        late_s = math.inf if self._life is None else self._life.pace.late_in_s()
         with self._wake:
-            self._wake.wait_for(lambda: bool(self._events), timeout_s)
+            self._wake.wait_for(lambda: bool(self._events), min(timeout_s, late_s))
             found = list(self._events)
             self._events.clear()
         return found

@@ -6,6 +6,7 @@ the shares change.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -41,6 +42,13 @@ class _Span:
     micro_batches: int
     at_s: float
     cpu_s: float
+
+
+def _late_s(now: _Span, usual: _Span) -> float:
+    """Seconds of computing from which on a share takes far longer than usual."""
+    if not now.micro_batches:
+        return math.inf
+    return max(_LONG_S, _FAR * usual.at_s * now.micro_batches / usual.micro_batches)
 
 
 class Pace:
@@ -109,7 +117,7 @@ class Pace:
         self._looked = now, at_s, cpu_s
         usual_s = usual.at_s * now.micro_batches / usual.micro_batches
         took_s = at_s - now.at_s
-        if not now.micro_batches or took_s < max(_LONG_S, _FAR * usual_s):
+        if took_s < _late_s(now, usual):
             return []
         since_s, used_s = now.at_s, now.cpu_s
         if before is not None and before[0] is now and at_s - before[1] >= _BETWEEN_S:
@@ -117,6 +125,17 @@ class Pace:
         likely_s = usual_s * (usual.cpu_s / usual.at_s) * (at_s - since_s)
         likely_s /= max(cpu_s - used_s, likely_s / (_MOST * took_s))
         return [Behind(now.micro_batches, max(took_s, likely_s))]
+
+    def late_in_s(self) -> float:
+        """Seconds until there may be something to tell for the first time of what is computed now.
+
+        Infinite where nothing is computed, or it has been late for a while.
+        """
+        now, usual = self._now, self._usual
+        if now is None or usual is None or self._waits:
+            return math.inf
+        in_s = now.at_s + _late_s(now, usual) - self._clock.monotonic_s()
+        return in_s if in_s > 0.0 else math.inf
 
     def _since(self, at_s: float, cpu_s: float) -> tuple[float, float]:
         return self._clock.monotonic_s() - at_s, self._clock.cpu_s() - cpu_s

@@ -128,10 +128,24 @@ def test_a_share_taken_on_while_slow_tells_nothing_false_about_larger_ones() -> 
         estimate.observe(1, 1, seconds)
     assert estimate.speed.seconds(1) == pytest.approx(1.2, rel=0.05)
     assert estimate.speed.seconds(4) > 3.9
-    estimate.observe(2, 2, 1.01)
-    estimate.observe(2, 2, 0.42)
+    assert estimate.observe(2, 2, 1.01)
+    assert estimate.observe(2, 2, 0.42)
     assert estimate.speed.seconds(4) == pytest.approx(0.70, rel=0.1)
     assert estimate.speed.seconds(7) == pytest.approx(1.21, rel=0.1)
+
+
+@pytest.mark.parametrize(("seconds", "recalled"), [(0.22, True), (0.5, False)])
+def test_who_takes_the_seconds_of_before_is_as_before(seconds: float, recalled: bool) -> None:
+    """While it was slow its fixed part was larger: that ended with it."""
+    before, slow = Speed(fixed_s=0.02, micro_batch_s=0.18), Speed(fixed_s=1.0, micro_batch_s=0.7)
+    estimate = SpeedEstimate(before)
+    for share, speed, times in ((4, before, 5), (4, slow, 2), (1, slow, 6), (2, slow, 6)):
+        for _ in range(times):
+            estimate.observe(share, 1, speed.seconds(share))
+    assert estimate.speed.seconds(4) == pytest.approx(slow.seconds(4), rel=0.1)
+    assert estimate.observe(1, 1, seconds)
+    assert (estimate.speed.fixed_s == pytest.approx(0.02, rel=0.01)) is recalled
+    assert estimate.speed.seconds(1) == pytest.approx(seconds, rel=0.15)
 
 
 def test_a_slope_at_its_end_takes_nothing_from_the_level() -> None:

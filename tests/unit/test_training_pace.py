@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from raycloud.clock import VirtualClock
@@ -119,3 +121,27 @@ def test_a_share_of_nothing_is_not_told_of(clock: Clock) -> None:
     pace.begin(4)
     clock.passes(2.5, 0.4)
     assert pace.look() == [Behind(4, pytest.approx(2.5))]
+
+
+def test_when_a_share_will_be_late_is_known(clock: Clock) -> None:
+    pace = Pace(clock)
+    assert pace.late_in_s() == math.inf
+    pace = usual(clock, 3.0)
+    assert pace.late_in_s() == math.inf
+    pace.begin(2)
+    assert pace.late_in_s() == pytest.approx(3.0)  # twice 1.5 s
+    clock.passes(2.0)
+    assert pace.late_in_s() == pytest.approx(1.0)
+    clock.passes(pace.late_in_s())
+    assert pace.look() != []
+    assert pace.late_in_s() == math.inf  # it is told by now, and again with each look
+    pace.end(done=True)
+    pace.begin(0)
+    assert pace.late_in_s() == math.inf
+
+
+def test_when_a_share_will_be_late_is_not_known_while_it_waits_for_others(clock: Clock) -> None:
+    pace = usual(clock)
+    pace.begin(4)
+    assert pace.waiting(pace.late_in_s)() == math.inf
+    assert pace.late_in_s() == pytest.approx(2.0)
