@@ -18,7 +18,7 @@ class Bucket:
         last: Whether it is the last of a step.
 
     Attributes:
-        flat: The message: gradients, then `used`, `behind` and `astray`.
+        flat: The message: gradients, then `used`, `behind`, `astray` and `late`.
         values: The gradients one after the other, as one tensor.
         slots: The same, in the shapes of the parameters.
         used: For each parameter, whether it was used. Summed over members it tells apart a gradient
@@ -27,6 +27,7 @@ class Bucket:
         behind: In the last bucket one number: 0 where the next change is at hand, else 1. Empty in
             the others.
         astray: The same: 0 where what this member sends is its part of the step.
+        late: The same: 0 unless this member has told that it takes far longer than usual.
         missing: Indices of parameters whose gradients are not yet in place.
     """
 
@@ -38,6 +39,7 @@ class Bucket:
     used: torch.Tensor
     behind: torch.Tensor
     astray: torch.Tensor
+    late: torch.Tensor
     missing: set[int] = field(default_factory=set)
 
     def __init__(self, group: Sequence[tuple[str, nn.Parameter]], *, last: bool) -> None:
@@ -47,7 +49,7 @@ class Bucket:
         self.missing = set()
         self._sizes = [parameter.numel() for parameter in self.parameters]
         first = self.parameters[0]
-        length = sum(self._sizes) + len(group) + (2 if last else 0)
+        length = sum(self._sizes) + len(group) + (3 if last else 0)
         self._hold(torch.zeros(length, dtype=first.dtype, device=first.device))
 
     @property
@@ -62,7 +64,7 @@ class Bucket:
     def _hold(self, flat: torch.Tensor) -> None:
         self.flat = flat
         total, count = sum(self._sizes), len(self._sizes)
-        self.behind, self.astray = flat[total + count :].tensor_split(2)
+        self.behind, self.astray, self.late = flat[total + count :].tensor_split(3)
         self.values, self.used, self.slots = self.cut(flat)
 
     def cut(

@@ -25,6 +25,7 @@ class Exchanged:
         norm: The gradients' global norm before clipping.
         bytes_sent: By this member.
         agreed: All members held the next change when they sent their last gradients.
+        late: A member had told by then that it takes far longer than usual.
         astray: A member has not sent its part of the step: this is no sum to go on with.
         exchange_s: Seconds waited for it.
         bytes_last: Of those sent, the last message's.
@@ -33,6 +34,7 @@ class Exchanged:
     norm: float
     bytes_sent: int
     agreed: bool
+    late: bool = False
     astray: bool = False
     exchange_s: float = 0.0
     bytes_last: int = 0
@@ -72,6 +74,7 @@ class GradientExchange:
         self._scale: Callable[[], float] | None = None
         self._at_hand: Callable[[], bool] = lambda: False
         self._astray: Callable[[], torch.Tensor | float] = lambda: 0.0
+        self._late: Callable[[], bool] = lambda: False
         self._hears = False  # what the backward pass under way finishes is sent
         self._works: list[Work | None] = []
         self._next = 0
@@ -99,6 +102,7 @@ class GradientExchange:
         scale: Callable[[], float],
         at_hand: Callable[[], bool] = lambda: False,
         astray: Callable[[], torch.Tensor | float] = lambda: 0.0,
+        late: Callable[[], bool] = lambda: False,
     ) -> None:
         """The next backward is the step's last: send each bucket as soon as it is full.
 
@@ -107,8 +111,9 @@ class GradientExchange:
                 first gradient is finished, so that it may wait for the control lane.
             at_hand: Says whether this member holds the next change; asked with the last bucket.
             astray: Not 0 where this is not this member's part of the step; asked with it, too.
+            late: Says whether this member has told that it takes far longer than usual; the same.
         """
-        self._at_hand, self._astray, self._hears = at_hand, astray, True
+        self._at_hand, self._astray, self._late, self._hears = at_hand, astray, late, True
         for bucket in self.buckets:
             bucket.missing = set(range(len(bucket.parameters)))
         self._works = []
@@ -171,16 +176,19 @@ class GradientExchange:
                 finish(work, abandoned)
                 self._works[b] = None
         agreed = float(self.buckets[-1].behind) == 0.0
+        late = float(self.buckets[-1].late) != 0.0
         payload = sum(ring_bytes(bucket.payload_bytes, size) for bucket in self.buckets)
         if float(self.buckets[-1].astray) != 0.0:
-            return Exchanged(norm=math.nan, bytes_sent=payload, agreed=agreed, astray=True)
+            return Exchanged(
+                norm=math.nan, bytes_sent=payload, agreed=agreed, late=late, astray=True
+            )
         norms = []
         for bucket in self.buckets:
             norms.append(float(torch.linalg.vector_norm(bucket.values)))
             _show(bucket, bucket.used, bucket.slots)
         last = ring_bytes(self.buckets[-1].payload_bytes, size)
         norm = math.hypot(*norms)
-        return Exchanged(norm=norm, bytes_sent=payload, agreed=agreed, bytes_last=last)
+        return Exchanged(norm=norm, bytes_sent=payload, agreed=agreed, late=late, bytes_last=last)
 
     @property
     def under_way(self) -> bool:
@@ -290,6 +298,7 @@ class GradientExchange:
         if self._next == len(self.buckets) - 1:
             bucket.behind.fill_(0.0 if self._at_hand() else 1.0)
             bucket.astray.fill_(self._astray())
+            bucket.late.fill_(1.0 if self._late() else 0.0)
         transport = self._transport
         self._next += 1
         if transport is None or transport.size == 1:

@@ -14,7 +14,7 @@ from raycloud.sync.lane import Lane, LaneReport
 from raycloud.sync.transport import Abandoned
 from raycloud.training.feed import Feed
 from raycloud.training.growth import LAYOUT, layout_record
-from raycloud.training.outcome import Others, find_outcome
+from raycloud.training.outcome import Others, all_hold, find_outcome
 from raycloud.training.parts import Owed, Parts, Seat
 from raycloud.training.rollback import RollbackError, check_end
 from raycloud.training.schedule import Adopted, Course, Piece, Schedule
@@ -222,21 +222,18 @@ class Loop:
         follows = parts.replica.following is not None
         found.take(parts.replica, work, tells=self.seat.rank == 0)
         self._sums, self.position = None, self._computed.after
-        if found.exchanged.agreed:
-            self._agree()
         self.step += 1
         if follows:  # it tells of no step that it has not committed with all others
             self._tally.begin()
-            return
-        self.owed = found.owed
-        self._tally.add(
-            replace(
-                exchanged(self._computed, found.exchanged, self._lane_s),
-                weight=found.weight,
-                skips=found.skips,
-                bytes_dense=ring_bytes(parts.replica.gradients.gradient_bytes, self.seat.size),
+        else:
+            self.owed = found.owed
+            done = exchanged(self._computed, found.exchanged, self._lane_s)
+            dense = ring_bytes(parts.replica.gradients.gradient_bytes, self.seat.size)
+            self._tally.add(
+                replace(done, weight=found.weight, skips=found.skips, bytes_dense=dense)
             )
-        )
+        if all_hold(found.exchanged, others):
+            self._agree()
 
     def _scale(self) -> float:
         return 1.0 / self._weighed().weight
@@ -265,7 +262,7 @@ class Loop:
         return sums
 
     def _agree(self) -> None:
-        due = self._parts.changes.agree(self.step)
+        due = self._parts.changes.agree(self.step - 1)
         match due.change:
             case Reshare(generation=generation, shares=shares):
                 self._schedule.add(Piece(step=due.step, generation=generation, shares=shares))

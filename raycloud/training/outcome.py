@@ -85,6 +85,21 @@ class Outcome:
             replica.commit(work, self.left_out, self.skips)
 
 
+def all_hold(exchanged: Exchanged, others: Others) -> bool:
+    """Whether all members hold the next change, once a step is committed.
+
+    Each has said it with its last gradients. Where one was late and has told so, that was long ago
+    for the others, and the change may be what was made of it: they say it once more.
+
+    Raises:
+        TransportError: The exchange broke, or was abandoned.
+    """
+    if exchanged.agreed or not exchanged.late:
+        return exchanged.agreed
+    [lack] = others.lane.sum([0.0 if others.at_hand() else 1.0], others.abandoned)
+    return lack == 0.0
+
+
 def find_outcome(replica: Replica, span: StepSpan, weight: float, others: Others) -> Outcome:
     """Wait for the exchange of a step that all have computed, whose whole weight is `weight`.
 

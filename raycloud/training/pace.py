@@ -70,6 +70,7 @@ class Pace:
         self._now: _Span | None = None
         self._usual: _Span | None = None
         self._looked: tuple[_Span, float, float] | None = None
+        self._told = False  # something, of what is computed now
         self._waits = False
         self.longest_s: float | None = None
 
@@ -81,6 +82,7 @@ class Pace:
     def begin(self, micro_batches: int) -> None:
         """A share is computed from now on; of one of 0 nothing is told, whatever is done in it."""
         self._now = _Span(micro_batches, self._clock.monotonic_s(), self._clock.cpu_s())
+        self._told = False
 
     def waiting(self, others: Callable[[], Waited]) -> Callable[[], Waited]:
         """The same call, which waits for others: that is no part of the share."""
@@ -124,7 +126,12 @@ class Pace:
             since_s, used_s = before[1:]
         likely_s = usual_s * (usual.cpu_s / usual.at_s) * (at_s - since_s)
         likely_s /= max(cpu_s - used_s, likely_s / (_MOST * took_s))
+        self._told = True
         return [Behind(now.micro_batches, max(took_s, likely_s))]
+
+    def told(self) -> bool:
+        """Whether something was told of what is computed now."""
+        return self._told
 
     def late_in_s(self) -> float:
         """Seconds until there may be something to tell for the first time of what is computed now.

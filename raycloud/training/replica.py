@@ -250,7 +250,7 @@ class Replica:
                 self.statistics.launch(self._transport, scale, weight)
             except TransportError as error:
                 self._broken = error
-        self.gradients.arm(scale, at_hand, self._astray)
+        self.gradients.arm(scale, at_hand, self._astray, self.pace.told)
         if last is not None:
             call_backward(last[1] * last[0].weight)
         self.gradients.launch()

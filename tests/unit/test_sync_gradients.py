@@ -290,8 +290,8 @@ def test_bytes() -> None:
     assert crew.exchanges[0].gradient_bytes == numbers * 8
     (sent, _) = crew.collect()
     assert sent.bytes_sent == ring_bytes(
-        (numbers + 6 + 2) * 8, 2
-    )  # one number a parameter, two in all
+        (numbers + 6 + 3) * 8, 2
+    )  # one number a parameter, three in all
 
 
 def test_where_one_has_not_sent_its_part_nobody_goes_on_with_the_sum() -> None:

@@ -45,8 +45,14 @@ def test_how_long_the_rest_will_take_follows_from_the_processor_time_of_now(cloc
     clock.passes(1.0, 0.1)  # a quarter of what it had
     assert pace.look() == []
     clock.passes(1.0, 0.1)
+    assert not pace.told()
     [told] = pace.look()
     assert told == Behind(4, pytest.approx(4.0))
+    pace.waiting(lambda: None)()
+    assert pace.told()
+    pace.end(done=True)
+    pace.begin(4)
+    assert not pace.told()
 
 
 def test_where_nobody_has_looked_before_the_whole_share_counts(clock: Clock) -> None:
