@@ -53,13 +53,15 @@ $(READY): pyproject.toml $(wildcard constraints*.txt)
 train: setup  ## train a small GPT on real text with two local workers
 	$(BIN)/raycloud train jobs/gpt.yaml $(ARGS)
 
-# What needs no Ray of its own has a process for each core; the rest shares the machine with nobody.
+# What needs no Ray of its own has a process for each core; of those with a Ray two run at a time, but
+# for those that time the machine or look at all of it, which share it with nobody.
 test: check  ## every check and every test
 	@.ci/tools
 ifeq ($(ARGS),)
 	@failed=; \
 	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m 'not ray and not testbed' || failed=1; \
-	$(BIN)/python -m pytest -m 'ray or testbed' || failed=1; \
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'ray and not alone' || failed=1; \
+	$(BIN)/python -m pytest -m 'testbed or alone' || failed=1; \
 	test -z "$$failed"
 else
 	$(BIN)/python -m pytest $(ARGS)

@@ -5,8 +5,9 @@
 Each repeat begins with the limit: every node computing alone. Contestants take turns within a
 repeat, and the first turn goes round from repeat to repeat. A row is written as soon as its run is
 done, and a run whose row is there is left out, so a run that was broken off goes on; a row of other
-settings is an error, and so is a repeat on two machines: what is compared is of one. Needs root and
-iproute2; `python -m benchmarks.testbed check` says what is missing.
+settings is an error, and so is a repeat on two machines, or one whose limit is an hour old: what is
+compared is of one machine at one time. Needs root and iproute2, and
+`python -m benchmarks.testbed check` says what is missing.
 """
 
 from __future__ import annotations
@@ -109,12 +110,15 @@ def check_rows(scenario: Scenario, asked: Asked, results: Results) -> None:
     A repeat that is complete may be of another machine: its rows are compared with its own limit.
 
     Raises:
-        ResultsError: One is of other settings, or of another machine and its repeat would go on.
+        ResultsError: One is of other settings, or its repeat would go on, and is of another machine
+            or has an old limit.
     """
     for repeat, its in groupby(_order(asked), key=itemgetter(0)):
         names = [name for _, name in its]
         there = {row["contestant"]: row for row in results.of(scenario.name, repeat)}
         goes_on = any(name not in there for name in names)
+        if goes_on and not asked.again:
+            results.check_fresh(scenario.name, repeat, datetime.now(tz=UTC))
         for name, row in there.items():
             differs = _settings_differ(row, scenario, asked) if name in names else []
             differs += differing("machine", row, asked.machine) if goes_on else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,6 +14,7 @@ FORMAT = 1
 LIMIT = "limit"  # the contestant that is no contestant: every node alone
 OURS = "raycloud"  # and its variants are named "raycloud-..."
 SOFTWARE = ("commit", "changed_since_commit")  # of a machine's description
+FRESH = timedelta(hours=1)  # of a limit: a machine is not as fast at all times
 QUIET = 0.03  # part of the machine's CPU time that others may use in a run
 
 Row = Mapping[str, Any]
@@ -52,6 +54,20 @@ class Results:
     def of(self, scenario: str, repeat: int) -> tuple[Row, ...]:
         """All rows of one repeat."""
         return tuple(r for r in self.rows if (r["scenario"], r["repeat"]) == (scenario, repeat))
+
+    def check_fresh(self, scenario: str, repeat: int, now: datetime) -> None:
+        """Check that the limit of a repeat, if there is one, is not too old for more contestants.
+
+        Raises:
+            ResultsError: It is.
+        """
+        began = (self.find(scenario, repeat, LIMIT) or {}).get("began")
+        if began is not None and (age := now - datetime.fromisoformat(began)) > FRESH:
+            raise ResultsError(
+                f"{self.path}: the limit of {scenario} repeat {repeat} was measured "
+                f"{age.total_seconds() / 3600:.1f} h ago, and the machine may be faster or slower "
+                "by now; begin with another repeat by --first"
+            )
 
     def add(self, row: Row) -> None:
         """Keep a row, in place of one with the same key; the file holds it once this returns.

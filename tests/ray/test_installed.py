@@ -11,7 +11,7 @@ from raycloud.spec import load_job
 from tests.installing import built, installed
 from tests.live import events, exact_steps, of_kind, ran
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.alone]
 
 
 def test_from_nothing_to_a_first_step_in_three_commands(ray_tmpdir: Path, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ KINDS = (
     ("raycloud train", "driver"),
 )
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = [pytest.mark.timeout(500), pytest.mark.alone]
 
 
 def test_what_listens_is_what_the_page_says(ray_tmpdir: Path, tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ from tests.live import (
 )
 from tests.live_tasks import Gated, Steady
 
+pytestmark = pytest.mark.alone
+
 CPUS = 3
 STEPS, EVERY = 50, 10
 SHORT = 18

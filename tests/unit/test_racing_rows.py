@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,24 @@ def test_a_repeat_on_two_machines_is_refused_also_where_the_other_contestants_ar
     Results(results.path).add({**results.rows[0], "contestant": "ray-train"})
     there = Results(results.path)
     with pytest.raises(ResultsError, match=r'machine\.cpu is "fast", now "slow"; .* --json'):
+        run.check_rows(SCENARIO, other, there)
+
+
+@pytest.mark.parametrize(("hours", "refused"), [(0.9, False), (1.1, True)])
+def test_a_repeat_goes_on_only_while_its_limit_is_fresh(
+    results: Results, hours: float, refused: bool
+) -> None:
+    """The machine that it was measured on was a tenth faster three hours earlier."""
+    began = (datetime.now(tz=UTC) - timedelta(hours=hours)).isoformat(timespec="seconds")
+    results.add({**results.rows[0], "began": began})
+    there = Results(results.path)
+    run.check_rows(SCENARIO, asked(), there)  # nothing is to be run
+    other = asked(contestants=("limit", "torchft"))
+    run.check_rows(SCENARIO, replace(other, again=True), there)
+    if not refused:
+        run.check_rows(SCENARIO, other, there)
+        return
+    with pytest.raises(ResultsError, match=r"limit of S8 repeat 0 was measured 1\.1 h.*--first"):
         run.check_rows(SCENARIO, other, there)
 
 

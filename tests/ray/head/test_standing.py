@@ -31,7 +31,7 @@ from tests.live import (
 )
 
 MANY = 100_000  # steps: more than any run here gets to
-pytestmark = pytest.mark.timeout(560)
+pytestmark = [pytest.mark.timeout(560), pytest.mark.alone]
 
 
 def test_run_here_stands_speaks_and_stops(ray_tmpdir: Path, tmp_path: Path) -> None:
