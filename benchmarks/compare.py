@@ -2,10 +2,11 @@
 
     python -m benchmarks.compare benchmarks/results/S2.json [...] [--baselines DIRECTORY]
 
-Absolute speeds differ from machine to machine, so what is compared are ratios of one run: raycloud
-to the limit, and raycloud to the fastest of the peers that both files hold, each paired by repeat,
-median of the repeats. Exit code 1 where one of them lost more than 10%, or where raycloud fails in
-more of its repeats than it did.
+Absolute speeds differ from day to day, so what is compared are ratios of one run: raycloud to the
+limit, and raycloud to the fastest of the peers that both files hold, each paired by repeat, median
+of the repeats. To a faster processor the same link is a thinner one, so repeats are compared with
+those of the same processor, and one that has no baseline of its own has nothing to lose. Exit code
+1 where one of them lost more than 10%, or where raycloud fails in more of its repeats than it did.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Comparison:
 
     Attributes:
         scenario: Where.
+        processor: On which; empty where a row does not say.
         quantity: Which ratio.
         now: Its median over the repeats; None where it was not measured.
         before: The baseline's.
@@ -49,6 +51,7 @@ class Comparison:
     """
 
     scenario: str
+    processor: str = ""
     quantity: str
     now: float | None
     before: float | None
@@ -70,29 +73,34 @@ class Comparison:
 
 
 def compare(now: Sequence[Row], before: Sequence[Row]) -> list[Comparison]:
-    """Both ratios of every scenario in `now`, and the part of the repeats that did not fail."""
+    """Both ratios of all in `now`, and the part of the repeats that did not fail.
+
+    By scenario and processor.
+    """
     now, before = with_ratios(now), with_ratios(before)
     found = []
-    for scenario in sorted({row["scenario"] for row in now}):
-        ours, theirs = (
-            [row for row in rows if row["scenario"] == scenario] for rows in (now, before)
-        )
+    for where in sorted({_where(row) for row in now}):
+        scenario, processor = where
+        ours, theirs = ([row for row in rows if _where(row) == where] for rows in (now, before))
         both = _measured(ours) & _measured(theirs)
         found += [
             Comparison(
                 scenario=scenario,
+                processor=processor,
                 quantity=f"{OURS} / limit",
                 now=_to_limit(ours),
                 before=_to_limit(theirs),
             ),
             Comparison(
                 scenario=scenario,
+                processor=processor,
                 quantity=f"{OURS} / best peer",
                 now=_to_best(ours, both),
                 before=_to_best(theirs, both),
             ),
             Comparison(
                 scenario=scenario,
+                processor=processor,
                 quantity=f"{OURS} not failed",
                 now=_not_failed(ours),
                 before=_not_failed(theirs),
@@ -110,9 +118,13 @@ def table(comparisons: Sequence[Comparison]) -> str:
         verdict = "  lost" if one.lost else "" if one.before is not None else "  no baseline"
         lines.append(
             f"{one.scenario:<10}{one.quantity:<22}{_number(one.before):>8}{_number(one.now):>8}"
-            f"{change:>9}{verdict}"
+            f"{change:>9}{verdict:<15}{one.processor}".rstrip()
         )
     return "\n".join(lines)
+
+
+def _where(row: Row) -> tuple[str, str]:
+    return row["scenario"], (row.get("machine") or {}).get("cpu", "")
 
 
 def _measured(rows: Sequence[Row]) -> frozenset[str]:

@@ -67,6 +67,23 @@ def test_one_more_repeat_that_fails_is_lost_whatever_the_others_did() -> None:
     assert compare.compare(now, before)[2].lost
 
 
+def test_repeats_of_a_faster_processor_are_compared_with_their_own() -> None:
+    """Its limit is higher, and the link is no faster: the same code has a lower ratio there."""
+
+    def on(cpu: str, ours: float, repeat: int) -> list[dict[str, Any]]:
+        return [{**row, "repeat": repeat, "machine": {"cpu": cpu}} for row in rows([ours])]
+
+    slow, fast = on("slow", 60.0, 0), on("fast", 45.0, 1)
+    found = {one.processor: one for one in reversed(compare.compare(slow + fast, slow))}
+    assert {name: (one.before, one.now, one.lost) for name, one in found.items()} == {
+        "slow": (0.6, 0.6, False),
+        "fast": (None, 0.45, False),
+    }
+    worse = on("fast", 40.0, 1)
+    lost = [one for one in compare.compare(slow + worse, slow + fast) if one.lost]
+    assert [(one.processor, one.now) for one in lost] == [("fast", 0.4)]
+
+
 def test_a_ratio_that_a_row_lacks_is_made_of_the_limits_row() -> None:
     now = [{**row, "ratio_to_limit": None} for row in rows([50.0])]
     assert compare.compare(now, rows([50.0]))[0].lost
