@@ -175,12 +175,11 @@ class GradientExchange:
             if work is not None:
                 finish(work, abandoned)
                 self._works[b] = None
-        agreed = float(self.buckets[-1].behind) == 0.0
-        late = float(self.buckets[-1].late) != 0.0
+        behind, astray, late = map(bool, self.buckets[-1].flat[-3:].tolist())  # one transfer
         payload = sum(ring_bytes(bucket.payload_bytes, size) for bucket in self.buckets)
-        if float(self.buckets[-1].astray) != 0.0:
+        if astray:
             return Exchanged(
-                norm=math.nan, bytes_sent=payload, agreed=agreed, late=late, astray=True
+                norm=math.nan, bytes_sent=payload, agreed=not behind, late=late, astray=True
             )
         norms = []
         for bucket in self.buckets:
@@ -188,7 +187,9 @@ class GradientExchange:
             _show(bucket, bucket.used, bucket.slots)
         last = ring_bytes(self.buckets[-1].payload_bytes, size)
         norm = math.hypot(*norms)
-        return Exchanged(norm=norm, bytes_sent=payload, agreed=agreed, late=late, bytes_last=last)
+        return Exchanged(
+            norm=norm, bytes_sent=payload, agreed=not behind, late=late, bytes_last=last
+        )
 
     @property
     def under_way(self) -> bool:

@@ -81,7 +81,8 @@ class Member:
 
         It waits no longer either than until a share becomes late: then `seen` has it to tell.
         """
-        late_s = math.inf if self._life is None else self._life.pace.late_in_s()
+        life = self._life
+        late_s = math.inf if life is None else life.pace.late_in_s()
         with self._wake:
             self._wake.wait_for(lambda: bool(self._events), min(timeout_s, late_s))
             found = list(self._events)
@@ -104,9 +105,10 @@ class Member:
 
     def seen(self) -> list[Still | Behind]:
         """Whether it stands still, or is late, in the midst of computing; asked for each second."""
-        if self._life is None or not self._thread.is_alive():
+        life = self._life
+        if life is None or not self._thread.is_alive():
             return []
-        return [*self._watch.look(), *self._life.pace.look()]
+        return [*self._watch.look(), *life.pace.look()]
 
     def _usual_s(self) -> float | None:
         return None if self._life is None else self._life.usual_s
