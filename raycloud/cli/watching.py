@@ -191,7 +191,7 @@ def _keys() -> Iterator[Wait]:
         if not select.select([descriptor], [], [], seconds)[0]:
             return False
         keys = os.read(descriptor, 64)
-        return not keys or keys in {b"q", b"Q"}  # none: the terminal is gone
+        return not keys or any(key in b"qQ" for key in keys)  # none: the terminal is gone
 
     before = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)

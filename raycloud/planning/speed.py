@@ -188,7 +188,7 @@ class SpeedEstimate:
     def _new_level(self, share: float, off: float, *, doubtful: bool) -> None:
         """Take over an observation, exp(off) times the fit, that is none of the same machine."""
         self._held.clear()
-        self._share, self._doubted_s = share, 0.0
+        self._doubted_s = 0.0
         took_s = self._seconds(share) * math.exp(off)
         if off > 0:
             self._before = (self.fixed_s, self.micro_batch_s, self._covariance[2])  # of the slope
@@ -196,6 +196,7 @@ class SpeedEstimate:
             return
         self._doubt(share, off)
         self._update(self._grown(share), off)
+        self._share = share
         if doubtful:
             self._forget_level(share)
             self._doubted_s = self._held_s
@@ -209,6 +210,7 @@ class SpeedEstimate:
             return False
         self.fixed_s, self.micro_batch_s, self._before = fixed_s, micro_batch_s, None
         self._at(share)
+        self._share = share
         self._covariance = (self._noise, 0.0, slope)
         return True
 

@@ -214,6 +214,17 @@ def test_several_shares_tell_the_parts_apart() -> None:
     assert estimate.speed.micro_batch_s == pytest.approx(0.1, rel=0.1)
 
 
+def test_a_prior_that_is_far_off_does_not_hide_the_parts() -> None:
+    """A share beside the first one is further from the fit than a gate: is it the slope?"""
+    truth = Speed(fixed_s=4.0, micro_batch_s=1.0)
+    estimate = SpeedEstimate(Speed(fixed_s=0.0, micro_batch_s=1.0))
+    for share in (1, 2, 1, 2, 1, 2):
+        for _ in range(4):
+            estimate.observe(share, 1, truth.seconds(share))
+    assert estimate.speed.fixed_s == pytest.approx(4.0, rel=0.05)
+    assert estimate.speed.micro_batch_s == pytest.approx(1.0, rel=0.05)
+
+
 def test_a_slow_down_right_after_a_new_share_is_no_news_about_the_slope() -> None:
     estimate = SpeedEstimate(PRIOR)
     for share in (8, 6, 8, 6):
