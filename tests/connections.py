@@ -58,13 +58,18 @@ def hang(pid: int, descriptor: int) -> None:
 def hear_again(pid: int, descriptor: int) -> None:
     """After `hang`: what was sent meanwhile arrives, once its sender has tried again."""
     with _taken(pid, descriptor) as connection:
-        connection.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
+        hearken(connection)
 
 
 def deafen(connection: socket.socket) -> None:
     """Let nothing arrive at a connection any more, not even that something has arrived."""
     program = struct.pack("HP", 1, ctypes.addressof(_DROP))
     connection.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+
+
+def hearken(connection: socket.socket) -> None:
+    """After `deafen`."""
+    connection.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
 
 
 def _taken(pid: int, descriptor: int) -> socket.socket:

@@ -1,5 +1,8 @@
 """Who answers calls, and who does not: a process that is frozen or cut off.
 
+Where the driver also asks the members' machines (see `sync.probing`), one that is gone is known to
+be so long before an answer of its process is missing.
+
 Seconds are those of one clock, the driver's. Nothing that the driver has not looked at counts as
 missing, and after a while in which it heard nobody, all have their time again: it was rather the
 driver that was cut off, or stood still.
@@ -12,6 +15,7 @@ from dataclasses import dataclass, field
 
 from raycloud.control.pulse import Pulses
 
+_UNREAD_S = 0.25  # an answer that came so long after the last packet was on its way before
 _SURE = 8.0  # phi: one such answer in a hundred million would still have come
 
 
@@ -26,6 +30,8 @@ class Heard:
         still_s: By member that stands still in the midst of computing: for how long, as it says.
         behind: By member that computes a share of which it has said that it takes far longer than
             usual: its micro-batches, and the seconds that it is likely to take.
+        cut_s: By member whose machine acknowledges nothing any more: for how long.
+        reached: Members whose machines do.
     """
 
     looked_s: float
@@ -33,6 +39,8 @@ class Heard:
     due_s: Mapping[int, float] = field(default_factory=dict)
     still_s: Mapping[int, float] = field(default_factory=dict)
     behind: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+    cut_s: Mapping[int, float] = field(default_factory=dict)
+    reached: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -51,6 +59,8 @@ class Hearing:
     still_s: Mapping[int, float] = field(default_factory=dict)
     _pulses: Pulses = field(default_factory=Pulses)
     _due_s: Mapping[int, float] = field(default_factory=dict)
+    _cut_s: Mapping[int, float] = field(default_factory=dict)
+    _reached: frozenset[int] = frozenset()
     _looked_s: float = float("-inf")
     _last_s: float = float("-inf")  # when any answer came
     _since_s: float = float("-inf")  # from when on answers come in
@@ -66,6 +76,7 @@ class Hearing:
         still_s = heard.looked_s - self._looked_s if stood_still else 0.0
         self._looked_s, self._due_s = heard.looked_s, heard.due_s
         self.still_s = heard.still_s
+        self._cut_s, self._reached = heard.cut_s, heard.reached
         return still_s if still_s < float("inf") else 0.0
 
     def begin(self, members: Collection[int]) -> None:
@@ -73,7 +84,18 @@ class Hearing:
         self._pulses.begin(members)
 
     def late(self) -> frozenset[int]:
-        """Members of which an answer is overdue for so long that it may be missing."""
+        """Members of which an answer is overdue for so long that it may be missing, or cut off."""
+        cut = frozenset(filter(self.cut_off, self._cut_s))
+        return self._overdue() | cut if cut else self._overdue()
+
+    def cut_off(self, member: int) -> bool:
+        """Whether nothing was heard of this machine, and nothing of its process meanwhile."""
+        cut_s = self._cut_s.get(member)
+        if cut_s is None:
+            return False
+        return self._pulses.heard_s(member) < self._looked_s - cut_s + _UNREAD_S
+
+    def _overdue(self) -> frozenset[int]:
         looked_s, since_s, patience_s = self._looked_s, self._since_s, self.patience_s
         first_s = min(self._due_s.values(), default=looked_s)
         if looked_s - max(first_s, since_s) < patience_s:
@@ -87,10 +109,15 @@ class Hearing:
     def missing_s(self, member: int, others: Iterable[int]) -> float | None:
         """How many seconds an answer is overdue that will not come any more; None: it may.
 
+        Of one whose machine is cut off: for how many seconds it is.
+
         Args:
             member: Whose.
             others: Of whom at least one other is heard meanwhile.
         """
+        others = tuple(others)
+        if self.cut_off(member) and any(m in self._reached for m in others if m != member):
+            return self._cut_s[member]
         due_s = max(self._due_s.get(member, self._looked_s), self._since_s)
         late_s = self._looked_s - due_s
         if not late_s >= self.patience_s or self._pulses.of(member).phi(late_s) < _SURE:
@@ -101,3 +128,7 @@ class Hearing:
     def heard_since(self, since_s: float, members: Collection[int]) -> int:
         """How many of `members` have answered after `since_s`."""
         return self._pulses.heard_since(since_s, members)
+
+    def reached(self, members: Iterable[int]) -> int:
+        """How many of `members` have machines that answer."""
+        return sum(member in self._reached for member in members)

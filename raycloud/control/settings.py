@@ -32,6 +32,8 @@ class ControlSettings:
         late_s: A member is lost if its answer to a call comes this much later than due, and later
             than is usual for it, where the job can go on without it.
         several_s: The same where members on several machines do not answer.
+        several_cut_s: The same where the machines acknowledge nothing, and those of as many others
+            do.
         outage_s: The same where those are more than do answer: the driver is rather cut off itself.
         restore_s: What going on from a checkpoint takes, beside computing what came after it.
         return_s: A member that is lost because it does not answer keeps its process and its place
@@ -74,6 +76,7 @@ class ControlSettings:
     silence_s: float = 60.0
     late_s: float = 1.25
     several_s: float = 1.75  # TCP sends what was lost again after 0.2, 0.6 and 1.4 s
+    several_cut_s: float = 0.6
     outage_s: float = 10.0
     restore_s: float = 5.0
     return_s: float = 90.0

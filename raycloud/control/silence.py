@@ -48,6 +48,8 @@ def _mute(state: JobState) -> MemberLost | None:
     if missing[first] < _patience_s(state, missing):
         return None
     reason = f"frozen, or cut off: its answer is {missing[first]:.1f} s overdue"
+    if state.hearing.cut_off(first):
+        reason = f"gone, or cut off: its machine acknowledges nothing since {missing[first]:.1f} s"
     return MemberLost(member=first, reason=reason, silent=True)
 
 
@@ -79,11 +81,15 @@ def _patience_s(state: JobState, missing: Mapping[int, float]) -> float:
     """How long those are waited for: several machines at once may be behind a network that is out.
 
     Where most do not answer, also of those that are to join, it may be the driver's own network.
+    Whose machine is known to be cut off is not waited for on its own: that is told when it is sure.
     """
-    settings = state.settings
+    settings, hearing = state.settings, state.hearing
+    cut = all(map(hearing.cut_off, missing))
     if len({state.members[number].node for number in missing}) == 1:
-        return settings.late_s
+        return 0.0 if cut else settings.late_s
     others = [number for number in state.turns.present if number not in missing]
+    if cut and hearing.reached(others) >= len(missing):
+        return settings.several_cut_s
     heard = state.hearing.heard_since(state.now_s - max(missing.values()), others)
     return settings.several_s if heard >= len(missing) else settings.outage_s
 

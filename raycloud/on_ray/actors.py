@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from raycloud.commands import Change
     from raycloud.on_ray.collators import Delivery, Unable
     from raycloud.order import Layout, MicroBatch, Order
+    from raycloud.sync.stream import Place
     from raycloud.training.config import MemberConfig
     from raycloud.training.meeting import Meeting
     from raycloud.training.pace import Behind
@@ -53,6 +54,7 @@ class MemberActor:
         with loading():
             config = ray.get(told[0])  # the task comes with it, and with that torch
             from raycloud.on_ray.provider import RayProvider
+            from raycloud.sync.probing import Probed
             from raycloud.training.member import Member
 
         know(Environment.from_process().secrets | secrets_of(config.job))
@@ -68,11 +70,12 @@ class MemberActor:
         cloud, run = Environment.from_process().cloud, context.get_job_id()
         self._number, self._node = config.member, here
         self._words, self._turn, self._driver = Words(config.member), threading.Lock(), 0
+        self._probed = Probed(SystemClock())
         self._watch = watch_here(config.member, f"{run}/{here}", SystemClock(), cloud)
         on_sigterm(self._watch.add)
 
     def poll(
-        self, timeout_s: float, written: int = 0, driver: int = 0
+        self, timeout_s: float, written: int = 0, driver: int = 0, probes: Place | None = None
     ) -> list[Word | Lines | Still | Behind]:
         """See `Member.poll`; with what its provider has noticed, and what was logged.
 
@@ -80,7 +83,10 @@ class MemberActor:
             timeout_s: To wait for a word that the driver was not told.
             written: It has written down all up to this one.
             driver: Which one asks.
+            probes: Where it asks whether this machine is there; None: nowhere.
         """
+        if probes is not None and driver >= self._driver:
+            self._probed.keep(probes, self._number)
         with self._turn:  # words are numbered in the order in which they were said
             if driver < self._driver:
                 return []

@@ -18,6 +18,7 @@ from raycloud.errors import PlacementError
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.on_ray.keeper import Keeper, Opaque
 from raycloud.on_ray.vacancies import Vacancies
+from raycloud.sync.probing import Probes
 from raycloud.training.journal import Lines
 from raycloud.training.pace import Behind
 from raycloud.training.stillness import Still
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 POLL_S = 1.0  # a member that has nothing to say says so
 _LOOK_S = 0.5  # between two looks whether there is a place
 _PLACE_S = 60
+_DOUBT_S = 0.05  # between two looks whether a machine is gone that has not answered as usual
 _ENDED = "its process has ended"
 
 
@@ -72,6 +74,7 @@ class Fleet:
         self._clock = clock
         self._polled_s = float("-inf")
         self._pause = threading.Event()
+        self._probes = Probes(ray.util.get_node_ip_address(), clock)
         self._late_s: dict[int, float] = {}
         self._still_s: dict[int, float] = {}
         self._behind: dict[int, tuple[int, float]] = {}
@@ -165,7 +168,8 @@ class Fleet:
         before_s = self._polled_s
         by_poll = {seat.poll: member for member, seat in self._seats.items()}
         heard = {member: seat.heard for member, seat in self._seats.items()}
-        wait_s = 0.0 if events else timeout_s
+        most_s = _DOUBT_S if self._probes.reach.doubtful else timeout_s
+        wait_s = 0.0 if events else min(most_s, timeout_s)
         if not by_poll:  # nobody is there, and it may be long until somebody is
             self._pause.wait(wait_s)
             self._polled_s = self._clock.monotonic_s()
@@ -230,6 +234,7 @@ class Fleet:
         """Listen to a member no more, and look whether its process answers again."""
         if seat := self._seats.pop(member, None):
             self._away[member] = seat
+            self._probes.forget(member)
             self._late_s.pop(member, None)
             self._still_s.pop(member, None)
 
@@ -262,7 +267,7 @@ class Fleet:
         return words
 
     def _asked(self, seat: _Seat, written: int = 0) -> Any:
-        return seat.actor.poll.remote(POLL_S, written, self._driver)
+        return seat.actor.poll.remote(POLL_S, written, self._driver, self._probes.place)
 
     def _ask(self, seat: _Seat, written: int = 0) -> None:
         seat.poll = self._asked(seat, written)
@@ -277,8 +282,15 @@ class Fleet:
         due_s = {member: seat.due_s for member, seat in self._seats.items()}
         still_s = {member: seconds for member, seconds in self._still_s.items() if seconds > 0.0}
         behind, self._behind = self._behind, {}
+        reach = self._probes.reach
         return Heard(
-            looked_s=self._polled_s, late_s=late_s, due_s=due_s, still_s=still_s, behind=behind
+            looked_s=self._polled_s,
+            late_s=late_s,
+            due_s=due_s,
+            still_s=still_s,
+            behind=behind,
+            cut_s={member: s for member, s in reach.cut_s.items() if member in self._seats},
+            reached=reach.reached,
         )
 
     def lines(self) -> list[Lines]:
@@ -307,9 +319,11 @@ class Fleet:
     def _forget(self, member: int) -> None:
         for held in (self._seats, self._away, self._returned, self._still_s, self._waiting):
             held.pop(member, None)
+        self._probes.forget(member)
 
     def close(self) -> None:
         """End all that is left."""
+        self._probes.close()
         self.release([*self._seats, *self._away, *self._returned, *self._waiting])
         self._keeper.close()
 

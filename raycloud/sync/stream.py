@@ -238,12 +238,13 @@ class Listener:
 
     Args:
         address: This node's, that peers can reach.
+        wait_s: For the next connection; None: for ever.
 
     Attributes:
         place: To be told to those who are to connect.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, wait_s: float | None = SILENT_S) -> None:
         """Listen on a free port."""
         made: list[socket.socket] = []
 
@@ -253,7 +254,7 @@ class Listener:
 
         listening(listen)  # else it could be taken for one of gloo's that is opened just now
         self._socket = made[0]
-        self._socket.settimeout(SILENT_S)
+        self._socket.settimeout(wait_s)
         port = self._socket.getsockname()[1]
         self.place = Place(address, port, secrets.randbits(_KEY_BITS))
 
@@ -266,7 +267,8 @@ class Listener:
         try:
             connection, _ = self._socket.accept()
         except OSError as error:
-            raise TransportError(f"no member has connected in {SILENT_S:g} s: {error}") from error
+            waited_s = self._socket.gettimeout()
+            raise TransportError(f"no member has connected in {waited_s} s: {error}") from error
         end_if_hung(connection)
         serve(connection)
 

@@ -35,6 +35,27 @@ class World:
             commands += self.look(silent, late_s)
         return commands
 
+    def cut(self, until_s, **cut_s):
+        """Machines by name that are cut off from the first look on; the others' answer."""
+        commands, cut, from_s = [], {int(m[1:]): s for m, s in cut_s.items()}, self.now_s
+        reached = frozenset(self.members) - set(cut)
+        while self.now_s < until_s:
+            self.now_s += 0.05
+            late = {m: 0.0 for m in reached if self.now_s >= self.due_s[m]}
+            self.due_s |= dict.fromkeys(late, self.now_s + 1.0)
+            since_s = {m: s + self.now_s - from_s for m, s in cut.items()}
+            self.job.hear(
+                Heard(
+                    looked_s=self.now_s,
+                    late_s=late,
+                    due_s=dict(self.due_s),
+                    cut_s={m: s for m, s in since_s.items() if s > 0.0},
+                    reached=reached,
+                )
+            )
+            commands += tick(self.job, self.now_s)
+        return commands
+
     def look(self, silent=(), late_s=0.0):
         late = {}
         for m in self.members:
@@ -159,6 +180,71 @@ def test_several_machines_at_once_are_waited_for_a_little_longer():
     assert world.go(23.0) == []
     forms = [one for one in world.go(47.0, silent=(1, 2)) if isinstance(one, c.Form)]
     assert forms[-1].members == (0, 3)
+
+
+def four():
+    job = control(min_workers=1, max_workers=4, capacity=4)
+    job.start(0.0)
+    for member in range(4):
+        job.on(ready(member), 0.0)
+    job.on(formed(job, 0), 0.0)
+    world = World(job, members=4)
+    assert world.go(20.0) == []
+    return world
+
+
+def test_a_machine_that_is_known_to_be_cut_off_is_not_waited_for():
+    world = four()
+    assert only(c.Form, world.cut(20.06, m1=0.4)).members == (0, 2, 3)
+    world = four()
+    job, now_s = world.job, 20.1
+    cut_s, due_s = {1: 0.45}, dict(world.due_s)
+    job.hear(Heard(looked_s=now_s, due_s=due_s, cut_s=cut_s, reached=frozenset({0, 2, 3})))
+    lost = job.overdue(now_s)
+    assert (lost.member, lost.silent) == (1, True)
+    assert lost.reason == "gone, or cut off: its machine acknowledges nothing since 0.5 s"
+
+
+def test_several_that_are_cut_off_are_waited_for_a_little():
+    world = four()
+    assert world.cut(20.14, m1=0.4, m2=0.4) == []
+    forms = [one for one in world.cut(20.26, m1=0.5, m2=0.5) if isinstance(one, c.Form)]
+    assert forms[-1].members == (0, 3)
+
+
+def test_where_more_are_cut_off_than_not_it_is_rather_the_driver():
+    world = four()
+    assert world.cut(21.0, m1=0.4, m2=0.4, m3=0.4) == []
+    world = four()
+    assert world.cut(21.0, m0=0.4, m1=0.4, m2=0.4, m3=0.4) == []
+
+
+def test_who_answers_is_not_cut_off_whatever_its_machine_says():
+    """The connection that it is asked along is out, and no other."""
+    world = four()
+    world.job.hear(Heard(looked_s=20.0, late_s={1: 0.0}, due_s={1: 21.0}))
+    reached = frozenset({0, 2, 3})
+    for n in range(1, 10):
+        cut_s = {1: 0.3 + 0.1 * n}  # since 19.7 s, and it answered at 20
+        looked_s = 20.0 + 0.1 * n
+        world.job.hear(Heard(looked_s=looked_s, due_s={1: 21.0}, cut_s=cut_s, reached=reached))
+        assert world.job.overdue(looked_s) is None
+
+
+def test_an_answer_that_was_on_its_way_says_nothing():
+    world = four()
+    world.job.hear(Heard(looked_s=20.0, late_s={1: 0.0}, due_s={1: 21.0}))
+    reached = frozenset({0, 2, 3})
+    world.job.hear(Heard(looked_s=20.35, due_s={1: 21.0}, cut_s={1: 0.45}, reached=reached))
+    assert world.job.overdue(20.35).member == 1
+
+
+def test_who_cannot_be_done_without_is_waited_for_also_where_it_is_cut_off():
+    job = three(min_workers=3)
+    to(job, 5)
+    world = World(job)
+    world.go(20.0)
+    assert world.cut(21.0, m1=0.5) == []
 
 
 def test_most_machines_at_once_are_waited_for():

@@ -77,6 +77,7 @@ def test_limits_are_those_that_are_kept() -> None:
         "the members have not met": fields["form_s"].default,
         "no word from a member": origin.SILENCE_S,
         "a member does not answer, and others do": fields["late_s"].default,
+        "a member's machine acknowledges nothing, and others do": fields["several_cut_s"].default,
         "a member that does not answer is kept": fields["return_s"].default,
         "a member's computing thread stands still": fields["still_s"].default,
         "a connection between members lets nothing through": own_sockets.HUNG_S,

@@ -1,0 +1,274 @@
+"""Whether members' machines are there: asked ten times a second, answered by their kernels.
+
+The driver holds one connection to each member and sends a byte along it. That the byte has arrived
+says the member's system, not its process: it answers as fast where that is busy, starved of the
+processor, or frozen. So what is not answered for a few tenths of a second is a machine that is
+gone, or a path that is out, and no slow one. A process that is frozen is found by its own silence.
+
+The silence after which a machine counts as cut off goes by the longest that its path is known for:
+a link whose queue is full answers in bursts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from raycloud.errors import TransportError
+from raycloud.sync.stream import Listener, Place, Stream, connect
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+
+EVERY_S = 0.1
+_DOUBT_S = 0.05  # ... while one has not answered as soon as usual
+_MEMBER_S = 0.0005  # between two turns, per member: thousands are asked less often
+_TURNS = 2.5  # so many without an answer, and
+_USUAL = 2.0  # so many times the longest silence that is known of, are too long
+_LEAST_S, _FIRST_S = 0.05, 0.1  # what is taken for that silence at least, and at first
+_FORGETS = 0.995  # of it, with each turn: half of it in 14 s
+_LATE = 3.0  # so many turns late, and this process or its machine stood still itself
+_TRY_S = 1.0  # between two connections of a member that come to nothing
+_STRANGERS = 64  # connections at once that have not said yet whose they are
+_WAITS = 2.0  # so many turns for others that may be cut off with the first
+
+_INFO_BYTES = 104
+_AWAITED = struct.Struct("=I"), 24  # tcpi_unacked, in the kernel's `struct tcp_info`
+_HEARD_MS = struct.Struct("=I"), 56  # tcpi_last_ack_recv
+_BYTE = b"\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Which members' machines were there just now.
+
+    Attributes:
+        reached: They answer, or nothing is awaited of them.
+        cut_s: They are cut off: by member, for how many seconds nothing was answered.
+        doubtful: One has not answered as soon as usual, and may turn out to be cut off.
+    """
+
+    reached: frozenset[int] = frozenset()
+    cut_s: Mapping[int, float] = field(default_factory=dict)
+    doubtful: bool = False
+
+
+class Probes:
+    """The driver's end of all connections.
+
+    Args:
+        address: This node's, that members can reach.
+        clock: For seconds.
+
+    Attributes:
+        place: Where members are to connect, each by its number; None where this system does not
+            tell what was acknowledged.
+    """
+
+    def __init__(self, address: str, clock: Clock) -> None:
+        """Listen, and ask whoever comes."""
+        self._clock, self._listener = clock, Listener(address, wait_s=None)
+        self.place = self._listener.place if sys.platform == "linux" else None
+        self._turn, self._over = threading.Lock(), threading.Event()
+        self._room = threading.BoundedSemaphore(_STRANGERS)
+        self._lines: dict[int, _Line] = {}
+        self._reach = Reach()
+        threading.Thread(target=self._accept, name="probes-in", daemon=True).start()
+        self._asks = threading.Thread(target=self._ask, name="probes", daemon=True)
+        self._asks.start()
+
+    @property
+    def reach(self) -> Reach:
+        """As of the last turn, at most a tenth of a second ago where members are few."""
+        return self._reach
+
+    def forget(self, member: int) -> None:
+        """Ask its machine no more, until it connects again."""
+        with self._turn:
+            line = self._lines.pop(member, None)
+        if line is not None:
+            line.close()
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+        self._over.set()
+        self._listener.close()
+        self._asks.join()
+        for member in [*self._lines]:
+            self.forget(member)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(TransportError):  # it is closed
+            while not self._over.is_set():
+                self._listener.accept(self._welcome)
+
+    def _welcome(self, connection: socket.socket) -> None:
+        if not self._room.acquire(blocking=False):
+            connection.close()  # a member tries again
+            return
+        work = threading.Thread(
+            target=self._take, args=(connection,), name="probes-new", daemon=True
+        )
+        work.start()
+
+    def _take(self, connection: socket.socket) -> None:
+        try:
+            known = self._listener.welcome(connection)
+        finally:
+            self._room.release()
+        if known is None:
+            return
+        member, stream = known
+        line = _Line(stream, connection, self._clock.monotonic_s())
+        with self._turn:
+            before = self._lines.pop(member, None)
+            over = self._over.is_set()
+            if not over:
+                self._lines[member] = line
+        if before is not None:
+            before.close()
+        if over:
+            line.close()
+
+    def _ask(self) -> None:
+        asked_s, every_s = self._clock.monotonic_s(), EVERY_S
+        while not self._over.wait(every_s):
+            now_s = self._clock.monotonic_s()
+            anew = now_s - asked_s > _LATE * every_s
+            with self._turn:
+                lines = dict(self._lines)
+            for member, line in lines.items():
+                if not line.ask(now_s, anew=anew):
+                    self._end(member, line)
+            usual_s = max(EVERY_S, _MEMBER_S * len(lines))
+            self._reach = _reach(lines, usual_s)
+            asked_s = now_s
+            every_s = max(_DOUBT_S, usual_s / 2.0) if self._reach.doubtful else usual_s
+
+    def _end(self, member: int, line: _Line) -> None:
+        with self._turn:
+            if self._lines.get(member) is line:
+                del self._lines[member]
+        line.close()
+
+
+class _Line:
+    """One member's connection, as this end's kernel knows it.
+
+    Attributes:
+        silent_s: For so long nothing was answered; 0 while nothing is awaited.
+        usual_s: The longest silence that it is known for.
+        ended: It is no connection any more, which says nothing about the machine.
+    """
+
+    def __init__(self, stream: Stream, connection: socket.socket, now_s: float) -> None:
+        self._stream, self._socket = stream, connection
+        stream.send_at_once()
+        connection.settimeout(0.0)
+        self._since_s = now_s
+        self.silent_s, self.usual_s, self.ended = 0.0, _FIRST_S, False
+
+    def ask(self, now_s: float, *, anew: bool) -> bool:
+        """Look what was answered, and send the next byte; False where it has ended."""
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+            self._socket.send(_BYTE)
+        except BlockingIOError:
+            pass  # it is not there, or does not read: the bytes before are awaited
+        except OSError:
+            self.ended = True
+            return False
+        (awaited,), (heard_ms,) = (one.unpack_from(info, at) for one, at in (_AWAITED, _HEARD_MS))
+        heard_s = now_s - heard_ms / 1000.0
+        self.usual_s = max(_LEAST_S, self.usual_s * _FORGETS)
+        if heard_s > self._since_s and not anew:
+            self.usual_s = max(self.usual_s, heard_s - self._since_s)
+            self._since_s = heard_s
+        if anew or not awaited:
+            self._since_s = now_s
+        self.silent_s = now_s - self._since_s
+        return True
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _reach(lines: Mapping[int, _Line], every_s: float) -> Reach:
+    """Who is cut off is told once it is known of the others whether they are, too."""
+    there = {member: line for member, line in lines.items() if not line.ended}
+    least_s = {m: _TURNS * every_s + _USUAL * line.usual_s for m, line in there.items()}
+    cut = {m: line.silent_s for m, line in there.items() if line.silent_s >= least_s[m]}
+    late = [m for m, line in there.items() if line.silent_s > every_s + line.usual_s]
+    doubtful = [m for m in late if m not in cut]
+    reached = frozenset(there.keys() - cut.keys() - set(doubtful))
+    if doubtful and all(cut[m] < least_s[m] + _WAITS * every_s for m in cut):
+        cut = {}
+    return Reach(reached=reached, cut_s=cut, doubtful=bool(late))
+
+
+class Probed:
+    """A member's end.
+
+    Args:
+        clock: For seconds.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        """Nobody asks."""
+        self._clock = clock
+        self._turn = threading.Lock()
+        self._stream: Stream | None = None
+        self._asked: tuple[Place, int] | None = None
+        self._connecting = False
+        self._tried_s = float("-inf")
+
+    def keep(self, place: Place, member: int) -> None:
+        """Be there for who asks at this place; returns at once. Call it about once a second."""
+        with self._turn:
+            same = (place, member) == self._asked
+            now_s = self._clock.monotonic_s()
+            if self._connecting or (same and (self._there() or now_s - self._tried_s < _TRY_S)):
+                return
+            self._asked, self._tried_s, self._connecting = (place, member), now_s, True
+            self._end()
+        work = threading.Thread(
+            target=self._connect, args=(place, member), name="probed", daemon=True
+        )
+        work.start()
+
+    def close(self) -> None:
+        """Be there no more."""
+        with self._turn:
+            self._asked = None
+            self._end()
+
+    def _connect(self, place: Place, member: int) -> None:
+        stream = None
+        with contextlib.suppress(TransportError):  # there are other ways to be heard
+            stream = connect(place, member)
+        with self._turn:
+            self._stream, self._connecting = stream, False
+            if self._asked is None:
+                self._end()
+
+    def _there(self) -> bool:
+        """Whether it is connected; what came is taken out of the kernel's hands."""
+        if self._stream is None:
+            return False
+        try:
+            self._stream.some(0.0)
+        except TransportError:
+            self._end()
+            return False
+        return True
+
+    def _end(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None

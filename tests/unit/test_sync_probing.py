@@ -1,0 +1,178 @@
+"""Whether a machine is there, asked along real connections whose packets are really dropped."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from raycloud.clock import SystemClock
+from raycloud.errors import TransportError
+from raycloud.sync import probing
+from raycloud.sync.probing import Probed, Probes, Reach
+from raycloud.sync.stream import connect
+from tests.connections import deafen, hearken
+
+WAIT_S = 20.0
+
+
+@contextlib.contextmanager
+def probes() -> Iterator[Probes]:
+    one = Probes("127.0.0.1", SystemClock())
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+@contextlib.contextmanager
+def members(asks: Probes, count: int) -> Iterator[list[Probed]]:
+    ends = [Probed(SystemClock()) for _ in range(count)]
+    assert asks.place is not None
+    for number, end in enumerate(ends):
+        end.keep(asks.place, number)
+    until(asks, lambda reach: reach.reached == set(range(count)))
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            end.close()
+
+
+def wire(end: Probed) -> socket.socket:
+    assert end._stream is not None
+    return end._stream._socket
+
+
+def until(asks: Probes, holds: Callable[[Reach], bool]) -> float:
+    """Wait until something holds; returns for how many seconds."""
+    began_s = time.monotonic()
+    turns = threading.Event()
+    while not holds(asks.reach):
+        assert time.monotonic() - began_s < WAIT_S, asks.reach
+        turns.wait(0.01)
+    return time.monotonic() - began_s
+
+
+def turns(asks: Probes, count: int) -> list[Reach]:
+    """What was found in so many turns one after the other."""
+    found = [asks.reach]
+    while len(found) < count:
+        until(asks, lambda reach: reach is not found[-1])
+        found.append(asks.reach)
+    return found
+
+
+def test_whose_machine_acknowledges_nothing_is_cut_off_and_the_others_are_not() -> None:
+    with probes() as asks, members(asks, 3) as ends:
+        assert not any(reach.cut_s for reach in turns(asks, 10))
+        deafen(wire(ends[1]))
+        until(asks, lambda reach: 1 in reach.cut_s)
+        assert asks.reach.cut_s.keys() == {1}
+        assert 0.3 <= asks.reach.cut_s[1] < 3.0
+        assert asks.reach.reached == {0, 2}
+        assert asks.reach.doubtful
+
+
+def test_one_that_is_heard_again_is_there_again_and_waited_for_longer() -> None:
+    with probes() as asks, members(asks, 2) as ends:
+        deafen(wire(ends[1]))
+        until(asks, lambda reach: 1 in reach.cut_s)
+        hearken(wire(ends[1]))
+        until(asks, lambda reach: reach.reached == {0, 1})
+        assert not asks.reach.cut_s
+        deafen(wire(ends[1]))
+        until(asks, lambda reach: 1 in reach.cut_s)
+        assert asks.reach.cut_s[1] > 2 * 0.3 + 0.25
+
+
+def test_a_process_that_does_nothing_is_there() -> None:
+    """Nobody takes the bytes out of the kernel: it acknowledges them all the same."""
+    with probes() as asks, members(asks, 2):
+        assert all(reach.reached == {0, 1} for reach in turns(asks, 30)[1:])
+
+
+def test_two_at_once_are_told_at_once() -> None:
+    with probes() as asks, members(asks, 4) as ends:
+        for end in ends[1:3]:
+            deafen(wire(end))
+        until(asks, lambda reach: bool(reach.cut_s))
+        assert asks.reach.cut_s.keys() == {1, 2}
+
+
+def test_who_is_forgotten_connects_again_if_it_goes_on_as_another() -> None:
+    with probes() as asks, members(asks, 1) as (end,):
+        asks.forget(0)
+        until(asks, lambda reach: not reach.reached)
+        assert asks.place is not None
+        end.keep(asks.place, 7)
+        until(asks, lambda reach: reach.reached == {7})
+
+
+def test_a_connection_that_ends_says_nothing_about_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(probing, "_TRY_S", 0.0)
+    with probes() as asks, members(asks, 2) as ends:
+        wire(ends[0]).shutdown(socket.SHUT_RDWR)
+        until(asks, lambda reach: reach.reached == {1})
+        assert not asks.reach.cut_s
+        place = asks.place
+        assert place is not None
+
+        def there_again(reach: Reach) -> bool:
+            ends[0].keep(place, 0)
+            return reach.reached == {0, 1}
+
+        until(asks, there_again)
+
+
+def test_where_nobody_asks_any_more_a_member_goes_on_trying() -> None:
+    with probes() as asks, members(asks, 1) as (end,):
+        place = asks.place
+    assert place is not None
+    for _ in range(3):
+        end.keep(place, 0)
+    end.close()
+
+
+def test_strangers_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "_STRANGERS", 2)
+    with probes() as asks, members(asks, 1):
+        assert asks.place is not None
+        wrong = connect(dataclasses.replace(asks.place, key=asks.place.key ^ 1), 5)
+        with pytest.raises(TransportError):
+            wrong.hear()
+        where = asks.place.address, asks.place.port
+        mute = [socket.create_connection(where) for _ in range(3)]
+        mute[-1].settimeout(WAIT_S)
+        assert mute[-1].recv(1) == b""  # more than two that say nothing are too many
+        assert all(reach.reached == {0} for reach in turns(asks, 5))
+        for one in (wrong, *mute):
+            one.close()
+
+
+def test_a_driver_that_stood_still_asks_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It did not ask meanwhile, and so nobody is silent."""
+
+    class Paused(SystemClock):
+        ahead_s = 0.0
+
+        def monotonic_s(self) -> float:
+            return super().monotonic_s() + self.ahead_s
+
+    clock = Paused()
+    asks = Probes("127.0.0.1", clock)
+    with contextlib.closing(asks), members(asks, 2) as ends:
+        deafen(wire(ends[1]))
+        until(asks, lambda reach: reach.doubtful)
+        clock.ahead_s = 60.0
+        found = turns(asks, 3)
+        assert not any(s > 30.0 for reach in found for s in reach.cut_s.values())
+        until(asks, lambda reach: 1 in reach.cut_s)
+        assert asks.reach.cut_s[1] < 30.0
