@@ -254,6 +254,7 @@ class Befalling:
         """Members of a node stand still, or cannot be reached, until it is mended."""
         start = self.start
         self._machines.cut[node] += 1
+        self._machines.unreached[node] += resets  # else its processes are frozen, not its kernel
         bodies = start.fleet.on_node(node) if start is not None else []
         for body in bodies if start is not None else ():
             if start is not None:
@@ -261,6 +262,7 @@ class Befalling:
 
         def mend() -> None:
             self._machines.cut[node] -= 1
+            self._machines.unreached[node] -= resets
             for body in bodies if start is self.start and start is not None else ():
                 if start is not None and body.alive:
                     (start.ending.see_again if driver_only else start.ending.thaw)(body)

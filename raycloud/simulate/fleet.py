@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _POLL_S = 1.0  # as the real one asks
 _LOOK_S = 0.5
+_CUT_S = (0.35, 1.0)  # until a machine counts as cut off that acknowledges nothing, and
+_MEMBER_S = 0.00125  # as much more for each member
 _FEW = 64  # members whose answers come late by chance
 _ANEW_S = (0.05, 2.0)  # until a process that is back has ended what it did
 ENDED = "its process has ended"
@@ -47,6 +49,7 @@ class Fleet:
         self.samples = samples
         self.over = False
         self._due_s: dict[int, float] = {}  # of those that do not answer
+        self._cut_since_s: dict[int, float] = {}  # ... because their machines do not
         self.die: Callable[[Body], None] = self.kill  # whoever knows more of a death replaces it
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
@@ -226,4 +229,23 @@ class Fleet:
             late_s = dict(zip(late_s, lateness, strict=True))
         due_s = dict.fromkeys(self.seats, clock_s + _POLL_S)
         due_s.update(self._due_s)
-        return Heard(looked_s=clock_s, late_s=late_s, due_s=due_s)
+        cut_s = self._cut() if self._due_s else {}
+        reached = frozenset(self._reached()) if cut_s else frozenset[int]()
+        return Heard(looked_s=clock_s, late_s=late_s, due_s=due_s, cut_s=cut_s, reached=reached)
+
+    def _cut(self) -> dict[int, float]:
+        """Whose machines are known to acknowledge nothing, and for how long."""
+        now_s, least_s = self._world.now_s, self._world.between(*_CUT_S)
+        least_s += _MEMBER_S * len(self.seats)
+        quiet = [n for n in self._due_s if n in self.seats and not self._acknowledged(n)]
+        self._cut_since_s = {n: self._cut_since_s.get(n, now_s) for n in quiet}
+        silent_s = {n: now_s - since_s for n, since_s in self._cut_since_s.items()}
+        return {n: seconds for n, seconds in silent_s.items() if seconds >= least_s}
+
+    def _reached(self) -> list[int]:
+        return [n for n in self.seats if n not in self._due_s or self._acknowledged(n)]
+
+    def _acknowledged(self, number: int) -> bool:
+        """Its process may be frozen; where it is dead, and its machine not, nobody is asked."""
+        place = self.seats[number].place
+        return place is None or self._machines.acknowledges(place)

@@ -34,6 +34,7 @@ class Machines:
     Attributes:
         speeds: Seconds per micro-batch, by node.
         cut: By node, how many faults keep it from being reached now.
+        unreached: By node, how many of them keep packets from it, or from the driver.
         notices: By node that is going to be gone: what is said of it.
     """
 
@@ -50,6 +51,7 @@ class Machines:
         self._lowest = sorted(self._free)  # a heap, which may name taken ones too
         self.speeds = [scenario.speeds[n % len(scenario.speeds)] for n in range(number)]
         self.cut = [0] * number
+        self.unreached = [0] * number
         self.notices: dict[int, Notice] = {}
 
     @property
@@ -63,6 +65,11 @@ class Machines:
         """The same of the nodes that can be reached."""
         nodes = (n for n, up in enumerate(self._up) if up and n not in self.notices)
         return sum(not self.cut[node] for node in nodes) * self._per_node
+
+    def acknowledges(self, place: int) -> bool:
+        """Whether a packet that is sent to the node of a place is acknowledged."""
+        node = self.node_of(place)
+        return self._up[node] and not self.unreached[node]
 
     @property
     def there(self) -> list[int]:

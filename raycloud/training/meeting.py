@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from raycloud.sync.transport import Transport
 
 _MEETING_S = 900.0  # whoever does not come is taken for lost long before that
-_LOOK_UP_S = 0.25
+_LOOK_UP_S = 0.025  # a meeting that is given up holds up the next one for so long
 # Buckets that travel at the same time: in a ring of slow processors each waits more than it moves.
 _THREADS = 4
 

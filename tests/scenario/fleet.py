@@ -25,6 +25,7 @@ _DELAY_S = 0.4  # a word is at most so long on its way
 _POLL_S = 1.0
 _PLACED_S = 0.5
 _DIES_S = (0.05, 2.0)
+_CUT_S = (0.35, 1.0)  # until a machine counts as cut off
 _GHOST_S = (0.2, 6.0)  # from a lost member's thaw to its end
 _WRITES_S = (0.01, 0.1)
 ENDED = "its process has ended"
@@ -127,6 +128,7 @@ class Fleet:
         self.away: dict[int, Seat] = {}
         self.all: list[Seat] = []  # that ever were
         self._waiting: list[MemberConfig] = []
+        self._cut_since_s: dict[int, float] = {}  # machines that acknowledge nothing
         self.over = False
 
     @property
@@ -215,7 +217,17 @@ class Fleet:
                 late_s[number] = float(self._world.chance.exponential(0.03))
                 seat.due_s = now_s + _POLL_S
         due_s = {number: seat.due_s for number, seat in self.seats.items()}
-        return Heard(looked_s=now_s, late_s=late_s, due_s=due_s)
+        quiet = [n for n, seat in self.seats.items() if seat.unheard or not self.up[seat.node]]
+        self._cut_since_s = {n: self._cut_since_s.get(n, self._world.now_s) for n in quiet}
+        silent_s = {n: self._world.now_s - s for n, s in self._cut_since_s.items()}
+        least_s = self._world.between(*_CUT_S)
+        return Heard(
+            looked_s=now_s,
+            late_s=late_s,
+            due_s=due_s,
+            cut_s={n: seconds for n, seconds in silent_s.items() if seconds >= least_s},
+            reached=frozenset(self.seats.keys() - self._cut_since_s.keys()),
+        )
 
     def leave_out(self, member: int) -> None:
         """The driver listens to it no more, and waits for its process to answer again."""

@@ -1,6 +1,6 @@
 """What the tests run on the machines of a bed: `python programs.py NAME ARGUMENTS`.
 
-Each prints lines of JSON. It imports nothing but the standard library, so that it starts at once.
+Each prints lines of JSON. Most import nothing but the standard library, so that they start at once.
 """
 
 from __future__ import annotations
@@ -159,6 +159,37 @@ def whoami() -> None:
         session=os.getsid(0) == os.getpid(),
         algorithm=open("/proc/sys/net/ipv4/tcp_congestion_control").read().strip(),  # noqa: PTH123, SIM115
     )
+
+
+def ask(address: str) -> None:
+    """Ask members' machines whether they are there; say what is found out with each turn."""
+    from raycloud.clock import SystemClock
+    from raycloud.sync.probing import Probes
+
+    asks, pause = Probes(address, SystemClock()), threading.Event()
+    if asks.place is None:
+        raise OSError("this system does not tell what was acknowledged")
+    say(place=[asks.place.address, asks.place.port, asks.place.key])
+    before = None
+    while True:
+        found = asks.reach
+        if found is not before:
+            say(reached=sorted(found.reached), cut={str(m): s for m, s in found.cut_s.items()})
+        before = found
+        pause.wait(0.01)
+
+
+def answer(member: str, *place: str) -> None:
+    """Be a member whose machine is asked."""
+    from raycloud.clock import SystemClock
+    from raycloud.sync.probing import Probed
+    from raycloud.sync.stream import Place
+
+    address, port, key = place
+    probed, pause = Probed(SystemClock()), threading.Event()
+    while True:
+        probed.keep(Place(address, int(port), int(key)), int(member))
+        pause.wait(0.2)
 
 
 def own(seconds: str) -> None:
