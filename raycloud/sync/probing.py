@@ -6,7 +6,8 @@ processor, or frozen. So what is not answered for a few tenths of a second is a 
 gone, or a path that is out, and no slow one. A process that is frozen is found by its own silence.
 
 The silence after which a machine counts as cut off goes by the longest that its path is known for:
-a link whose queue is full answers in bursts.
+a link whose queue is full answers in bursts. Where nobody answers it is rather the driver that is
+cut off. Once one does again, TCP may wait as long as that took before it tries the others.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import struct
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from raycloud.errors import TransportError
@@ -36,6 +37,7 @@ _FORGETS = 0.995  # of it, with each turn: half of it in 14 s
 _LATE = 3.0  # so many turns late, and this process or its machine stood still itself
 _TRY_S = 1.0  # between two connections of a member that come to nothing
 _STRANGERS = 64  # connections at once that have not said yet whose they are
+_BACK_S = 0.5  # ... and so much more
 _WAITS = 2.0  # so many turns for others that may be cut off with the first
 
 _INFO_BYTES = 104
@@ -78,7 +80,7 @@ class Probes:
         self._turn, self._over = threading.Lock(), threading.Event()
         self._room = threading.BoundedSemaphore(_STRANGERS)
         self._lines: dict[int, _Line] = {}
-        self._reach = Reach()
+        self._reach, self._outage = Reach(), _Outage()
         threading.Thread(target=self._accept, name="probes-in", daemon=True).start()
         self._asks = threading.Thread(target=self._ask, name="probes", daemon=True)
         self._asks.start()
@@ -147,7 +149,9 @@ class Probes:
                 if not line.ask(now_s, anew=anew):
                     self._end(member, line)
             usual_s = max(EVERY_S, _MEMBER_S * len(lines))
-            self._reach = _reach(lines, usual_s)
+            found = _reach(lines, usual_s)
+            over = self._outage.over(now_s, found, nobody=bool(lines) and not found.reached)
+            self._reach = found if over else replace(found, cut_s={})
             asked_s = now_s
             every_s = max(_DOUBT_S, usual_s / 2.0) if self._reach.doubtful else usual_s
 
@@ -156,6 +160,24 @@ class Probes:
             if self._lines.get(member) is line:
                 del self._lines[member]
         line.close()
+
+
+class _Outage:
+    """A time in which nobody answers, and what comes after it."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+        self._until_s = float("-inf")
+
+    def over(self, now_s: float, found: Reach, *, nobody: bool) -> bool:
+        """Whether who does not answer now is cut off, and not still waited for by TCP."""
+        if nobody:
+            longest_s = max(found.cut_s.values(), default=0.0)
+            self._since_s = now_s - longest_s if self._since_s is None else self._since_s
+            self._until_s = now_s + (now_s - self._since_s) + _BACK_S
+        else:
+            self._since_s = None
+        return now_s >= self._until_s
 
 
 class _Line:

@@ -105,6 +105,21 @@ def test_two_at_once_are_told_at_once() -> None:
         assert asks.reach.cut_s.keys() == {1, 2}
 
 
+def test_after_a_time_without_anybody_all_have_their_time_again() -> None:
+    """Some come back before others, since TCP tries each again when it sees fit."""
+    with probes() as asks, members(asks, 3) as ends:
+        for end in ends:
+            deafen(wire(end))
+        until(asks, lambda reach: reach.doubtful and not reach.reached)
+        turns(asks, 20)
+        hearken(wire(ends[0]))
+        until(asks, lambda reach: reach.reached == {0})
+        assert not any(reach.cut_s for reach in turns(asks, 5))
+        hearken(wire(ends[1]))
+        until(asks, lambda reach: reach.reached == {0, 1})
+        until(asks, lambda reach: reach.cut_s.keys() == {2})
+
+
 def test_who_is_forgotten_connects_again_if_it_goes_on_as_another() -> None:
     with probes() as asks, members(asks, 1) as (end,):
         asks.forget(0)
