@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from raycloud.errors import TransportError
@@ -70,20 +71,24 @@ class Probes:
 
     Attributes:
         place: Where members are to connect, each by its number; None where this system does not
-            tell what was acknowledged.
+            tell what was acknowledged, or the address is not one of this machine's own.
     """
 
     def __init__(self, address: str, clock: Clock) -> None:
         """Listen, and ask whoever comes."""
-        self._clock, self._listener = clock, Listener(address, wait_s=None)
-        self.place = self._listener.place if sys.platform == "linux" else None
+        self._clock, self._listener = clock, _listener(address)
+        self.place = None if self._listener is None else self._listener.place
         self._turn, self._over = threading.Lock(), threading.Event()
         self._room = threading.BoundedSemaphore(_STRANGERS)
         self._lines: dict[int, _Line] = {}
         self._reach, self._outage = Reach(), _Outage()
-        threading.Thread(target=self._accept, name="probes-in", daemon=True).start()
         self._asks = threading.Thread(target=self._ask, name="probes", daemon=True)
-        self._asks.start()
+        if self._listener is not None:
+            into = threading.Thread(
+                target=self._accept, args=(self._listener,), name="probes-in", daemon=True
+            )
+            into.start()
+            self._asks.start()
 
     @property
     def reach(self) -> Reach:
@@ -100,28 +105,29 @@ class Probes:
     def close(self) -> None:
         """Ask nobody any more."""
         self._over.set()
-        self._listener.close()
-        self._asks.join()
+        if self._listener is not None:
+            self._listener.close()
+            self._asks.join()
         for member in [*self._lines]:
             self.forget(member)
 
-    def _accept(self) -> None:
-        with contextlib.suppress(TransportError):  # it is closed
-            while not self._over.is_set():
-                self._listener.accept(self._welcome)
+    def _accept(self, listener: Listener) -> None:
+        while not self._over.is_set():
+            try:
+                listener.accept(partial(self._welcome, listener))
+            except TransportError:  # it is closed; or who came has gone again
+                self._over.wait(EVERY_S)
 
-    def _welcome(self, connection: socket.socket) -> None:
+    def _welcome(self, listener: Listener, connection: socket.socket) -> None:
         if not self._room.acquire(blocking=False):
             connection.close()  # a member tries again
             return
-        work = threading.Thread(
-            target=self._take, args=(connection,), name="probes-new", daemon=True
-        )
-        work.start()
+        work = partial(self._take, listener, connection)
+        threading.Thread(target=work, name="probes-new", daemon=True).start()
 
-    def _take(self, connection: socket.socket) -> None:
+    def _take(self, listener: Listener, connection: socket.socket) -> None:
         try:
-            known = self._listener.welcome(connection)
+            known = listener.welcome(connection)
         finally:
             self._room.release()
         if known is None:
@@ -139,10 +145,10 @@ class Probes:
             line.close()
 
     def _ask(self) -> None:
-        asked_s, every_s = self._clock.monotonic_s(), EVERY_S
+        asked_s, usual_s, every_s = self._clock.monotonic_s(), EVERY_S, EVERY_S
         while not self._over.wait(every_s):
             now_s = self._clock.monotonic_s()
-            anew = now_s - asked_s > _LATE * every_s
+            anew = now_s - asked_s > _LATE * usual_s
             with self._turn:
                 lines = dict(self._lines)
             for member, line in lines.items():
@@ -160,6 +166,15 @@ class Probes:
             if self._lines.get(member) is line:
                 del self._lines[member]
         line.close()
+
+
+def _listener(address: str) -> Listener | None:
+    if sys.platform != "linux":
+        return None
+    try:
+        return Listener(address, wait_s=None)
+    except OSError:  # a network translates it
+        return None
 
 
 class _Outage:

@@ -172,6 +172,15 @@ def test_strangers_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
             one.close()
 
 
+def test_where_the_address_is_another_machines_nobody_is_asked() -> None:
+    """Nodes may know each other by addresses that a network translates."""
+    asks = Probes("198.51.100.7", SystemClock())
+    assert asks.place is None
+    assert asks.reach == Reach()
+    asks.forget(3)
+    asks.close()
+
+
 def test_a_driver_that_stood_still_asks_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """It did not ask meanwhile, and so nobody is silent."""
 
