@@ -41,7 +41,8 @@ Written by `python -m benchmarks.render` from the files in `benchmarks/results/`
 Every node is a network namespace of one machine with its own address, a CPU quota that covers its
 raylet too, and a limited link; the head and a contestant's driver stand in a namespace of their own
 without quota. All contestants train the same model on the same samples in the same order with the
-same optimizer. They take turns within a repeat, and a repeat is of one machine; another repeat may
+same optimizer. They take turns within a repeat, and a repeat is of one machine, but that raycloud
+ran again later in some of the first two, against the limit of before; another repeat may
 be of another machine, and of a later commit: the last table names both for every row.
 
 How to read the tables:

@@ -116,12 +116,14 @@ def check_rows(scenario: Scenario, asked: Asked, results: Results) -> None:
     for repeat, its in groupby(_order(asked), key=itemgetter(0)):
         names = [name for _, name in its]
         there = {row["contestant"]: row for row in results.of(scenario.name, repeat)}
-        goes_on = any(name not in there for name in names)
-        if goes_on and not asked.again:
+        runs = set(names) if asked.again else set(names) - there.keys()
+        if runs and LIMIT not in runs:
             results.check_fresh(scenario.name, repeat, datetime.now(tz=UTC))
         for name, row in there.items():
+            if name in runs:
+                continue
             differs = _settings_differ(row, scenario, asked) if name in names else []
-            differs += differing("machine", row, asked.machine) if goes_on else []
+            differs += differing("machine", row, asked.machine) if runs else []
             if differs:
                 raise ResultsError(
                     f"{results.path}: the row of {scenario.name} repeat {repeat} {name} is of"
@@ -265,8 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for file in files.values():
                 file.check_writable()
             for scenario, path in zip(asked.scenarios, paths, strict=True):
-                if not asked.again:
-                    check_rows(scenario, asked, files[path])
+                check_rows(scenario, asked, files[path])
             for scenario, path in zip(asked.scenarios, paths, strict=True):
                 broken += run_scenario(scenario, asked, files[path])
         except (ResultsError, MissingError) as error:

@@ -55,7 +55,7 @@ class Resharing:
     member's speed has a new level, which no odd moment makes, a large gain is taken at once.
 
     Who is left idle, since one micro-batch of it would hold all up, gets one now and then: so it is
-    noticed that it has recovered. That costs a twentieth of the time at most.
+    noticed that it has recovered. That costs a tenth of the time at most.
 
     Attributes:
         changed: Some speed has, for good, since the last look.

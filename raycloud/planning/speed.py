@@ -122,9 +122,8 @@ class SpeedEstimate:
         self._held: list[float] = []  # log ratios of outliers in a row, all on one side
         self._held_s = 0.0  # of computing, in them
         self._before: tuple[float, float, float] | None = None  # a slow-down: see `_new_level`
-        self._doubted_s = (
-            0.0  # of computing, in one that was believed at once, or was not near that: if the last
-        )
+        # Of computing, in the last one, if that was believed at once or was not near such a one.
+        self._doubted_s = 0.0
 
     @property
     def speed(self) -> Speed:

@@ -255,6 +255,7 @@ class Listener:
         listening(listen)  # else it could be taken for one of gloo's that is opened just now
         self._socket = made[0]
         self._socket.settimeout(wait_s)
+        self._wait_s = wait_s
         port = self._socket.getsockname()[1]
         self.place = Place(address, port, secrets.randbits(_KEY_BITS))
 
@@ -267,8 +268,8 @@ class Listener:
         try:
             connection, _ = self._socket.accept()
         except OSError as error:
-            waited_s = self._socket.gettimeout()
-            raise TransportError(f"no member has connected in {waited_s} s: {error}") from error
+            waited = "" if self._wait_s is None else f" in {self._wait_s:g} s"
+            raise TransportError(f"no member has connected{waited}: {error}") from error
         end_if_hung(connection)
         serve(connection)
 

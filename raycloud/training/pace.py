@@ -19,6 +19,7 @@ Waited = TypeVar("Waited")
 _LONG_S = 2.0  # nothing shorter is far longer than usual: it may be a hiccup
 _FAR = 2.0  # times as long
 _BETWEEN_S = 0.5  # two looks that are closer say little of the pace of now
+_TICK_S = 1e-9  # less processor time than any clock can tell
 _MOST = 4.0  # times what has passed: what does not go on at all is seen by others
 
 
@@ -55,7 +56,8 @@ class Pace:
     """Of a member's computing. One thread computes; another one may look.
 
     On a CPU that has become slow a process gets less processor time in a second than it did before:
-    so it is known how long the rest will take. Elsewhere it is known how long it has taken so far.
+    so it is known how long the rest will take. Of a GPU nothing is known here: its work is begun
+    long before it is done.
 
     Args:
         clock: For seconds, and the process's own.
@@ -112,8 +114,10 @@ class Pace:
 
     def look(self) -> list[Behind]:
         """What is to be told: nothing, mostly. To be asked about once a second."""
-        now, usual, before = self._now, self._usual, self._looked
-        if now is None or usual is None or self._waits:
+        # First whether it waits: what it has waited is in `_now` before that ends.
+        waits, before = self._waits, self._looked
+        now, usual = self._now, self._usual
+        if now is None or usual is None or waits:
             return []
         at_s, cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
         self._looked = now, at_s, cpu_s
@@ -125,7 +129,7 @@ class Pace:
         if before is not None and before[0] is now and at_s - before[1] >= _BETWEEN_S:
             since_s, used_s = before[1:]
         likely_s = usual_s * (usual.cpu_s / usual.at_s) * (at_s - since_s)
-        likely_s /= max(cpu_s - used_s, likely_s / (_MOST * took_s))
+        likely_s /= max(cpu_s - used_s, likely_s / (_MOST * took_s), _TICK_S)
         self._told = True
         return [Behind(now.micro_batches, max(took_s, likely_s))]
 
@@ -138,8 +142,9 @@ class Pace:
 
         Infinite where nothing is computed, or it has been late for a while.
         """
+        waits = self._waits
         now, usual = self._now, self._usual
-        if now is None or usual is None or self._waits:
+        if now is None or usual is None or waits:
             return math.inf
         in_s = now.at_s + _late_s(now, usual) - self._clock.monotonic_s()
         return in_s if in_s > 0.0 else math.inf

@@ -171,7 +171,8 @@ class Replica:
         Raises:
             TaskError: The task fails on a micro-batch each time, and the job does not skip it.
         """
-        self.pace.begin(work.micro_batches if self.backing is None else 0)
+        foreseen = self.backing is None and self._device.type == "cpu"
+        self.pace.begin(work.micro_batches if foreseen else 0)
         done: StepWork | None = None
         try:
             done = self._compute(work, collate, self.pace.waiting(scale), at_hand)

@@ -220,7 +220,7 @@ class Fleet:
         quiet = [n for n, seat in self.seats.items() if seat.unheard or not self.up[seat.node]]
         self._cut_since_s = {n: self._cut_since_s.get(n, self._world.now_s) for n in quiet}
         silent_s = {n: self._world.now_s - s for n, s in self._cut_since_s.items()}
-        least_s = self._world.between(*_CUT_S)
+        least_s = self._world.between(*_CUT_S) if quiet else 0.0
         return Heard(
             looked_s=now_s,
             late_s=late_s,
