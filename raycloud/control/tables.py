@@ -341,6 +341,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
         MemberLost: LATE,  # its work is kept: nothing is lost, unless others must meet again
         MemberReturned: LATE,
         MemberLeaving: LATE,
+        ExchangeBroken: LATE,  # it came ahead to a meeting, and others had done all by then
         MemberFailed: MemberState.FAILED,
     },
     MemberState.LOST: {**dict.fromkeys(_OF_MEMBERS, LATE), MemberReturned: MemberState.LOST},

@@ -5,7 +5,8 @@ from __future__ import annotations
 from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control.hearing import Heard
-from tests.control_events import ready
+from raycloud.control.tables import Phase
+from tests.control_events import part, ready
 from tests.control_job import control, only, report, tick
 from tests.control_three import formed, lost, three, to
 
@@ -103,3 +104,14 @@ def test_what_comes_before_the_next_tick_makes_no_further_meeting():
     job.on(broke(2, 2), now_s)
     assert job.on(e.Noticed(what="odd"), now_s + 3.1) == ()
     assert only(c.Form, tick(job, now_s + 3.2)).members == (0, 1)
+
+
+def test_who_is_done_and_came_ahead_in_vain_breaks_nothing():
+    """The others had done all, too, before they came to meet."""
+    job = three()
+    to(job, 5)
+    job.on(part(1, 5), 1.5)
+    job.on(e.MemberDone(member=1, step=5), 1.5)
+    assert job.on(broke(1, 1, "it cannot be met"), 2.0) == ()
+    assert job.phase is Phase.TRAINING
+    assert job.overdue(9.0) is None
