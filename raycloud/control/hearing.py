@@ -90,10 +90,14 @@ class Hearing:
 
     def cut_off(self, member: int) -> bool:
         """Whether nothing was heard of this machine, and nothing of its process meanwhile."""
+        return self.cut_off_s(member) is not None
+
+    def cut_off_s(self, member: int) -> float | None:
+        """For how many seconds it is cut off; None: it is not."""
         cut_s = self._cut_s.get(member)
-        if cut_s is None:
-            return False
-        return self._pulses.heard_s(member) < self._looked_s - cut_s + _UNREAD_S
+        if cut_s is None or self._pulses.heard_s(member) >= self._looked_s - cut_s + _UNREAD_S:
+            return None
+        return cut_s
 
     def _overdue(self) -> frozenset[int]:
         looked_s, since_s, patience_s = self._looked_s, self._since_s, self.patience_s
@@ -109,15 +113,10 @@ class Hearing:
     def missing_s(self, member: int, others: Iterable[int]) -> float | None:
         """How many seconds an answer is overdue that will not come any more; None: it may.
 
-        Of one whose machine is cut off: for how many seconds it is.
-
         Args:
             member: Whose.
             others: Of whom at least one other is heard meanwhile.
         """
-        others = tuple(others)
-        if self.cut_off(member) and any(m in self._reached for m in others if m != member):
-            return self._cut_s[member]
         due_s = max(self._due_s.get(member, self._looked_s), self._since_s)
         late_s = self._looked_s - due_s
         if not late_s >= self.patience_s or self._pulses.of(member).phi(late_s) < _SURE:

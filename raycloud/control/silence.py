@@ -34,9 +34,12 @@ def _mute(state: JobState) -> MemberLost | None:
     numbers = [number for number in state.group if number in present]
     numbers += [member.number for member in spares(state)]
     joined = sum(number not in new for number in numbers)
+    reached = state.hearing.reached(numbers) > 0  # else it is rather the driver that is cut off
     missing = {}
     for member in (state.members[number] for number in numbers if number in late):
-        late_s = state.hearing.missing_s(member.number, numbers)
+        late_s = state.hearing.cut_off_s(member.number) if reached else None
+        if late_s is None:
+            late_s = state.hearing.missing_s(member.number, numbers)
         if late_s is None or member.state is MemberState.DONE:
             continue
         others = joined - member.joined

@@ -81,14 +81,14 @@ class Probes:
         self._turn, self._over = threading.Lock(), threading.Event()
         self._room = threading.BoundedSemaphore(_STRANGERS)
         self._lines: dict[int, _Line] = {}
+        self._gone: list[_Line] = []  # of which the thread that asks lets go
         self._reach, self._outage = Reach(), _Outage()
-        self._asks = threading.Thread(target=self._ask, name="probes", daemon=True)
+        self._threads: list[threading.Thread] = []
         if self._listener is not None:
-            into = threading.Thread(
-                target=self._accept, args=(self._listener,), name="probes-in", daemon=True
-            )
-            into.start()
-            self._asks.start()
+            into = partial(self._accept, self._listener)
+            for name, work in (("probes-in", into), ("probes", self._ask)):
+                self._threads.append(threading.Thread(target=work, name=name, daemon=True))
+                self._threads[-1].start()
 
     @property
     def reach(self) -> Reach:
@@ -99,24 +99,28 @@ class Probes:
         """Ask its machine no more, until it connects again."""
         with self._turn:
             line = self._lines.pop(member, None)
-        if line is not None:
-            line.close()
+            self._gone += [] if line is None else [line]
 
     def close(self) -> None:
         """Ask nobody any more."""
         self._over.set()
         if self._listener is not None:
-            self._listener.close()
-            self._asks.join()
-        for member in [*self._lines]:
-            self.forget(member)
+            self._listener.hang_up()
+        for thread in self._threads:
+            thread.join()
+        with self._turn:
+            lines = [*self._gone, *self._lines.values()]
+            self._gone, self._lines = [], {}
+        for line in lines:
+            line.close()
 
     def _accept(self, listener: Listener) -> None:
         while not self._over.is_set():
             try:
                 listener.accept(partial(self._welcome, listener))
-            except TransportError:  # it is closed; or who came has gone again
+            except TransportError:  # nobody is waited for any more; or who came has gone again
                 self._over.wait(EVERY_S)
+        listener.close()
 
     def _welcome(self, listener: Listener, connection: socket.socket) -> None:
         if not self._room.acquire(blocking=False):
@@ -135,12 +139,10 @@ class Probes:
         member, stream = known
         line = _Line(stream, connection, self._clock.monotonic_s())
         with self._turn:
-            before = self._lines.pop(member, None)
             over = self._over.is_set()
             if not over:
+                self._gone += [self._lines[member]] if member in self._lines else []
                 self._lines[member] = line
-        if before is not None:
-            before.close()
         if over:
             line.close()
 
@@ -151,6 +153,9 @@ class Probes:
             anew = now_s - asked_s > _LATE * usual_s
             with self._turn:
                 lines = dict(self._lines)
+                gone, self._gone = self._gone, []
+            for line in gone:
+                line.close()
             for member, line in lines.items():
                 if not line.ask(now_s, anew=anew):
                     self._end(member, line)
@@ -164,8 +169,7 @@ class Probes:
     def _end(self, member: int, line: _Line) -> None:
         with self._turn:
             if self._lines.get(member) is line:
-                del self._lines[member]
-        line.close()
+                self._gone.append(self._lines.pop(member))
 
 
 def _listener(address: str) -> Listener | None:

@@ -59,7 +59,6 @@ class Forward:
         self.fuse = self._largest_pass()
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.at: tuple[MicroBatch, ...] = ()
-        self._kept: torch.Tensor | None = None
 
     def all_but_last(
         self, todo: Todo, collate: Collate, count: int
@@ -71,7 +70,6 @@ class Forward:
             collate: Makes smaller passes.
             count: Micro-batches of the whole step.
         """
-        self._kept = None
         last: tuple[Pass, torch.Tensor] | None = None
         while (one := todo.begin()) is not None:
             self.at = one.micro_batches
@@ -88,23 +86,15 @@ class Forward:
                 last = (one, loss)
         return last
 
-    def try_out(self, one: Pass, *, keeps: bool = False) -> None:
-        """A pass of which nothing stays but gradients, and what is learned of the model.
-
-        Args:
-            one: The pass.
-            keeps: Forward only; and the memory that it takes is kept until there are others.
-        """
+    def try_out(self, one: Pass) -> None:
+        """A pass of which nothing stays but gradients, and what is learned of the model."""
         self._statistics.begin_trial()
         seed_compute(one.seed, self._device)
         before = random_state(self._device)
         loss = self.plain(one, index=0, count=1)
         if random_state(self._device) != before:
             self.fuse = 1
-        if keeps:
-            self._kept = loss
-        else:
-            call_backward(loss * one.weight)
+        call_backward(loss * one.weight)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._statistics.end_trial()

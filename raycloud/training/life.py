@@ -218,8 +218,8 @@ class Life:
         self._report(self._ready)
         if names := replica.statistics.changing:
             self._notice("buffers averaged over replicas, not exact", buffers=list(names))
-        if self._config.joins:  # the others are on their way meanwhile
-            trial.make_room(cold=known is not None)
+        if known is not None:  # the others are on their way meanwhile
+            trial.warm_up()
 
     def meet(self, meeting: Meeting, abandoned: Callable[[], bool]) -> tuple[Transport, Transport]:
         """Meet the others of a generation, in whichever thread.

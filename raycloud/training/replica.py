@@ -341,7 +341,7 @@ class Replica:
         """Sum of weight * loss over this member's micro-batches of the step computed last."""
         return float(self.forward.loss)
 
-    def try_out(self, one: Pass, *, keeps: bool = False) -> None:
+    def try_out(self, one: Pass) -> None:
         """Forward and backward without any effect: to measure, and to learn what the model does."""
-        self.forward.try_out(one, keeps=keeps)
+        self.forward.try_out(one)
         self.gradients.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from raycloud.errors import RaycloudError, TaskError
+from raycloud.errors import TaskError
 from raycloud.order import MicroBatch
 from raycloud.training.again import trouble_of
 from raycloud.training.calling import RaisedError
@@ -55,7 +55,9 @@ class Trial:
         Raises:
             TaskError: The task's code raised, or drew from a global random generator.
         """
-        job, (many, micro) = self._job, self._usual()
+        job, samples = self._job, self._collate.order.samples
+        micro = min(job.micro_batch, samples)
+        many = max(1, min(job.micro_batches // job.elastic.max_workers, samples // micro))
         if job.elastic.shares != "auto":
             return 0.0, self._seconds(1, micro)
         if briefly:
@@ -68,34 +70,13 @@ class Trial:
         micro_batch_s = max((many_s - single_s) / (many - 1), 0.05 * single_s)
         return max(single_s - micro_batch_s, 0.0), micro_batch_s
 
-    def make_room(self, *, cold: bool) -> None:
-        """Take the memory of a usual share's first pass, and keep it for the first step.
-
-        Memory that a process gives back to its system may be given back by that to the host of a
-        virtual machine, and is slow to come again: the others would wait for it.
-
-        Args:
-            cold: Nothing was computed yet.
+    def warm_up(self) -> None:
+        """Compute one micro-batch: the first one takes longer, and shows what cannot be computed.
 
         Raises:
-            TaskError: As of `speed`, of the first micro-batch.
+            TaskError: As of `speed`.
         """
-        many, micro = self._usual()
-        if cold:
-            self._seconds(1, micro)
-        if self._replica.fuse == 1 or many == 1:
-            return  # as much was taken before
-        try:
-            first, *_ = self._collate.passes(self._places(many, micro), min(many, self._most))
-            self._replica.try_out(first, keeps=True)
-        except RaycloudError:  # it is computed in the first step, and then tells
-            self._replica.discard()
-
-    def _usual(self) -> tuple[int, int]:
-        """Micro-batches of a share, as equal ones would be, and samples of a micro-batch."""
-        job, samples = self._job, self._collate.order.samples
-        micro = min(job.micro_batch, samples)
-        return max(1, min(job.micro_batches // job.elastic.max_workers, samples // micro)), micro
+        self._seconds(1, min(self._job.micro_batch, self._collate.order.samples))
 
     def _warm_seconds(self, micro_batches: int, micro: int) -> float:
         """The least of some tries, after one that warms up for this size: others may be starting.

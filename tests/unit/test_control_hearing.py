@@ -168,20 +168,6 @@ def test_who_is_done_need_not_answer():
     assert world.go(40.0, silent=(1,)) == []
 
 
-def test_several_machines_at_once_are_waited_for_a_little_longer():
-    job = control(min_workers=1, max_workers=4, capacity=4)
-    job.start(0.0)
-    for member in range(4):
-        job.on(ready(member), 0.0)
-    job.on(formed(job, 0), 0.0)
-    world = World(job, members=4)
-    world.go(20.0)
-    assert world.go(21.5, silent=(1, 2)) == []
-    assert world.go(23.0) == []
-    forms = [one for one in world.go(47.0, silent=(1, 2)) if isinstance(one, c.Form)]
-    assert forms[-1].members == (0, 3)
-
-
 def four():
     job = control(min_workers=1, max_workers=4, capacity=4)
     job.start(0.0)
@@ -191,6 +177,14 @@ def four():
     world = World(job, members=4)
     assert world.go(20.0) == []
     return world
+
+
+def test_several_machines_at_once_are_waited_for_a_little_longer():
+    world = four()
+    assert world.go(21.5, silent=(1, 2)) == []
+    assert world.go(23.0) == []
+    forms = [one for one in world.go(47.0, silent=(1, 2)) if isinstance(one, c.Form)]
+    assert forms[-1].members == (0, 3)
 
 
 def test_a_machine_that_is_known_to_be_cut_off_is_not_waited_for():

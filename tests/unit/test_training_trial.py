@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from raycloud.clock import SystemClock, VirtualClock
 from raycloud.order import Layout, Order
 from raycloud.training.collate import Collate
 from raycloud.training.replica import Replica
-from raycloud.training.todo import Todo
 from raycloud.training.trial import Trial
 from tests.lockstep import CPU, NetTask, job
 
@@ -125,43 +122,3 @@ def test_a_task_that_draws_from_a_global_generator_is_refused() -> None:
     task = Draws()
     with pytest.raises(Exception, match="drew from a global random generator"):
         trial(task, task.data(None).train, Order(samples=70, seed=1)).speed()
-
-
-def test_the_memory_of_a_share_is_kept_until_a_step_needs_it() -> None:
-    held: list[weakref.ref[torch.Tensor]] = []
-
-    class Remembered(NetTask):
-        def loss(self, model: Any, batch: Any) -> Any:
-            found = super().loss(model, batch)
-            held[:] = [weakref.ref(found)]
-            return found
-
-    task = Remembered(samples=256, dropout=0.0, branch=False)
-    order, samples = Order(samples=256, seed=1), task.data(None).train
-    tried = trial(task, samples, order)
-    tried.speed(briefly=True)
-    assert held[0]() is None  # of what was measured nothing stays
-    tried.make_room(cold=False)
-    kept = held[0]()
-    assert kept is not None
-    assert kept.grad_fn is not None  # all that its backward pass would need
-    replica = tried._replica
-    before = {name: one.clone() for name, one in replica.state.tensors().items()}
-    assert replica.forward.all_but_last(Todo(()), tried._collate, count=8) is None
-    del kept
-    assert held[0]() is None
-    after = replica.state.tensors()
-    assert all(torch.equal(one, after[name]) for name, one in before.items())
-    assert all(p.grad is None or not p.grad.any() for p in replica.model.parameters())
-
-
-def test_what_goes_wrong_with_it_is_left_to_the_first_step() -> None:
-    class Fails(NetTask):
-        def loss(self, model: Any, batch: Any) -> Any:
-            if len(batch[1]) > 2:
-                raise ValueError("too many")
-            return super().loss(model, batch)
-
-    task = Fails(samples=256, dropout=0.0, branch=False)
-    tried = trial(task, task.data(None).train, Order(samples=256, seed=1))
-    tried.make_room(cold=True)
