@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from raycloud.events import StepsCommitted
 
 _FORGETS = 1.25  # with each report: what was the best once need not hold any more
+_FOLLOWS = 3  # steps at least
 _PER_PARAMETER = 2  # values that an optimizer keeps beside each, as Adam does
 
 
@@ -30,9 +31,9 @@ def at_once(state: JobState, new: int) -> bool:
 
     It goes once over the link of each newcomer, at a time; from those who have it, together, it
     goes once for each, so that their links are the bound where newcomers are more than they are.
-    Up to twice that is worth it where these would compute as long in a step: they would follow for
-    three at least, idle. Of the members' paces the best is the nearest to that of their links: the
-    others waited. Where they have exchanged nothing yet, those before them tell of their links.
+    Up to twice that is worth it where these would compute as long in three steps: they would be
+    idle for as many at least. Of the members' paces the best is the nearest to that of their links:
+    the others waited. Where they have exchanged nothing yet, those before them tell of their links.
     """
     moment_s, group = state.settings.hand_over_s, state.holders()
     ready = next((m.ready for m in group if m.ready is not None), None)
@@ -43,5 +44,5 @@ def at_once(state: JobState, new: int) -> bool:
     if pace_s == float("inf"):
         pace_s = min(m.pace_s for m in state.members.values())
     takes_s = size * pace_s * max(1.0, new / len(group))
-    part_s = state.formed().step_s * new / (len(group) + new)
-    return takes_s < min(max(part_s, moment_s), 2 * moment_s)
+    idle_s = _FOLLOWS * state.formed().step_s * new / (len(group) + new)
+    return takes_s < min(max(idle_s, moment_s), 2 * moment_s)

@@ -44,7 +44,7 @@ class ControlSettings:
         broken_s: From the first word of a broken exchange to a new meeting, if nobody is found to
             be lost meanwhile; less where all have answered a call since.
         hand_over_s: All wait less than this for those that join to take the state, or twice that
-            where these compute as long in a step; else they follow the others until they have it.
+            where these compute as long in three steps; else they follow until they have it.
         meetings: So often the same members meet anew without a step between; then the one whose
             exchange broke is lost. After so many meetings that did not come about, it is not always
             the one that is new who is lost.

@@ -200,6 +200,8 @@ class Life:
         trial = Trial(self._config.job, replica, collate, member=member, clock=self._clock)
         known = self._config.speed
         fixed_s, micro_batch_s = known or trial.speed(briefly=self._config.joins)
+        if self._config.joins:
+            trial.warm_up(micro_batch_s)
         tensors = replica.state.tensors()
         encode(replica.state.values())  # refuse now what no checkpoint could carry
         self._ready = MemberReady(
@@ -218,8 +220,6 @@ class Life:
         self._report(self._ready)
         if names := replica.statistics.changing:
             self._notice("buffers averaged over replicas, not exact", buffers=list(names))
-        if known is not None:  # the others are on their way meanwhile
-            trial.warm_up()
 
     def meet(self, meeting: Meeting, abandoned: Callable[[], bool]) -> tuple[Transport, Transport]:
         """Meet the others of a generation, in whichever thread.

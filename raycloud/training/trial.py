@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _MOST_TRIES = 5
 _ENOUGH_S = 0.5
+_WARM_UP_S = 2.0
 
 
 class Trial:
@@ -55,9 +56,7 @@ class Trial:
         Raises:
             TaskError: The task's code raised, or drew from a global random generator.
         """
-        job, samples = self._job, self._collate.order.samples
-        micro = min(job.micro_batch, samples)
-        many = max(1, min(job.micro_batches // job.elastic.max_workers, samples // micro))
+        job, (many, micro) = self._job, self._usual()
         if job.elastic.shares != "auto":
             return 0.0, self._seconds(1, micro)
         if briefly:
@@ -70,13 +69,31 @@ class Trial:
         micro_batch_s = max((many_s - single_s) / (many - 1), 0.05 * single_s)
         return max(single_s - micro_batch_s, 0.0), micro_batch_s
 
-    def warm_up(self) -> None:
-        """Compute one micro-batch: the first one takes longer, and shows what cannot be computed.
+    def warm_up(self, micro_batch_s: float) -> None:
+        """Compute a share, or as much of it as takes two seconds: the first time takes longer.
+
+        Memory that a process has not touched before costs it time to be given, several times as
+        much where its machine is a virtual one that had given it back to its host. In a step all
+        others would wait for that. It shows what cannot be computed, too.
+
+        Args:
+            micro_batch_s: Seconds that a micro-batch takes.
 
         Raises:
             TaskError: As of `speed`.
         """
-        self._seconds(1, min(self._job.micro_batch, self._collate.order.samples))
+        many, micro = self._usual()
+        if self._replica.fuse == 1:
+            many = 1  # which are all that is in memory at once
+        if many * micro_batch_s > _WARM_UP_S:
+            many = max(1, int(_WARM_UP_S / micro_batch_s))
+        self._seconds(many, micro)
+
+    def _usual(self) -> tuple[int, int]:
+        """Micro-batches of a share, where shares are equal, and samples of a micro-batch."""
+        job, samples = self._job, self._collate.order.samples
+        micro = min(job.micro_batch, samples)
+        return max(1, min(job.micro_batches // job.elastic.max_workers, samples // micro)), micro
 
     def _warm_seconds(self, micro_batches: int, micro: int) -> float:
         """The least of some tries, after one that warms up for this size: others may be starting.

@@ -44,7 +44,7 @@ def meeting(*paces, **settings):
     ],
 )
 def test_it_depends_on_how_long_all_would_wait(paces, following):
-    _, prepare = meeting(*paces, hand_over_s=0.5)
+    _, prepare = meeting(*paces, hand_over_s=0.25)
     assert prepare.change.following == following
     assert prepare.change.shares == ((4, 4, 0) if following else (3, 3, 2))
 
@@ -65,13 +65,13 @@ def test_who_is_left_alone_goes_by_what_links_were_like_before():
 @pytest.mark.parametrize(
     ("moment_s", "pace_s", "following"),
     [
-        (0.25, 0.11, ()),  # 3 bytes, and in a step it would compute for a third of a second
-        (0.25, 0.12, (2,)),
+        (0.7, 0.33, ()),  # 3 bytes, and in three steps it would compute for a second
+        (0.7, 0.34, (2,)),
         (0.1, 0.06, ()),  # but twice a moment at most
         (0.1, 0.07, (2,)),
     ],
 )
-def test_all_wait_less_than_it_would_compute_in_a_step(moment_s, pace_s, following):
+def test_all_wait_less_than_it_would_compute_in_three_steps(moment_s, pace_s, following):
     _, prepare = meeting((pace_s, 1), (0.5, 1), hand_over_s=moment_s)
     assert prepare.change.following == following
 
@@ -79,7 +79,7 @@ def test_all_wait_less_than_it_would_compute_in_a_step(moment_s, pace_s, followi
 @pytest.mark.parametrize(("new", "short"), [(1, True), (2, True), (3, False)])
 def test_it_goes_over_more_links_the_more_there_are_that_give_it(new, short):
     """Each newcomer has a link of its own; two that give three states are the bound."""
-    job, _ = meeting((0.16, 1), (0.5, 1), hand_over_s=0.5)
+    job, _ = meeting((0.16, 1), (0.5, 1), hand_over_s=0.25)
     assert at_once(job._state, new) is short
 
 

@@ -99,6 +99,26 @@ def test_whom_others_wait_for_is_measured_briefly() -> None:
     assert made.speed(briefly=True) == (0.0, pytest.approx(0.3))
 
 
+@pytest.mark.parametrize(
+    ("micro_batch_s", "fuse", "computed"), [(0.3, 8, 4), (0.9, 8, 2), (5.0, 8, 1), (0.3, 1, 1)]
+)
+def test_who_joins_computes_what_it_will_in_its_first_step(
+    micro_batch_s: float, fuse: int, computed: int
+) -> None:
+    """Four micro-batches of two are half a step, but two seconds are enough."""
+    sizes: list[int] = []
+
+    class Sized(NetTask):
+        def loss(self, model: Any, batch: Any) -> Any:
+            sizes.append(len(batch[1]))
+            return super().loss(model, batch)
+
+    task = Sized(dropout=0.0, branch=False)
+    order = Order(samples=70, seed=1)
+    trial(task, task.data(None).train, order, fuse=fuse).warm_up(micro_batch_s)
+    assert sizes == [2 * computed]
+
+
 def test_what_a_first_pass_and_a_busy_moment_cost_is_left_out() -> None:
     clock, seconds = VirtualClock(), iter([9.0, 0.3, 0.05, 0.05, 0.05, 0.05, 5.0, 0.2, 0.1, 0.4])
 
