@@ -12,13 +12,7 @@ import torch
 from raycloud.checkpoint import encode, open_store, see
 from raycloud.data.provide import TRAIN
 from raycloud.errors import InternalError
-from raycloud.events import (
-    DataPreparing,
-    EvaluationPart,
-    MemberDone,
-    MemberReady,
-    Noticed,
-)
+from raycloud.events import DataPreparing, EvaluationPart, MemberDone, MemberReady, Noticed
 from raycloud.order import Position
 from raycloud.training.arrangement import (
     Arrangement,
@@ -154,7 +148,11 @@ class Life:
     def begin_anew(
         self, config: MemberConfig, changes: Changes, report: Callable[[Event], None]
     ) -> None:
-        """Be another member, that joins: what is built stays, and all that was computed is over."""
+        """Be another member, that joins: what is built stays, and all that was computed is over.
+
+        Raises:
+            TaskError: As of `Trial.warm_up`.
+        """
         if self._ready is None:
             raise InternalError(f"member {config.member} was to take over what is not built")
         torch.set_num_threads(config.job.resources.worker.cpus)  # it is another thread
@@ -164,6 +162,8 @@ class Life:
         self._restoring.begin_anew()
         self._footing = self._standing(self._parts)
         self._ready = replace(self._ready, member=config.member)
+        self._replica.discard()
+        self._trial().warm_up(self._ready.micro_batch_s)
         report(self._ready)
 
     @property
@@ -195,11 +195,8 @@ class Life:
 
     def measure(self) -> None:
         """Compute a little without effect, and report how fast, how much and from what state."""
-        replica, member = self._replica, self._config.member
-        collate = self._parts.collate
-        trial = Trial(self._config.job, replica, collate, member=member, clock=self._clock)
-        known = self._config.speed
-        fixed_s, micro_batch_s = known or trial.speed(briefly=self._config.joins)
+        replica, member, trial = self._replica, self._config.member, self._trial()
+        fixed_s, micro_batch_s = self._config.speed or trial.speed(briefly=self._config.joins)
         if self._config.joins:
             trial.warm_up(micro_batch_s)
         tensors = replica.state.tensors()
@@ -220,6 +217,10 @@ class Life:
         self._report(self._ready)
         if names := replica.statistics.changing:
             self._notice("buffers averaged over replicas, not exact", buffers=list(names))
+
+    def _trial(self) -> Trial:
+        job, member, parts = self._config.job, self._config.member, self._parts
+        return Trial(job, self._replica, parts.collate, member=member, clock=self._clock)
 
     def meet(self, meeting: Meeting, abandoned: Callable[[], bool]) -> tuple[Transport, Transport]:
         """Meet the others of a generation, in whichever thread.
@@ -265,9 +266,8 @@ class Life:
         if loop.next is not None:
             return loop.next
         self._parts.saver.wait()
-        self._report(
-            MemberDone(member=self._config.member, step=loop.step, generation=meeting.generation)
-        )
+        done = MemberDone(member=self._config.member, step=loop.step, generation=meeting.generation)
+        self._report(done)
         return None
 
     def hang_up(self, generation: int) -> None:

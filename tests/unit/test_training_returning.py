@@ -20,6 +20,7 @@ from raycloud.events import (
     StepsCommitted,
 )
 from raycloud.training.member import Member, MemberConfig
+from raycloud.training.trial import Trial
 from tests.fellows import Fellows
 from tests.live_tasks import Faulty
 from tests.lockstep import job
@@ -52,7 +53,17 @@ def come_back(fellows: Fellows, process: int, change: int) -> int:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("knows", [True, False])
-def test_it_keeps_what_it_has_built_and_takes_the_others_state(knows: bool, tmp_path: Path) -> None:
+def test_it_keeps_what_it_has_built_and_takes_the_others_state(
+    knows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[float] = []
+    warm_up = Trial.warm_up
+
+    def noted(trial: Trial, micro_batch_s: float) -> None:
+        warm_up(trial, micro_batch_s)
+        computed.append(micro_batch_s)
+
+    monkeypatch.setattr(Trial, "warm_up", noted)
     job = asked(tmp_path, evaluate={"every_steps": 10})
     fellows = Fellows(tmp_path / "kept", job, 2, joining=0)
     fellows.form(Form(generation=0, members=(0, 1), shares=(5, 3), step=0))
@@ -71,6 +82,7 @@ def test_it_keeps_what_it_has_built_and_takes_the_others_state(knows: bool, tmp_
         was.samples,
         was.micro_batch_s,
     )
+    assert computed == [was.micro_batch_s], "a share, once it is back"
     told = fellows.of(StepsCommitted, member)[0]
     assert told.first_step == fellows.of(MemberCaughtUp, member)[0].step
     check_end(fellows, job, (0, member))
