@@ -35,6 +35,8 @@ def until(member: Member, kind: type[Event]) -> None:
         assert found, f"nothing happened for {POLL_S} s"
         if any(isinstance(event, kind) for event in found):
             return
+        failed = [event for event in found if isinstance(event, MemberFailed)]
+        assert not failed, failed
 
 
 def made(folder: Path, task: type[NetTask], **settings: object) -> Member:

@@ -142,3 +142,15 @@ def test_a_task_that_draws_from_a_global_generator_is_refused() -> None:
     task = Draws()
     with pytest.raises(Exception, match="drew from a global random generator"):
         trial(task, task.data(None).train, Order(samples=70, seed=1)).speed()
+
+
+def test_who_goes_on_as_another_is_not_refused_for_what_others_draw() -> None:
+    """Whoever else computes in this process seeds that generator, and `speed` has looked before."""
+
+    class Beside(NetTask):
+        def batch(self, samples: Any, rng: Any) -> Any:
+            np.random.rand()
+            return super().batch(samples, rng)
+
+    task = Beside(dropout=0.0, branch=False)
+    trial(task, task.data(None).train, Order(samples=70, seed=1), fuse=8).warm_up(0.1)
