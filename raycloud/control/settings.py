@@ -76,7 +76,7 @@ class ControlSettings:
     silence_s: float = 60.0
     late_s: float = 1.25
     several_s: float = 1.75  # TCP sends what was lost again after 0.2, 0.6 and 1.4 s
-    several_cut_s: float = 0.45
+    several_cut_s: float = 0.35
     outage_s: float = 10.0
     restore_s: float = 5.0
     return_s: float = 90.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 1.0  # as the real one asks
 _LOOK_S = 0.5
-_CUT_S = (0.35, 1.0)  # until a machine counts as cut off that acknowledges nothing, and
+_CUT_S = (0.22, 1.0)  # until a machine counts as cut off that acknowledges nothing, and
 _MEMBER_S = 0.00125  # as much more for each member
 _FEW = 64  # members whose answers come late by chance
 _ANEW_S = (0.05, 2.0)  # until a process that is back has ended what it did

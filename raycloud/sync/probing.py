@@ -1,4 +1,4 @@
-"""Whether members' machines are there: asked ten times a second, answered by their kernels.
+"""Whether members' machines are there: asked twenty times a second, answered by their kernels.
 
 The driver holds one connection to each member and sends a byte along it. That the byte has arrived
 says the member's system, not its process: it answers as fast where that is busy, starved of the
@@ -28,13 +28,13 @@ from raycloud.sync.stream import Listener, Place, Stream, connect
 if TYPE_CHECKING:
     from raycloud.clock import Clock
 
-EVERY_S = 0.1
-_DOUBT_S = 0.05  # ... while one has not answered as soon as usual
+EVERY_S = 0.05
+_DOUBT_S = 0.025  # ... while one has not answered as soon as usual
 _MEMBER_S = 0.0005  # between two turns, per member: thousands are asked less often
 _TURNS = 2.5  # so many without an answer, and
 _USUAL = 2.0  # so many times the longest silence that is known of, are too long
 _LEAST_S, _FIRST_S = 0.05, 0.1  # what is taken for that silence at least, and at first
-_FORGETS = 0.995  # of it, with each turn: half of it in 14 s
+_FORGETS = 0.9975  # of it, with each turn: half of it in 14 s
 _LATE = 3.0  # so many turns late, and this process or its machine stood still itself
 _TRY_S = 1.0  # between two connections of a member that come to nothing
 _STRANGERS = 64  # connections at once that have not said yet whose they are
@@ -92,7 +92,7 @@ class Probes:
 
     @property
     def reach(self) -> Reach:
-        """As of the last turn, at most a tenth of a second ago where members are few."""
+        """As of the last turn, at most a twentieth of a second ago where members are few."""
         return self._reach
 
     def forget(self, member: int) -> None:

@@ -17,7 +17,7 @@ from tests.testbed.programs import PORT
 from tests.testbed.remains import LIMIT_S, first, let_pass, listening, said, start
 
 NAMES = ("n1", "n2", "n3")
-SETTLED = 20  # turns
+SETTLED = 40  # turns
 THIN_BITS_PER_S = 20e6
 
 
@@ -67,7 +67,7 @@ def test_who_is_gone_or_cut_off_is_found_and_nobody_else(
     found = until(driver, lambda found: found["cut"], mark)
     assert found["reached"] == [0, 2]
     assert found["cut"].keys() == {"1"}
-    assert 0.35 <= found["cut"]["1"] < 1.0  # when it is told first
+    assert 0.2 <= found["cut"]["1"] < 1.0  # when it is told first
 
 
 def test_two_that_are_gone_at_once_are_found_together(make_bed: MakeBed, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_who_is_frozen_or_starved_is_there(make_bed: MakeBed, tmp_path: Path) ->
     let_pass(4.0)
     bed["n1"].thaw()
     found = turns(driver, mark)
-    assert len(found) > 20
+    assert len(found) > 40
     assert all(one["reached"] == [0, 1, 2] for one in found)
 
 
@@ -109,5 +109,5 @@ def test_who_is_behind_a_full_queue_is_there(
     mark = len(said(driver.log))
     let_pass(8.0)
     found = turns(driver, mark)
-    assert len(found) > 40
+    assert len(found) > 80
     assert not any(one["cut"] for one in found)

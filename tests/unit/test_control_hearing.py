@@ -201,8 +201,8 @@ def test_a_machine_that_is_known_to_be_cut_off_is_not_waited_for():
 
 def test_several_that_are_cut_off_are_waited_for_a_little():
     world = four()
-    assert world.cut(20.04, m1=0.35, m2=0.35) == []
-    forms = [one for one in world.cut(20.21, m1=0.4, m2=0.4) if isinstance(one, c.Form)]
+    assert world.cut(20.04, m1=0.25, m2=0.25) == []
+    forms = [one for one in world.cut(20.15, m1=0.4, m2=0.4) if isinstance(one, c.Form)]
     assert forms[-1].members == (0, 3)
 
 
