@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from raycloud.control.pulse import Pulses
 
-_UNREAD_S = 0.25  # an answer that came so long after the last packet was on its way before
+_UNREAD_S = 0.25  # an answer that came so soon after the last packet was on its way before
+_JUST_S = 0.1  # ... but for so long after any answer nobody is cut off
 _SURE = 8.0  # phi: one such answer in a hundred million would still have come
 
 
@@ -95,9 +96,10 @@ class Hearing:
     def cut_off_s(self, member: int) -> float | None:
         """For how many seconds it is cut off; None: it is not."""
         cut_s = self._cut_s.get(member)
-        if cut_s is None or self._pulses.heard_s(member) >= self._looked_s - cut_s + _UNREAD_S:
+        if cut_s is None:
             return None
-        return cut_s
+        heard_s, looked_s = self._pulses.heard_s(member), self._looked_s
+        return None if heard_s >= min(looked_s - cut_s + _UNREAD_S, looked_s - _JUST_S) else cut_s
 
     def _overdue(self) -> frozenset[int]:
         looked_s, since_s, patience_s = self._looked_s, self._since_s, self.patience_s

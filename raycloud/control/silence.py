@@ -60,7 +60,7 @@ def _needed_s(state: JobState, member: Member, others: int, late_s: float) -> fl
     """For how many seconds of silence a member is waited for since the others need it: it may thaw.
 
     Where nobody else has the state, they could go on from a checkpoint: it is waited for as long as
-    what they would compute again has taken, which costs at most twice what the better one would.
+    what they would compute again takes, which costs at most twice what the better one would.
 
     Args:
         state: Of the job.
@@ -76,8 +76,18 @@ def _needed_s(state: JobState, member: Member, others: int, late_s: float) -> fl
         return float("inf")
     if others:
         return 0.0
-    since_s = max(state.checkpoints.published_s, state.started_s)
-    return state.settings.restore_s + max(0.0, state.now_s - late_s - since_s)
+    return state.settings.restore_s + _again_s(state, state.now_s - late_s)
+
+
+def _again_s(state: JobState, until_s: float) -> float:
+    """Seconds of the steps since the newest checkpoint, with the one under way at `until_s`.
+
+    Not of the time in which nobody computed.
+    """
+    progress, checkpoints = state.formed(), state.checkpoints
+    passed_s = max(0.0, until_s - max(checkpoints.published_s, state.started_s))
+    steps = progress.committed_step + 1 - (checkpoints.last_published or 0)
+    return min(passed_s, steps * progress.step_s) if progress.step_s else passed_s
 
 
 def _patience_s(state: JobState, missing: Mapping[int, float]) -> float:

@@ -147,7 +147,7 @@ class Life:
 
     def begin_anew(
         self, config: MemberConfig, changes: Changes, report: Callable[[Event], None]
-    ) -> None:
+    ) -> MemberReady:
         """Be another member, that joins: what is built stays, and all that was computed is over.
 
         Raises:
@@ -164,7 +164,7 @@ class Life:
         self._ready = replace(self._ready, member=config.member)
         self._replica.discard()
         self._trial().warm_up(self._ready.micro_batch_s)
-        report(self._ready)
+        return self._ready
 
     @property
     def step(self) -> int | None:

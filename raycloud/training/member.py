@@ -217,8 +217,9 @@ class Member:
             life.measure()
         else:
             life = before.give_over()
-            life.begin_anew(self._config, self._changes, self._report)
+            ready = life.begin_anew(self._config, self._changes, self._report)
             self._life = life
+            self._report(ready)
         return life
 
     def _compute(

@@ -44,7 +44,6 @@ class Trial:
         self._member = member
         self._clock = clock
         self._past = 0  # places that nothing can be computed of
-        self._most = job.micro_batches  # that fit into memory at once
 
     def speed(self, *, briefly: bool = False) -> tuple[float, float]:
         """Seconds of `T(b) = fixed_s + b * micro_batch_s` for b micro-batches: both of them.
@@ -57,10 +56,9 @@ class Trial:
             TaskError: The task's code raised, or drew from a global random generator.
         """
         job, (many, micro) = self._job, self._usual()
-        if job.elastic.shares != "auto":
-            return 0.0, self._seconds(1, micro)
         if briefly:
             self._seconds(1, micro)
+        if briefly or job.elastic.shares != "auto":
             return 0.0, self._seconds(1, micro)
         single_s = self._warm_seconds(1, micro)
         if self._replica.fuse == 1 or many == 1:
@@ -75,7 +73,7 @@ class Trial:
         Memory that a process has not touched before costs it time to be given, several times as
         much where its machine is a virtual one that had given it back to its host. In a step all
         others would wait for that. It shows what cannot be computed, too; what draws from where
-        was looked at by `speed`.
+        was looked at by `speed`, of this member or of one before it.
 
         Args:
             micro_batch_s: Seconds that a micro-batch takes.
@@ -84,8 +82,7 @@ class Trial:
             TaskError: The task's code raised.
         """
         many, micro = self._usual()
-        if self._replica.fuse == 1:
-            many = 1  # which are all that is in memory at once
+        many = min(many, self._replica.fuse)  # which are all that is in memory at once
         if many * micro_batch_s > _WARM_UP_S:
             many = max(1, int(_WARM_UP_S / micro_batch_s))
         self._seconds(many, micro, watched=False)
@@ -114,14 +111,14 @@ class Trial:
         """Of one try. What nothing can be computed of is passed over, where it may be skipped."""
         errors, replica = self._job.errors, self._replica
         while True:
-            group, size = self._places(micro_batches, micro), min(micro_batches, self._most)
+            group, size = self._places(micro_batches, micro), min(micro_batches, replica.fuse)
             try:
                 return self._timed(group, size, watched=watched)
             except RaisedError as error:
                 trouble = trouble_of(tuple(group), error)
                 replica.discard()
                 if trouble.memory and size > 1:
-                    replica.fuse = self._most = size = size // 2
+                    replica.fuse = size = size // 2
                     what = f"memory ran out: passes are of at most {size} micro-batches"
                     replica.notice(what, {"error": str(error)})
                 elif errors.on_error == "stop" or self._past > errors.most_skipped:

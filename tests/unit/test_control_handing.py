@@ -9,7 +9,10 @@ from raycloud import events as e
 from raycloud.control.handing import at_once
 from tests.control_events import committed, ready
 from tests.control_job import on_and_tick, only
+from tests.control_three import three
+from tests.control_three import to as three_to
 from tests.unit.test_control_growing import applied, formed, to, two
+from tests.unit.test_control_restoring import all_lost, come, saved
 
 
 def meeting(*paces, **settings):
@@ -62,6 +65,22 @@ def test_who_is_left_alone_goes_by_what_links_were_like_before():
     assert only(c.Prepare, on_and_tick(job, ready(2), 8.0)).change.following == ()
 
 
+def test_who_has_gone_back_goes_by_the_steps_of_before():
+    """It has computed none yet since."""
+    job = three(hand_over_s=0.7)
+    three_to(job, 5)
+    back = saved(job, 5)
+    at = job.position_at(6)
+    for member in job.group:
+        one = {"at": at, "micro_batches": 3, "exchange_s": 0.33, "bytes_last": 1}
+        job.on(committed(member, 5, 6, generation=0, **one), 1.0)
+    all_lost(job)
+    job.on(back, 3.0)
+    come(job, (3,))
+    job.on(formed(job, 5), 5.5)
+    assert only(c.Prepare, come(job, (4,), 6.0)).change.following == ()
+
+
 @pytest.mark.parametrize(
     ("moment_s", "pace_s", "following"),
     [
@@ -69,6 +88,8 @@ def test_who_is_left_alone_goes_by_what_links_were_like_before():
         (0.7, 0.34, (2,)),
         (0.1, 0.06, ()),  # but twice a moment at most
         (0.1, 0.07, (2,)),
+        (1.2, 0.39, ()),  # and a moment at least
+        (1.2, 0.41, (2,)),
     ],
 )
 def test_all_wait_less_than_it_would_compute_in_three_steps(moment_s, pace_s, following):

@@ -46,17 +46,27 @@ def test_who_is_ready_to_join_and_does_not_answer_is_lost_before_the_others_wait
     assert only(c.Spawn, world.go(25.0)).joins
 
 
-@pytest.mark.parametrize(("published_s", "waits_s"), [(None, 26.0), (12.0, 14.0)])
+@pytest.mark.parametrize(
+    ("published_s", "step", "waits_s"),
+    [
+        (None, 6, 7.0 + 5.0),  # 6 steps, and one under way
+        (None, 60, 21.0 + 5.0),  # it has computed for no longer
+        (12.0, 10, 5.0 + 5.0),
+        (12.0, 60, 9.0 + 5.0),
+    ],
+)
 def test_the_last_that_has_the_state_is_waited_for_as_long_as_it_costs_to_go_back(
-    published_s, waits_s
+    published_s, step, waits_s
 ):
-    """It began at 0 s, and is to answer at 21 s: 21 s of work, or 9, and 5 to go back."""
+    """It began at 0 s, and is to answer at 21 s; a step takes 1 s, and to go back 5 s."""
     job = alone()
     world = world_of(job, 0, 2)
     world.go(12.0)
     if published_s is not None:
         only(c.Publish, job.on(part(0, 6, generation=job.generation), published_s))
         job.on(published(6), published_s)
+    for first in range(6, step):
+        to(job, first + 1, first=first)
     world.go(20.0)
     assert not of(c.Restore, world.go(21.0 + waits_s - 0.75, silent=(0,)))
     assert of(c.Restore, world.go(21.0 + waits_s + 0.75, silent=(0,)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from raycloud.clock import SystemClock
 from raycloud.events import Event, MemberFailed, MemberReady
 from raycloud.training.member import Member, MemberConfig
 from tests.live_tasks import Faulty
-from tests.lockstep import job
+from tests.lockstep import NetTask, job
 
 POLL_S = 30.0
 
@@ -80,6 +81,23 @@ def _config(asked: Any, folder: Path, **more: Any) -> MemberConfig:
     return MemberConfig(
         member=0, node="", address="", job=asked, task=Faulty, checkpoints=str(folder), **more
     )
+
+
+@pytest.mark.parametrize("shares", ["auto", "equal"])
+def test_who_joins_computes_a_share_before_it_is_ready(tmp_path: Path, shares: str) -> None:
+    sizes: list[int] = []
+
+    class Sized(NetTask):
+        def loss(self, model: Any, batch: Any) -> Any:
+            sizes.append(len(batch[1]))
+            return super().loss(model, batch)
+
+    elastic = {"min_workers": 1, "max_workers": 2, "shares": shares}
+    asked = job(task=Sized, settings={"dropout": 0.0, "branch": False}, elastic=elastic)
+    config = replace(_config(asked, tmp_path, joins=True), task=Sized)
+    [told] = Member(config, SystemClock()).poll(POLL_S)
+    assert isinstance(told, MemberReady)
+    assert sizes == [2, 2, 8]
 
 
 @pytest.mark.parametrize("fault", ["", "loss"])

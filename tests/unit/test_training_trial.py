@@ -100,7 +100,8 @@ def test_whom_others_wait_for_is_measured_briefly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("micro_batch_s", "fuse", "computed"), [(0.3, 8, 4), (0.9, 8, 2), (5.0, 8, 1), (0.3, 1, 1)]
+    ("micro_batch_s", "fuse", "computed"),
+    [(0.3, 8, 4), (0.9, 8, 2), (5.0, 8, 1), (0.3, 2, 2), (0.3, 1, 1)],
 )
 def test_who_joins_computes_what_it_will_in_its_first_step(
     micro_batch_s: float, fuse: int, computed: int
@@ -117,6 +118,21 @@ def test_who_joins_computes_what_it_will_in_its_first_step(
     order = Order(samples=70, seed=1)
     trial(task, task.data(None).train, order, fuse=fuse).warm_up(micro_batch_s)
     assert sizes == [2 * computed]
+
+
+@pytest.mark.parametrize("fuse", [1, 2, 3])
+def test_no_pass_is_larger_than_the_job_allows(fuse: int) -> None:
+    sizes: set[int] = set()
+
+    class Sized(NetTask):
+        def loss(self, model: Any, batch: Any) -> Any:
+            sizes.add(len(batch[1]))
+            return super().loss(model, batch)
+
+    task = Sized(dropout=0.0, branch=False)
+    made = trial(task, task.data(None).train, Order(samples=70, seed=1), fuse=fuse)
+    made.warm_up(made.speed()[1])
+    assert max(sizes) == 2 * fuse
 
 
 def test_what_a_first_pass_and_a_busy_moment_cost_is_left_out() -> None:
