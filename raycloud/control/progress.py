@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass, field
+from statistics import median_high
+from typing import TYPE_CHECKING, Any
 
 from raycloud.errors import InternalError
 from raycloud.order import Commit, Ledger, Position, Steps, lockstep_commits
+
+if TYPE_CHECKING:
+    from raycloud.events import StepsCommitted
+
+_REPORTS = 5  # of different steps
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long a step takes, by the last few reports.
+
+    A single one says little: it may be of a short step at the end of an epoch, or tell also of the
+    time until members had met.
+
+    Attributes:
+        step_s: Seconds, in the middle of these; 0 before there are any.
+    """
+
+    step_s: float = 0.0
+    _last_step: int = 0
+    _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REPORTS))
+
+    def note(self, event: StepsCommitted) -> None:
+        """Take in a report; of the same steps the first one counts."""
+        if event.last_step > max(self._last_step, event.first_step):
+            self._last_step = event.last_step
+            self._steps_s.append(event.wall_s / (event.last_step - event.first_step))
+            self.step_s = median_high(self._steps_s)
+
+    def go_back(self, step: int) -> None:
+        """What comes after `step` is computed, and reported, again."""
+        self._last_step = step
 
 
 class Progress:
@@ -25,7 +60,7 @@ class Progress:
             or that was not finite.
         returns: How often steps were taken back since `furthest` has risen.
         sound_from: Steps of older generations were taken back.
-        step_s: Seconds of a step, as was said last; 0 before anybody has.
+        pace: How long a step takes.
     """
 
     def __init__(
@@ -39,7 +74,7 @@ class Progress:
         self._first_state = ledger.state()
         self.committed_step = self.furthest = step
         self.returns = self.sound_from = 0
-        self.step_s = 0.0
+        self.pace = Pace()
         self._generations: list[tuple[int, int]] = [(step, generation)]  # (first step, number)
         self._asked: tuple[int, Position] | None = None
         self._growths: list[tuple[int, int, int]] = []  # (step, first epoch, samples)

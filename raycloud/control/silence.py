@@ -76,18 +76,12 @@ def _needed_s(state: JobState, member: Member, others: int, late_s: float) -> fl
         return float("inf")
     if others:
         return 0.0
-    return state.settings.restore_s + _again_s(state, state.now_s - late_s)
-
-
-def _again_s(state: JobState, until_s: float) -> float:
-    """Seconds of the steps since the newest checkpoint, with the one under way at `until_s`.
-
-    Not of the time in which nobody computed.
-    """
-    progress, checkpoints = state.formed(), state.checkpoints
-    passed_s = max(0.0, until_s - max(checkpoints.published_s, state.started_s))
-    steps = progress.committed_step + 1 - (checkpoints.last_published or 0)
-    return min(passed_s, steps * progress.step_s) if progress.step_s else passed_s
+    progress = state.formed()
+    again_s = max(0.0, state.now_s - late_s - member.since_s)  # it has computed no step yet
+    if progress.pace.step_s:
+        steps = progress.committed_step - (state.checkpoints.last_published or 0)
+        again_s = (steps + 1) * progress.pace.step_s
+    return state.settings.restore_s + again_s
 
 
 def _patience_s(state: JobState, missing: Mapping[int, float]) -> float:

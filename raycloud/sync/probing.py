@@ -35,7 +35,7 @@ _TURNS = 2.5  # so many without an answer, and
 _USUAL = 2.0  # so many times the longest silence that is known of, are too long
 _LEAST_S, _FIRST_S = 0.05, 0.1  # what is taken for that silence at least, and at first
 _FORGETS = 0.9975  # of it, with each turn: half of it in 14 s
-_LATE = 3.0  # so many turns late, and this process or its machine stood still itself
+_LATE = 2.0  # so many turns late, and this process or its machine stood still itself
 _TRY_S = 1.0  # between two connections of a member that come to nothing
 _STRANGERS = 64  # connections at once that have not said yet whose they are
 _BACK_S = 0.5  # ... and so much more
@@ -150,14 +150,15 @@ class Probes:
         asked_s, usual_s, every_s = self._clock.monotonic_s(), EVERY_S, EVERY_S
         while not self._over.wait(every_s):
             now_s = self._clock.monotonic_s()
-            anew = now_s - asked_s > _LATE * usual_s
+            late_s = now_s - asked_s - usual_s
+            stood_s = late_s if late_s > _LATE * usual_s else 0.0
             with self._turn:
                 lines = dict(self._lines)
                 gone, self._gone = self._gone, []
             for line in gone:
                 line.close()
             for member, line in lines.items():
-                if not line.ask(now_s, anew=anew):
+                if not line.ask(now_s, stood_s):
                     self._end(member, line)
             usual_s = max(EVERY_S, _MEMBER_S * len(lines))
             found = _reach(lines, usual_s)
@@ -215,8 +216,11 @@ class _Line:
         self._since_s = now_s
         self.silent_s, self.usual_s, self.ended = 0.0, _FIRST_S, False
 
-    def ask(self, now_s: float, *, anew: bool) -> bool:
-        """Look what was answered, and send the next byte; False where it has ended."""
+    def ask(self, now_s: float, stood_s: float) -> bool:
+        """Look what was answered, and send the next byte; False where it has ended.
+
+        For `stood_s` nobody has asked, and so nobody was silent.
+        """
         try:
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
             self._socket.send(_BYTE)
@@ -228,10 +232,11 @@ class _Line:
         (awaited,), (heard_ms,) = (one.unpack_from(info, at) for one, at in (_AWAITED, _HEARD_MS))
         heard_s = now_s - heard_ms / 1000.0
         self.usual_s = max(_LEAST_S, self.usual_s * _FORGETS)
-        if heard_s > self._since_s and not anew:
+        self._since_s += stood_s
+        if heard_s > self._since_s:
             self.usual_s = max(self.usual_s, heard_s - self._since_s)
             self._since_s = heard_s
-        if anew or not awaited:
+        if not awaited:
             self._since_s = now_s
         self.silent_s = now_s - self._since_s
         return True

@@ -150,6 +150,9 @@ class Life:
     ) -> MemberReady:
         """Be another member, that joins: what is built stays, and all that was computed is over.
 
+        Returns:
+            What the caller is to report, once this is the life of that member.
+
         Raises:
             TaskError: As of `Trial.warm_up`.
         """

@@ -68,7 +68,7 @@ class Trial:
         return max(single_s - micro_batch_s, 0.0), micro_batch_s
 
     def warm_up(self, micro_batch_s: float) -> None:
-        """Compute a share, or as much of it as takes two seconds: the first time takes longer.
+        """Compute a share, as much as one pass holds and two seconds allow, for the first time.
 
         Memory that a process has not touched before costs it time to be given, several times as
         much where its machine is a virtual one that had given it back to its host. In a step all

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import MemberState, Phase
 from tests.control_events import part, published, ready
-from tests.control_job import of, on_and_tick, only
+from tests.control_job import control, of, on_and_tick, only, report
 from tests.control_three import lost
 from tests.unit.test_control_growing import formed, to, two
 from tests.unit.test_control_hearing import World
@@ -49,10 +51,10 @@ def test_who_is_ready_to_join_and_does_not_answer_is_lost_before_the_others_wait
 @pytest.mark.parametrize(
     ("published_s", "step", "waits_s"),
     [
-        (None, 6, 7.0 + 5.0),  # 6 steps, and one under way
-        (None, 60, 21.0 + 5.0),  # it has computed for no longer
+        (None, 10, 11.0 + 5.0),  # 10 steps, and one under way
+        (None, 30, 31.0 + 5.0),
         (12.0, 10, 5.0 + 5.0),
-        (12.0, 60, 9.0 + 5.0),
+        (12.0, 30, 25.0 + 5.0),
     ],
 )
 def test_the_last_that_has_the_state_is_waited_for_as_long_as_it_costs_to_go_back(
@@ -71,6 +73,33 @@ def test_the_last_that_has_the_state_is_waited_for_as_long_as_it_costs_to_go_bac
     assert not of(c.Restore, world.go(21.0 + waits_s - 0.75, silent=(0,)))
     assert of(c.Restore, world.go(21.0 + waits_s + 0.75, silent=(0,)))
     assert job.phase is Phase.RESTORING
+
+
+@pytest.mark.parametrize("odd_s", [0.01, 60.0])
+def test_a_single_step_that_took_far_less_or_more_changes_nothing(odd_s):
+    job = alone()
+    world = world_of(job, 0, 2)
+    for first in range(6, 9):
+        to(job, first + 1, first=first)
+    job.on(replace(report(job, 0, 9, 10), wall_s=odd_s), 12.0)
+    world.go(20.0)
+    assert not of(c.Restore, world.go(21.0 + 11.0 + 5.0 - 0.75, silent=(0,)))
+    assert of(c.Restore, world.go(21.0 + 11.0 + 5.0 + 0.75, silent=(0,)))
+
+
+def test_who_has_computed_no_step_is_waited_for_as_long_as_it_has_computed():
+    job = control(min_workers=1, max_workers=2, capacity=2)
+    job.start(0.0)
+    for member in (0, 1):
+        job.on(ready(member), 6.0)
+    job.on(formed(job, 0), 6.0)
+    on_and_tick(job, lost(1), 7.0)
+    job.on(e.MemberSpawned(member=2), 8.0)
+    job.on(ready(2), 10.0)
+    world = world_of(job, 0, 2)
+    world.go(20.0)
+    assert not of(c.Restore, world.go(21.0 + 15.0 + 5.0 - 0.75, silent=(0,)))
+    assert of(c.Restore, world.go(21.0 + 15.0 + 5.0 + 0.75, silent=(0,)))
 
 
 def test_it_is_waited_for_where_the_run_is_to_stop():

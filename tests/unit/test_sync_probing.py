@@ -191,3 +191,20 @@ def test_a_driver_that_stood_still_asks_anew(monkeypatch: pytest.MonkeyPatch) ->
         found = turns(asks, 3)
         assert not any(s > 30.0 for reach in found for s in reach.cut_s.values())
         assert until(asks, lambda reach: 1 in reach.cut_s).cut_s[1] < 30.0
+
+
+def test_a_driver_that_stands_still_again_and_again_finds_who_is_gone() -> None:
+    """It is held up for twice as long as it would take to find it."""
+
+    class Held(SystemClock):
+        turn = 0
+
+        def monotonic_s(self) -> float:
+            self.turn += 1
+            return super().monotonic_s() + 0.2 * self.turn
+
+    asks = Probes("127.0.0.1", Held())
+    with contextlib.closing(asks), members(asks, 2) as ends:
+        assert not any(reach.cut_s for reach in turns(asks, 10))
+        deafen(wire(ends[1]))
+        assert until(asks, lambda reach: bool(reach.cut_s)).cut_s.keys() == {1}

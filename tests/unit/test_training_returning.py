@@ -13,6 +13,7 @@ from raycloud.clock import SystemClock
 from raycloud.commands import Form, Meet, Reshare, Save
 from raycloud.events import (
     ChangeApplied,
+    Event,
     ExchangeBroken,
     MemberCaughtUp,
     MemberFailed,
@@ -63,7 +64,16 @@ def test_it_keeps_what_it_has_built_and_takes_the_others_state(
         warm_up(trial, micro_batch_s)
         computed.append(micro_batch_s)
 
+    lives: list[object] = []
+    report = Member._report
+
+    def said(member: Member, event: Event) -> None:
+        if isinstance(event, MemberReady):
+            lives.append(member._life)
+        report(member, event)
+
     monkeypatch.setattr(Trial, "warm_up", noted)
+    monkeypatch.setattr(Member, "_report", said)
     job = asked(tmp_path, evaluate={"every_steps": 10})
     fellows = Fellows(tmp_path / "kept", job, 2, joining=0)
     fellows.form(Form(generation=0, members=(0, 1), shares=(5, 3), step=0))
@@ -83,6 +93,8 @@ def test_it_keeps_what_it_has_built_and_takes_the_others_state(
         was.micro_batch_s,
     )
     assert computed == [was.micro_batch_s], "a share, once it is back"
+    assert len(lives) == 3
+    assert all(lives), "who is ready may be asked for anything"
     told = fellows.of(StepsCommitted, member)[0]
     assert told.first_step == fellows.of(MemberCaughtUp, member)[0].step
     check_end(fellows, job, (0, member))
