@@ -150,11 +150,7 @@ class Life:
     ) -> MemberReady:
         """Be another member, that joins: what is built stays, and all that was computed is over.
 
-        Returns:
-            What the caller is to report, once this is the life of that member.
-
-        Raises:
-            TaskError: As of `Trial.warm_up`.
+        Returns what is to be reported once this is that member's. Raises as `Trial.warm_up` does.
         """
         if self._ready is None:
             raise InternalError(f"member {config.member} was to take over what is not built")
