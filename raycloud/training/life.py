@@ -195,8 +195,9 @@ class Life:
     def measure(self) -> None:
         """Compute a little without effect, and report how fast, how much and from what state."""
         replica, member, trial = self._replica, self._config.member, self._trial()
-        fixed_s, micro_batch_s = self._config.speed or trial.speed(briefly=self._config.joins)
-        if self._config.joins:
+        known, joins = self._config.speed, self._config.joins
+        fixed_s, micro_batch_s = known or (trial.joining_speed() if joins else trial.speed())
+        if known and joins:
             trial.warm_up(micro_batch_s)
         tensors = replica.state.tensors()
         encode(replica.state.values())  # refuse now what no checkpoint could carry

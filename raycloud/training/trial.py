@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _MOST_TRIES = 5
 _ENOUGH_S = 0.5
 _WARM_UP_S = 2.0
+_LEAST_SLOPE = 0.05  # of what one takes: nobody computes for nothing, whatever a try says
 
 
 class Trial:
@@ -45,38 +46,49 @@ class Trial:
         self._clock = clock
         self._past = 0  # places that nothing can be computed of
 
-    def speed(self, *, briefly: bool = False) -> tuple[float, float]:
+    def speed(self) -> tuple[float, float]:
         """Seconds of `T(b) = fixed_s + b * micro_batch_s` for b micro-batches: both of them.
-
-        Args:
-            briefly: Of one micro-batch only, once it is warm: others wait for this member, and what
-                it computes with them will tell the rest.
 
         Raises:
             TaskError: The task's code raised, or drew from a global random generator.
         """
         job, (many, micro) = self._job, self._usual()
-        if briefly:
-            self._seconds(1, micro)
-        if briefly or job.elastic.shares != "auto":
+        if job.elastic.shares != "auto":
             return 0.0, self._seconds(1, micro)
         single_s = self._warm_seconds(1, micro)
         if self._replica.fuse == 1 or many == 1:
             return 0.0, single_s
-        many_s = self._warm_seconds(many, micro)
-        micro_batch_s = max((many_s - single_s) / (many - 1), 0.05 * single_s)
-        return max(single_s - micro_batch_s, 0.0), micro_batch_s
+        return _line(single_s, many, self._warm_seconds(many, micro))
 
-    def warm_up(self, micro_batch_s: float) -> None:
+    def joining_speed(self) -> tuple[float, float]:
+        """As `speed`, but briefly: others wait for this member, and will see the rest with it.
+
+        It goes by one micro-batch, once that is warm, and by what `warm_up` takes. That is done for
+        the first time, which makes the line too steep, but never steeper than that of no fixed
+        seconds: so whoever joins is not given more than it can do.
+
+        Raises:
+            TaskError: As of `speed`.
+        """
+        _, micro = self._usual()
+        self._seconds(1, micro)
+        single_s = self._seconds(1, micro)
+        many, many_s = self.warm_up(single_s)
+        return _line(single_s, many, min(many_s, many * single_s))
+
+    def warm_up(self, micro_batch_s: float) -> tuple[int, float]:
         """Compute a share, as much as one pass holds and two seconds allow, for the first time.
 
         Memory that a process has not touched before costs it time to be given, several times as
         much where its machine is a virtual one that had given it back to its host. In a step all
         others would wait for that. It shows what cannot be computed, too; what draws from where
-        was looked at by `speed`, of this member or of one before it.
+        was looked at before, by this member or by the one whose place or process it has.
 
         Args:
             micro_batch_s: Seconds that a micro-batch takes.
+
+        Returns:
+            How many micro-batches that were, and the seconds that they took.
 
         Raises:
             TaskError: The task's code raised.
@@ -85,7 +97,7 @@ class Trial:
         many = min(many, self._replica.fuse)  # which are all that is in memory at once
         if many * micro_batch_s > _WARM_UP_S:
             many = max(1, int(_WARM_UP_S / micro_batch_s))
-        self._seconds(many, micro, watched=False)
+        return many, self._seconds(many, micro, watched=False)
 
     def _usual(self) -> tuple[int, int]:
         """Micro-batches of a share, where shares are equal, and samples of a micro-batch."""
@@ -157,3 +169,11 @@ class Trial:
             MicroBatch(index=i, epoch=0, start=start, stop=start + micro)
             for i, start in enumerate(starts)
         ]
+
+
+def _line(single_s: float, many: int, many_s: float) -> tuple[float, float]:
+    """The line through what one micro-batch takes and what several take: fixed, and for each."""
+    if many == 1:
+        return 0.0, single_s
+    micro_batch_s = max((many_s - single_s) / (many - 1), _LEAST_SLOPE * single_s)
+    return max(single_s - micro_batch_s, 0.0), micro_batch_s

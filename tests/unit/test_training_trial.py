@@ -86,17 +86,30 @@ def test_fixed_seconds_are_told_from_those_of_a_micro_batch() -> None:
     assert made.speed() == (pytest.approx(1.0), pytest.approx(0.25))
 
 
-def test_whom_others_wait_for_is_measured_briefly() -> None:
-    clock, seconds = VirtualClock(), iter([9.0, 0.3])
+@pytest.mark.parametrize(
+    ("fuse", "took", "known"),
+    [
+        (8, [9.0, 0.3, 0.6], (0.2, 0.1)),  # four in a pass
+        (8, [9.0, 0.3, 7.0], (0.0, 0.3)),  # for the first time: it says nothing
+        (8, [9.0, 0.3, 0.2], (0.285, 0.015)),
+        (8, [9.0, 1.0, 1.0], (0.95, 0.05)),  # two of them
+        (8, [9.0, 5.0, 5.0], (0.0, 5.0)),  # a single one
+        (1, [9.0, 0.3, 0.2], (0.0, 0.3)),
+    ],
+)
+def test_whom_others_wait_for_is_measured_briefly(
+    fuse: int, took: list[float], known: tuple[float, float]
+) -> None:
+    clock, seconds = VirtualClock(), iter(took)
 
     class Counted(NetTask):
         def loss(self, model: Any, batch: Any) -> Any:
-            clock.advance(next(seconds))  # no more than two passes
+            clock.advance(next(seconds))  # no more than three passes
             return super().loss(model, batch)
 
     task = Counted(dropout=0.0, branch=False)
-    made = trial(task, task.data(None).train, Order(samples=70, seed=1), clock=clock, fuse=8)
-    assert made.speed(briefly=True) == (0.0, pytest.approx(0.3))
+    made = trial(task, task.data(None).train, Order(samples=70, seed=1), clock=clock, fuse=fuse)
+    assert made.joining_speed() == pytest.approx(known)
 
 
 @pytest.mark.parametrize(
