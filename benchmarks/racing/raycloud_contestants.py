@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _NEVER_STEPS = 1_000_000  # the race ends it
 _CHECKPOINT_STEPS = 10  # as often as the peers that restart from one
 _RESTARTS = 100
-MICRO_BATCHES = 16  # of a step: what the smallest of 0.8, 0.4, 0.2 and 0.2 cores still gets two of
+_MICRO_BATCH = 1  # sample: those of a share are fused, and any number of workers shares evenly
 
 
 class Raycloud:
@@ -74,7 +74,7 @@ class Raycloud:
             "steps": _NEVER_STEPS,
             "seed": SEED,
             "global_batch": attempt.global_batch,
-            "micro_batch": max(1, attempt.global_batch // MICRO_BATCHES),
+            "micro_batch": _MICRO_BATCH,
             "clip_norm": CLIP_NORM,
             "elastic": {
                 "min_workers": 1 if attempt.elastic else len(attempt.nodes),
