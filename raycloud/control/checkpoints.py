@@ -16,11 +16,9 @@ class Checkpoints:
     Attributes:
         last_published: Step of the newest checkpoint that may be restored from; None before the
             first.
-        published_s: When that was.
     """
 
     last_published: int | None = None
-    published_s: float = float("-inf")
     _parts: dict[int, dict[int, Part]] = field(default_factory=dict)  # by step, by member
     _divided: dict[int, int] = field(default_factory=dict)  # by step, among which generation
     _counts_from: int = 0  # parts of older generations do not
@@ -84,8 +82,7 @@ class Checkpoints:
         self._whole = step
         self.last_published = step or None
 
-    def published(self, step: int, now_s: float) -> None:
+    def published(self, step: int) -> None:
         """The checkpoint of `step` may be restored from."""
-        self.published_s = now_s
         self._publishing.discard(step)
         self.last_published = max(step, self.last_published or 0)

@@ -182,7 +182,7 @@ def absorb_of_job(state: JobState, event: JobEvent) -> Iterator[Command]:
     """Take in what concerns the job as a whole."""
     match event:
         case CheckpointPublished():
-            state.checkpoints.published(event.step, state.now_s)
+            state.checkpoints.published(event.step)
             if state.saving is not None:
                 state.saving.published(state.now_s)
         case StopRequested():
@@ -268,6 +268,7 @@ def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterato
     progress = state.formed()
     progress.change_generation(event.generation, event.first_step)
     member.step, member.generation, member.recalled = event.last_step, event.generation, False
+    state.formed().took.note(event)
     note_pace(state, event)
     if state.resharing is not None:
         state.resharing.observe(event)

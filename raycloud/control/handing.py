@@ -17,9 +17,8 @@ def note_pace(state: JobState, event: StepsCommitted) -> None:
     """Take in how fast a member's last messages went, as far as their seconds show it.
 
     They waited for slower members, too, and for messages before them: no byte takes longer, and the
-    least of the last few reports counts. How long steps take is noted, too.
+    least of the last few reports counts.
     """
-    state.formed().pace.note(event)
     if event.bytes_last:
         member, last_s = state.members[event.member], event.exchange_s / event.bytes_last
         member.pace_s = min(last_s, _FORGETS * member.pace_s)
@@ -43,5 +42,5 @@ def at_once(state: JobState, new: int) -> bool:
     if pace_s == float("inf"):
         pace_s = min(m.pace_s for m in state.members.values())
     takes_s = size * pace_s * max(1.0, new / len(group))
-    idle_s = _FOLLOWS * state.formed().pace.step_s * new / (len(group) + new)
+    idle_s = _FOLLOWS * state.formed().took.usual_s * new / (len(group) + new)
     return takes_s < min(max(idle_s, moment_s), 2 * moment_s)

@@ -14,21 +14,21 @@ from raycloud.order import Commit, Ledger, Position, Steps, lockstep_commits
 if TYPE_CHECKING:
     from raycloud.events import StepsCommitted
 
-_REPORTS = 5  # of different steps
+_REPORTS = 5
 
 
 @dataclass(slots=True)
-class Pace:
-    """How long a step takes, by the last few reports.
+class StepSeconds:
+    """How long a step takes, by the last few reports that tell of later steps than those before.
 
     A single one says little: it may be of a short step at the end of an epoch, or tell also of the
     time until members had met.
 
     Attributes:
-        step_s: Seconds, in the middle of these; 0 before there are any.
+        usual_s: In the middle of these; 0 before there are any.
     """
 
-    step_s: float = 0.0
+    usual_s: float = 0.0
     _last_step: int = 0
     _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REPORTS))
 
@@ -37,7 +37,7 @@ class Pace:
         if event.last_step > max(self._last_step, event.first_step):
             self._last_step = event.last_step
             self._steps_s.append(event.wall_s / (event.last_step - event.first_step))
-            self.step_s = median_high(self._steps_s)
+            self.usual_s = median_high(self._steps_s)
 
     def go_back(self, step: int) -> None:
         """What comes after `step` is computed, and reported, again."""
@@ -60,7 +60,7 @@ class Progress:
             or that was not finite.
         returns: How often steps were taken back since `furthest` has risen.
         sound_from: Steps of older generations were taken back.
-        pace: How long a step takes.
+        took: How long steps take.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Progress:
         self._first_state = ledger.state()
         self.committed_step = self.furthest = step
         self.returns = self.sound_from = 0
-        self.pace = Pace()
+        self.took = StepSeconds()
         self._generations: list[tuple[int, int]] = [(step, generation)]  # (first step, number)
         self._asked: tuple[int, Position] | None = None
         self._growths: list[tuple[int, int, int]] = []  # (step, first epoch, samples)

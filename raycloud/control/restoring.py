@@ -126,8 +126,8 @@ def go_back(state: JobState, event: RolledBack) -> Iterator[Command]:
     )
     progress.furthest = max(before.furthest, event.step)  # its reports may be still to come
     progress.returns, progress.sound_from = before.returns + 1, state.generation
-    progress.pace = before.pace
-    progress.pace.go_back(event.step)
+    progress.took = before.took
+    progress.took.go_back(event.step)
     there = before.committed_step if state.not_finite is None else state.not_finite.step
     state.checkpoints.go_back(event.step)
     if state.saving is not None:

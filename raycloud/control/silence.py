@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.commands import Meet
 from raycloud.control.growing import spares
+from raycloud.control.resharing import speed
 from raycloud.control.restoring import going_back
 from raycloud.control.tables import MemberState, Phase
 from raycloud.events import MemberLost
@@ -43,7 +44,7 @@ def _mute(state: JobState) -> MemberLost | None:
         if late_s is None or member.state is MemberState.DONE:
             continue
         others = joined - member.joined
-        if others >= state.workers[0] or late_s >= _needed_s(state, member, others, late_s):
+        if others >= state.workers[0] or late_s >= _needed_s(state, member, others):
             missing[member.number] = late_s
     if not missing:
         return None
@@ -56,7 +57,7 @@ def _mute(state: JobState) -> MemberLost | None:
     return MemberLost(member=first, reason=reason, silent=True)
 
 
-def _needed_s(state: JobState, member: Member, others: int, late_s: float) -> float:
+def _needed_s(state: JobState, member: Member, others: int) -> float:
     """For how many seconds of silence a member is waited for since the others need it: it may thaw.
 
     Where nobody else has the state, they could go on from a checkpoint: it is waited for as long as
@@ -66,7 +67,6 @@ def _needed_s(state: JobState, member: Member, others: int, late_s: float) -> fl
         state: Of the job.
         member: Who is silent.
         others: How many others have the state: fewer than the job needs.
-        late_s: Since when it is silent.
     """
     if member.number not in state.within():
         return 0.0
@@ -77,11 +77,16 @@ def _needed_s(state: JobState, member: Member, others: int, late_s: float) -> fl
     if others:
         return 0.0
     progress = state.formed()
-    again_s = max(0.0, state.now_s - late_s - member.since_s)  # it has computed no step yet
-    if progress.pace.step_s:
-        steps = progress.committed_step - (state.checkpoints.last_published or 0)
-        again_s = (steps + 1) * progress.pace.step_s
-    return state.settings.restore_s + again_s
+    again = max(0, progress.committed_step - (state.checkpoints.last_published or 0))
+    step_s = progress.took.usual_s or _expected_s(state)
+    return state.settings.restore_s + (again + 1) * step_s  # with the one under way
+
+
+def _expected_s(state: JobState) -> float:
+    """A step, by what its members have measured, where nobody has reported any to this driver."""
+    dealt = zip(state.group, state.shares, strict=False)  # no shares: they have never met
+    readies = ((state.members[number].ready, share) for number, share in dealt)
+    return max((speed(r).seconds(share) for r, share in readies if r is not None), default=0.0)
 
 
 def _patience_s(state: JobState, missing: Mapping[int, float]) -> float:

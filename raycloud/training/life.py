@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raycloud.checkpoint import encode, open_store, see
+from raycloud.checkpoint import open_store, see
 from raycloud.data.provide import TRAIN
 from raycloud.errors import InternalError
 from raycloud.events import DataPreparing, EvaluationPart, MemberDone, MemberReady, Noticed
@@ -31,10 +30,10 @@ from raycloud.training.locality import Held, held
 from raycloud.training.loop import Parts, Seat
 from raycloud.training.meeting import Meeting, leave, meet
 from raycloud.training.memory import keep_freed_memory
+from raycloud.training.ready import ready
 from raycloud.training.replica import Replica
 from raycloud.training.restoring import Restoring, started_from
 from raycloud.training.saver import Saver
-from raycloud.training.state import digest
 from raycloud.training.supply import Supplying
 from raycloud.training.trial import Trial
 from raycloud.training.words import Survivor
@@ -150,7 +149,12 @@ class Life:
     ) -> MemberReady:
         """Be another member, that joins: what is built stays, and all that was computed is over.
 
-        Returns what is to be reported once this is that member's. Raises as `Trial.warm_up` does.
+        Returns:
+            What the caller is to report, once this is the life of that member.
+
+        Raises:
+            InternalError: Nothing is built yet.
+            TaskError: As of `Trial.warm_up`.
         """
         if self._ready is None:
             raise InternalError(f"member {config.member} was to take over what is not built")
@@ -162,7 +166,7 @@ class Life:
         self._footing = self._standing(self._parts)
         self._ready = replace(self._ready, member=config.member)
         self._replica.discard()
-        self._trial().warm_up(self._ready.micro_batch_s)
+        self._trial().warm_up(self._ready.fixed_s, self._ready.micro_batch_s)
         return self._ready
 
     @property
@@ -194,26 +198,12 @@ class Life:
 
     def measure(self) -> None:
         """Compute a little without effect, and report how fast, how much and from what state."""
-        replica, member, trial = self._replica, self._config.member, self._trial()
-        known, joins = self._config.speed, self._config.joins
-        fixed_s, micro_batch_s = known or (trial.joining_speed() if joins else trial.speed())
-        if known and joins:
-            trial.warm_up(micro_batch_s)
-        tensors = replica.state.tensors()
-        encode(replica.state.values())  # refuse now what no checkpoint could carry
-        self._ready = MemberReady(
-            member=member,
-            samples=len(self._samples),
-            parameters=replica.parameters,
-            state_bytes=sum(t.numel() * t.element_size() for t in tensors.values()),
-            gradient_bytes=replica.gradients.gradient_bytes,
-            fixed_s=fixed_s,
-            micro_batch_s=micro_batch_s,
-            state_digest=digest(tensors.items()),
-            node=self._config.node,
-            price_per_hour=self._config.price_per_hour,
-            pid=os.getpid(),
-        )
+        replica, trial, joins = self._replica, self._trial(), self._config.joins
+        if (speed := self._config.speed) is None:
+            speed = trial.joining_speed() if joins else trial.speed()
+        elif joins:
+            trial.warm_up(*speed)
+        self._ready = ready(self._config, replica, samples=len(self._samples), speed=speed)
         self._report(self._ready)
         if names := replica.statistics.changing:
             self._notice("buffers averaged over replicas, not exact", buffers=list(names))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MOST_TRIES = 5
 _ENOUGH_S = 0.5
 _WARM_UP_S = 2.0
-_LEAST_SLOPE = 0.05  # of what one takes: nobody computes for nothing, whatever a try says
+_LEAST_SLOPE = 0.05  # of what one micro-batch takes
 
 
 class Trial:
@@ -63,20 +63,26 @@ class Trial:
     def joining_speed(self) -> tuple[float, float]:
         """As `speed`, but briefly: others wait for this member, and will see the rest with it.
 
-        It goes by one micro-batch, once that is warm, and by what `warm_up` takes. That is done for
-        the first time, which makes the line too steep, but never steeper than that of no fixed
-        seconds: so whoever joins is not given more than it can do.
+        It goes by one micro-batch, once that is warm, and by a share, as `warm_up` computes it for
+        the first time. That makes the line too steep, but not steeper than without fixed seconds.
+        Where a share takes several passes each of them takes the fixed seconds.
 
         Raises:
             TaskError: As of `speed`.
         """
-        _, micro = self._usual()
+        usual, micro = self._usual()
         self._seconds(1, micro)
         single_s = self._seconds(1, micro)
-        many, many_s = self.warm_up(single_s)
-        return _line(single_s, many, min(many_s, many * single_s))
+        many, (fixed_s, micro_batch_s) = 1, (0.0, single_s)
+        while (more := self._warms_up(fixed_s, micro_batch_s)) > many:
+            many = more  # again where fewer than are possible were: alone, one takes far longer
+            many_s = min(self._first(many), many * single_s)
+            fixed_s, micro_batch_s = _line(single_s, many, many_s)
+        if many == self._replica.fuse < usual:
+            return 0.0, micro_batch_s + fixed_s / many
+        return fixed_s, micro_batch_s
 
-    def warm_up(self, micro_batch_s: float) -> tuple[int, float]:
+    def warm_up(self, fixed_s: float, micro_batch_s: float) -> None:
         """Compute a share, as much as one pass holds and two seconds allow, for the first time.
 
         Memory that a process has not touched before costs it time to be given, several times as
@@ -85,19 +91,23 @@ class Trial:
         was looked at before, by this member or by the one whose place or process it has.
 
         Args:
-            micro_batch_s: Seconds that a micro-batch takes.
-
-        Returns:
-            How many micro-batches that were, and the seconds that they took.
+            fixed_s: Seconds that a pass takes however many micro-batches it has.
+            micro_batch_s: Seconds that each takes more.
 
         Raises:
             TaskError: The task's code raised.
         """
-        many, micro = self._usual()
-        many = min(many, self._replica.fuse)  # which are all that is in memory at once
-        if many * micro_batch_s > _WARM_UP_S:
-            many = max(1, int(_WARM_UP_S / micro_batch_s))
-        return many, self._seconds(many, micro, watched=False)
+        self._first(self._warms_up(fixed_s, micro_batch_s))
+
+    def _warms_up(self, fixed_s: float, micro_batch_s: float) -> int:
+        """As how many micro-batches `warm_up` computes of such a speed."""
+        many = min(self._usual()[0], self._replica.fuse)  # which are all in memory at once
+        if fixed_s + many * micro_batch_s > _WARM_UP_S:
+            many = max(1, int((_WARM_UP_S - fixed_s) / micro_batch_s))
+        return many
+
+    def _first(self, many: int) -> float:
+        return self._seconds(many, self._usual()[1], watched=False)
 
     def _usual(self) -> tuple[int, int]:
         """Micro-batches of a share, where shares are equal, and samples of a micro-batch."""
@@ -173,7 +183,5 @@ class Trial:
 
 def _line(single_s: float, many: int, many_s: float) -> tuple[float, float]:
     """The line through what one micro-batch takes and what several take: fixed, and for each."""
-    if many == 1:
-        return 0.0, single_s
     micro_batch_s = max((many_s - single_s) / (many - 1), _LEAST_SLOPE * single_s)
     return max(single_s - micro_batch_s, 0.0), micro_batch_s

@@ -87,19 +87,21 @@ def test_a_single_step_that_took_far_less_or_more_changes_nothing(odd_s):
     assert of(c.Restore, world.go(21.0 + 11.0 + 5.0 + 0.75, silent=(0,)))
 
 
-def test_who_has_computed_no_step_is_waited_for_as_long_as_it_has_computed():
+def test_where_no_step_was_reported_what_was_measured_tells_how_long_one_takes():
+    """Eight micro-batches, at half a second each."""
     job = control(min_workers=1, max_workers=2, capacity=2)
     job.start(0.0)
     for member in (0, 1):
-        job.on(ready(member), 6.0)
+        job.on(ready(member, micro_batch_s=0.5), 6.0)
     job.on(formed(job, 0), 6.0)
     on_and_tick(job, lost(1), 7.0)
     job.on(e.MemberSpawned(member=2), 8.0)
     job.on(ready(2), 10.0)
     world = world_of(job, 0, 2)
     world.go(20.0)
-    assert not of(c.Restore, world.go(21.0 + 15.0 + 5.0 - 0.75, silent=(0,)))
-    assert of(c.Restore, world.go(21.0 + 15.0 + 5.0 + 0.75, silent=(0,)))
+    assert job.shares == (8,)
+    assert not of(c.Restore, world.go(21.0 + 4.0 + 5.0 - 0.75, silent=(0,)))
+    assert of(c.Restore, world.go(21.0 + 4.0 + 5.0 + 0.75, silent=(0,)))
 
 
 def test_it_is_waited_for_where_the_run_is_to_stop():

@@ -57,12 +57,12 @@ def come_back(fellows: Fellows, process: int, change: int) -> int:
 def test_it_keeps_what_it_has_built_and_takes_the_others_state(
     knows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    computed: list[float] = []
+    computed: list[tuple[float, float]] = []
     warm_up = Trial.warm_up
 
-    def noted(trial: Trial, micro_batch_s: float) -> None:
-        warm_up(trial, micro_batch_s)
-        computed.append(micro_batch_s)
+    def noted(trial: Trial, fixed_s: float, micro_batch_s: float) -> None:
+        warm_up(trial, fixed_s, micro_batch_s)
+        computed.append((fixed_s, micro_batch_s))
 
     lives: list[object] = []
     report = Member._report
@@ -92,7 +92,7 @@ def test_it_keeps_what_it_has_built_and_takes_the_others_state(
         was.samples,
         was.micro_batch_s,
     )
-    assert computed == [was.micro_batch_s], "a share, once it is back"
+    assert computed == [(was.fixed_s, was.micro_batch_s)], "a share, once it is back"
     assert len(lives) == 3
     assert all(lives), "who is ready may be asked for anything"
     told = fellows.of(StepsCommitted, member)[0]

@@ -92,9 +92,11 @@ def test_fixed_seconds_are_told_from_those_of_a_micro_batch() -> None:
         (8, [9.0, 0.3, 0.6], (0.2, 0.1)),  # four in a pass
         (8, [9.0, 0.3, 7.0], (0.0, 0.3)),  # for the first time: it says nothing
         (8, [9.0, 0.3, 0.2], (0.285, 0.015)),
-        (8, [9.0, 1.0, 1.0], (0.95, 0.05)),  # two of them
-        (8, [9.0, 5.0, 5.0], (0.0, 5.0)),  # a single one
-        (1, [9.0, 0.3, 0.2], (0.0, 0.3)),
+        (8, [9.0, 1.0, 1.7], (0.3, 0.7)),  # two of them, and all four take more than two seconds
+        (8, [9.0, 1.0, 1.1, 1.3], (0.9, 0.1)),  # two of them, and then all four
+        (8, [9.0, 5.0], (0.0, 5.0)),  # a single one
+        (2, [9.0, 0.3, 0.4], (0.0, 0.2)),  # two passes of two
+        (1, [9.0, 0.3], (0.0, 0.3)),
     ],
 )
 def test_whom_others_wait_for_is_measured_briefly(
@@ -104,20 +106,30 @@ def test_whom_others_wait_for_is_measured_briefly(
 
     class Counted(NetTask):
         def loss(self, model: Any, batch: Any) -> Any:
-            clock.advance(next(seconds))  # no more than three passes
+            clock.advance(next(seconds))  # no more passes than these
             return super().loss(model, batch)
 
     task = Counted(dropout=0.0, branch=False)
     made = trial(task, task.data(None).train, Order(samples=70, seed=1), clock=clock, fuse=fuse)
     assert made.joining_speed() == pytest.approx(known)
+    assert next(seconds, None) is None
 
 
 @pytest.mark.parametrize(
-    ("micro_batch_s", "fuse", "computed"),
-    [(0.3, 8, 4), (0.9, 8, 2), (5.0, 8, 1), (0.3, 2, 2), (0.3, 1, 1)],
+    ("fixed_s", "micro_batch_s", "fuse", "computed"),
+    [
+        (0.0, 0.3, 8, 4),
+        (0.0, 0.9, 8, 2),
+        (0.0, 5.0, 8, 1),
+        (0.0, 0.3, 2, 2),
+        (0.0, 0.3, 1, 1),
+        (0.7, 0.3, 8, 4),
+        (1.2, 0.3, 8, 2),
+        (3.0, 0.3, 8, 1),
+    ],
 )
 def test_who_joins_computes_what_it_will_in_its_first_step(
-    micro_batch_s: float, fuse: int, computed: int
+    fixed_s: float, micro_batch_s: float, fuse: int, computed: int
 ) -> None:
     """Four micro-batches of two are half a step, but two seconds are enough."""
     sizes: list[int] = []
@@ -129,7 +141,7 @@ def test_who_joins_computes_what_it_will_in_its_first_step(
 
     task = Sized(dropout=0.0, branch=False)
     order = Order(samples=70, seed=1)
-    trial(task, task.data(None).train, order, fuse=fuse).warm_up(micro_batch_s)
+    trial(task, task.data(None).train, order, fuse=fuse).warm_up(fixed_s, micro_batch_s)
     assert sizes == [2 * computed]
 
 
@@ -144,7 +156,7 @@ def test_no_pass_is_larger_than_the_job_allows(fuse: int) -> None:
 
     task = Sized(dropout=0.0, branch=False)
     made = trial(task, task.data(None).train, Order(samples=70, seed=1), fuse=fuse)
-    made.warm_up(made.speed()[1])
+    made.warm_up(*made.speed())
     assert max(sizes) == 2 * fuse
 
 
@@ -182,4 +194,4 @@ def test_who_goes_on_as_another_is_not_refused_for_what_others_draw() -> None:
             return super().batch(samples, rng)
 
     task = Beside(dropout=0.0, branch=False)
-    trial(task, task.data(None).train, Order(samples=70, seed=1), fuse=8).warm_up(0.1)
+    trial(task, task.data(None).train, Order(samples=70, seed=1), fuse=8).warm_up(0.0, 0.1)

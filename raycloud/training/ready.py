@@ -1,0 +1,45 @@
+"""What a member says of itself once it has built everything, before the others meet it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from raycloud.checkpoint import encode
+from raycloud.events import MemberReady
+from raycloud.training.state import digest
+
+if TYPE_CHECKING:
+    from raycloud.training.config import MemberConfig
+    from raycloud.training.replica import Replica
+
+
+def ready(
+    config: MemberConfig, replica: Replica, *, samples: int, speed: tuple[float, float]
+) -> MemberReady:
+    """How much it trains, how fast, and from what state.
+
+    Args:
+        config: What it was told.
+        replica: Its own, as it begins.
+        samples: Of the training data.
+        speed: `fixed_s` and `micro_batch_s`.
+
+    Raises:
+        TaskError: The optimizer or the schedule holds what no checkpoint could carry.
+    """
+    tensors = replica.state.tensors()
+    encode(replica.state.values())
+    return MemberReady(
+        member=config.member,
+        samples=samples,
+        parameters=replica.parameters,
+        state_bytes=sum(t.numel() * t.element_size() for t in tensors.values()),
+        gradient_bytes=replica.gradients.gradient_bytes,
+        fixed_s=speed[0],
+        micro_batch_s=speed[1],
+        state_digest=digest(tensors.items()),
+        node=config.node,
+        price_per_hour=config.price_per_hour,
+        pid=os.getpid(),
+    )
