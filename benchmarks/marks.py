@@ -1,7 +1,8 @@
 """What a worker notes about itself after each step, the same way in every contestant.
 
 A mark is taken right after the optimizer's step: wall seconds, this process's CPU seconds (user
-and system, all threads) and the loss of the worker's own samples. Wall seconds are those of the
+and system, all threads), those of the thread that takes the mark, which is the one that computes,
+and the loss of the worker's own samples. Wall seconds are those of the
 machine's monotonic clock, which all of its processes share on Linux.
 """
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-FORMAT = 1
+FORMAT = 2
 LAST_LOSSES = 10  # steps that `final_loss` is the mean of
 
 
@@ -30,6 +31,7 @@ class WorkerMarks:
 
     wall_s: tuple[float, ...]
     cpu_s: tuple[float, ...]
+    computing_s: tuple[float, ...]
     loss: tuple[float, ...]
 
 
@@ -41,6 +43,8 @@ class Measured:
         samples_per_s: Global samples per wall second in the window, by the last worker's marks.
         typical_samples_per_s: The same from the median step: what a quiet machine would show.
         cpu_s_per_sample: CPU seconds of all workers in the window per global sample.
+        cpu_over_computing: The same over those of the threads that compute alone: what all others
+            cost, whatever the machine's speed is at the moment.
         first_step_s: From `began_s` until the last worker has done its first step.
         final_loss: Mean over workers and the last ten steps.
         steps: Steps in the window.
@@ -51,6 +55,7 @@ class Measured:
     samples_per_s: float
     typical_samples_per_s: float
     cpu_s_per_sample: float
+    cpu_over_computing: float
     first_step_s: float
     final_loss: float
     steps: int
@@ -72,6 +77,7 @@ class Marker:
         self._steps = steps
         self._wall_s: list[float] = []
         self._cpu_s: list[float] = []
+        self._computing_s: list[float] = []
         self._loss: list[float] = []
         self._last: Tensor | None = None
 
@@ -86,6 +92,7 @@ class Marker:
     def _mark(self) -> None:
         self._wall_s.append(time.monotonic())
         self._cpu_s.append(time.process_time())
+        self._computing_s.append(time.thread_time())
         self._loss.append(float("nan") if self._last is None else float(self._last))
         if len(self._wall_s) == self._steps:
             self._write()
@@ -95,6 +102,7 @@ class Marker:
             "format": FORMAT,
             "wall_s": self._wall_s,
             "cpu_s": self._cpu_s,
+            "computing_s": self._computing_s,
             "loss": self._loss,
         }
         draft = self._path.with_suffix(".draft")
@@ -111,6 +119,7 @@ def read_marks(directory: Path) -> tuple[WorkerMarks, ...]:
             WorkerMarks(
                 wall_s=tuple(record["wall_s"]),
                 cpu_s=tuple(record["cpu_s"]),
+                computing_s=tuple(record["computing_s"]),
                 loss=tuple(record["loss"]),
             )
         )
@@ -141,12 +150,14 @@ def measure(
     samples = steps * global_batch
     wall_s = window[-1] - window[0]
     cpu_s = sum(worker.cpu_s[-1] - worker.cpu_s[warm_up - 1] for worker in workers)
+    computing_s = sum(w.computing_s[-1] - w.computing_s[warm_up - 1] for w in workers)
     typical_s = (took_s[(steps - 1) // 2] + took_s[steps // 2]) / 2
     last = [loss for worker in workers for loss in worker.loss[-LAST_LOSSES:]]
     return Measured(
         samples_per_s=samples / wall_s,
         typical_samples_per_s=global_batch / typical_s,
         cpu_s_per_sample=cpu_s / samples,
+        cpu_over_computing=cpu_s / computing_s,
         first_step_s=ends_s[0] - began_s,
         final_loss=sum(last) / len(last),
         steps=steps,

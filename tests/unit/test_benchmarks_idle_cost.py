@@ -20,6 +20,8 @@ def test_only_repeats_in_which_both_ran_count() -> None:
     ratio = ratio_of(rows)
     assert (ratio.count, ratio.mean) == (1, pytest.approx(1.05))
     assert told(ratio).endswith("not held")
+    threads = [{**one, "cpu_over_computing": 1.01} for one in rows]
+    assert ratio_of(threads, "cpu_over_computing").mean == pytest.approx(1.0)
 
 
 def test_the_job_is_elastic_and_keeps_no_checkpoint_before_its_end(tmp_path: Path) -> None:

@@ -21,10 +21,11 @@ from raycloud.spec import Job
 
 
 def marks(*, late_s: float = 0.0) -> WorkerMarks:
-    """Five steps of 2 s and 1.5 CPU seconds each, losses 5 to 1."""
+    """Five steps of 2 s and 1.5 CPU seconds each, 1.2 of them computing, losses 5 to 1."""
     return WorkerMarks(
         wall_s=tuple(100.0 + 2 * k + late_s for k in range(5)),
         cpu_s=tuple(10.0 + 1.5 * k for k in range(5)),
+        computing_s=tuple(3.0 + 1.2 * k for k in range(5)),
         loss=(5.0, 4.0, 3.0, 2.0, 1.0),
     )
 
@@ -34,12 +35,14 @@ def test_measure_leaves_the_warm_up_out() -> None:
     assert (found.steps, found.samples, found.wall_s) == (3, 24, 6.0)
     assert found.samples_per_s == found.typical_samples_per_s == 4.0
     assert found.cpu_s_per_sample == 2 * 3 * 1.5 / 24
+    assert found.cpu_over_computing == pytest.approx(1.25)
     assert found.first_step_s == 10.5
     assert found.final_loss == 3.0
 
 
 def test_measure_of_an_even_window_takes_the_middle_of_the_median_steps() -> None:
-    one = WorkerMarks(wall_s=(0.0, 1.0, 4.0), cpu_s=(0.0, 1.0, 2.0), loss=(1.0, 1.0, 1.0))
+    cpu_s, loss = (0.0, 1.0, 2.0), (1.0, 1.0, 1.0)
+    one = WorkerMarks(wall_s=(0.0, 1.0, 4.0), cpu_s=cpu_s, computing_s=cpu_s, loss=loss)
     found = measure([one], began_s=0.0, warm_up=1, global_batch=4)
     assert found.typical_samples_per_s == 2.0
 
@@ -51,7 +54,7 @@ def test_measure_needs_a_window(warm_up: int) -> None:
 
 
 def test_measure_needs_workers_in_step() -> None:
-    short = WorkerMarks(wall_s=(1.0,), cpu_s=(1.0,), loss=(1.0,))
+    short = WorkerMarks(wall_s=(1.0,), cpu_s=(1.0,), computing_s=(1.0,), loss=(1.0,))
     with pytest.raises(ValueError, match="marks of"):
         measure([marks(), short], began_s=0.0, warm_up=1, global_batch=8)
 

@@ -1,0 +1,69 @@
+"""What a run did of what its workers could do, without running one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.present import main, present
+from raycloud.events import Event, GenerationFormed, MemberLost
+from raycloud.order import Position
+from tests.control_events import committed, ready
+
+
+def log(*, joining_s: float = 2.0) -> Iterator[tuple[float, Event]]:
+    """Four workers take 2 s a step; at 20, 40 and 60 s one is lost, and is back 10 s later.
+
+    Three of them take 2.5 s for each of four steps, and the step in which another joins takes
+    `joining_s`.
+    """
+    members, step, now_s = [0, 1, 2, 3], 0, 0.0
+    for member in members:
+        yield 0.0, ready(member)
+    for generation in range(7):
+        yield now_s, formed(generation, members, step)
+        whole = generation % 2 == 0
+        for k in range(5 if whole else 4):
+            now_s += joining_s if whole and generation and k == 0 else 2.0 if whole else 2.5
+            for member in members:
+                yield now_s, committed(member, step, step + 1, generation=0, at=Position())
+            step += 1
+        if whole and generation < 6:
+            now_s = 20.0 * (generation // 2 + 1)  # five steps, and then nothing for a while
+            yield now_s, MemberLost(member=members.pop(0), reason="killed")
+        else:
+            members.append(4 + generation // 2)
+            yield now_s, replace(ready(members[-1]))
+
+
+def formed(generation: int, members: list[int], step: int) -> Event:
+    shares = (1,) * len(members)
+    return GenerationFormed(
+        generation=generation, members=tuple(members), shares=shares, first_step=step
+    )
+
+
+def test_who_is_not_there_could_do_nothing() -> None:
+    """In each 20 s four are there for ten and three for ten, which makes 8.75 steps of 2 s."""
+    found = present(log())
+    assert (found.losses, found.most, found.window_s) == (3, 4, 60.0)
+    assert found.workers == pytest.approx(3.5)
+    assert found.undisturbed_s == 2.0
+    assert found.goodput == pytest.approx(found.steps / (3 * 8.75))
+
+
+def test_a_step_in_which_another_joins_is_none_of_those_that_are_undisturbed() -> None:
+    assert present(log(joining_s=9.0)).undisturbed_s == 2.0
+
+
+def test_a_run_in_which_nothing_happened_says_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match="0 losses"):
+        present([])
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "run")])
+    assert "cannot read the event log" in capsys.readouterr().err
