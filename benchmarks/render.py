@@ -44,8 +44,8 @@ without quota. All contestants train the same model on the same samples in the s
 same optimizer. They take turns within a repeat, and a repeat is of one machine, but that raycloud
 ran again later in some of the first two, against the limit of before; another repeat may
 be of another machine, and of a later commit: the last table names both for every row. raycloud's
-micro-batches are of one sample, and were of four before commit e11193b, where three workers could not
-share a step evenly.
+micro-batches are of one sample, and were of four before commit e11193b, where three workers could
+not share a step evenly.
 
 How to read the tables:
 
