@@ -267,7 +267,9 @@ def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterato
             yield from _recovered(state, event.generation, now_s)
     progress = state.formed()
     progress.change_generation(event.generation, event.first_step)
-    member.step, member.generation, member.recalled = event.last_step, event.generation, False
+    member.step, member.generation = event.last_step, event.generation
+    if member.recalled is not None and event.generation >= member.recalled:
+        member.recalled = None
     state.formed().took.note(event)
     note_pace(state, event)
     if state.resharing is not None:

@@ -94,8 +94,7 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
         state.unmet = 0 if state.met else state.unmet + 1
     state.called_s = now_s
     _note_break(state)
-    for number in set(left).difference(state.within()):
-        state.members[number].recalled = True
+    had_left = set(left).difference(state.within())
     state.group = (*left, *(member.number for member in new))
     # Where the others have to wait for the state anyway, all take it that have none.
     state.following = frozenset() if new else _who_follows(state, state.group)
@@ -111,6 +110,8 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     newest = withdraw(state)
     state.halt_sent = state.halted = state.met = False
     state.generation = state.formed_as = state.sound_from = newest + 1
+    for number in had_left:
+        state.members[number].recalled = state.generation
     state.groups = {state.generation: state.holding()}
     state.shares = fit(state, state.group, state.following)
     state.drop_checkpoints()

@@ -304,7 +304,7 @@ def _check_applied(state: JobState, event: ChangeApplied) -> None:
 def _check_steps(state: JobState, event: StepsCommitted) -> None:
     member, progress = state.members[event.member], state.formed()
     begins = event.first_step == member.step
-    if member.recalled or not member.joined:  # from the others it has all steps before its first
+    if member.recalled is not None or not member.joined:  # it has the others' steps until then
         begins = begins or event.first_step >= progress.committed_step
     if not begins or event.last_step < event.first_step:
         raise illegal(state, event, f"the member's next step is {member.step}")

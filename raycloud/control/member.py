@@ -25,7 +25,8 @@ class Member:
         slot: Which of the job's places for workers it has, from 0.
         placed: There is a place on a machine for it.
         joined: It is known to compute, and has the state of the training.
-        recalled: It had left the group, which has maybe gone on since, and is called to meet again.
+        recalled: As which generation it is called to meet again after it had left the group, which
+            has maybe gone on since; None once it has said anything as that, or as a newer one.
         leaving: It is going to be gone: the job gets along without it as soon as it can.
         pace_s: Seconds that a byte takes from it to others, at most; infinite before it is known.
         turns: Those of its job.
@@ -43,7 +44,7 @@ class Member:
     slot: int = 0
     placed: bool = True
     joined: bool = True
-    recalled: bool = False
+    recalled: int | None = None
     leaving: bool = False
     pace_s: float = float("inf")
     turns: Turns = field(default_factory=Turns, compare=False, repr=False)

@@ -54,9 +54,12 @@ def test_those_that_were_to_leave_go_on_where_the_others_are_lost():
     assert only(c.Release, commands).members == (0, 2)
 
 
-def test_who_has_left_and_is_called_back_has_the_steps_that_the_others_took_since():
+@pytest.mark.parametrize("last_words", [True, False])
+def test_who_has_left_and_is_called_back_has_the_steps_that_the_others_took_since(last_words):
+    """What it says of the time before may come after it was called."""
     job = three()
-    to(job, 5)
+    to(job, 5, members=(0, 2))
+    job.on(report(job, 1, 0, 4 if last_words else 5, share=3), 1.0)
     job.on(e.RangeChanged(min_workers=1, max_workers=1), 2.0)
     for member in (0, 2):
         job.on(e.ChangeApplied(member=member, change=1, step=5), 3.0)
@@ -65,6 +68,8 @@ def test_who_has_left_and_is_called_back_has_the_steps_that_the_others_took_sinc
     job.on(e.ExchangeBroken(member=0, generation=1, why="reset"), 9.0)
     form = only(c.Form, job.tick(12.5))
     assert (form.members, form.step) == ((0, 1), 6)
+    if last_words:
+        job.on(report(job, 1, 4, 5, generation=0, share=3), 9.5)
     job.on(report(job, 0, 6, 7), 10.0)
     job.on(report(job, 1, 6, 7), 10.0)  # its step before was 4
     assert job.committed_step == 7
