@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 import ray
@@ -17,6 +17,7 @@ from raycloud.control.hearing import Heard
 from raycloud.errors import PlacementError
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.on_ray.keeper import Keeper, Opaque
+from raycloud.on_ray.seat import POLL_S, Seat
 from raycloud.on_ray.vacancies import Vacancies
 from raycloud.sync.probing import Probes
 from raycloud.training.journal import Lines
@@ -33,25 +34,10 @@ if TYPE_CHECKING:
     from raycloud.spec.job import RoleResources
     from raycloud.training.member import Meeting, MemberConfig
 
-POLL_S = 1.0  # a member that has nothing to say says so
 _LOOK_S = 0.5  # between two looks whether there is a place
 _PLACE_S = 60
 _DOUBT_S = 0.05  # between two looks whether a machine is gone that has not answered as usual
 _ENDED = "its process has ended"
-
-
-@dataclass
-class _Seat:
-    """One member's process, by when it is to answer, and its newest word that is here.
-
-    Where it could not be reached it is asked again at `again_s`.
-    """
-
-    actor: Any
-    poll: Any = None
-    due_s: float = 0.0
-    heard: int = 0
-    again_s: float = 0.0
 
 
 class Fleet:
@@ -81,10 +67,10 @@ class Fleet:
         self._waiting: dict[int, tuple[PlacementGroup, MemberConfig]] = {}
         self._looked_s = 0.0
         self._collators: tuple[str, ...] = ()
-        self._seats: dict[int, _Seat] = {}
+        self._seats: dict[int, Seat] = {}
         self._lines: list[Lines] = []
-        self._away: dict[int, _Seat] = {}  # left out, and not heard since
-        self._returned: dict[int, _Seat] = {}
+        self._away: dict[int, Seat] = {}  # left out, and not heard since
+        self._returned: dict[int, Seat] = {}
         self._untold: list[Event] = []
 
     def spawn(self, configs: Sequence[MemberConfig]) -> int:
@@ -116,7 +102,7 @@ class Fleet:
         """Go on with members that compute already, by their handles, and with their collators."""
         self._collators = collators
         for member, actor in actors.items():
-            self._ask(self._seats.setdefault(member, _Seat(actor=actor)))
+            self._ask(self._seats.setdefault(member, Seat(actor=actor)))
 
     def await_place(self, config: MemberConfig, vacancy: Vacancy | None = None) -> None:
         """Start a member as soon as there is a place for it; `MemberSpawned` then says so.
@@ -135,7 +121,7 @@ class Fleet:
         told = Opaque(ray.put(replace(config, collators=self._collators)))
         resources = self._resources
         actor = self._keeper.start(config.member, told, resources.cpus, resources.gpus)
-        self._ask(self._seats.setdefault(config.member, _Seat(actor=actor)))
+        self._ask(self._seats.setdefault(config.member, Seat(actor=actor)))
 
     def _start_placed(self) -> list[Event]:
         """Start whoever has found a place meanwhile."""
@@ -199,7 +185,8 @@ class Fleet:
     def _look_for_returned(self) -> list[Event]:
         """Who was left out, and answers again or has died.
 
-        What it says belongs to a generation that goes on without it.
+        What it says belongs to a generation that goes on without it. An answer that may have been
+        on its way before, as from a node that hears nothing any more, shows nothing.
         """
         events: list[Event] = []
         for member, seat in [*self._away.items()]:
@@ -209,11 +196,15 @@ class Fleet:
             try:
                 self._lines += [one for one in ray.get(seat.poll) if isinstance(one, Lines)]
             except ActorUnavailableError:
-                seat.poll, seat.again_s = self._asked(seat), now_s + POLL_S
+                seat.again_s = now_s + POLL_S
+                self._ask_anew(seat, POLL_S)
             except RayError as error:
                 events.append(MemberLost(member=member, reason=_reason(error)))
                 self.release([member])
             else:
+                if not seat.asked_anew:
+                    self._ask_anew(seat, 0.0)
+                    continue
                 self._returned[member] = self._away.pop(member)
                 events.append(MemberReturned(member=member, late_s=max(0.0, now_s - seat.due_s)))
         return events
@@ -246,7 +237,7 @@ class Fleet:
             return
         self._keeper.rename(process, member)
         poll, due_s = seat.actor.rejoin.remote(member, self._driver), self._clock.monotonic_s()
-        self._seats[member] = _Seat(actor=seat.actor, poll=poll, due_s=due_s + POLL_S)
+        self._seats[member] = Seat(actor=seat.actor, poll=poll, due_s=due_s + POLL_S)
         self._untold.append(MemberSpawned(member=member))
 
     def _sorted(self, member: int, told: Iterable[Word | Lines | Still | Behind]) -> list[Word]:
@@ -266,12 +257,13 @@ class Fleet:
                     words.append(one)
         return words
 
-    def _asked(self, seat: _Seat, written: int = 0) -> Any:
-        return seat.actor.poll.remote(POLL_S, written, self._driver, self._probes.place)
-
-    def _ask(self, seat: _Seat, written: int = 0) -> None:
-        seat.poll = self._asked(seat, written)
+    def _ask(self, seat: Seat, written: int = 0) -> None:
+        seat.ask(self._driver, self._probes.place, written=written)
         seat.due_s = self._clock.monotonic_s() + POLL_S
+
+    def _ask_anew(self, seat: Seat, wait_s: float) -> None:
+        seat.ask(self._driver, self._probes.place, wait_s=wait_s)
+        seat.asked_anew = True
 
     def heard(self) -> Heard:
         """Which members have answered since the last call, and until when the next answers are due.

@@ -1,0 +1,38 @@
+"""One member's process, as the driver knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raycloud.sync.stream import Place
+
+POLL_S = 1.0  # a member that has nothing to say says so
+
+
+@dataclass
+class Seat:
+    """A process, and what is awaited of it.
+
+    Attributes:
+        actor: Its handle.
+        poll: The answer that is awaited.
+        due_s: When that is due.
+        heard: Its newest word that is here.
+        again_s: When it is asked again, where it could not be reached.
+        asked_anew: What is awaited was asked after it had been left out.
+    """
+
+    actor: Any
+    poll: Any = None
+    due_s: float = 0.0
+    heard: int = 0
+    again_s: float = 0.0
+    asked_anew: bool = False
+
+    def ask(
+        self, driver: int, place: Place | None, *, written: int = 0, wait_s: float = POLL_S
+    ) -> None:
+        """Ask it for its words: see `MemberActor.poll`."""
+        self.poll = self.actor.poll.remote(wait_s, written, driver, place)
