@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.present import main, present
+from benchmarks.present import arrivals_s, main, present, read
 from raycloud.events import Event, GenerationFormed, MemberLost
 from raycloud.order import Position
 from tests.control_events import committed, ready
@@ -48,7 +48,7 @@ def formed(generation: int, members: list[int], step: int) -> Event:
 
 def test_who_is_not_there_could_do_nothing() -> None:
     """In each 20 s four are there for ten and three for ten, which makes 8.75 steps of 2 s."""
-    found = present(log())
+    found = present(read(log()))
     assert (found.losses, found.most, found.window_s) == (3, 4, 60.0)
     assert found.workers == pytest.approx(3.5)
     assert found.undisturbed_s == 2.0
@@ -56,14 +56,29 @@ def test_who_is_not_there_could_do_nothing() -> None:
 
 
 def test_a_step_in_which_another_joins_is_none_of_those_that_are_undisturbed() -> None:
-    assert present(log(joining_s=9.0)).undisturbed_s == 2.0
+    assert present(read(log(joining_s=9.0))).undisturbed_s == 2.0
+
+
+@pytest.mark.parametrize(("joining_s", "cost_s"), [(2.0, 0.0), (2.5, 0.0), (2.75, 0.25)])
+def test_an_arrival_costs_what_its_step_is_longer_than_those_before(
+    joining_s: float, cost_s: float
+) -> None:
+    """Three took 2.5 s."""
+    assert list(arrivals_s(read(log(joining_s=joining_s)))) == pytest.approx([cost_s] * 3)
+
+
+def test_a_step_in_which_another_is_lost_tells_nothing_of_an_arrival() -> None:
+    story = read(log(joining_s=9.0))
+    story.lost_s[99] = story.committed_s[9] - 1.0  # the first in which one has joined
+    assert len(list(arrivals_s(story))) == 2
+    assert list(arrivals_s(read([]))) == []
 
 
 def test_a_run_in_which_nothing_happened_says_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError, match="0 losses"):
-        present([])
+        present(read([]))
     with pytest.raises(SystemExit):
         main([str(tmp_path / "run")])
     assert "cannot read the event log" in capsys.readouterr().err
