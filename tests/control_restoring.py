@@ -12,6 +12,8 @@ class Restoring:
         began = self.scene.settings
         if newest is not None:
             self.manifests = {at: one for at, one in self.manifests.items() if at <= newest}
+            if self.published is not None:  # those after it were withdrawn
+                self.published = max(self.manifests, default=None)
         step = max(self.manifests, default=began.step)
         position, ledger = self.manifests.get(step, (began.position, began.ledger or {}))
         self.step, self.position = step, self.settled(position)

@@ -91,6 +91,8 @@ def adopt(state: JobState, adoption: Adoption, now_s: float) -> Iterator[Command
             joined=ready.member in known or not known,  # else it may have come just then
             turns=state.turns,
         )
+        if state.members[ready.member].step < settings.step:  # it was away, and is called back
+            state.members[ready.member].recall(0, settings.step)
     state.turns.count += 1
     state.group = tuple(ready.member for ready in adoption.readies)
     state.hearing.begin(state.group)

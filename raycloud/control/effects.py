@@ -99,6 +99,7 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
             yield from _joined(state, event, now_s)
         case MemberDone():
             yield from _joined(state, event, now_s)
+            state.members[event.member].come_to(event.step, event.generation)
             yield from _counted(state)
             yield from _recovered(state, event.generation, now_s)  # nothing was left to compute
         case MemberReturned():
@@ -267,9 +268,8 @@ def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterato
             yield from _recovered(state, event.generation, now_s)
     progress = state.formed()
     progress.change_generation(event.generation, event.first_step)
-    member.step, member.generation = event.last_step, event.generation
-    if member.recalled is not None and event.generation >= member.recalled:
-        member.recalled = None
+    member.generation = event.generation
+    member.come_to(event.last_step, event.generation)
     state.formed().took.note(event)
     note_pace(state, event)
     if state.resharing is not None:

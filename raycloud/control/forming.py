@@ -111,7 +111,7 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     state.halt_sent = state.halted = state.met = False
     state.generation = state.formed_as = state.sound_from = newest + 1
     for number in had_left:
-        state.members[number].recalled = state.generation
+        state.members[number].recall(state.generation, state.formed().committed_step)
     state.groups = {state.generation: state.holding()}
     state.shares = fit(state, state.group, state.following)
     state.drop_checkpoints()

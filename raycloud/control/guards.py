@@ -303,8 +303,8 @@ def _check_applied(state: JobState, event: ChangeApplied) -> None:
 
 def _check_steps(state: JobState, event: StepsCommitted) -> None:
     member, progress = state.members[event.member], state.formed()
-    begins = event.first_step == member.step
-    if member.recalled is not None or not member.joined:  # it has the others' steps until then
+    begins = member.goes_on(event.first_step, event.generation)
+    if not member.joined:  # from the others it has all steps before its first
         begins = begins or event.first_step >= progress.committed_step
     if not begins or event.last_step < event.first_step:
         raise illegal(state, event, f"the member's next step is {member.step}")
@@ -333,7 +333,7 @@ def _check_not_finite(state: JobState, event: StepNotFinite) -> None:
 
 def _check_done(state: JobState, event: MemberDone) -> None:
     member = state.member(event.member)
-    if event.step != member.step and member.joined:
+    if member.joined and not member.goes_on(event.step, event.generation):
         raise illegal(state, event, f"the member has reported steps up to {member.step}")
     members = (state.members[number] for number in state.group)
     other = next((m for m in members if m.state is MemberState.DONE), None)

@@ -12,6 +12,19 @@ if TYPE_CHECKING:
     from raycloud.events import MemberReady
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recall:
+    """A member that had left the group, which has maybe gone on since, is called to meet it again.
+
+    Attributes:
+        generation: As which.
+        step: One past the last step that was committed then.
+    """
+
+    generation: int
+    step: int
+
+
 @dataclass(kw_only=True, slots=True)
 class Member:
     """One member, from the moment it was asked for.
@@ -25,8 +38,8 @@ class Member:
         slot: Which of the job's places for workers it has, from 0.
         placed: There is a place on a machine for it.
         joined: It is known to compute, and has the state of the training.
-        recalled: As which generation it is called to meet again after it had left the group, which
-            has maybe gone on since; None once it has said anything as that, or as a newer one.
+        recalls: When it was called back, as long as it has said nothing as that generation, or as
+            a newer one; what it says of the time before may come later.
         leaving: It is going to be gone: the job gets along without it as soon as it can.
         pace_s: Seconds that a byte takes from it to others, at most; infinite before it is known.
         turns: Those of its job.
@@ -44,7 +57,7 @@ class Member:
     slot: int = 0
     placed: bool = True
     joined: bool = True
-    recalled: int | None = None
+    recalls: tuple[Recall, ...] = ()
     leaving: bool = False
     pace_s: float = float("inf")
     turns: Turns = field(default_factory=Turns, compare=False, repr=False)
@@ -76,6 +89,25 @@ class Member:
         """It computes from `step` on."""
         self.joined, self.step = True, step
         self.turns.join(self.number)
+
+    def recall(self, generation: int, step: int) -> None:
+        """It is called to meet the others as `generation`; they have committed up to `step`."""
+        self.recalls = (*self.recalls, Recall(generation=generation, step=step))
+
+    def goes_on(self, step: int, generation: int) -> bool:
+        """Whether it may have nothing to say of steps before `step`, as one of `generation`.
+
+        Where it met others again it has from them what they took since.
+        """
+        return step == self.step or any(
+            generation >= one.generation and step >= one.step for one in self.recalls
+        )
+
+    def come_to(self, step: int, generation: int) -> None:
+        """It has committed up to `step`, the last of it as one of `generation`."""
+        self.step = step
+        if self.recalls:
+            self.recalls = tuple(one for one in self.recalls if one.generation > generation)
 
     def part(self) -> None:
         """What it has is not to be gone on from: it is as one that is new."""

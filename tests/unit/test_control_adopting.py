@@ -64,6 +64,17 @@ def test_what_they_committed_meanwhile_counts_once():
     assert job.ledger.audit(through=job.position_at(21)).exact
 
 
+def test_who_was_called_back_before_and_has_not_reported_since_has_the_others_steps():
+    """The ledger has steps that it has never reported: it had left, and was away meanwhile."""
+    job, _ = taken({3: 3, 4: 6})
+    job.on(report(job, 3, 5, 6, generation=7), 1.5)
+    job.on(formed(job, 6), 2.0)
+    for member in (3, 4):
+        job.on(report(job, member, 6, 7), 3.0)
+    assert job.committed_step == 7
+    assert job.ledger.audit().exact
+
+
 def test_what_the_log_has_and_the_ledger_has_not_is_counted_with_the_next_word():
     job, _ = taken({3: 8, 4: 9})
     commands = job.on(report(job, 4, 9, 10, generation=7), 1.5)

@@ -6,7 +6,7 @@ import pytest
 
 from raycloud import commands as c
 from raycloud import events as e
-from raycloud.control import Phase
+from raycloud.control import MemberState, Phase
 from tests.control_events import part, published, ready
 from tests.control_job import of, only, report
 from tests.control_three import lost, three, to
@@ -54,12 +54,11 @@ def test_those_that_were_to_leave_go_on_where_the_others_are_lost():
     assert only(c.Release, commands).members == (0, 2)
 
 
-@pytest.mark.parametrize("last_words", [True, False])
-def test_who_has_left_and_is_called_back_has_the_steps_that_the_others_took_since(last_words):
-    """What it says of the time before may come after it was called."""
+def called_back(heard=5):
+    """Member 1 has left at step 5, and is called back at step 6; its words of that are to come."""
     job = three()
     to(job, 5, members=(0, 2))
-    job.on(report(job, 1, 0, 4 if last_words else 5, share=3), 1.0)
+    job.on(report(job, 1, 0, heard, share=3), 1.0)
     job.on(e.RangeChanged(min_workers=1, max_workers=1), 2.0)
     for member in (0, 2):
         job.on(e.ChangeApplied(member=member, change=1, step=5), 3.0)
@@ -68,11 +67,41 @@ def test_who_has_left_and_is_called_back_has_the_steps_that_the_others_took_sinc
     job.on(e.ExchangeBroken(member=0, generation=1, why="reset"), 9.0)
     form = only(c.Form, job.tick(12.5))
     assert (form.members, form.step) == ((0, 1), 6)
+    return job
+
+
+@pytest.mark.parametrize("last_words", [True, False])
+def test_who_has_left_and_is_called_back_has_the_steps_that_the_others_took_since(last_words):
+    """What it says of the time before may come after it was called."""
+    job = called_back(heard=4 if last_words else 5)
     if last_words:
         job.on(report(job, 1, 4, 5, generation=0, share=3), 9.5)
     job.on(report(job, 0, 6, 7), 10.0)
     job.on(report(job, 1, 6, 7), 10.0)  # its step before was 4
     assert job.committed_step == 7
+    assert job.ledger.audit().exact
+
+
+def test_who_is_called_back_where_nothing_is_left_is_done_at_the_step_of_the_others():
+    job = called_back()
+    job.on(e.MemberDone(member=1, step=6, generation=job.generation), 13.0)
+    assert job.members[1] is MemberState.DONE
+    job.on(e.MemberDone(member=0, step=6, generation=job.generation), 13.0)
+    assert (job.committed_step, job.ledger.audit().exact) == (6, True)
+
+
+def test_who_was_called_back_and_left_again_is_heard_after_the_others_have_gone_on():
+    job = called_back()
+    again = job.generation
+    job.on(report(job, 0, 6, 8), 13.0)
+    change = only(c.Prepare, job.on(e.RangeChanged(min_workers=1, max_workers=1), 13.5))
+    assert change.change.members == (0,)
+    job.on(e.ChangeApplied(member=0, change=change.number, step=8), 14.0)
+    job.on(report(job, 0, 8, 9, share=8), 15.0)
+    assert job.committed_step == 9
+    job.on(report(job, 1, 6, 8, generation=again), 16.0)
+    gone = job.on(e.ChangeApplied(member=1, change=change.number, step=8), 16.0)
+    assert only(c.Release, gone).members == (1,)
     assert job.ledger.audit().exact
 
 
