@@ -185,8 +185,7 @@ class Fleet:
     def _look_for_returned(self) -> list[Event]:
         """Who was left out, and answers again or has died.
 
-        What it says belongs to a generation that goes on without it. An answer that may have been
-        on its way before, as from a node that hears nothing any more, shows nothing.
+        What it says belongs to a generation that goes on without it.
         """
         events: list[Event] = []
         for member, seat in [*self._away.items()]:
@@ -197,16 +196,15 @@ class Fleet:
                 self._lines += [one for one in ray.get(seat.poll) if isinstance(one, Lines)]
             except ActorUnavailableError:
                 seat.again_s = now_s + POLL_S
-                self._ask_anew(seat, POLL_S)
+                seat.ask_anew(self._driver, self._probes.place)
             except RayError as error:
                 events.append(MemberLost(member=member, reason=_reason(error)))
                 self.release([member])
             else:
-                if not seat.asked_anew:
-                    self._ask_anew(seat, 0.0)
-                    continue
-                self._returned[member] = self._away.pop(member)
-                events.append(MemberReturned(member=member, late_s=max(0.0, now_s - seat.due_s)))
+                if seat.is_back(self._driver, self._probes.place):
+                    self._returned[member] = self._away.pop(member)
+                    late_s = max(0.0, now_s - seat.due_s)
+                    events.append(MemberReturned(member=member, late_s=late_s))
         return events
 
     def obey(self, command: Release | LeaveOut | Readmit) -> None:
@@ -260,10 +258,6 @@ class Fleet:
     def _ask(self, seat: Seat, written: int = 0) -> None:
         seat.ask(self._driver, self._probes.place, written=written)
         seat.due_s = self._clock.monotonic_s() + POLL_S
-
-    def _ask_anew(self, seat: Seat, wait_s: float) -> None:
-        seat.ask(self._driver, self._probes.place, wait_s=wait_s)
-        seat.asked_anew = True
 
     def heard(self) -> Heard:
         """Which members have answered since the last call, and until when the next answers are due.

@@ -36,3 +36,19 @@ class Seat:
     ) -> None:
         """Ask it for its words: see `MemberActor.poll`."""
         self.poll = self.actor.poll.remote(wait_s, written, driver, place)
+
+    def ask_anew(self, driver: int, place: Place | None, *, wait_s: float = POLL_S) -> None:
+        """The same, once it has been left out."""
+        self.ask(driver, place, wait_s=wait_s)
+        self.asked_anew = True
+
+    def is_back(self, driver: int, place: Place | None) -> bool:
+        """Whether an answer of one that was left out shows that it is back; else it is asked anew.
+
+        One that was asked for before may have been on its way, as from a node that hears nothing
+        any more.
+        """
+        back = self.asked_anew
+        if not back:
+            self.ask_anew(driver, place, wait_s=0.0)
+        return back
