@@ -8,8 +8,8 @@ members in the same Ray in a group that never changes and of which nobody asks a
 `benchmarks.peers.fixed_members`). Both take turns, and the first turn goes round.
 
 Where the machine's speed changes from run to run by more than 1% the first ratio says little. The
-second one is of each run's own threads: all of them, over the one that computes. It leaves out what
-being elastic costs that thread itself, which looks once a step whether anything has changed.
+second one is of each run's own threads: all of them, over the one that computes. What being elastic
+costs that thread itself, which looks once a step whether anything has changed, it does not see.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
 
 
 def ratio_of(rows: Sequence[Mapping[str, Any]], quantity: str = "cpu_s_per_sample") -> Ratio:
-    """Worker CPU-seconds per sample of `elastic` over those of `fixed`, paired by repeat."""
+    """A quantity of `elastic` over that of `fixed`, paired by repeat."""
     costs: dict[str, dict[int, float]] = {name: {} for name in CONTESTANTS}
     for row in rows:
         costs[row["contestant"]][row["repeat"]] = row[quantity]

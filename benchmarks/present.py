@@ -6,7 +6,8 @@
 there: a worker is there from when it is ready until it is lost. So what is left out is what
 computing together costs at all, and how long a replacement takes to start; what counts are broken
 steps, the meetings, shares that do not fit, and newcomers that are ready and do not compute yet.
-The window is as long before the first loss and after the last one as half of the time between two.
+The window is as long before the first loss and after the last one as half of the time between two,
+and ends with the log. Who leaves by notice is not meant.
 
 **An arrival** costs the others by how much the step in which one joins is longer than the steps
 before it, without the newcomer. One in which somebody is lost as well is left out.
@@ -34,10 +35,11 @@ class Story:
     """What of a log is asked for here.
 
     Attributes:
-        committed_s: When a step was first heard to be committed.
+        committed_s: When a step was committed, as its first report has it: several steps of one
+            report are taken to have been equally long.
         ready_s: By member, when it was ready.
-        lost_s: By member, when it was lost.
-        formed: First step and members of each generation.
+        lost_s: By member that had been ready, when it was lost.
+        formed: First step of each generation, and who has a share in it.
     """
 
     committed_s: dict[int, float] = field(default_factory=dict)
@@ -77,7 +79,7 @@ class Present:
     window_s: float
 
     @property
-    def goodput(self) -> float:
+    def done(self) -> float:
         """Steps that were done, over those that who was there could have done."""
         return self.steps * self.undisturbed_s / (self.window_s * self.workers / self.most)
 
@@ -89,13 +91,17 @@ def read(log: Iterable[tuple[float, Event]]) -> Story:
         match event:
             case StepsCommitted():
                 for step in range(event.first_step, event.last_step):
-                    story.committed_s.setdefault(step, t)
+                    part = (event.last_step - 1 - step) / (event.last_step - event.first_step)
+                    story.committed_s.setdefault(step, t - part * event.wall_s)
             case MemberReady():
                 story.ready_s[event.member] = t
             case MemberLost():
-                story.lost_s[event.member] = t
+                if event.member in story.ready_s:
+                    story.lost_s[event.member] = t
             case GenerationFormed():
-                story.formed.append((event.first_step, frozenset(event.members)))
+                dealt = zip(event.members, event.shares, strict=True)
+                computing = frozenset(member for member, share in dealt if share)
+                story.formed.append((event.first_step, computing))
             case _:
                 pass
     return story
@@ -119,7 +125,8 @@ def present(story: Story) -> Present:
     if len(losses_s) < 2 or len(alike) < 2:
         raise ValueError(f"{len(losses_s)} losses and {len(alike)} undisturbed steps say nothing")
     half_s = (losses_s[-1] - losses_s[0]) / (len(losses_s) - 1) / 2
-    began_s, ended_s = losses_s[0] - half_s, losses_s[-1] + half_s
+    last_s = max(story.committed_s.values())
+    began_s, ended_s = losses_s[0] - half_s, min(losses_s[-1] + half_s, last_s)
     there_s = sum(
         max(0.0, min(story.lost_s.get(member, ended_s), ended_s) - max(since_s, began_s))
         for member, since_s in story.ready_s.items()
@@ -172,7 +179,7 @@ def _told(story: Story) -> str:
     except ValueError as error:
         return f"of what its workers could do nothing is told: {error}"
     return (
-        f"{found.goodput:.3f} of what {found.workers:.2f} of {found.most} workers could do, "
+        f"{found.done:.3f} of what {found.workers:.2f} of {found.most} workers could do, "
         f"{found.losses} losses in {found.window_s:.0f} s"
     )
 

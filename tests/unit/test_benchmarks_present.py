@@ -52,7 +52,7 @@ def test_who_is_not_there_could_do_nothing() -> None:
     assert (found.losses, found.most, found.window_s) == (3, 4, 60.0)
     assert found.workers == pytest.approx(3.5)
     assert found.undisturbed_s == 2.0
-    assert found.goodput == pytest.approx(found.steps / (3 * 8.75))
+    assert found.done == pytest.approx(found.steps / (3 * 8.75))
 
 
 def test_a_step_in_which_another_joins_is_none_of_those_that_are_undisturbed() -> None:
@@ -65,6 +65,17 @@ def test_an_arrival_costs_what_its_step_is_longer_than_those_before(
 ) -> None:
     """Three took 2.5 s."""
     assert list(arrivals_s(read(log(joining_s=joining_s)))) == pytest.approx([cost_s] * 3)
+
+
+def test_the_steps_of_a_report_are_equally_long() -> None:
+    two = replace(committed(0, 0, 2, generation=0, at=Position()), wall_s=3.0)
+    story = read([(10.0, two), (12.0, committed(0, 2, 3, generation=0, at=Position()))])
+    assert story.committed_s == {0: 8.5, 1: 10.0, 2: 12.0}
+
+
+def test_who_follows_without_a_share_has_not_arrived_yet() -> None:
+    one = GenerationFormed(generation=0, members=(0, 1), shares=(8, 0), first_step=3)
+    assert read([(1.0, one)]).formed == [(3, frozenset({0}))]
 
 
 def test_a_step_in_which_another_is_lost_tells_nothing_of_an_arrival() -> None:
