@@ -127,17 +127,18 @@ def run(bed: Testbed, command: Sequence[str], schedule: Schedule, *, ray: bool) 
     """
     with _printed() as output, _made(bed, ray=ray) as cluster:
         environment = dict(os.environ) if cluster is None else cluster.environment
-        process = bed.head.start(command, environment=environment, log=output)
-        ended = threading.Event()
-        watching = threading.Thread(target=_watch, args=(process.pid, ended), daemon=True)
-        watching.start()
-        try:
+        process, ended = None, threading.Event()
+        try:  # from its very start: Ctrl-C may come at once
+            process = bed.head.start(command, environment=environment, log=output)
+            watching = threading.Thread(target=_watch, args=(process.pid, ended), daemon=True)
+            watching.start()
             _play(bed, schedule, cluster, until=ended)
         except KeyboardInterrupt:
-            with contextlib.suppress(ProcessLookupError):  # it is to end as if from a terminal
-                os.killpg(process.pid, signal.SIGINT)
-            with contextlib.suppress(shell.LateError):
-                process.wait(_END_S)
+            if process is not None:
+                with contextlib.suppress(ProcessLookupError):  # it is to end as if from a terminal
+                    os.killpg(process.pid, signal.SIGINT)
+                with contextlib.suppress(shell.LateError):
+                    process.wait(_END_S)
             raise
         code = process.wait(_END_S)
     return code if code >= 0 else 128 - code
