@@ -168,8 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(str(error))
         print(directory)
         print(f"  {_told(story)}")
-        cost_s = ", ".join(f"{seconds:.2f}" for seconds in arrivals_s(story))
-        print(f"  arrivals cost the others {cost_s or 'nothing that can be told'} s")
+        if cost_s := ", ".join(f"{seconds:.2f}" for seconds in arrivals_s(story)):
+            print(f"  arrivals cost the others {cost_s} s")
     return 0
 
 
