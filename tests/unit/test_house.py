@@ -57,7 +57,7 @@ PURE = (
     "redact",
     "rows",
 )
-MAX_LINES = 350
+MAX_LINES = 600
 
 
 def house_files() -> Iterator[Path]:
