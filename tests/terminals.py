@@ -64,9 +64,14 @@ class Terminal:
         _size(self._descriptor, width, height)
         os.kill(self.process.pid, signal.SIGWINCH)
 
+    def hang_up(self) -> None:
+        """The terminal's window is closed: the command gets SIGHUP, and nobody reads any more."""
+        os.close(self._descriptor)
+        self._descriptor = -1
+
     def code(self, seconds: float = _WAIT_S) -> int:
         """Its exit code, once it has ended; what it wrote until then is read."""
-        while self._read(seconds):
+        while self._descriptor >= 0 and self._read(seconds):
             pass
         return self.process.wait(seconds)
 
@@ -103,13 +108,15 @@ def terminal(
         start_new_session=True,
     )
     os.close(theirs)
+    found = Terminal(process, ours)
     try:
-        yield Terminal(process, ours)
+        yield found
     finally:
         if process.poll() is None:
             process.kill()
         process.wait()
-        os.close(ours)
+        if found._descriptor >= 0:
+            found.hang_up()
 
 
 def _size(descriptor: int, width: int, height: int) -> None:

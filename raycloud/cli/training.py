@@ -97,7 +97,7 @@ def train(
 ) -> None:
     """Train a job. `--resume --run-dir DIR` goes on with the job kept in DIR.
 
-    Ctrl-C or SIGTERM writes a checkpoint and ends; a second Ctrl-C ends at once.
+    Ctrl-C, SIGTERM or a closed terminal writes a checkpoint and ends; a second Ctrl-C ends at once.
     """
     if trying and resume is not Resuming.NEVER:
         raise typer.BadParameter("a job is tried from its beginning", param_hint="--resume")
@@ -211,7 +211,8 @@ def _job_path(job: Path | None, run_dir: Path | None, resume: Resuming) -> Path:
 def _interrupts(stop: StopSwitch) -> Iterator[None]:
     """The first Ctrl-C asks the run to stop, the second raises KeyboardInterrupt.
 
-    SIGTERM asks, too, however often it comes: a job's supervisors may each send one.
+    SIGTERM asks, too, however often it comes: a job's supervisors may each send one. So does
+    SIGHUP, a terminal that is closed, unless it is ignored, as under nohup.
     """
 
     def interrupted(_number: int, _frame: object) -> None:
@@ -226,13 +227,23 @@ def _interrupts(stop: StopSwitch) -> Iterator[None]:
             stop.request("SIGTERM")
             os.write(2, _TERMINATED)
 
+    def hung_up(_number: int, _frame: object) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in terminals:  # writing to one that is gone is an error
+            os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+        stop.request("SIGHUP")
+
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
     handlers = {signal.SIGINT: interrupted, signal.SIGTERM: terminated}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        handlers[signal.SIGHUP] = hung_up
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
         if stop.is_set():  # this command is about to end, with a code that says how
-            before[signal.SIGTERM] = signal.SIG_IGN
+            before |= dict.fromkeys(before.keys() - {signal.SIGINT}, signal.SIG_IGN)
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -32,6 +32,7 @@ from tests.live import (
     wait_for,
 )
 from tests.live_tasks import Steady
+from tests.terminals import terminal
 
 MANY = 100_000  # steps: more than any run here gets to
 END_S = 90.0  # see conftest.py
@@ -98,6 +99,22 @@ def test_second_interrupt_ends_at_once(ray_tmpdir: Path, tmp_path: Path) -> None
     assert (summary.status, summary.checkpoint_step) == ("stopped", 20)
     assert checkpoint(run_dir).step == 20
     assert exact_steps(run_dir) >= 20
+
+
+def test_a_closed_terminal_checkpoints_and_ends(ray_tmpdir: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(dump_job(asked("Steady", steps=MANY)))
+    run_dir = tmp_path / "run"
+    with terminal(RAYCLOUD, "train", tmp_path / "job.yaml", "--run-dir", run_dir) as one:
+        wait_for("training", lambda: len(of_kind(StepsCommitted, events(run_dir))) >= 2)
+        one.hang_up()
+        assert one.code(END_S) == 130
+    assert ended(processes_below(ray_tmpdir), END_S) == {}
+
+    log = events(run_dir)
+    assert [e.reason for e in of_kind(StopRequested, log)] == ["SIGHUP"]
+    summary = read_summary(run_dir / "summary.json")
+    assert (summary.status, summary.checkpoint_step) == ("stopped", summary.steps)
+    assert checkpoint(run_dir).step == summary.steps == exact_steps(run_dir)
 
 
 def _training(folder: Path, run_dir: Path):

@@ -345,3 +345,17 @@ def test_in_a_terminal(fake: Fake, job_file: str, monkeypatch: pytest.MonkeyPatc
     result = call("train", job_file)
     assert result.stderr.endswith("error: no\n\nhint: yes\n")  # a runner takes the colour off
     assert call("train", job_file, "--plain").exit_code == 2
+
+
+@pytest.mark.parametrize(("ignored", "reason"), [(False, "SIGHUP"), (True, None)])
+def test_a_closed_terminal_asks_to_stop_unless_that_is_ignored(
+    ignored: bool, reason: str | None
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    stop = cli.training.StopSwitch()
+    try:
+        with cli.training._interrupts(stop):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert stop.reason == reason
