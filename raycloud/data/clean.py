@@ -248,6 +248,8 @@ class _Run:
                 if isinstance(error, MemoryError)
                 else "what it asks over the network does not answer: try again later",
             ) from error
+        except SystemExit as error:  # no row's fault: it asks to end
+            raise _fault(error, "let it raise another error, or return fewer rows") from error
         except Exception as error:
             if "read-only" in str(error):
                 raise _fault(error, "copy a column before writing into it") from error
@@ -295,5 +297,5 @@ class _Run:
         return table
 
 
-def _fault(error: Exception, hint: str) -> TaskError:
+def _fault(error: BaseException, hint: str) -> TaskError:
     return TaskError(f"Task.preprocess raised {type(error).__name__}: {error}", hint=hint)

@@ -24,7 +24,7 @@ from raycloud.data.patience import (
 )
 from raycloud.data.roots import Root, paths_of, roots_of
 from raycloud.data.trees import Entry, LocalTree
-from raycloud.errors import DataError
+from raycloud.errors import DataError, RaycloudError, TaskError
 
 if TYPE_CHECKING:
     from raycloud.task import Source
@@ -73,7 +73,7 @@ def locate(source: Source, *, pause: Pause = wait) -> list[File]:
         for entry, below, is_named in _entries(source, root, pause):
             name = root.named(entry.path)
             if source.select is not None:
-                taken = bool(source.select(below))
+                taken = _selects(source.select, below)
             else:
                 taken = is_named or is_taken(source.format, name)
             if taken:
@@ -181,6 +181,16 @@ def _matches(below: Callable[..., list[Entry]], top: Entry, pattern: list[str]) 
             yield entry
         elif entry.is_directory:
             yield from _matches(below, entry, rest)
+
+
+def _selects(select: Callable[[str], bool], below: str) -> bool:
+    try:
+        return bool(select(below))
+    except RaycloudError:
+        raise
+    except BaseException as error:
+        what = f"Source.select raised {type(error).__name__}: {error}"
+        raise TaskError(what, hint=f"it was asked about {below!r}") from error
 
 
 def _file(source: Source, root: Root, entry: Entry, name: str, pause: Pause) -> File:

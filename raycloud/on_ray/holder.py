@@ -17,7 +17,7 @@ from raycloud.data.prepare import labels_of, make_block
 from raycloud.errors import RaycloudError
 from raycloud.on_ray.confidential import keep_confidential
 from raycloud.spec import Environment
-from raycloud.training.contract import construct
+from raycloud.training.contract import construct, raised
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -223,3 +223,5 @@ def answer(one: Any, method: str, *args: Any) -> Any:
         return getattr(one, method)(*args)
     except RaycloudError as error:
         return error
+    except SystemExit as error:  # an actor that raises it ends without a word
+        return raised("the task's code", error)

@@ -55,7 +55,7 @@ def _values(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             {name: Metric.from_state(state) for name, state in states.items()} for states in parts
         )
         return {name: float(metric.value()) for name, metric in merged.items()}
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TaskError(
             f"merging the metrics raised {type(error).__name__}: {error}",
             hint="check merge, value, to_values and from_values of the task's own metrics",

@@ -118,7 +118,7 @@ class Readers:
     ) -> Iterator[Made]:
         """Whatever is made, here and elsewhere, until all is or nobody is at it any more."""
         # An error, or None: one of those at it has ended.
-        found: SimpleQueue[Made | Exception | None] = SimpleQueue()
+        found: SimpleQueue[Made | BaseException | None] = SimpleQueue()
         began_s, count, at_it = self._clock.monotonic_s(), len(left), 0
         if self._here:
             at_it += 1
@@ -134,7 +134,7 @@ class Readers:
                     yield got
                 else:
                     at_it -= 1
-                if isinstance(got, Exception):
+                if isinstance(got, BaseException):
                     self._why = type(got).__name__
             spent_s = self._clock.monotonic_s() - began_s
             if (
@@ -179,14 +179,16 @@ class Readers:
             yield row["number"], row["made"]
 
 
-def _begin(found: SimpleQueue[Made | Exception | None], make: Callable[[], Iterator[Made]]) -> None:
+def _begin(
+    found: SimpleQueue[Made | BaseException | None], make: Callable[[], Iterator[Made]]
+) -> None:
     """Put what is made into a queue, by a thread that nobody has to wait for."""
 
     def work() -> None:
         try:
             for one in make():
                 found.put(one)
-        except Exception as error:  # noqa: BLE001 - told by a notice, and what is left tried again
+        except BaseException as error:  # noqa: BLE001 - told by a notice; what is left tried again
             found.put(error)
         else:
             found.put(None)

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from raycloud.errors import RaycloudError, TaskError
+from raycloud.training.contract import RaisedError, raised
 
-
-class RaisedError(TaskError):
-    """The user's code raised: on other samples it may not, and with less at once."""
+__all__ = ["RaisedError", "call", "call_backward", "check_loss"]
 
 
 def call(what: str, function: Callable[[], Any]) -> Any:
@@ -20,8 +19,8 @@ def call(what: str, function: Callable[[], Any]) -> Any:
         return function()
     except RaycloudError:
         raise
-    except Exception as error:
-        raise RaisedError(f"Task.{what} raised {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        raise raised(f"Task.{what}", error) from error
 
 
 def call_backward(loss: torch.Tensor) -> None:
@@ -30,8 +29,8 @@ def call_backward(loss: torch.Tensor) -> None:
         loss.backward()
     except RaycloudError:
         raise
-    except Exception as error:
-        raise RaisedError(f"the backward pass raised {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        raise raised("the backward pass", error) from error
 
 
 def check_loss(loss: Any) -> None:

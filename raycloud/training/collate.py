@@ -12,6 +12,7 @@ import numpy as np
 from raycloud.errors import RaycloudError, TaskError
 from raycloud.order import MicroBatch, Order, StepSpan, stream_seed
 from raycloud.training.calling import RaisedError
+from raycloud.training.contract import raised
 from raycloud.training.device import Copies, concatenate, pin
 from raycloud.training.reading import View, joined
 
@@ -248,7 +249,7 @@ class Collate:
             samples = view.read(np.concatenate(places))
         except RaycloudError:
             raise
-        except Exception as error:
+        except BaseException as error:
             raise _fault("reading the samples", error, group) from error
         return samples, self._now_s() - began_s
 
@@ -262,7 +263,7 @@ class Collate:
             batch = self._task.batch(samples, rng)
         except RaycloudError:
             raise
-        except Exception as error:
+        except BaseException as error:
             raise _fault("Task.batch", error, group) from error
         collate_s = self._now_s() - began_s
         made = Pass(
@@ -299,8 +300,8 @@ class Collate:
             weight = float(self._task.weight(batch, samples))
         except RaycloudError:
             raise
-        except Exception as error:
-            raise RaisedError(f"Task.weight raised {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            raise raised("Task.weight", error) from error
         if not 0.0 <= weight < float("inf"):
             raise TaskError(
                 f"Task.weight returned {weight}", hint="return a finite number that is not negative"
@@ -318,9 +319,8 @@ def _drawn(rng: np.random.Generator) -> tuple[list[int], int]:
     return [*state["state"]["counter"].tolist(), state["buffer_pos"]], state["has_uint32"]
 
 
-def _fault(what: str, error: Exception, group: list[MicroBatch]) -> RaisedError:
+def _fault(what: str, error: BaseException, group: list[MicroBatch]) -> TaskError:
     first, last = group[0], group[-1]
-    return RaisedError(
-        f"{what} raised {type(error).__name__}: {error} (epoch {first.epoch}, samples "
-        f"[{first.start}, {last.stop}) of the sequence)"
-    )
+    found = raised(what, error)
+    place = f"(epoch {first.epoch}, samples [{first.start}, {last.stop}) of the sequence)"
+    return type(found)(f"{found.message} {place}")

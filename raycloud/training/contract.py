@@ -12,13 +12,28 @@ if TYPE_CHECKING:
     from raycloud.task import Task
 
 
+class RaisedError(TaskError):
+    """The user's code raised: on other samples it may not, and with less at once."""
+
+
+def raised(what: str, error: BaseException) -> TaskError:
+    """The task's fault for what its code raised; `what` begins the sentence: `Task.data`.
+
+    `SystemExit` and `KeyboardInterrupt`, which here come from the task's code alone, ask to end:
+    nothing is computed again, or skipped, because of them.
+    """
+    kind = RaisedError if isinstance(error, Exception) else TaskError
+    text = str(error)
+    return kind(f"{what} raised {type(error).__name__}" + (f": {text}" if text else ""))
+
+
 def construct(kind: type[Task], job: Job) -> Task:
     """The task, made from the job's settings; `TaskError` where that raises."""
     try:
         return kind(**job.settings)
     except RaycloudError:
         raise
-    except Exception as error:
+    except BaseException as error:
         raise TaskError(
             f"the task could not be made from settings {sorted(job.settings)}: "
             f"{type(error).__name__}: {error}",

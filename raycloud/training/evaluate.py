@@ -11,6 +11,7 @@ import torch
 
 from raycloud.errors import RaycloudError, TaskError
 from raycloud.metrics import Metric, merge_all
+from raycloud.training.contract import raised
 from raycloud.training.device import move
 
 if TYPE_CHECKING:
@@ -51,10 +52,8 @@ def evaluate(  # the measured model and who measures which part of what
                 parts.append(_checked(task.metrics(model, move(batch, device), stop - start)))
     except RaycloudError:
         raise
-    except Exception as error:
-        raise TaskError(
-            f"measuring the held-out samples raised {type(error).__name__}: {error}"
-        ) from error
+    except BaseException as error:
+        raise TaskError(raised("measuring the held-out samples", error).message) from error
     finally:
         model.train()
     return merge_all(parts)
@@ -84,8 +83,8 @@ def show(job: Job, task: Task, model: torch.nn.Module) -> str | None:
     try:
         with torch.no_grad(), _cast(job, next(model.parameters()).device):
             return task.sample(model)
-    except Exception as error:  # noqa: BLE001 - the user's code, after the work is done
-        return f"Task.sample raised {type(error).__name__}: {error}"
+    except BaseException as error:  # noqa: BLE001 - the user's code, after the work is done
+        return raised("Task.sample", error).message
     finally:
         model.train()
 

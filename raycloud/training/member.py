@@ -17,6 +17,7 @@ from raycloud.redact import redacted
 from raycloud.sync.transport import Abandoned
 from raycloud.training.changes import Changes
 from raycloud.training.config import MemberConfig
+from raycloud.training.contract import raised
 from raycloud.training.life import Life
 from raycloud.training.meeting import Meeting, leave
 from raycloud.training.rollback import RollbackError
@@ -193,7 +194,7 @@ class Member:
                 following = self._compute(life, meeting)
                 while following is not None:
                     following = self._compute(life, *following)
-        except Exception as error:  # noqa: BLE001 - the last line before the thread's end
+        except BaseException as error:  # noqa: BLE001 - the last line before the thread's end
             self._life = None
             self._report(self._failed(error))
 
@@ -275,14 +276,14 @@ class Member:
         except TransportError as error:
             told = {"member": self._config.member, "generation": generation}
             self._report(ExchangeBroken(**told, why=str(error)))
-        except Exception as error:  # noqa: BLE001 - the last line before the thread's end
+        except BaseException as error:  # noqa: BLE001 - the last line before the thread's end
             self._report(self._failed(error))
 
     def _fetch(self, number: int, change: Extend) -> None:
         try:
             self._built().fetch(change)
             self._changes.prepare(number, change)
-        except Exception as error:  # noqa: BLE001 - the last line before the thread's end
+        except BaseException as error:  # noqa: BLE001 - the last line before the thread's end
             self._report(self._failed(error))
 
     def _built(self) -> Life:
@@ -290,8 +291,11 @@ class Member:
             raise InternalError("the data was to grow before there was any")
         return self._life
 
-    def _failed(self, error: Exception) -> MemberFailed:
+    def _failed(self, error: BaseException) -> MemberFailed:
         member = self._config.member
+        if not isinstance(error, Exception):  # nothing of raycloud raises it in this thread
+            cause, error = error, raised("the task's code", error)
+            error.__cause__ = cause
         if not isinstance(error, RaycloudError):
             text = "".join(traceback.format_exception(error))
             return MemberFailed(member=member, error="InternalError", message=text)

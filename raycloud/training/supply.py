@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from raycloud.errors import DataError, InternalError, RaycloudError, TaskError
 from raycloud.task import Source, Splits, Task
+from raycloud.training.contract import raised
 
 if TYPE_CHECKING:
     from raycloud.data.provide import Prepared, Provider
@@ -103,8 +104,8 @@ def asked(task: Task, job: Job) -> Splits:
         raise DataError(
             f"the data set could not be read: {error}", hint="check data.path"
         ) from error
-    except Exception as error:
-        raise TaskError(f"Task.data raised {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        raise TaskError(raised("Task.data", error).message) from error
     if not isinstance(splits, Splits):
         raise TaskError(
             f"Task.data returned {type(splits).__name__}", hint="return raycloud.Splits(train=...)"
@@ -141,6 +142,8 @@ def _indexed(splits: Splits) -> Supply:
             f"Task.data returned training samples without a length: {error}",
             hint="return a data set with __len__ and __getitem__ (map-style), or a raycloud.Source",
         ) from error
+    except BaseException as error:
+        raise TaskError(raised("the length of Task.data", error).message) from error
     if count == 0:
         raise DataError("the data set has no training samples", hint="check data.path")
     return Supply(train=train, held_out=cast("Samples | None", splits.held_out))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from io import BytesIO
 from pathlib import Path
 
@@ -299,6 +300,15 @@ def test_what_no_row_is_to_blame_for(error: Exception, skip: bool) -> None:
         return rows
 
     with pytest.raises(MachineError, match=f"Task.preprocess raised {type(error).__name__}"):
+        list(clean(HERE, preprocess, pieces(4), skip=skip))
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_an_exit_is_no_rows_fault(skip: bool) -> None:
+    def preprocess(rows: Rows) -> Rows:
+        sys.exit("no vocabulary")
+
+    with pytest.raises(TaskError, match=r"Task\.preprocess raised SystemExit: no vocabulary"):
         list(clean(HERE, preprocess, pieces(4), skip=skip))
 
 
