@@ -309,6 +309,14 @@ class Noticed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Printed:
+    """A line that the task has printed in a member's process; shown, and not in the run's log."""
+
+    member: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RolledBack:
     """No sound state is left: back to `step`'s checkpoint (0: none); `ledger` is not logged."""
 
@@ -348,3 +356,6 @@ Event = (
     | CheckpointPublished | EvaluationPart | Evaluated | StopRequested | RangeChanged
     | CapacityChanged | DataGrew | Noticed | RolledBack | Recovered | RunFinished
 )  # fmt: skip
+
+Observed = Event | Printed
+"""What whoever watches a run is told."""

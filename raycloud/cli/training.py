@@ -31,11 +31,11 @@ from raycloud.clock import Clock, SystemClock
 from raycloud.errors import RunDirectoryError
 
 if TYPE_CHECKING:
-    from raycloud.events import Event
+    from raycloud.events import Observed
     from raycloud.report.tried import Tried
     from raycloud.spec.job import Job
 
-    Observer = Callable[[Event], None]
+    Observer = Callable[[Observed], None]
 
 _STOPPED = 130
 _GOES_ON = "`--resume` goes on from the last checkpoint"
@@ -195,7 +195,10 @@ def _job_path(job: Path | None, run_dir: Path | None, resume: Resuming) -> Path:
     if job is not None:
         return job
     if resume is Resuming.NEVER or run_dir is None:
-        raise typer.BadParameter("give a job file, or --resume --run-dir DIR", param_hint="JOB")
+        if resume is Resuming.NEVER:
+            raise typer.BadParameter("give a job file, or --resume --run-dir DIR", param_hint="JOB")
+        what = "say which run to go on with: --run-dir DIR"
+        raise typer.BadParameter(what, param_hint="--resume")
     from raycloud.spec import RunDirectory
 
     path = RunDirectory(run_dir).job_yaml

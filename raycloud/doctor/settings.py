@@ -20,7 +20,7 @@ class Settings:
             `~/.ray/auth_token`.
         tls: Whether `RAY_USE_TLS` asks for encryption.
         tls_files: The files it then needs, by variable; empty paths where one is not named.
-        temp: Where Ray keeps its sessions (`RAY_TMPDIR`, else /tmp).
+        temp: Where Ray keeps its sessions (`RAY_TMPDIR`, else `TMPDIR`, else /tmp).
         interfaces: `NCCL_SOCKET_IFNAME`: which network interfaces NCCL may use.
     """
 
@@ -49,7 +49,7 @@ class Settings:
             token_path=Path(named) if named else default,
             tls=(variables.get("RAY_USE_TLS") or "").strip().lower() in _TRUE,
             tls_files={name: variables.get(name, "") for name in names},
-            temp=Path(variables.get("RAY_TMPDIR") or "/tmp"),
+            temp=Path(variables.get("RAY_TMPDIR") or variables.get("TMPDIR") or "/tmp"),
             interfaces=(variables.get("NCCL_SOCKET_IFNAME") or "").strip(),
         )
 

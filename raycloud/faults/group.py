@@ -13,7 +13,7 @@ from raycloud.events import (
 )
 
 if TYPE_CHECKING:
-    from raycloud.events import Event
+    from raycloud.events import Observed
 
 
 class Group:
@@ -34,7 +34,7 @@ class Group:
         self._have_state: set[int] = set()
         self._lost: set[int] = set()
 
-    def see(self, event: Event) -> None:
+    def see(self, event: Observed) -> None:
         """Take in what happened."""
         match event:
             case GenerationFormed() if event.generation >= self._generation:

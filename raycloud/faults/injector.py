@@ -15,7 +15,7 @@ from raycloud.faults.schedule import Action, Fault
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-    from raycloud.events import Event
+    from raycloud.events import Observed
     from raycloud.faults.processes import Hands
 
 _LOOK_S = 0.05
@@ -97,7 +97,7 @@ class Injector:
             thread.join()
             self._hands.close()
 
-    def see(self, event: Event) -> None:
+    def see(self, event: Observed) -> None:
         """Take in what happened, and do what is due with it."""
         with self._turn:
             self._group.see(event)

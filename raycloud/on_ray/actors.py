@@ -5,6 +5,7 @@ What computes is loaded where an actor begins, so that who only starts actors ne
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import replace
 from itertools import chain
@@ -65,8 +66,9 @@ class MemberActor:
         self._provider = RayProvider(config, here)
         placed = replace(config, node=here, address=address, price_per_hour=price_per_hour(labels))
         self._journal = Journal(config.member, SystemClock(), lambda: self._member.step)
-        self._member = Member(placed, SystemClock(), self._provider)
         self._journal.listen()
+        sys.stdout, sys.stderr = map(self._journal.hear, (sys.stdout, sys.stderr))
+        self._member = Member(placed, SystemClock(), self._provider)
         cloud, run = Environment.from_process().cloud, context.get_job_id()
         self._number, self._node = config.member, here
         self._words, self._turn, self._driver = Words(config.member), threading.Lock(), 0

@@ -19,12 +19,12 @@ from raycloud.spec import Job, RunDirectory
 
 if TYPE_CHECKING:
     from raycloud.checkpoint.difference import Difference
-    from raycloud.events import Event
+    from raycloud.events import Observed
     from raycloud.faults import Hands
 
 _LEAST_WORKERS = 2
 
-Shown = Callable[[Job], AbstractContextManager[Callable[["Event"], None]]]
+Shown = Callable[[Job], AbstractContextManager[Callable[["Observed"], None]]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,12 +197,12 @@ def _train(
     place: Path,
     telling: Telling,
     address: str | None,
-    see: Callable[[Event], None] | None = None,
+    see: Callable[[Observed], None] | None = None,
 ) -> None:
     with ExitStack() as stack:
         shown = stack.enter_context(telling.shown(job))
 
-        def observer(event: Event) -> None:
+        def observer(event: Observed) -> None:
             if see is not None:
                 see(event)
             shown(event)

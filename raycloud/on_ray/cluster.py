@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raycloud.bounded import expanded
+from raycloud.doctor.hardware import SESSION, SOCKET_BYTES
+from raycloud.doctor.settings import Settings
 from raycloud.errors import MachineError
 from raycloud.planning.inventory import Inventory, Node
 
@@ -86,6 +88,10 @@ def _attached(job: Job, address: str | None, metadata: Mapping[str, str] | None)
         options |= {"include_dashboard": False, "num_cpus": _embedded_cpus(job)}
     else:
         options |= {"namespace": NAMESPACE}
+    named = os.environ.get("RAY_ADDRESS") == address
+    instead = "unset RAY_ADDRESS" if named else "leave --address out"
+    if address is None and (long := _too_long()):
+        raise long
     try:
         if address is not None:
             _reach(address)
@@ -99,11 +105,11 @@ def _attached(job: Job, address: str | None, metadata: Mapping[str, str] | None)
         ):
             raise
         raise MachineError(
-            f"no Ray cluster answers at {address!r}: {error}"
+            f"no Ray cluster answers at {address!r}{' (RAY_ADDRESS)' if named else ''}: {error}"
             if address
             else f"Ray could not be started: {error}",
             hint="check `ray status` there; where it asks for a token, set RAY_AUTH_MODE=token; or "
-            "leave --address out to run on this machine alone"
+            f"{instead} to run on this machine alone"
             if address
             else "look into the newest session below Ray's temporary directory for its logs",
         ) from error
@@ -112,6 +118,19 @@ def _attached(job: Job, address: str | None, metadata: Mapping[str, str] | None)
         yield address is None
     finally:
         ray.shutdown()
+
+
+def _too_long() -> MachineError | None:
+    """Ray puts sockets below its temporary folder, and the system limits their paths."""
+    most, folder = SOCKET_BYTES - len(SESSION), str(Settings.from_mapping(os.environ).temp)
+    if len(os.fsencode(folder)) <= most:
+        return None
+    name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+    return MachineError(
+        f"{name} = {folder!r} is too long: Ray's sockets below it would have paths that the system "
+        f"does not allow",
+        hint=f"set RAY_TMPDIR to a path of at most {most} bytes, such as /tmp",
+    )
 
 
 @contextlib.contextmanager
@@ -156,6 +175,7 @@ def inventory() -> Inventory:
             Node(
                 name=found["NodeID"],
                 address=found["NodeManagerAddress"],
+                host=found["NodeManagerHostname"],
                 cpus=resources.get("CPU", 0.0),
                 gpus=resources.get("GPU", 0.0),
                 memory_bytes=int(memory) if (memory := resources.get("memory")) else None,

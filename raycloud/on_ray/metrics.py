@@ -7,12 +7,13 @@ from threading import Event as ThreadEvent
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Self
 
+from raycloud.events import Printed
 from raycloud.report.exported import MEASURES, TAGS, values
 from raycloud.report.tally import Tally
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-    from raycloud.events import Event
+    from raycloud.events import Observed
     from raycloud.report.standing import Identity
     from raycloud.spec.job import Job
 
@@ -32,7 +33,7 @@ class Gauges:
     """
 
     def __init__(
-        self, job: Job, identity: Identity, clock: Clock, observer: Callable[[Event], None]
+        self, job: Job, identity: Identity, clock: Clock, observer: Callable[[Observed], None]
     ) -> None:
         """Ray is attached by now; nothing is set before this is entered."""
         from ray.util.metrics import Gauge
@@ -64,9 +65,11 @@ class Gauges:
         self._over.set()
         self._thread.join()
 
-    def see(self, event: Event) -> None:
+    def see(self, event: Observed) -> None:
         """Take in what happened."""
         self._observer(event)
+        if isinstance(event, Printed):
+            return
         with self._turn:
             self._tally.add(self._clock.unix_s(), event)
 

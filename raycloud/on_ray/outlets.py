@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from raycloud import __version__
-from raycloud.events import DataPrepared, Event, Noticed, PartWritten, RolledBack
+from raycloud.events import DataPrepared, Event, Noticed, PartWritten, Printed, RolledBack
 from raycloud.redact import redacted
 from raycloud.report.data import brief
 from raycloud.report.journals import Journals
 from raycloud.report.tracking import Trackers
+from raycloud.training.journal import PRINTED
 
 if TYPE_CHECKING:
     from raycloud.on_ray.session import Session
@@ -29,7 +31,7 @@ class Outlets:
 
     def __init__(self, session: Session) -> None:
         """Nothing is written, and nobody told, yet."""
-        folder = session.directory.path
+        folder, self._observer = session.directory.path, session.observer
         self._journals: Journals | None = Journals(folder / "logs")
         self._trackers: Trackers | None = Trackers(session.job, folder, version=__version__)
         self._trouble: list[Noticed] = []
@@ -43,6 +45,7 @@ class Outlets:
         """Write what members' logs say; returns what went wrong since the last call."""
         try:
             for one in lines:
+                self._show(one)
                 if self._journals is not None:
                     self._journals.write(one.member, one.lines)
         except OSError as error:  # a full disk: what the run needs to go on is not written here
@@ -56,6 +59,12 @@ class Outlets:
             self._failed("trackers are told nothing more", error)
         found, self._trouble = self._trouble, []
         return found
+
+    def _show(self, lines: Lines) -> None:
+        """Tell whoever watches what was printed; nothing else is done with it."""
+        for record in map(json.loads, lines.lines):
+            if record["logger"] == PRINTED:
+                self._observer(Printed(member=lines.member, text=record["message"]))
 
     def close(self, status: str, *, at_once: bool = False) -> list[Noticed]:
         """Tell trackers how the run ended, and wait a little for them."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from raycloud.events import Event, Noticed
+from raycloud.events import Noticed, Observed
 from raycloud.report.card import Identity, carded
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.spec import Job
 
-    Observer = Callable[[Event], None]
+    Observer = Callable[[Observed], None]
 
 WORD = "raycloud."  # what begins the names of our metadata
 ASKED = "raycloud.asks"  # a job that asks something of a run carries this, and is no run itself
@@ -109,7 +109,7 @@ def logged(
         whose = Identity(run=registration.run, directory=registration.directory)
         with carded(job, clock, log.card, note=log.note, identity=whose) as see:
 
-            def both(event: Event) -> None:
+            def both(event: Observed) -> None:
                 observer(event)
                 see(event)
 

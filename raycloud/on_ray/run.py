@@ -28,7 +28,7 @@ from raycloud.spec.rundir import NothingSavedError
 from raycloud.spec.secrets import filled, secrets_of
 
 if TYPE_CHECKING:
-    from raycloud.events import Event
+    from raycloud.events import Event, Observed
     from raycloud.planning.plan import Plan
 
 
@@ -93,7 +93,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
     run_dir: str | Path | None = None,
     address: str | None = None,
     resume: bool | Resume = False,
-    observer: Callable[[Event], None] | None = None,
+    observer: Callable[[Observed], None] | None = None,
     stop: StopSwitch | None = None,
     started_s: float | None = None,
 ) -> Run:
@@ -193,8 +193,8 @@ def _attached(job: Job, address: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _registered(
-    job: Job, directory: RunDirectory, address: str | None, observer: Callable[[Event], None]
-) -> Iterator[Callable[[Event], None]]:
+    job: Job, directory: RunDirectory, address: str | None, observer: Callable[[Observed], None]
+) -> Iterator[Callable[[Observed], None]]:
     """Attach to Ray; on a cluster, so that the run is found there and can be followed.
 
     Yields:
@@ -231,7 +231,10 @@ def imported(job: Job) -> Iterator[Callable[[], Any]]:
     def work() -> None:
         try:
             tasks = importlib.import_module("raycloud.on_ray.tasks")
-            found.append(tasks.resolve(job))
+            contract = importlib.import_module("raycloud.training.contract")
+            kind = tasks.resolve(job)
+            contract.check_settings(kind, job)
+            found.append(kind)
             importlib.import_module("raycloud.training.member")
         except BaseException as error:  # noqa: BLE001 - raised again where it is asked for
             found.append(error)

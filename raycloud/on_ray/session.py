@@ -12,7 +12,7 @@ from raycloud.spec.rundir import NothingSavedError
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-    from raycloud.events import Event
+    from raycloud.events import Observed
     from raycloud.on_ray.run import StopSwitch
     from raycloud.on_ray.takeover import Takeover
     from raycloud.on_ray.tenure import Tenure
@@ -39,7 +39,7 @@ class Session:
     resume: bool
     clock: Clock
     began_s: float
-    observer: Callable[[Event], None]
+    observer: Callable[[Observed], None]
     stop: StopSwitch | None
     only_steps: int | None = None
     asked: Job | None = None

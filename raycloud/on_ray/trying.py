@@ -26,7 +26,7 @@ from raycloud.spec.rundir import RUNS
 from raycloud.spec.secrets import place_of
 
 if TYPE_CHECKING:
-    from raycloud.events import Event
+    from raycloud.events import Observed
 
 STEPS = 2
 
@@ -36,7 +36,7 @@ def try_out(
     *,
     run_dir: Path | None = None,
     address: str | None = None,
-    observer: Callable[[Event], None] | None = None,
+    observer: Callable[[Observed], None] | None = None,
     stop: StopSwitch | None = None,
     started_s: float | None = None,
 ) -> Tried:

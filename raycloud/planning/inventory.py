@@ -25,6 +25,7 @@ class Node:
     Attributes:
         name: Unique in the inventory.
         address: Where other machines reach it.
+        host: What people call it; empty where that is not known.
         cpus: Logical CPUs; may be a fraction where the cluster hands out fractions.
         gpus: GPUs.
         memory_bytes: Memory; None where it is not known, which then limits nothing.
@@ -33,6 +34,7 @@ class Node:
 
     name: str
     address: str = ""
+    host: str = ""
     cpus: float = 1.0
     gpus: float = 0.0
     memory_bytes: int | None = None

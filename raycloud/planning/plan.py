@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -51,12 +52,16 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedMember:
-    """One member: where it is, its share, and the speed from which the share was fitted."""
+    """One member: where it is, its share, and the speed from which the share was fitted.
+
+    `node` is Ray's name of its machine, `host` what people call that; empty where it is not known.
+    """
 
     member: int
     node: str
     share: int
     speed: Speed
+    host: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,10 +103,11 @@ class Plan:
 
     def member_rows(self) -> list[dict[str, Any]]:
         """One row per member, for a table; seconds are those of computing one step."""
+        hosts = Counter(host for _, host in {(x.node, x.host) for x in self.members})
         return [
             {
                 "member": x.member,
-                "node": x.node,
+                "node": x.host if x.host and hosts[x.host] == 1 else f"{x.host} {x.node}".strip(),
                 "share": x.share,
                 "samples": x.share * self.global_batch // self.micro_batches,
                 "compute_s": x.speed.seconds(x.share),
@@ -187,10 +193,13 @@ def make(
     if len(speeds) != len(placed):
         raise ValueError(f"{len(placed)} members need as many speeds, or one: got {len(speeds)}")
     shares = _shares(job, speeds)
+    hosts = {node.name: node.host for node in inventory.nodes}
     return Plan(
         job=job.name,
         members=tuple(
-            PlannedMember(member=member, node=node, share=share, speed=speed)
+            PlannedMember(
+                member=member, node=node, share=share, speed=speed, host=hosts.get(node, "")
+            )
             for (member, node), share, speed in zip(placed.items(), shares, speeds, strict=True)
         ),
         micro_batches=job.micro_batches,

@@ -19,7 +19,7 @@ from raycloud.report.standing import FORMAT, Card, Identity, card_of
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-    from raycloud.events import Event
+    from raycloud.events import Observed
     from raycloud.report.tally import Tally
     from raycloud.spec.job import Job
 
@@ -69,7 +69,7 @@ def carded(
     *,
     note: Callable[[str], None] = lambda _: None,
     identity: Identity | None = None,
-) -> Iterator[Callable[[Event], None]]:
+) -> Iterator[Callable[[Observed], None]]:
     """An observer that makes cards of a run's events, one every 5 s at most, and a last one.
 
     Args:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from raycloud.events import DataPrepared
+from raycloud.events import DataPrepared, MemberFailed, Printed
 from raycloud.order import Steps
 from raycloud.report.progress import note
 from raycloud.report.tally import Tally
+from raycloud.report.told import brief
+
+_MOST_PRINTED = 1000  # lines that are remembered
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-    from raycloud.events import Event
+    from raycloud.events import Observed
     from raycloud.spec.job import Job
 
 
@@ -44,15 +47,18 @@ class Follower:
         self._tally = Tally()
         self._drawn_s: float | None = None
         self._drawn_steps = 0
-        self._prepared: set[tuple[str, int]] = set()
+        self._told: set[tuple[object, ...]] = set()
+        self._printed: dict[str, dict[int, int]] = {}  # how often by whom; the newest lines last
 
-    def see(self, event: Event) -> None:
+    def see(self, event: Observed) -> None:
         """Take in what happened."""
         now_s = self._clock.monotonic_s()
-        self._tally.add(now_s, event)
         text = note(event)
         if text is not None and not self._known(event):
             self._say(text)
+        if isinstance(event, Printed):
+            return
+        self._tally.add(now_s, event)
         early = self._drawn_s is not None and now_s - self._drawn_s < self._every_s
         first_step = self._tally.steps > 0 and self._drawn_steps == 0
         if (not early or first_step) and (self._new_steps or not self._only_steps):
@@ -63,14 +69,29 @@ class Follower:
         if self._new_steps or always:
             self._show(self._clock.monotonic_s())
 
-    def _known(self, event: Event) -> bool:
-        """Every member tells how the data was prepared; one of them is enough."""
-        if not isinstance(event, DataPrepared):
-            return False
-        told = (event.split, event.version)
-        known = told in self._prepared
-        self._prepared.add(told)
+    def _known(self, event: Observed) -> bool:
+        """Members tell the same of the data, print the same, and fail alike: one is enough."""
+        match event:
+            case DataPrepared():
+                told: tuple[object, ...] = event.split, event.version
+            case MemberFailed():
+                told = event.error, brief(event.message)
+            case Printed():
+                return not self._first_to_print(event)
+            case _:
+                return False
+        known = told in self._told
+        self._told.add(told)
         return known
+
+    def _first_to_print(self, event: Printed) -> bool:
+        """Whether no member has printed this line as often as this one has now."""
+        counts = self._printed.pop(event.text, {})
+        most, own = max(counts.values(), default=0), counts.get(event.member, 0) + 1
+        self._printed[event.text] = counts | {event.member: own}
+        if len(self._printed) > _MOST_PRINTED:
+            del self._printed[next(iter(self._printed))]
+        return own > most
 
     @property
     def _new_steps(self) -> bool:

@@ -10,13 +10,14 @@ from raycloud.events import (
     DataPrepared,
     DataPreparing,
     Evaluated,
-    Event,
     ExchangeBroken,
     GenerationFormed,
     MemberFailed,
     MemberLeaving,
     MemberLost,
     Noticed,
+    Observed,
+    Printed,
     Recovered,
     RolledBack,
     RunStarted,
@@ -26,6 +27,7 @@ from raycloud.events import (
 from raycloud.report.data import prepared_text
 from raycloud.report.figures import byte_count, duration, figure, printable_line
 from raycloud.report.standing import card_of
+from raycloud.report.told import brief
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -67,7 +69,7 @@ def card_renderable(card: Card) -> Text:
     return line
 
 
-def note(event: Event) -> str | None:
+def note(event: Observed) -> str | None:
     """The line that stays on the screen after an event, for the events that deserve one."""
     text = ""
     match event:
@@ -92,13 +94,19 @@ def note(event: Event) -> str | None:
             text = f"held out after step {event.step}: {metrics_text(event.metrics)}"
         case StopRequested():
             text = f"stopping after a checkpoint: {event.reason}"
-        case Noticed():
-            who = "" if event.member is None else f"member {event.member}: "
-            detail = ", ".join(f"{name} {value}" for name, value in event.detail.items())
-            text = f"note: {who}{event.what}" + (f" ({detail})" if detail else "")
+        case Noticed() | Printed():
+            text = _said(event)
         case _:
             return None
     return printable_line(text)
+
+
+def _said(event: Noticed | Printed) -> str:
+    if isinstance(event, Printed):
+        return f"member {event.member} prints: {event.text}"
+    who = "" if event.member is None else f"member {event.member}: "
+    detail = ", ".join(f"{name} {value}" for name, value in event.detail.items())
+    return f"note: {who}{event.what}" + (f" ({detail})" if detail else "")
 
 
 def _again(event: RolledBack | Recovered) -> str:
@@ -123,7 +131,7 @@ def _trouble(
         case StepNotFinite():
             return f"member {event.member} is to go back: {event.why}"
         case MemberFailed():
-            return f"member {event.member} failed: {event.error}: {event.message}"
+            return f"member {event.member} failed: {event.error}: {brief(event.message)}"
 
 
 def metrics_text(metrics: Mapping[str, float] | Mapping[str, float | None]) -> str:

@@ -11,7 +11,7 @@ from raycloud.report.progress import progress_renderable, progress_text
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-    from raycloud.events import Event
+    from raycloud.events import Observed
     from raycloud.spec.job import Job
 
 _REDRAW_S = 0.2
@@ -21,7 +21,7 @@ _PLAIN_LINE_S = 5.0
 @contextmanager
 def shown_plainly(
     job: Job, clock: Clock, say: Callable[[str], None]
-) -> Iterator[Callable[[Event], None]]:
+) -> Iterator[Callable[[Observed], None]]:
     """As lines that stay, one every 5 s; `say` prints a line."""
     follower = Follower(
         job,
@@ -38,7 +38,7 @@ def shown_plainly(
 
 
 @contextmanager
-def shown_live(job: Job, clock: Clock) -> Iterator[Callable[[Event], None]]:
+def shown_live(job: Job, clock: Clock) -> Iterator[Callable[[Observed], None]]:
     """As a line that changes, on the terminal behind stderr, and notes above it."""
     from rich.console import Console  # noqa: PLC0415 - only a terminal needs it
     from rich.live import Live  # noqa: PLC0415

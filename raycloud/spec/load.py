@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -121,20 +122,22 @@ def _job(
     file = expanded(reference.file)
     file = (Path.cwd() if directory is None else directory.absolute()) / file
     if check_files and not _is_file(file):
-        raise refusal([_no_task_file(job.task, file)], where)
+        raise refusal([_no_task_file(job.task, file, directory)], where)
     return job.model_copy(update={"task": f"{file}:{reference.qualname}"})
 
 
-def _no_task_file(task: str, file: Path) -> Mistake:
+def _no_task_file(task: str, file: Path, directory: Path | None) -> Mistake:
+    hint = "a relative file starts at the directory of the job file"
+    if directory is not None and (directory / "events.jsonl").is_file():
+        hint = "if the project has moved, name its job file: "
+        hint += f"raycloud train JOB --resume --run-dir {shlex.quote(str(directory))}"
     near = difflib.get_close_matches(file.name, [p.name for p in file.parent.glob("*.py")], n=1)
     qualname = task.rpartition(":")[2]
     return Mistake(
         field="task",
         value=task,
         problem=f"no file {file.name} in {file.parent}",
-        hint=f"did you mean {near[0]}:{qualname}?"
-        if near
-        else "a relative file starts at the directory of the job file",
+        hint=f"did you mean {near[0]}:{qualname}?" if near else hint,
     )
 
 
@@ -149,6 +152,14 @@ def _text(path: Path) -> str:
     def refused(problem: str, hint: str) -> SpecError:
         return refusal([Mistake(field=_FILE, value=str(path), problem=problem, hint=hint)])
 
+    if path.suffix == ".py":
+        beside = path.with_suffix(".yaml")
+        raise refused(
+            "is a Python file, not a job file",
+            f"did you mean {beside}?"
+            if beside.is_file()
+            else f"write a job file in YAML, with `task: {path.name}:CLASS` and `steps: 1000`",
+        )
     try:
         with path.open("rb") as file:
             raw = file.read(LARGEST_FILE_BYTES + 1)

@@ -209,7 +209,8 @@ def _existing(run_dir: str | Path | None, name: str, root: Path) -> RunDirectory
     latest = _latest(name, root)
     suggestion = f"go on with {_command(latest)}" if latest else "leave out --resume to start one"
     if run_dir is None:
-        raise RunDirectoryError("--resume does not say which run", hint=suggestion)
+        hint = suggestion if latest else f"name its directory: --run-dir DIR; or {suggestion}"
+        raise RunDirectoryError("--resume does not say which run", hint=hint)
     run = RunDirectory(Path(run_dir))
     if not run.path.exists():
         raise RunDirectoryError(f"no run to resume: {run.path} does not exist", hint=suggestion)

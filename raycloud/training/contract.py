@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from typing import TYPE_CHECKING
 
-from raycloud.errors import DataError, RaycloudError, TaskError
+from raycloud.errors import DataError, RaycloudError, SpecError, TaskError
 from raycloud.order import Steps
+from raycloud.spec.mistakes import NOT_SET, Mistake, refusal
 
 if TYPE_CHECKING:
     from raycloud.spec import Job
     from raycloud.task import Task
+
+
+_BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class RaisedError(TaskError):
@@ -25,6 +31,36 @@ def raised(what: str, error: BaseException) -> TaskError:
     kind = RaisedError if isinstance(error, Exception) else TaskError
     text = str(error)
     return kind(f"{what} raised {type(error).__name__}" + (f": {text}" if text else ""))
+
+
+def check_settings(kind: type[Task], job: Job) -> None:
+    """Refuse settings that the task's constructor does not take, or lacks, before anything starts.
+
+    Raises:
+        SpecError: Names the setting, and the one that was probably meant.
+    """
+    try:
+        parameters = inspect.signature(kind).parameters.values()
+    except (TypeError, ValueError):  # a constructor that Python cannot look into
+        return
+    known = [p.name for p in parameters if p.kind in _BY_NAME]
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    where = f"{kind.__qualname__}.__init__"
+    for name in () if takes_all else sorted(job.settings.keys() - set(known)):
+        near = difflib.get_close_matches(name, known, n=1)
+        listed = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
+        hint = f"did you mean {near[0]}?" if near else listed
+        raise SpecError(f"settings.{name}", job.settings[name], f"{where} has none", hint=hint)
+    lacking = [p.name for p in parameters if p.kind in _BY_NAME and p.default is p.empty]
+    for name in sorted(set(lacking) - job.settings.keys()):
+        hint = f"give it in the job file, or with --set settings.{name}=VALUE"
+        raise refusal(
+            [
+                Mistake(
+                    field=f"settings.{name}", value=NOT_SET, problem=f"{where} needs it", hint=hint
+                )
+            ]
+        )
 
 
 def construct(kind: type[Task], job: Job) -> Task:

@@ -1,4 +1,4 @@
-"""What a member's `logging` says, from INFO up: taken in as lines, for the run directory.
+"""What a member's `logging` says, from INFO up, and what it prints: lines for the run directory.
 
 Lines leave the member with its events, so that nothing is written on the node it runs on.
 """
@@ -12,7 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from raycloud.redact import redact_text
 
@@ -34,6 +34,9 @@ class Lines:
 
     member: int
     lines: tuple[str, ...]
+
+
+PRINTED = "print"  # the logger's name in lines that were printed
 
 
 class Journal(logging.Handler):
@@ -80,6 +83,13 @@ class Journal(logging.Handler):
         with self._guard:
             self._lines.append(line)
 
+    def hear(self, stream: TextIO) -> TextIO:
+        """A stream in the place of this one, whose whole lines are taken in as well."""
+        return cast("TextIO", _Heard(stream, self._printed))
+
+    def _printed(self, text: str) -> None:
+        self.emit(logging.LogRecord(PRINTED, logging.INFO, "", 0, "%s", (text,), None))
+
     def fetch(self) -> list[Lines]:
         """What came since the last call."""
         with self._guard:
@@ -90,6 +100,13 @@ class Journal(logging.Handler):
             found = tuple(self._lines)
             self._lines.clear()
         return [Lines(member=self.member, lines=found)] if found else []
+
+    def _now(self) -> int | None:
+        """The step; None also while the member that knows it is being made."""
+        try:
+            return self._step()
+        except AttributeError:
+            return None
 
     def _has_room(self) -> bool:
         now_s = self._clock.monotonic_s()
@@ -107,9 +124,34 @@ class Journal(logging.Handler):
             "level": level,
             "logger": redact_text(logger),
             "message": _cut(message),
-            "step": self._step(),
+            "step": self._now(),
         }
         return json.dumps(record, separators=(",", ":"))
+
+
+class _Heard:
+    """A text stream that hands on what is written to it, and tells of its lines.
+
+    Args:
+        stream: Gets everything.
+        tell: Called with each whole line that is not empty.
+    """
+
+    def __init__(self, stream: TextIO, tell: Callable[[str], None]) -> None:
+        self._stream, self._tell, self._begun = stream, tell, ""
+
+    def write(self, text: str) -> int:
+        """Hand it on; of a line written over, as by progress bars, the last text is told."""
+        written = self._stream.write(text)
+        *lines, self._begun = (self._begun + text).split("\n")
+        self._begun = self._begun.rpartition("\r")[2][-_MOST_LOOKED_INTO:]
+        for line in lines:
+            if shown := line.rstrip("\r").rpartition("\r")[2].rstrip():
+                self._tell(shown)
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _cut(message: str) -> str:

@@ -196,7 +196,8 @@ def test_no_such_way_to_resume(fake: Fake, job_file: str) -> None:
 
 def test_nothing_to_train(fake: Fake, tmp_path: Path) -> None:
     assert call("train").exit_code == 2
-    assert "give a job file" in call("train", "--resume").stderr
+    assert "give a job file" in call("train").stderr
+    assert "--run-dir DIR" in call("train", "--resume").stderr
     result = call("train", "--resume", "--run-dir", str(tmp_path))
     assert result.exit_code == 2
     assert result.stderr == (

@@ -57,3 +57,26 @@ def test_other_faults_are_not_the_machines(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(ray, "init", wrong)
     with patch.dict(os.environ), pytest.raises(KeyError), attached(job(), None):
         pass
+
+
+def test_a_folder_too_long_for_sockets_is_refused_before_ray_starts() -> None:
+    for name, other in (("RAY_TMPDIR", "TMPDIR"), ("TMPDIR", "RAY_TMPDIR")):
+        with patch.dict(os.environ, {name: "/tmp/" + 95 * "x"}):
+            os.environ.pop(other, None)
+            with (
+                pytest.raises(MachineError, match=f"^{name} = .* is too long") as caught,
+                attached(job(), None),
+            ):
+                pass
+            assert "at most 39 bytes" in caught.value.hint
+
+
+@pytest.mark.parametrize(("variable", "hint"), [(True, "unset RAY_ADDRESS"), (False, "--address")])
+def test_a_cluster_that_does_not_answer_is_named_as_it_was_given(variable: bool, hint: str) -> None:
+    address = "127.0.0.1:9"
+    with (
+        patch.dict(os.environ, {"RAY_ADDRESS": address if variable else "127.0.0.1:8"}),
+        pytest.raises(MachineError, match="no Ray cluster answers") as caught,
+    ):
+        attached(job(), address).__enter__()
+    assert hint in caught.value.hint

@@ -37,7 +37,8 @@ GOLDEN = """\
         "fixed_s": 0.25,
         "micro_batch_s": 0.25,
         "max_micro_batches": null
-      }
+      },
+      "host": ""
     },
     {
       "member": 1,
@@ -47,7 +48,8 @@ GOLDEN = """\
         "fixed_s": 0.5,
         "micro_batch_s": 0.5,
         "max_micro_batches": 4
-      }
+      },
+      "host": ""
     }
   ],
   "micro_batches": 8,
@@ -101,6 +103,9 @@ def test_the_file_is_as_it_always_was() -> None:
 
 def test_a_written_plan_reads_back_the_same() -> None:
     assert from_json(GOLDEN) == golden_plan()
+    before = GOLDEN.replace(',\n      "host": ""', "")
+    assert before != GOLDEN
+    assert from_json(before) == golden_plan()
 
 
 def test_same_input_same_plan() -> None:

@@ -21,12 +21,15 @@ from raycloud.events import (
     MemberSpawned,
     Noticed,
     PartWritten,
+    Printed,
     Recovered,
     RunStarted,
     StepsCommitted,
     StopRequested,
 )
 from raycloud.planning import Plan, PlannedMember, Prediction, Speed
+from raycloud.planning.inventory import Inventory, Node
+from raycloud.planning.plan import Profile, from_json, make
 from raycloud.report.figures import byte_count, duration, figure, printable, sparkline
 from raycloud.report.follow import Follower, total_steps
 from raycloud.report.notebook import summary_html
@@ -94,6 +97,9 @@ sample
 next
   raycloud report 'runs/my gpt'
   tensorboard --logdir 'runs/my gpt'"""
+
+
+TRACE = 'Traceback (most recent call last):\n  File "task.py", line 7, in loss\n    1 / 0\n'
 
 
 def commit(member: int, first: int, last: int) -> StepsCommitted:
@@ -235,6 +241,11 @@ def test_progress_while_training() -> None:
             "member 1 failed: TaskError: loss() raised",
         ),
         (
+            MemberFailed(member=1, error="TaskError", message=f"loss() raised\n{TRACE}"),
+            "member 1 failed: TaskError: loss() raised at task.py:7 in loss: 1 / 0",
+        ),
+        (Printed(member=1, text="rows: 3\x1b[2J"), "member 1 prints: rows: 3?[2J"),
+        (
             CheckpointPublished(step=4, path="x", state_bytes=2000, write_s=1.0),
             "checkpoint of step 4 (2.0 kB)",
         ),
@@ -259,6 +270,29 @@ def test_notes(event: Event, text: str | None) -> None:
 def job(steps: int | None = 30, epochs: int | None = None) -> Job:
     values = {"task": "pkg.mod:Task", "steps": steps, "epochs": epochs}
     return Job.model_validate({**values, "global_batch": 8, "micro_batch": 4})
+
+
+def test_what_several_members_say_alike_is_shown_once() -> None:
+    said: list[str] = []
+    follower = Follower(
+        job(),
+        VirtualClock(),
+        say=said.append,
+        draw=lambda tally, total: None,
+        every_s=5.0,
+        only_steps=True,
+    )
+    for member, text in [(0, "a"), (1, "a"), (1, "b"), (1, "a"), (0, "a"), (0, "b"), (0, "a")]:
+        follower.see(Printed(member=member, text=text))
+    for member in (0, 1):
+        follower.see(MemberFailed(member=member, error="TaskError", message=f"oh\n{TRACE}"))
+    assert said == [
+        "member 0 prints: a",
+        "member 1 prints: b",
+        "member 1 prints: a",
+        "member 0 prints: a",
+        "member 0 failed: TaskError: oh at task.py:7 in loss: 1 / 0",
+    ]
 
 
 def followed(*, only_steps: bool) -> list[str]:
@@ -333,6 +367,18 @@ def test_plan_in_plain() -> None:
         "       1  here      1        4       0.25",
     ]
     assert any(line.split()[:2] == ["exchange_s", "-"] for line in lines)
+
+
+def test_a_plan_names_machines_as_people_do() -> None:
+    speed = Speed(fixed_s=0.0, micro_batch_s=0.25)
+    nodes = [Node(name=name, host=host) for name, host in (("a1", "x"), ("b2", "x"), ("c3", "y"))]
+    made = make(
+        Job(task="m:T", steps=1, global_batch=3, micro_batch=1, elastic={"max_workers": 3}),
+        Inventory(nodes=tuple(nodes)),
+        Profile(samples=9, parameters=1, gradient_bytes=4, state_bytes=4, speeds=(speed,)),
+    )
+    assert [row["node"] for row in made.member_rows()] == ["x a1", "x b2", "y"]
+    assert from_json(made.to_json()) == made
 
 
 def test_figures() -> None:

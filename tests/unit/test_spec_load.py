@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raycloud.errors import SpecError
 from raycloud.spec import Job, dump_job, job_from_mapping, load_job
 from raycloud.spec.yaml_text import YamlRefusedError, parse, write
 
@@ -206,3 +207,23 @@ def test_a_written_job_is_a_file_that_loads(job_file: Path) -> None:
     copy.write_text(dump_job(job), encoding="utf-8")
     assert load_job(copy) == job.resolved()
     assert load_job(copy).settings == {"rate": 0.001, "word": "1e-3"}
+
+
+def test_a_task_in_the_place_of_a_job_file(tmp_path: Path) -> None:
+    task = tmp_path / "line.py"
+    task.write_text("class Line: ...")
+    with pytest.raises(SpecError, match="is a Python file, not a job file") as caught:
+        load_job(task)
+    assert "`task: line.py:CLASS`" in caught.value.hint
+    (tmp_path / "line.yaml").write_text("task: line.py:Line")
+    with pytest.raises(SpecError, match="is a Python file") as caught:
+        load_job(task)
+    assert caught.value.hint == f"did you mean {tmp_path}/line.yaml?"
+
+
+def test_a_project_that_has_moved_is_told_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("task: /nowhere/line.py:Line\nsteps: 1\n")
+    (tmp_path / "events.jsonl").touch()
+    with pytest.raises(SpecError, match=r"no file line\.py in /nowhere") as caught:
+        load_job(tmp_path / "job.yaml")
+    assert caught.value.hint.endswith(f"raycloud train JOB --resume --run-dir {tmp_path}")

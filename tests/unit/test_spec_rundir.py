@@ -179,7 +179,7 @@ def missing_beside_runs(runs: Path) -> Path:
             lambda _: None,
             True,
             "--resume does not say which run",
-            "leave out --resume to start one",
+            "name its directory: --run-dir DIR; or leave out --resume to start one",
         ),
     ],
 )

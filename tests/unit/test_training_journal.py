@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 from collections.abc import Iterator
@@ -128,3 +129,18 @@ def test_files_go_on_and_are_put_aside_when_they_have_grown(tmp_path: Path) -> N
     assert len(aside.read_text().splitlines()) == 3
     again.write(4, [line])
     assert len(path.read_text().splitlines()) == 1
+
+
+def test_what_is_printed_is_taken_in_line_by_line_and_handed_on(listening: Journal) -> None:
+    behind = io.StringIO()
+    stream = listening.hear(behind)
+    print("rows:", 3, file=stream)
+    print("half", end="", file=stream)
+    print(" a line, token=hunter2", file=stream)
+    stream.write("\r 10%\r 20%\n\n")
+    stream.flush()
+    found = records(listening.fetch())
+    assert [r["message"] for r in found] == ["rows: 3", "half a line, token=[redacted]", " 20%"]
+    assert {(r["logger"], r["level"], r["step"]) for r in found} == {("print", "INFO", 7)}
+    assert "half a line, token=hunter2" in behind.getvalue()
+    assert not stream.isatty()
