@@ -49,8 +49,8 @@ class Poisoned(NetTask):
     Args:
         bad: Their ids.
         how: `loss`, `backward` (half of the gradients are there then), `batch`, `nan`, `hidden` (a
-            loss that is not finite, with gradients that are), or `memory` (there is only enough for
-            `most` samples at once).
+            loss that is not finite, with gradients that are), `data` (a value of the sample is not
+            finite), or `memory` (there is only enough for `most` samples at once).
         times: So often only; None: each time.
         most: See `how`.
     """
@@ -71,7 +71,7 @@ class Poisoned(NetTask):
     def data(self, path: str | None) -> Splits:
         rows = list(super().data(path).train)  # type: ignore[call-overload]
         for i in self.bad:
-            rows[i][0][1] = _MARK
+            rows[i][0][1] = float("nan") if self.how == "data" else _MARK
         return Splits(train=rows)
 
     def batch(self, samples: Sequence[Any], rng: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -108,6 +108,18 @@ def concatenate(batches: list[Any]) -> Any:
             return None
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     return None
+
+
+def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a batch, also those in lists, tuples and mappings."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for part in batch.values():
+            yield from tensors_in(part)
+    elif isinstance(batch, (list, tuple)):
+        for part in batch:
+            yield from tensors_in(part)
 
 
 def _map(value: Any, change: Any) -> Any:

@@ -218,7 +218,7 @@ class Loop:
             compute_s=clock.monotonic_s() - began_s - self._lane_s - work.idle_s,
             data_s=self._feed.waited_s - waited_s,
         )
-        found = find_outcome(parts.replica, work.span, sums.weight, others)
+        found = find_outcome(parts.replica, work, sums.weight, others, parts.collate)
         follows = parts.replica.following is not None
         found.take(parts.replica, work, tells=self.seat.rank == 0)
         self._sums, self.position = None, self._computed.after

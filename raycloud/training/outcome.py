@@ -13,20 +13,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from raycloud.errors import DivergedError, InternalError, TaskError
 from raycloud.order import ERROR, NAN, Skip
 from raycloud.sync.transport import Abandoned
 from raycloud.training.again import skipped
+from raycloud.training.device import tensors_in
 from raycloud.training.parts import Owed
 from raycloud.training.rollback import give_up
 
 if TYPE_CHECKING:
-    from raycloud.order import StepSpan
+    from raycloud.order import MicroBatch, StepSpan
     from raycloud.sync.gradients import Exchanged
     from raycloud.sync.lane import Lane
-    from raycloud.training.collate import StepWork
+    from raycloud.training.collate import Collate, StepWork
     from raycloud.training.replica import Replica
 
+_MOST_IDS = 16  # samples that are named
 _REMEDY = "lower the learning rate, set clip_norm, or start from an earlier checkpoint"
 
 
@@ -100,7 +104,9 @@ def all_hold(exchanged: Exchanged, others: Others) -> bool:
     return lack == 0.0
 
 
-def find_outcome(replica: Replica, span: StepSpan, weight: float, others: Others) -> Outcome:
+def find_outcome(
+    replica: Replica, work: StepWork, weight: float, others: Others, collate: Collate
+) -> Outcome:
     """Wait for the exchange of a step that all have computed, whose whole weight is `weight`.
 
     Raises:
@@ -109,7 +115,11 @@ def find_outcome(replica: Replica, span: StepSpan, weight: float, others: Others
         TaskError: More was skipped than the job allows.
         TransportError: The exchange broke, or was abandoned; what is computed is kept.
     """
-    exchanged = replica.collect(span.step, others.abandoned)
+    span = work.span
+    try:
+        exchanged = replica.collect(span.step, others.abandoned)
+    except DivergedError as error:  # on every member, since all have the same sum
+        raise _explained(error, work, others, collate) from None
     left_out: tuple[int, ...] = ()
     skips: tuple[Skip, ...] = ()
     why = not_finite = ""
@@ -140,6 +150,45 @@ def find_outcome(replica: Replica, span: StepSpan, weight: float, others: Others
         left_out=left_out,
         why=why,
     )
+
+
+def _explained(
+    error: DivergedError, work: StepWork, others: Others, collate: Collate
+) -> DivergedError:
+    """The error, with the samples that are to blame where the data is not finite.
+
+    Each member looks at its own micro-batches, and all are told of which.
+    """
+    every = work.span.micro_batches
+    flags = [0.0] * len(every)
+    for index in work.indices:
+        flags[index] = float(bool(_not_finite_ids(every[index], collate)))
+    found: list[int] = []
+    for index, flag in enumerate(others.lane.sum(flags, others.abandoned)):
+        if flag and len(found) < _MOST_IDS:
+            found += _not_finite_ids(every[index], collate)
+    if not found:
+        return error
+    named = ", ".join(map(str, found[:_MOST_IDS])) + (", ..." if len(found) > _MOST_IDS else "")
+    return DivergedError(
+        f"{error.message}: the data holds values that are not finite, in samples {named}",
+        hint="mend these samples, leave them out, or write errors.on_nan skip",
+    )
+
+
+def _not_finite_ids(one: MicroBatch, collate: Collate) -> list[int]:
+    """Its samples that have a value in the batch that is not finite; none where it has no batch."""
+    try:
+        batch = collate.one(one).batch
+    except TaskError:  # it is looked at after the fact, and the fact is what is told
+        return []
+    rows = torch.zeros(one.samples, dtype=torch.bool)
+    for tensor in tensors_in(batch):
+        if tensor.is_floating_point() or tensor.is_complex():
+            bad = ~tensor.isfinite()
+            per_sample = bad.dim() > 0 and len(bad) == one.samples
+            rows |= bad.reshape(one.samples, -1).any(1) if per_sample else bad.any()
+    return [number for number, row in zip(collate.ids(one), rows.tolist(), strict=True) if row]
 
 
 def _checked_loss(replica: Replica, step: int) -> float:

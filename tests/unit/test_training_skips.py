@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raycloud.errors import DivergedError, TaskError, TransportError
-from raycloud.order import MicroBatch, Position, Steps, StepSpan
+from raycloud.order import MicroBatch, Order, Position, Steps, StepSpan
 from raycloud.spec import Job
 from raycloud.training.regroup import adopt
 from tests.lockstep import difference, job, plain_loop
@@ -229,3 +229,36 @@ def test_what_is_skipped_is_part_of_the_state(tmp_path: Path) -> None:
     assert len(state.skips) == 5
     other.replica.state.load(state.tensors(), {**state.values(), "skips": []})
     assert other.replica.state.skips == ()
+
+
+@pytest.mark.parametrize("shares", SHARES, ids=str)
+def test_samples_that_are_not_finite_are_named_by_every_member(
+    tmp_path: Path, shares: tuple[int, ...]
+) -> None:
+    asked, bad = job(), (31, 32)
+    cut, order = (
+        Steps(samples=70, global_batch=16, micro_batch=2),
+        Order(samples=70, seed=asked.seed),
+    )
+    at = Position()
+    while True:
+        span = cut.span(0, at)
+        first = [int(i) for i in order.ids(span.epoch, span.start, span.stop) if i in bad]
+        if first:
+            break
+        at = cut.after(span)
+    made = [Looped(tmp_path, asked, Poisoned(bad=bad, how="data"), STEPS) for _ in shares]
+    told: list[DivergedError] = []
+
+    def run(one: Looped, gradients: Any, lane: Any) -> None:
+        with pytest.raises(DivergedError) as caught:
+            one.run(gradients, lane, shares)
+        told.append(caught.value)
+
+    with gloo_members(len(shares)) as gradients, gloo_members(len(shares)) as lanes:
+        several = zip(made, gradients, lanes, strict=True)
+        together(partial(run, one, g, lane) for one, g, lane in several)
+    named = f"the data holds values that are not finite, in samples {', '.join(map(str, first))}"
+    assert [error.message.endswith(named) for error in told] == [True] * len(shares)
+    assert {error.hint for error in told} == {told[0].hint}
+    assert "learning rate" not in told[0].hint
