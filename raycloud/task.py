@@ -141,11 +141,21 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """The loss of one batch: a scalar, the *mean* over the batch's weight (see `weight`)."""
+        """The loss of one batch: a scalar, the *mean* over the batch's weight (see `weight`).
+
+        It changes no parameter, and calls no `backward()`: both are refused. Buffers may change.
+        Those of BatchNorm stay exact; others are averaged over workers after each step, which the
+        run's log says. Buffers with `persistent=False` are no state: caches may grow in them.
+        """
 
     @abstractmethod
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """The optimizer of the model's parameters."""
+        """The optimizer of the model's parameters.
+
+        What else is to change once a step (a teacher that follows its student, an average of the
+        parameters, rows with a limited norm) does so in `optimizer.register_step_post_hook`: it is
+        called after each step, with the same model on every worker, and so stays exact.
+        """
 
     def scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:  # noqa: ARG002
         """A learning rate schedule over `steps` steps, stepped once per step; None: constant.
@@ -188,6 +198,9 @@ class Task(ABC):
 
     def metrics(self, model: nn.Module, batch: Batch, samples: int) -> Mapping[str, Metric]:
         """Measure one held-out batch; called without gradients, in `eval` mode.
+
+        Random numbers of torch are seeded by the batch. The model's buffers, gradients and all
+        random state are put back afterwards; a parameter that has another value then is refused.
 
         Returns:
             Mergeable metrics by name. The default is the weighted mean loss.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -76,11 +77,30 @@ class GradientExchange:
         self._astray: Callable[[], torch.Tensor | float] = lambda: 0.0
         self._late: Callable[[], bool] = lambda: False
         self._hears = False  # what the backward pass under way finishes is sent
+        self._refuses = False
         self._works: list[Work | None] = []
         self._next = 0
         self._broken: TransportError | None = None
         for parameter in self._place:
             parameter.register_post_accumulate_grad_hook(self._finished)
+
+    @contextmanager
+    def refused(self) -> Iterator[None]:
+        """Meanwhile no backward pass is the step's own: `TaskError` for its first gradient."""
+        self._refuses = True
+        try:
+            yield
+        finally:
+            self._refuses = False
+
+    def check_none(self) -> None:
+        """Before a backward pass that is the first.
+
+        Raises:
+            TaskError: A parameter has a gradient.
+        """
+        if (made := next((p for p in self._place if p.grad is not None), None)) is not None:
+            raise self._not_own(made)
 
     @property
     def gradient_bytes(self) -> int:
@@ -251,6 +271,8 @@ class GradientExchange:
 
     def _finished(self, parameter: nn.Parameter) -> None:
         """A backward pass has accumulated the gradient of `parameter`."""
+        if self._refuses:
+            raise self._not_own(parameter)
         if self._scale is None or not self._hears:
             return
         b, i = self._place[parameter]
@@ -264,6 +286,14 @@ class GradientExchange:
         bucket.missing.discard(i)
         while self._next < len(self.buckets) and not self.buckets[self._next].missing:
             self._send(self.buckets[self._next])
+
+    def _not_own(self, parameter: nn.Parameter) -> TaskError:
+        b, i = self._place[parameter]
+        return TaskError(
+            f"Task.loss made a gradient of {self.buckets[b].names[i]!r} itself, which would not be "
+            "weighted like that of the loss it returns",
+            hint="add the term to the loss, without backward(); or use torch.autograd.grad",
+        )
 
     def _fill(self, bucket: Bucket, i: int, scale: Callable[[], float]) -> None:
         """Put the scaled gradient of parameter `i` into its slot, unless it goes nowhere."""

@@ -11,12 +11,18 @@ import torch
 
 from raycloud.errors import RaycloudError, TaskError
 from raycloud.metrics import Metric, merge_all
+from raycloud.order import stream_seed
 from raycloud.training.contract import raised
 from raycloud.training.device import move
+from raycloud.training.mutation import preserved
+from raycloud.training.randomness import seed_compute
 
 if TYPE_CHECKING:
     from raycloud.spec import Job
     from raycloud.task import Samples, Task
+
+
+_EVALUATION_STREAM = 5
 
 
 def evaluate(  # the measured model and who measures which part of what
@@ -31,7 +37,8 @@ def evaluate(  # the measured model and who measures which part of what
     """Metrics of every `size`-th held-out batch, from batch `rank` on.
 
     Batches are cut by `job.evaluate.batch` alone, so that merged metrics do not depend on the
-    number of members.
+    number of members, and random numbers are seeded by batch. The model's state is as it was
+    afterwards.
 
     Raises:
         TaskError: The task's code raised.
@@ -45,11 +52,14 @@ def evaluate(  # the measured model and who measures which part of what
     parts = []
     model.eval()
     try:
-        for start in range(rank * cut, count, size * cut):
-            stop = min(start + cut, count)
-            batch = task.batch(read(start, stop), None)
-            with torch.no_grad(), _cast(job, device):
-                parts.append(_checked(task.metrics(model, move(batch, device), stop - start)))
+        with preserved(model, "measuring the held-out samples"):
+            for start in range(rank * cut, count, size * cut):
+                stop = min(start + cut, count)
+                seed_compute(stream_seed(job.seed, _EVALUATION_STREAM, start), device)
+                batch = task.batch(read(start, stop), None)
+                with torch.no_grad(), _cast(job, device):
+                    metrics = task.metrics(model, move(batch, device), stop - start)
+                parts.append(_checked(metrics))
     except RaycloudError:
         raise
     except BaseException as error:
@@ -81,7 +91,8 @@ def show(job: Job, task: Task, model: torch.nn.Module) -> str | None:
     """What `Task.sample` shows, or the error it raised: that does not spoil a finished run."""
     model.eval()
     try:
-        with torch.no_grad(), _cast(job, next(model.parameters()).device):
+        device = next(model.parameters()).device
+        with preserved(model, "Task.sample"), torch.no_grad(), _cast(job, device):
             return task.sample(model)
     except BaseException as error:  # noqa: BLE001 - the user's code, after the work is done
         return raised("Task.sample", error).message

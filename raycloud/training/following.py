@@ -38,6 +38,7 @@ class Sums:
         statistics: Those of the buffers that a forward pass changes.
         left_out: Indices of micro-batches that the others stand for.
         skips: What does not count, as the state keeps it.
+        averaged: Numbers of the buffers that `statistics` has beside running averages.
     """
 
     step: int
@@ -46,6 +47,7 @@ class Sums:
     statistics: tuple[torch.Tensor, ...]
     left_out: tuple[int, ...] = ()
     skips: tuple[Skip, ...] = ()
+    averaged: tuple[int, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -106,6 +108,7 @@ class Following:
                 count=count,
                 gradients=self._replica.gradients.sums(room),
                 statistics=self._replica.statistics.sums,
+                averaged=self._replica.statistics.averaged,
                 left_out=tuple(left_out),
                 skips=skips,
             )
@@ -194,7 +197,7 @@ class Following:
         replica, sums = self._replica, self._kept.popleft()
         if sums.gradients:
             replica.gradients.show(sums.gradients)
+            replica.statistics.replay(sums.statistics, sums.count, sums.left_out, sums.averaged)
             replica.update(sums.step)
-            replica.statistics.replay(sums.statistics, sums.count, sums.left_out)
             replica.gradients.clear()
         replica.state.skips += sums.skips

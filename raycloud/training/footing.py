@@ -172,6 +172,10 @@ class Footing:
             self._suspects.deal(ground.adopted)
         if self.loop is not None:
             self.loop.learn_loss(ground.loss)
+        statistics = parts.replica.statistics
+        if statistics.others:
+            changing = (*statistics.averaged, *statistics.begun)
+            parts.replica.average(talk.any_of(changing, statistics.others))
         return ground
 
     def _begin(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from raycloud.order import MicroBatch
     from raycloud.spec import Job
+    from raycloud.sync.gradients import GradientExchange
     from raycloud.task import Task
     from raycloud.training.collate import Collate, Pass
     from raycloud.training.statistics import RunningStatistics
@@ -38,6 +39,7 @@ class Forward:
         fuse: Micro-batches of a pass, at most.
         loss: Sum of weight * loss over the passes of the present step.
         at: The micro-batches of the pass under way.
+        gradients: Whose no backward pass but the step's own may make; None: nobody's.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Forward:
         self.fuse = self._largest_pass()
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.at: tuple[MicroBatch, ...] = ()
+        self.gradients: GradientExchange | None = None
 
     def all_but_last(
         self, todo: Todo, collate: Collate, count: int
@@ -84,20 +87,29 @@ class Forward:
                 call_backward(loss * one.weight)
             else:
                 last = (one, loss)
+        if todo.begun:
+            self._statistics.check_parameters()
         return last
 
     def try_out(self, one: Pass) -> None:
         """A pass of which nothing stays but gradients, and what is learned of the model."""
         self._statistics.begin_trial()
+
+        def again() -> torch.Tensor:
+            seed_compute(one.seed, self._device)
+            return self.plain(one, index=0, count=1)
+
         seed_compute(one.seed, self._device)
         before = random_state(self._device)
         loss = self.plain(one, index=0, count=1)
+        if self.gradients is not None:
+            self.gradients.check_none()
         if random_state(self._device) != before:
             self.fuse = 1
         call_backward(loss * one.weight)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._statistics.end_trial()
+        self._statistics.end_trial(loss, again)
         if self._statistics.changing:  # by each micro-batch: a fused pass would do it less often
             self.fuse = 1
 
@@ -122,8 +134,10 @@ class Forward:
         if fused and random_state(self._device) != before:
             self.fuse = 1
             return None
-        self._statistics.check()
-        return loss
+        stands = self._statistics.check(fused=fused)
+        if self._statistics.begun or not stands:
+            self.fuse = 1
+        return loss if stands else None
 
     def plain(self, one: Pass, *, index: int, count: int) -> torch.Tensor:
         """The loss of a pass, whatever that draws."""
@@ -134,7 +148,8 @@ class Forward:
         cast: Any = contextlib.nullcontext()
         if self._job.precision == "bf16":
             cast = torch.autocast(self._device.type, dtype=torch.bfloat16)
-        with cast:
+        own: Any = contextlib.nullcontext() if self.gradients is None else self.gradients.refused()
+        with cast, own:
             loss = call("loss", lambda: self._task.loss(self._model, batch))
         check_loss(loss)
         if single:

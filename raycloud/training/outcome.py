@@ -215,7 +215,8 @@ def _told(
 ) -> tuple[tuple[int, ...], float, float, bool]:
     """What all could not compute, the weight that is left, and the loss where it is not finite.
 
-    And whether one knows that the step is to be left out.
+    And whether one knows that the step is to be left out. What a member tells of buffers that began
+    to change is seen to.
     """
     kept, loss = replica.kept, replica.loss_sum()
     if kept is None:
@@ -224,8 +225,13 @@ def _told(
     for index in kept.skipped:
         own[index] = 1.0
     knows = float(replica.leaves_out(span.step))
-    told = [*own, kept.weight, 0.0 if math.isfinite(loss) else loss, knows]
+    buffers = [0.0] * replica.statistics.others
+    for number in replica.statistics.begun:
+        buffers[number] = 1.0
+    told = [*buffers, *own, kept.weight, 0.0 if math.isfinite(loss) else loss, knows]
     *flags, weight, loss, known = others.lane.sum(told, others.abandoned)
+    begun, flags = flags[: len(buffers)], flags[len(buffers) :]
+    replica.average(number for number, flag in enumerate(begun) if flag)
     return tuple(k for k, flag in enumerate(flags) if flag), weight, loss, known > 0.0
 
 

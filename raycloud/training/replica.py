@@ -16,7 +16,7 @@ computed then adds to what was.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +107,9 @@ class Replica:
         gradient_bytes = sum(p.numel() * p.element_size() for _, p in trained)
         self.gradients = GradientExchange(trained, bucket_bytes=job.bucket_bytes(gradient_bytes))
         self.statistics = RunningStatistics(self.model)
+        self.statistics.notice = lambda *told: self.notice(*told)  # noqa: PLW0108 - set later
         self.forward = Forward(job, task, self.model, self.statistics, device)
+        self.forward.gradients = self.gradients
         self._transport: Transport | None = None
         self._broken: TransportError | None = None
         self.pace = Pace(clock)
@@ -225,6 +227,12 @@ class Replica:
         self._told = True
         self._launch_last(None, scale, at_hand)
 
+    def average(self, buffers: Iterable[int]) -> None:
+        """Average these buffers too from now on; see `RunningStatistics.average`."""
+        self.statistics.average(buffers)
+        if self.statistics.changing:  # by each micro-batch: a fused pass would do it less often
+            self.fuse = 1
+
     def leaves_out(self, step: int) -> bool:
         """Whether a step is not to change anything, since the run has gone back because of it."""
         return self.errors.on_nan == "rollback" and step in self.state.left_out
@@ -259,6 +267,8 @@ class Replica:
     def _astray(self) -> torch.Tensor | float:
         """Not 0 where this member has something to tell before the step can be committed."""
         if self.kept is not None and self.kept.skipped and not self._told:
+            return 1.0
+        if self.statistics.begun:
             return 1.0
         return 0.0 if self.errors.on_nan == "stop" else ~self.forward.loss.isfinite()
 
@@ -302,8 +312,8 @@ class Replica:
         if self.following is not None:
             self.following.keep(step, count, left_out, skips)
             return
-        self.update(step)
         self.statistics.commit(count, left_out)
+        self.update(step)  # what a hook of the optimizer reads, or writes, is the step's result
         self.gradients.clear()
         self.state.skips += skips
 

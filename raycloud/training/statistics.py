@@ -10,13 +10,19 @@ over workers makes the whole, equal to what a single process would have computed
 `momentum=None` (cumulative average) after n updates: r_K = (n r_0 + sum_k stat_k) / (n + K).
 
 Other buffers that a forward pass changes have no rule that raycloud could know: each replica's
-value after its own micro-batches is averaged, weighted, and the run's log says so.
+value after its own micro-batches is averaged, weighted, and the run's log says so. Which these are
+a trial shows. One that begins to change in some later step joins them in that step: its member says
+that it has something to tell (`astray`), all average it from then on, and exchange the step anew.
+
+A buffer that is not persistent is no state. Where a trial shows that it carries nothing from pass
+to pass, or it gets another size (a cache of positions, a mask), each replica keeps its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +30,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from raycloud.errors import TaskError
 from raycloud.sync.transport import Transport, Work, finish
+from raycloud.training.mutation import Buffer, Parameters, buffers_of, equal
 
 
 @dataclass(eq=False)
@@ -40,42 +47,15 @@ class _Average:
     calls: int | None = None  # updates per micro-batch, the same in every one; None: not yet seen
 
 
-@dataclass(eq=False)
-class _Other:
-    """A buffer that is no running average. The model may change it in place, or put another there.
-
-    `seen` and `version` are the tensor, and its state, that are known.
-    """
-
-    name: str
-    module: nn.Module
-    key: str
-    seen: torch.Tensor
-    version: int
-
-    @property
-    def buffer(self) -> torch.Tensor:
-        """The tensor that is there now."""
-        return self.module.get_buffer(self.key)
-
-    @property
-    def changed(self) -> bool:
-        """Whether it is not as it was when it was last looked at."""
-        buffer = self.buffer
-        return buffer is not self.seen or buffer._version != self.version  # noqa: SLF001
-
-    def look(self) -> None:
-        """From now on it is as it should be."""
-        self.seen = self.buffer
-        self.version = self.seen._version  # noqa: SLF001 - torch offers no public name
-
-
 class RunningStatistics:
     """The changing buffers of a model as a part of a step's transaction.
 
     Order of calls, each step: `stage`; around each micro-batch `before` and `after`; `launch`;
     `collect`; then `commit` or `discard`. A step that has to wait for another generation is
     `suspend`ed, and later `resume`d with more micro-batches.
+
+    Attributes:
+        notice: Tells a person what is not exact, with details.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -106,16 +86,16 @@ class RunningStatistics:
                 )
             )
             known |= {id(mean), id(var), id(count)}
-        self._others = [
-            _other(model, name, buffer)
-            for name, buffer in model.named_buffers()
-            if id(buffer) not in known
-        ]
-        self._changing: list[_Other] = []
-        self._starts: list[torch.Tensor] = []
-        self._suspended: list[torch.Tensor] | None = None
+        self._others = [buffer for buffer in buffers_of(model) if id(buffer.seen) not in known]
+        self._changing: list[Buffer] = []  # averaged, in the order of `_others`
+        self._begun: list[Buffer] = []  # a pass has changed them, and not all members know it
+        self._watched = list(self._others)  # no pass is known to change them
+        self._model, self._parameters = model, Parameters(model)
+        self._tried = False  # values are compared in the first trial, versions in each
+        self._values: list[int] = []  # of the parameters, before it
         self._flats: list[torch.Tensor] = []
         self._works: list[Work | None] = []
+        self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
 
     @property
     def per_batch(self) -> bool:
@@ -124,19 +104,107 @@ class RunningStatistics:
 
     @property
     def changing(self) -> tuple[str, ...]:
-        """Names of other buffers that a trial pass changed."""
-        return tuple(other.name for other in self._changing)
+        """Names of other buffers that a pass has changed, and that are averaged."""
+        return tuple(other.name for other in (*self._changing, *self._begun))
+
+    @property
+    def others(self) -> int:
+        """How many buffers there are that are no running averages: the same on every member."""
+        return len(self._others)
+
+    @property
+    def begun(self) -> tuple[int, ...]:
+        """Numbers of those that began to change here, of which not all members know yet."""
+        return self._numbers(self._begun)
+
+    @property
+    def averaged(self) -> tuple[int, ...]:
+        """Numbers of those that are averaged; the same on every member, once they have met."""
+        return self._numbers(self._changing)
+
+    def average(self, numbers: Iterable[int]) -> None:
+        """From now on these are averaged, too; all members call this at the same place."""
+        wanted = {*numbers, *self.averaged}
+        if told := [other.name for i, other in enumerate(self._others) if other in self._begun]:
+            self.notice("buffers averaged over replicas from now on, not exact", {"buffers": told})
+        self._changing = [other for i, other in enumerate(self._others) if i in wanted]
+        self._begun = [other for other in self._begun if other not in self._changing]
+        self._watched = [other for other in self._watched if other not in self._changing]
 
     def begin_trial(self) -> None:
         """A pass without effect begins: any buffer may change."""
-        self._changing = list(self._others)
         self.stage()
+        if self._tried:
+            return
+        self._values = self._parameters.values()
+        for other in self._others:
+            other.look()
+            other.keep(whole=True)
 
-    def end_trial(self) -> None:
-        """Undo the pass, and remember which buffers it changed: every pass will change them."""
-        found = [other for other in self._others if other.changed]
+    def end_trial(self, loss: torch.Tensor, again: Callable[[], torch.Tensor]) -> None:
+        """Undo the pass, and remember which buffers it changed: every pass will change them.
+
+        Args:
+            loss: Its.
+            again: Computes the same pass once more: where the loss is another, or a buffer that
+                is not persistent is, that buffer carries something from pass to pass.
+
+        Raises:
+            TaskError: It changed a parameter, or the size of a buffer that belongs to the state.
+        """
+        self._parameters.check()
+        if self._tried:
+            found = [other for other in self._watched if other.changed]
+        else:
+            self._parameters.check_values(self._values)
+            self._check_new()
+            found = [other for other in self._watched if other.differs]
+        self._tried = True
+        for other in found:
+            if other.persistent and other.other_size:
+                raise other.resized()
+        state = [other for other in found if other.persistent]
+        caches = [other for other in found if not other.persistent]
+        if caches:
+            state += self._carrying(caches, loss, again)
+        self._watched = [other for other in self._watched if other not in found]
+        self._changing = [o for o in self._others if o in state or o in self._changing]
         self.discard()
-        self._changing = found
+        for other in self._others:
+            if other not in self._changing:
+                other.look()
+                other.keep()
+
+    def _carrying(
+        self, caches: list[Buffer], loss: torch.Tensor, again: Callable[[], torch.Tensor]
+    ) -> list[Buffer]:
+        """Those that carry something from pass to pass, and keep their size."""
+        ends = [None if (now := other.now) is None else now.detach().clone() for other in caches]
+        for other in self._others:
+            if other.persistent:
+                other.put_back()
+        same = torch.equal(again().detach(), loss.detach())
+        carrying = [
+            other
+            for other, end in zip(caches, ends, strict=True)
+            if not (same and equal(other.now, end))
+        ]
+        if sized := [other.name for other in carrying if other.other_size]:
+            self.notice("buffers that each replica keeps for itself, not exact", {"buffers": sized})
+        return [other for other in carrying if not other.other_size]
+
+    def _check_new(self) -> None:
+        """Refuse a buffer that belongs to the state, and that no fresh model has."""
+        names = {other.name for other in self._others}
+        averages = {id(a.module) for a in self._every}
+        for buffer in buffers_of(self._model):
+            known = buffer.name in names or id(buffer.module) in averages
+            if buffer.persistent and not known:
+                raise TaskError(
+                    f"a forward pass makes the buffer {buffer.name!r}, which the model does not "
+                    "have before: no checkpoint could be resumed",
+                    hint="register it in Task.model, with its size; or with persistent=False",
+                )
 
     def stage(self) -> None:
         """A step begins: remember where the averages stand."""
@@ -148,8 +216,17 @@ class RunningStatistics:
             a.start_count = int(count)
             a.sum_mean.zero_()
             a.sum_var.zero_()
-        self._starts = [other.buffer.clone() for other in self._changing]
-        self._suspended = None
+        for other in self._changing:
+            other.look()
+            other.keep(whole=True)
+            other.suspended = None
+        self._watch()
+        self._parameters.mark()
+
+    def _watch(self) -> None:
+        """What changes from now on is a forward pass's work."""
+        for other in self._watched:
+            other.look()
 
     def before(self) -> None:
         """A micro-batch begins: from zero, the averages end as this micro-batch's term alone."""
@@ -189,8 +266,8 @@ class RunningStatistics:
         """
         tensors = self.terms
         if self._changing:
-            part = scale() * weight
-            tensors += [other.buffer.to(torch.float64) * part for other in self._changing]
+            part = 1.0 if transport.size == 1 else scale() * weight
+            tensors += [other.term(part) for other in self._changing]
         self._flats, self._works = [], []
         for dtype in sorted({t.dtype for t in tensors}, key=str):
             flat = torch.cat([t.reshape(-1) for t in tensors if t.dtype == dtype])
@@ -210,15 +287,15 @@ class RunningStatistics:
 
     def suspend(self) -> None:
         """The step has to wait: the model's buffers are as before it, and its terms are kept."""
-        if self._suspended is None:
-            self._suspended = [other.buffer.clone() for other in self._changing]
-            self._bring_back()
+        for other in (*self._changing, *self._begun):
+            other.suspend()
+        self._bring_back()
 
     def resume(self) -> None:
         """The step goes on where it was suspended, if it was."""
-        suspended, self._suspended = self._suspended, None
-        for other, value in zip(self._changing, suspended or (), strict=False):
-            other.buffer.copy_(value)
+        for other in (*self._changing, *self._begun):
+            other.resume()
+        self._watch()
 
     def commit(self, count: int, left_out: Sequence[int] = ()) -> None:
         """The step counts: move the averages past its `count` micro-batches.
@@ -240,9 +317,7 @@ class RunningStatistics:
             torch.add(next(sums), a.start_var, alpha=keep, out=var)
             tracked.fill_(a.start_count + updates)
         for other in self._changing:
-            mean, buffer = next(sums), other.buffer
-            buffer.copy_(mean if buffer.is_floating_point() else mean.round())
-        self.settle()
+            other.take(next(sums))
 
     @property
     def sums(self) -> tuple[torch.Tensor, ...]:
@@ -250,19 +325,36 @@ class RunningStatistics:
         return tuple(flat.cpu() for flat in self._flats)
 
     def replay(
-        self, sums: Sequence[torch.Tensor], count: int, left_out: Sequence[int] = ()
+        self,
+        sums: Sequence[torch.Tensor],
+        count: int,
+        left_out: Sequence[int] = (),
+        averaged: Sequence[int] = (),
     ) -> None:
-        """`commit` such sums of an older step; those that are on their way are not disturbed."""
-        present = self._flats
-        self._flats = [a.to(b.device) for a, b in zip(sums, present, strict=True)]
+        """`commit` such sums of an older step; those that are on their way are not disturbed.
+
+        Args:
+            sums: What `collect` had brought.
+            count: Micro-batches of the step.
+            left_out: See `commit`.
+            averaged: What was `averaged` in it.
+        """
+        present = self._flats, self._changing
+        device = next(self._model.parameters()).device
+        self._flats = [flat.to(device) for flat in sums]
+        self._changing = [self._others[i] for i in averaged]
         self.stage()
         self.commit(count, left_out)
-        self._flats = present
+        self._flats, self._changing = present
 
     def discard(self) -> None:
         """The step does not count: back to where the averages stood."""
+        for other in (*self._changing, *self._begun):
+            other.put_back()
+            other.suspended = None
+        self._watched += self._begun
+        self._begun = []
         self._bring_back()
-        self._suspended = None
 
     def _bring_back(self) -> None:
         for a in self._averages:
@@ -270,22 +362,43 @@ class RunningStatistics:
             mean.copy_(a.start_mean)
             var.copy_(a.start_var)
             tracked.fill_(a.start_count)
-        for other, start in zip(self._changing, self._starts, strict=False):
-            other.buffer.copy_(start)
-        self.settle()
 
-    def check(self) -> None:
-        """After a pass: refuse a buffer that starts to change later than in the trial pass.
+    def check(self, *, fused: bool = False) -> bool:
+        """After a pass: whether it may stand, though a buffer began to change in it.
+
+        Not where micro-batches were `fused`: each of them is to change it. It is as before then.
 
         Raises:
-            TaskError: Names the buffer.
+            TaskError: It cannot be averaged; it names the buffer.
         """
-        late = {other.name for other in self._others if other.changed} - set(self.changing)
-        if late:
-            raise TaskError(
-                f"buffer {sorted(late)[0]!r} is changed by some forward passes, not by the first",
-                hint="change it in every training pass, or keep it outside the model's buffers",
-            )
+        if not any(other.changed for other in self._watched):
+            return True
+        late = [other for other in self._watched if other.changed]
+        self._watched = [other for other in self._watched if other not in late]
+        caches = [other for other in late if not other.persistent]
+        if sized := [other.name for other in caches if not other.other_size]:
+            self.notice("buffers that each replica keeps for itself, not exact", {"buffers": sized})
+        state = [other for other in late if other.persistent]
+        for other in state:
+            if other.other_size:
+                raise other.resized()
+            if other.start is None:
+                raise TaskError(
+                    f"buffer {other.name!r} is changed by some forward passes, not by the first",
+                    hint="change it in every training pass, or keep it outside the model's buffers",
+                )
+        self._begun += state
+        if state and fused:
+            self.discard()
+        return not (state and fused)
+
+    def check_parameters(self) -> None:
+        """The passes of a step are over.
+
+        Raises:
+            TaskError: One has changed a parameter; it names it.
+        """
+        self._parameters.check()
 
     def settle(self) -> None:
         """All buffers are as they should be: what changes from now on is a forward pass's work."""
@@ -297,11 +410,14 @@ class RunningStatistics:
         """What the micro-batches so far have added up to; whoever asks may write to them."""
         return [t for a in self._averages for t in (a.sum_mean, a.sum_var)]
 
+    def _numbers(self, some: Sequence[Buffer]) -> tuple[int, ...]:
+        return tuple(i for i, other in enumerate(self._others) if other in some) if some else ()
+
     def _unpack(self) -> _Unpacked:
         shapes: list[tuple[torch.dtype, torch.Size]] = [
             (t.dtype, t.shape) for a in self._averages for t in (a.sum_mean, a.sum_var)
         ]
-        shapes += [(torch.float64, other.buffer.shape) for other in self._changing]
+        shapes += [(torch.float64, other.term_shape) for other in self._changing]
         return _Unpacked(self._flats, shapes)
 
 
@@ -323,17 +439,6 @@ class _Unpacked:
         at = self._at[dtype]
         self._at[dtype] = at + shape.numel()
         return self._flats[dtype][at : at + shape.numel()].view(shape)
-
-
-def _other(model: nn.Module, name: str, buffer: torch.Tensor) -> _Other:
-    path, _, key = name.rpartition(".")
-    return _Other(
-        name=name,
-        module=model.get_submodule(path),
-        key=key,
-        seen=buffer,
-        version=buffer._version,  # noqa: SLF001
-    )
 
 
 def _buffers(module: _BatchNorm) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -16,14 +16,19 @@ class Todo:
 
     Args:
         passes: In the order in which they are to be computed.
+
+    Attributes:
+        begun: One of them was.
     """
 
     def __init__(self, passes: Iterable[Pass]) -> None:
         """All of them."""
         self._left = deque(passes)
+        self.begun = False
 
     def begin(self) -> Pass | None:
         """The next one, which is computed now; None: there is none."""
+        self.begun = self.begun or bool(self._left)
         return self._left.popleft() if self._left else None
 
     def instead(self, passes: Iterable[Pass]) -> None:

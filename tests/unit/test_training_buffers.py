@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from raycloud.errors import TaskError
 from raycloud.sync.loopback import Loopback
 from raycloud.training.statistics import RunningStatistics
 from tests.lockstep import Fleet, NetTask, difference, job, never, plain_loop
@@ -55,23 +54,15 @@ def test_replicas_end_with_the_same_mean(replaced: bool) -> None:
     assert torch.equal(models[0].get_buffer("table"), torch.arange(6.0).double())
 
 
-@BOTH
-def test_a_buffer_that_begins_to_change_late_is_refused(replaced: bool) -> None:
-    fleet = Fleet(job(), counting(replaced=replaced, after=3), (8,))
-    assert fleet.replicas[0].statistics.changing == ()
-    with pytest.raises(TaskError, match="buffer 'passes' is changed by some forward passes"):
-        fleet.step(0)  # its third micro-batch
-
-
 @given(
     weights=st.lists(st.floats(0.01, 100.0), min_size=2, max_size=5),
-    count=st.integers(-(2**40), 2**40),
+    count=st.integers(-(2**62), 2**62),
 )
 def test_a_count_that_all_agree_on_stays_what_it_is(weights: list[float], count: int) -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.register_buffer("count", torch.tensor(0))
+            self.register_buffer("count", torch.tensor(count))
             self.register_buffer("flag", torch.tensor(False))
 
     models = [Counts() for _ in weights]
@@ -80,9 +71,9 @@ def test_a_count_that_all_agree_on_stays_what_it_is(weights: list[float], count:
         statistics.begin_trial()
         model.get_buffer("count").add_(1)
         model.get_buffer("flag").fill_(True)
-        statistics.end_trial()
+        statistics.end_trial(torch.tensor(0.0), lambda: torch.tensor(0.0))
         statistics.stage()
-        model.get_buffer("count").fill_(count)
+        model.get_buffer("count").add_(7)
         model.get_buffer("flag").fill_(True)
     for statistics, transport, weight in zip(
         every, Loopback(len(weights)).members, weights, strict=True
@@ -91,5 +82,5 @@ def test_a_count_that_all_agree_on_stays_what_it_is(weights: list[float], count:
     for model, statistics in zip(models, every, strict=True):
         statistics.collect(never)
         statistics.commit(1)
-        assert int(model.get_buffer("count")) == count
+        assert int(model.get_buffer("count")) == count + 7
         assert bool(model.get_buffer("flag"))

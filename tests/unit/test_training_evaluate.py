@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,7 +14,8 @@ from torch import nn
 from raycloud.errors import TaskError
 from raycloud.metrics import Accuracy, Mean, Metric, merge_all
 from raycloud.training.evaluate import evaluate, show
-from tests.lockstep import NetTask, job
+from tests.lockstep import Fleet, NetTask, difference, job, plain_loop
+from tests.nets import BuiltTask
 
 
 class Measured(NetTask):
@@ -121,3 +124,130 @@ def test_rows_are_gathered_batch_by_batch(size: int) -> None:
     )
     assert samples.asked == [list(range(32)), list(range(32, 64)), list(range(64, 70))]
     assert merged == merge_all(parts(task, model, size, batch=32))
+
+
+class Marks(nn.Module):
+    """Counts in `eval` mode, in buffers: in place, by another tensor, by another size."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how = nn.Linear(6, 3), how
+        self.register_buffer("measured", torch.zeros(3))
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
+
+    def forward(self, x: Any) -> Any:
+        out = self.layer(x) + self.measured
+        if self.training:
+            return out
+        with torch.no_grad():
+            if self.how == "in place":
+                self.measured += 1
+            elif self.how == "data":
+                self.measured.data.mul_(0.5).add_(1)
+            else:
+                self.measured = self.measured + out.mean(0)
+        if len(self.cache) < len(x):
+            self.cache = torch.zeros(len(x))
+        return out
+
+
+class Draws(NetTask):
+    """Draws wherever random numbers come from, and makes gradients, while it measures and shows."""
+
+    def metrics(self, model: nn.Module, batch: Any, samples: int) -> Mapping[str, Metric]:
+        drawn = float(torch.rand(())) + np.random.rand() + random.random()
+        with torch.enable_grad():
+            self.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        assert all(p.grad is not None for n, p in model.named_parameters() if "last" in n)
+        return {"drawn": Mean(total=drawn, weight=1.0), "torch": self.torch(samples)}
+
+    def torch(self, samples: int) -> Mean:
+        return Mean(total=float(torch.rand(())) * samples, weight=float(samples))
+
+    def sample(self, model: nn.Module) -> str | None:
+        return f"{torch.rand(())} {np.random.rand()} {random.random()}"
+
+
+def random_states() -> tuple[Any, ...]:
+    numpy: Any = np.random.get_state()
+    return torch.get_rng_state().tolist(), numpy[1].tolist(), random.getstate()
+
+
+@pytest.mark.parametrize("shares", [(8,), (5, 3)], ids=str)
+@pytest.mark.parametrize("how", ["in place", "data", "replaced"])
+def test_buffers_that_measuring_changes_are_put_back(how: str, shares: tuple[int, ...]) -> None:
+    asked, task = job(evaluate={"batch": 8}), BuiltTask(lambda: Marks(how))
+    samples = task.data(None).train
+    fleet = Fleet(asked, task, shares)
+    for step in range(4):
+        if step:  # also within a step that has to wait for another generation
+            for rank, replica in enumerate(fleet.replicas):
+                evaluate(asked, task, replica.model, samples, rank=rank, size=len(shares))
+                show(asked, task, replica.model)
+        fleet.step(step)
+    for replica in fleet.replicas:
+        assert replica.statistics.changing == ()
+        assert len(replica.model.get_buffer("cache")) == 8  # no state: its module may rely on it
+        assert difference(replica.model, plain_loop(asked, task, 4)) <= 1e-12
+
+
+def test_measuring_within_a_step_that_has_to_wait_keeps_what_is_computed() -> None:
+    asked, task = job(evaluate={"batch": 8}), BuiltTask(lambda: Marks("in place"))
+    fleet = Fleet(asked, task, (5, 3))
+    samples = task.data(None).train
+    fleet.step(0)
+    fleet.hubs[0].cut("a connection broke")
+    fleet.compute(1)
+    for rank, replica in enumerate(fleet.replicas):
+        replica.suspend()
+        evaluate(asked, Draws(), replica.model, samples, rank=rank, size=2)
+    fleet.join(fleet.replicas, (5, 3))
+    works = fleet.compute(1, adopted=((), ()))
+    for replica, work in zip(fleet.replicas, works, strict=True):
+        replica.collect(1, lambda: False)
+        replica.commit(work)
+    assert difference(fleet.replicas[0].model, plain_loop(asked, task, 2)) <= 1e-12
+
+
+def test_random_numbers_and_gradients_are_as_before() -> None:
+    task = Draws(norm=True)
+    model = task.model()
+    kept = torch.ones(3)
+    model.get_parameter("last.bias").grad = kept.double()
+    before = random_states()
+    gradients = [p.grad for p in model.parameters()]
+    parts(task, model, 1)
+    show(job(), task, model)
+    assert random_states() == before
+    assert [p.grad for p in model.parameters()] == gradients
+    assert torch.equal(kept, torch.ones(3))
+
+
+def test_what_measuring_draws_does_not_depend_on_the_number_of_members() -> None:
+    task = Draws()
+    model = task.model()
+    one, three = (merge_all(parts(task, model, size))["torch"] for size in (1, 3))
+    assert one.to_values() == pytest.approx(three.to_values())
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_a_parameter_that_measuring_changes_is_refused(data: bool) -> None:
+    class Changes(NetTask):
+        puts_back = False
+
+        def metrics(self, model: nn.Module, batch: Any, samples: int) -> Mapping[str, Metric]:
+            weight = model.get_parameter("last.weight")
+            kept = weight.detach().clone()
+            (weight.data if data else weight.detach()).mul_(2)
+            if self.puts_back:
+                weight.data.copy_(kept)
+            return {}
+
+    task = Changes()
+    model = task.model()
+    task.puts_back = True  # as who measures an average of the parameters does
+    parts(task, model, 1)
+    task.puts_back = False
+    with pytest.raises(TaskError, match=r"measuring .* changed the parameter 'last\.weight'"):
+        parts(task, model, 1)
+    assert model.training
