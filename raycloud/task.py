@@ -116,6 +116,8 @@ class Task(ABC):
         The model is put into training mode afterwards, and again after each measuring of held-out
         samples: what `eval()` did to a part of it in here is undone. A part that shall stay frozen,
         such as a BatchNorm with fixed statistics, overrides `train` to stay in `eval` mode.
+
+        Lazy modules pass one batch in here, so that their parameters have a shape.
         """
 
     @abstractmethod
@@ -150,7 +152,10 @@ class Task(ABC):
 
     @abstractmethod
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """The optimizer of the model's parameters.
+        """The optimizer of the model's parameters: one, which goes by their gradients alone.
+
+        What differs from part to part, such as the learning rate, is given by parameter groups. An
+        optimizer whose `step` needs a closure, such as LBFGS, is refused.
 
         What else is to change once a step (a teacher that follows its student, an average of the
         parameters, rows with a limited norm) does so in `optimizer.register_step_post_hook`: it is

@@ -203,6 +203,9 @@ class Life:
             speed = trial.joining_speed() if joins else trial.speed()
         elif joins:
             trial.warm_up(*speed)
+        if not joins:
+            left = self._replica.steps - self._step
+            trial.last_of_an_epoch(self._arranged.steps, self._position, left)
         self._ready = ready(self._config, replica, samples=len(self._samples), speed=speed)
         self._report(self._ready)
         if names := replica.statistics.changing:

@@ -27,7 +27,14 @@ from raycloud.errors import DivergedError, TaskError, TransportError
 from raycloud.order import stream_seed
 from raycloud.sync.gradients import Exchanged, GradientExchange
 from raycloud.training.again import compute_again, skip, trouble_of
-from raycloud.training.calling import RaisedError, call, call_backward
+from raycloud.training.calling import (
+    RaisedError,
+    call,
+    call_backward,
+    check_model,
+    check_optimizer,
+    check_scheduler,
+)
 from raycloud.training.eager import without_compiler
 from raycloud.training.forward import Forward
 from raycloud.training.kept import Kept
@@ -86,13 +93,17 @@ class Replica:
         self._device = device
         self._clock = clock
         torch.default_generator.manual_seed(stream_seed(job.seed, _MODEL_STREAM))
-        self.model = call("model", task.model).to(device)
+        model = call("model", task.model)
+        check_model(model)
+        self.model = model.to(device)
         self.model.train()
         if not job.compile:
             without_compiler()
         self.optimizer = call("optimizer", lambda: task.optimizer(self.model))
+        check_optimizer(self.optimizer)
         self.steps = steps if isinstance(steps, int) else steps()
         self.scheduler = call("scheduler", lambda: task.scheduler(self.optimizer, self.steps))
+        check_scheduler(self.scheduler)
         if isinstance(self.scheduler, ReduceLROnPlateau):
             raise TaskError(
                 "Task.scheduler returned ReduceLROnPlateau, which waits for a measured loss",

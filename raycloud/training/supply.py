@@ -111,6 +111,8 @@ def asked(task: Task, job: Job) -> Splits:
             f"Task.data returned {type(splits).__name__}", hint="return raycloud.Splits(train=...)"
         )
     splits = Splits(train=as_source(splits.train), held_out=as_source(splits.held_out))
+    if isinstance(splits.train, Source) and not isinstance(splits.held_out, Source | None):
+        _count("held-out samples", splits.held_out)
     if isinstance(splits.held_out, Source) and not isinstance(splits.train, Source):
         raise TaskError(
             "Task.data returned a Source of held-out samples, but training samples of its own",
@@ -133,17 +135,38 @@ def as_source(value: Any) -> Any:
 
 
 def _indexed(splits: Splits) -> Supply:
-    """Samples of the task's own: map-style, and at least one of them."""
+    """Samples of the task's own: map-style, and at least one of them to train on."""
+    if _count("training samples", splits.train) == 0:
+        raise DataError("the data set has no training samples", hint="check data.path")
+    if splits.held_out is not None:
+        _count("held-out samples", splits.held_out)
     train = cast("Samples", splits.train)
+    return Supply(train=train, held_out=cast("Samples | None", splits.held_out))
+
+
+def _count(what: str, samples: Any) -> int:
+    """How many there are.
+
+    Raises:
+        TaskError: They are no data set that can be indexed.
+    """
+    kinds = {(k.__module__.partition(".")[0], k.__name__) for k in type(samples).__mro__}
+    if ("torch", "DataLoader") in kinds:
+        raise TaskError(
+            f"Task.data returned a DataLoader of {what}",
+            hint="return its data set: raycloud makes the batches, with Task.batch in the place "
+            "of collate_fn, and global_batch and micro_batch in that of batch_size",
+        )
+    name = type(samples).__name__
+    if ("torch", "IterableDataset") in kinds or not hasattr(samples, "__getitem__"):
+        raise TaskError(
+            f"Task.data returned {what} that cannot be indexed: {name}",
+            hint="return a data set with __len__ and __getitem__ (map-style), or a raycloud.Source",
+        )
     try:
-        count = len(train)
+        return len(samples)
     except TypeError as error:
         raise TaskError(
-            f"Task.data returned training samples without a length: {error}",
+            f"Task.data returned {what} without a length: {error}",
             hint="return a data set with __len__ and __getitem__ (map-style), or a raycloud.Source",
         ) from error
-    except BaseException as error:
-        raise TaskError(raised("the length of Task.data", error).message) from error
-    if count == 0:
-        raise DataError("the data set has no training samples", hint="check data.path")
-    return Supply(train=train, held_out=cast("Samples | None", splits.held_out))

@@ -13,6 +13,7 @@ from raycloud.training.randomness import global_draws
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
+    from raycloud.order import Position, Steps
     from raycloud.spec import Job
     from raycloud.training.collate import Collate
     from raycloud.training.replica import Replica
@@ -98,6 +99,36 @@ class Trial:
             TaskError: The task's code raised.
         """
         self._first(self._warms_up(fixed_s, micro_batch_s))
+
+    def last_of_an_epoch(self, steps: Steps, at: Position, left: int) -> None:
+        """Compute the last micro-batch of an epoch where that has a single sample.
+
+        Batch normalisation and losses that compare samples may raise on it. It would be found
+        after an epoch.
+
+        Args:
+            steps: How epochs are cut.
+            at: Where the sequence stands.
+            left: Steps that are to be computed from there.
+
+        Raises:
+            TaskError: The task's code raised.
+        """
+        samples, micro = steps.samples_in(at.epoch), self._job.micro_batch
+        cut_off = steps.drop_last or steps.until_epoch(at.epoch + 1, at) > left
+        if cut_off or micro == 1 or samples % micro != 1 or self._job.errors.on_error == "skip":
+            return
+        alone = MicroBatch(index=0, epoch=at.epoch, start=samples - 1, stop=samples)
+        try:
+            self._timed([alone], 1, watched=False)
+        except RaisedError as error:
+            self._replica.discard()
+            raise TaskError(
+                f"the last micro-batch of an epoch has 1 sample (of {samples}, micro_batch is "
+                f"{micro}), and there {error.message}",
+                hint="leave it out with drop_last: true, or choose another micro_batch: batch "
+                "normalisation needs more than one value per channel",
+            ) from error
 
     def _warms_up(self, fixed_s: float, micro_batch_s: float) -> int:
         """As how many micro-batches `warm_up` computes of such a speed."""

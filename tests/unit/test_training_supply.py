@@ -154,7 +154,7 @@ def test_the_task_is_asked_for_the_jobs_path_at_once() -> None:
         (Splits(train=Source(path="x")), InternalError, "nothing here can prepare"),
         (Splits(train=[1], held_out=TABLE), TaskError, "a Source of held-out samples, but"),  # type: ignore[arg-type]
         (Splits(train=[]), DataError, "no training samples"),  # type: ignore[arg-type]
-        (Splits(train=iter([1])), TaskError, "without a length"),  # type: ignore[arg-type]
+        (Splits(train=iter([1])), TaskError, "cannot be indexed"),  # type: ignore[arg-type]
         ([1], TaskError, "Task.data returned list"),
         (FileNotFoundError(2, "No such file"), DataError, "could not be read"),
         (KeyError("label"), TaskError, "Task.data raised KeyError"),
