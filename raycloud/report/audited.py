@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from raycloud.order import ERROR, NAN, Kind, LedgerAudit
 from raycloud.redact import redact_text
-from raycloud.report.figures import duration, printable_line
+from raycloud.report.figures import printable_line
+from raycloud.report.recoveries import NAMES, counts, counts_text, text_of
 
 if TYPE_CHECKING:
     from raycloud.report.auditing import RunAudit
@@ -50,9 +51,10 @@ def audited_text(found: RunAudit) -> str:
     if not ledger.whole:
         lines.append(_row("", "so much is wrong that the rest was not read"))
     lines.append(_row("run", f"{found.status}, {_count(found.generations, 'generation')}"))
-    lines += _listed("members lost", map(_lost, found.members_lost), or_none=True)
-    lines += _listed("recoveries", map(_recovery, found.recoveries), or_none=True)
-    lines += _listed("resumed", map(_resume, found.resumes))
+    lines.append(_row("recoveries", counts_text(counts(found.recoveries))))
+    for recovery, name in NAMES.items():
+        of_kind = map(_recovery, found.recoveries_of(recovery))
+        lines += _listed(name.replace("_", " "), of_kind)
     return "\n".join(lines)
 
 
@@ -60,11 +62,11 @@ def _row(label: str, text: str) -> str:
     return f"  {label:<{_WIDTH}}{text}".rstrip()
 
 
-def _listed(label: str, texts: Iterable[str], *, or_none: bool = False) -> Iterator[str]:
+def _listed(label: str, texts: Iterable[str]) -> Iterator[str]:
     """A row with how many there are, and a line for each of the first."""
     lines = [printable_line(redact_text(text)) for text in texts]
-    if lines or or_none:
-        yield _row(label, str(len(lines) or "none"))
+    if lines:
+        yield _row(label, str(len(lines)))
     for line in lines[:_MOST_NAMED]:
         yield _row("", line if len(line) <= _WIDEST else f"{line[:_WIDEST]} …")
     if len(lines) > _MOST_NAMED:
@@ -82,31 +84,18 @@ def _left_out(ledger: LedgerAudit) -> str:
     return f", {samples} left out by drop_last" if samples else ""
 
 
-def _lost(entry: Mapping[str, Any]) -> str:
-    return f"member {entry['member']} at step {entry['step']}: {entry['reason']}"
-
-
 def _recovery(entry: Mapping[str, Any]) -> str:
-    began_s, ended_s = entry["detected_s"], entry["resumed_s"]
-    took = "" if began_s is None or ended_s is None else f" ({duration(ended_s - began_s)})"
-    who = f"without {_members(entry['lost'])}" if entry["lost"] else "met anew"
-    return (
-        f"generation {entry['generation']}, {who}: detected at {_seconds(began_s)}, resumed at "
-        f"{_seconds(ended_s)}{took}, "
-        f"{_count(entry['lost_steps'], 'step')} lost: {entry['cause']}"
-    )
+    text = text_of(entry)
+    if "generation" in entry:
+        began_s, ended_s = entry["detected_s"], entry["resumed_s"]
+        text += f"; generation {entry['generation']}, detected at {_seconds(began_s)}, "
+        text += f"resumed at {_seconds(ended_s)}"
+    why = entry.get("reason") or entry.get("cause")
+    return f"{text}: {why}" if why else text
 
 
 def _seconds(moment_s: float | None) -> str:
     return "?" if moment_s is None else f"{moment_s:.2f} s"
-
-
-def _resume(entry: Mapping[str, Any]) -> str:
-    return f"from step {entry['step']}, {_count(entry['steps_again'], 'step')} computed again"
-
-
-def _members(numbers: Sequence[int]) -> str:
-    return f"member{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _count(number: int, what: str) -> str:

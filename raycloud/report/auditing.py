@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from raycloud.bounded import open_regular, text_lines
 from raycloud.errors import RunDirectoryError
-from raycloud.events import Recovered, RunFinished, RunStarted
 from raycloud.order import Expected, Kind, LedgerAudit, Position, audit_ledger
 from raycloud.redact import redact
 from raycloud.report.log import read_events
+from raycloud.report.recoveries import LOST, RESUMED, counts
 from raycloud.report.tally import Tally
 from raycloud.spec.rundir import RunDirectory
 
 if TYPE_CHECKING:
-    from raycloud.events import Event
     from raycloud.order import Fault
     from raycloud.spec.job import Job
 
-FORMAT = 1
+FORMAT = 2  # in 1, recoveries were those alone after which training went on in place
 
 _COPY = "restore the file from a copy; a run can still be resumed from its last checkpoint"
 
@@ -39,9 +38,7 @@ class RunAudit:
             where it was killed, the log.
         ledger: What the ledger proves.
         generations: Formed in all starts.
-        members_lost: Of those that computed: `member`, `t` (unix seconds), `step`, `reason`.
-        recoveries: `Recovered` events, with `t`; None for seconds that are no number.
-        resumes: Starts from a checkpoint: `t`, `step`, and `steps_again`, which were done before.
+        recoveries: As in its summary; None for seconds that are no number.
     """
 
     run: Path
@@ -49,9 +46,11 @@ class RunAudit:
     logged_steps: int
     ledger: LedgerAudit
     generations: int
-    members_lost: tuple[Mapping[str, Any], ...] = ()
     recoveries: tuple[Mapping[str, Any], ...] = ()
-    resumes: tuple[Mapping[str, Any], ...] = ()
+
+    def recoveries_of(self, kind: str) -> list[Mapping[str, Any]]:
+        """The recoveries of a kind."""
+        return [recovery for recovery in self.recoveries if recovery["kind"] == kind]
 
     def to_record(self) -> dict[str, Any]:
         """JSON-ready values with the format number, without what looks like a secret."""
@@ -74,9 +73,10 @@ class RunAudit:
             "records": ledger.records,
             "starts": ledger.starts,
             "generations": self.generations,
-            "members_lost": list(self.members_lost),
+            "members_lost": self.recoveries_of(LOST),
             "recoveries": list(self.recoveries),
-            "resumes": list(self.resumes),
+            "resumes": self.recoveries_of(RESUMED),
+            "counts": counts(self.recoveries),
         }
         redacted: dict[str, Any] = redact(record)
         return redacted
@@ -95,64 +95,38 @@ def audit(directory: Path) -> RunAudit:
             f"{directory} holds no run: there is no {run.job_yaml.name}",
             hint="name the directory of a run, such as runs/gpt-1",
         )
-    job, log = run.job(), _Log()
+    job, tally = run.job(), Tally()
     for t, event in read_events(run.events_jsonl):
-        log.add(t, event)
-    tally = log.tally
+        tally.add(t, event)
+    steps = tally.steps if tally.ended_at is None else tally.ended_at
     return RunAudit(
         run=directory,
         status=tally.status,
-        logged_steps=log.steps,
-        ledger=_ledger(run.ledger, log, job),
+        logged_steps=steps,
+        ledger=_ledger(run.ledger, steps, _expected(tally, job)),
         generations=tally.generations,
-        members_lost=_picked(tally, "member lost", ("member", "t", "step", "reason")),
-        recoveries=tuple(log.recoveries),
-        resumes=_picked(tally, "resumed", ("t", "step", "steps_again")),
+        recoveries=tuple(map(_finite, tally.recoveries)),
     )
 
 
-class _Log:
-    """What a run's events tell that its ledger is held against."""
-
-    def __init__(self) -> None:
-        self.tally = Tally()
-        self.recoveries: list[dict[str, Any]] = []
-        self._ended_at: int | None = None
-
-    def add(self, t: float, event: Event) -> None:
-        self.tally.add(t, event)
-        match event:
-            case RunStarted():
-                self._ended_at = None
-            case RunFinished():
-                self._ended_at = event.steps
-            case Recovered():
-                self.recoveries.append(_finite({"t": t, **asdict(event)}))
-            case _:
-                pass
-
-    @property
-    def steps(self) -> int:
-        return self.tally.steps if self._ended_at is None else self._ended_at
-
-    def expected(self, job: Job) -> Expected | None:
-        """Where the ledger has to end: nowhere if the last start wrote nothing into it."""
-        if self._ended_at is None or not self.tally.members:
-            return None
-        return Expected(
-            steps=self._ended_at,
-            global_batch=job.global_batch,
-            micro_batch=job.micro_batch,
-            drop_last=job.drop_last,
-        )
+def _expected(tally: Tally, job: Job) -> Expected | None:
+    """Where the ledger has to end: nowhere if the last start wrote nothing into it."""
+    if tally.ended_at is None or not tally.members:
+        return None
+    return Expected(
+        steps=tally.ended_at,
+        global_batch=job.global_batch,
+        micro_batch=job.micro_batch,
+        drop_last=job.drop_last,
+    )
 
 
-def _ledger(path: Path, log: _Log, job: Job) -> LedgerAudit:
+def _ledger(path: Path, steps: int, expected: Expected | None) -> LedgerAudit:
     try:
         with open_regular(path) as file:
-            if not log.steps and not os.fstat(file.fileno()).st_size:  # members have not met yet
+            if not steps and not os.fstat(file.fileno()).st_size:  # members have not met yet
                 return LedgerAudit(steps=0, through=Position(), committed_samples=0)
-            return audit_ledger(text_lines(file), log.expected(job))
+            return audit_ledger(text_lines(file), expected)
     except OSError as error:
         raise RunDirectoryError(
             f"cannot read the ledger {path}: {error.strerror}",
@@ -163,11 +137,6 @@ def _ledger(path: Path, log: _Log, job: Job) -> LedgerAudit:
             f"the ledger {path} cannot be read: {error}",
             hint=_COPY,
         ) from error
-
-
-def _picked(tally: Tally, kind: str, names: tuple[str, ...]) -> tuple[Mapping[str, Any], ...]:
-    found = (entry for entry in tally.recoveries if entry["kind"] == kind)
-    return tuple({name: entry[name] for name in names} for entry in found)
 
 
 def _finite(entry: Mapping[str, Any]) -> dict[str, Any]:

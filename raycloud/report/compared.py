@@ -18,6 +18,7 @@ from raycloud.report.figures import (
     printable_line,
     sparkline,
 )
+from raycloud.report.recoveries import counts_text
 from raycloud.spec.schema import plain_word
 
 if TYPE_CHECKING:
@@ -127,6 +128,8 @@ def _shown(outcome: Outcome, value: Any) -> str:
             return percent(value)
         case "figure":
             return figure(value)
+        case "counts":
+            return counts_text(value)
         case "list":
             return " ".join(map(str, value))
         case _:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from raycloud.errors import RunDirectoryError
 from raycloud.redact import redact
+from raycloud.report.recoveries import counts
 from raycloud.report.summary import Summary, of_run
 from raycloud.spec.rundir import RunDirectory
 from raycloud.spec.task_reference import TaskReference
@@ -18,7 +19,7 @@ from raycloud.spec.task_reference import TaskReference
 if TYPE_CHECKING:
     from raycloud.spec.job import Job
 
-FORMAT = 1
+FORMAT = 2  # 1 had one number for recoveries of all kinds
 
 _MOST_SIBLINGS = 10_000  # numbers tried when an earlier run of the same job is looked for
 
@@ -30,7 +31,8 @@ class Outcome:
     Attributes:
         name: As in `--json`.
         label: For people.
-        kind: How a value is shown: `text`, `list`, `count`, `figure`, `seconds`, `bytes`, `share`.
+        kind: How a value is shown: `text`, `list`, `count`, `counts` by name, `figure`, `seconds`,
+            `bytes`, `share`.
         of: The value in a summary; None where it is not known.
         relative: Whether the distance from the first run says something.
     """
@@ -66,7 +68,7 @@ OUTCOMES = (
     _told("workers", "workers", "count"),
     _told("shares", "shares", "list", lambda summary: summary.shares or None),
     _told("generations", "generations", "count"),
-    _told("recoveries", "recoveries", "count", lambda summary: len(summary.recoveries)),
+    _told("recoveries", "recoveries", "counts", lambda summary: counts(summary.recoveries)),
     _told("bytes_sent", "bytes sent", "bytes", far=True),
     _told("compute_share", "computing", "share"),
     _told("exchange_share", "waiting for the exchange", "share"),

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 _HEAD = (
-    "run", "status", "step", "loss", "samples/s", "left", "workers", "lost", "checkpoint", "cost",
+    "run", "status", "step", "loss", "samples/s", "left", "workers", "recoveries", "checkpoint",
+    "cost",
 )  # fmt: skip
 _MINUTE_S = 60.0
 _WORDS = 2  # columns that are words, and stand to the left
@@ -70,7 +71,7 @@ def standing_text(run: Listed, now_t: float) -> str:
         ("loss", "" if card.loss is None else figure(card.loss)),
         ("speed", _speed(card)),
         ("workers", _workers(card)),
-        ("recoveries", str(card.recoveries) if card.recoveries else "none"),
+        ("recoveries", card.recoveries_text),
         ("checkpoint", _checkpoint(card, now_t)),
         ("exchanged", f"{byte_count(card.bytes_sent)} sent" if card.bytes_sent else ""),
         ("cost so far", "" if card.cost is None else figure(card.cost)),
@@ -113,7 +114,7 @@ def _row(run: Listed, now_t: float) -> tuple[str, ...]:
             figure(card.samples_per_s),
             "-" if card.left_s is None else duration(card.left_s),
             str(card.workers),
-            str(card.recoveries),
+            card.recoveries_text,
             saved,
             figure(card.cost),
         )

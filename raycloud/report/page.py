@@ -113,7 +113,7 @@ def _facts(watched: Watched, card: Card) -> list[Text]:
 
 def _generation(card: Card) -> str:
     parts = [f"{card.generation}", "1 worker" if card.workers == 1 else f"{card.workers} workers"]
-    parts.append(f"{card.recoveries} recoveries" if card.recoveries != 1 else "1 recovery")
+    parts.append(f"recoveries: {card.recoveries_text}")
     parts.append(f"{byte_count(card.bytes_sent)} sent")
     if card.cost is not None:
         parts.append(f"cost {figure(card.cost)}")

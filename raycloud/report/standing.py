@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from raycloud.redact import redact
 from raycloud.report import rates
+from raycloud.report.recoveries import NAMES, counts, counts_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +42,8 @@ class Card:
         ready: Of these, how many are ready.
         members: Their numbers, in the order of `shares`, their micro-batches per step.
         generation: None before the first.
-        recoveries: Members lost, meetings anew and resumes, in all sessions.
+        recoveries: Of all kinds, in all sessions; then how many of each, as `recoveries.counts`
+            has them. A card of an older raycloud has none of these.
         bytes_sent: By all members, for the exchange of gradients.
         checkpoint_step: The newest checkpoint, published at `checkpoint_t` unix seconds.
         cost: So far, by the prices that nodes are labelled with, in the labels' currency.
@@ -65,12 +67,23 @@ class Card:
     shares: tuple[int, ...] = ()
     generation: int | None = None
     recoveries: int = 0
+    lost: int = 0
+    rolled_back: int = 0
+    met_anew: int = 0
+    taken_over: int = 0
+    resumed: int = 0
     bytes_sent: int = 0
     checkpoint_step: int | None = None
     checkpoint_t: float | None = None
     cost: float | None = None
     error: str | None = None
     directory: str = ""
+
+    @property
+    def recoveries_text(self) -> str:
+        """The recoveries by kind, for people."""
+        counted = {name: int(getattr(self, name)) for name in NAMES.values()}
+        return counts_text(counted) if sum(counted.values()) else str(self.recoveries or "none")
 
     @property
     def has_ended(self) -> bool:
@@ -164,6 +177,7 @@ def card_of(
         shares=tally.shares,
         generation=tally.generation if tally.generation >= 0 else None,
         recoveries=len(tally.recoveries),
+        **counts(tally.recoveries),
         bytes_sent=tally.spent.bytes_sent,
         checkpoint_step=tally.checkpoint.step if tally.checkpoint else None,
         checkpoint_t=None if saved_t is None else round(unix_s - (now_t - saved_t), 3),

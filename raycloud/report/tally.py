@@ -111,6 +111,7 @@ class Tally:
         self.error: str | None = None
         self._met: set[int] = set()
         self.stop_reason: str | None = None
+        self.ended_at: int | None = None  # steps of the run, by its last word
         self.steps = self.samples = 0
         self.parameters = self.state_bytes = self.epoch_samples = 0
         self.spawned: set[int] = set()  # in all sessions, as members are never numbered again
@@ -140,6 +141,7 @@ class Tally:
         self._streams: dict[int, tuple[int, int]] = {}  # member: (steps, samples) it has reported
         self._entered = (0, -1)  # (session, generation) that was counted last
         self._base = (0, 0)  # (steps, samples) where this session went on
+        self._back = False  # to a checkpoint, and has not gone on since
         self._over = -1  # reports of this generation and older ones come too late
         self.lead_steps: tuple[int, float] = (0, 0.0)  # samples and wall seconds of the lead
 
@@ -217,6 +219,7 @@ class Tally:
     def _start(self, t: float, event: RunStarted) -> None:
         self.job, self.version = event.job, event.version
         self.status, self.error, self.stop_reason = "unfinished", None, None
+        self.ended_at, self._back = None, False
         if event.taken_over:
             self._go_on(t, event)
             return
@@ -320,9 +323,10 @@ class Tally:
                 add_lost(self.recoveries, t, self.steps, event)
             case RolledBack():
                 self._take_back(event.step)
-                self._over = self.generation
+                self._over, self._back = self.generation, True
             case Recovered():
-                add_recovered(self.recoveries, t, self.steps, event)
+                add_recovered(self.recoveries, t, self.steps, event, back=self._back)
+                self._back = False
             case MemberFailed() if self._counts(event.member):
                 self.error = f"member {event.member}: {event.error}: {event.message}"
             case Noticed() if len(self.notices) < _MOST_NOTICES:
@@ -331,7 +335,7 @@ class Tally:
             case Noticed():
                 self.notices_left_out += 1
             case RunFinished():
-                self.status = event.status
+                self.status, self.ended_at = event.status, event.steps
                 self.error = event.error or (self.error if event.status == "failed" else None)
                 close(self.recoveries)
             case _:

@@ -19,6 +19,7 @@ from raycloud.report.figures import (
     sparkline,
 )
 from raycloud.report.progress import metrics_text
+from raycloud.report.recoveries import NAMES, counts_text, text_of
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -275,19 +276,13 @@ def _checkpoints(summary: Summary) -> str:
 
 
 def _recoveries(summary: Summary) -> str:
-    if not summary.recoveries:
-        return "none"
+    """How many of each kind, and behind it what they were."""
     texts = []
-    for recovery in summary.recoveries:
-        text = f"{recovery['kind']} at step {recovery['step']}"
-        if recovery.get("member") is not None:
-            text = f"member {recovery['member']} lost at step {recovery['step']}"
-        if recovery.get("seconds") is not None:
-            text += f", {duration(recovery['seconds'])} until training went on"
-        if recovery.get("lost_steps"):
-            text += f", {recovery['lost_steps']} steps computed again"
-        texts.append(text)
-    return printable_line("; ".join(texts))
+    for kind, name in NAMES.items():
+        found = [text_of(recovery) for recovery in summary.recoveries if recovery["kind"] == kind]
+        if found:
+            texts.append(f"{counts_text({name: len(found)})} ({'; '.join(found)})")
+    return printable_line(", ".join(texts) or "none")
 
 
 def _notes(summary: Summary) -> str:

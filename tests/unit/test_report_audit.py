@@ -88,7 +88,6 @@ def test_an_exact_run(tmp_path: Path) -> None:
         "  samples       80 counted",
         "  ledger        10 records, 1 start",
         "  run           finished, 1 generation",
-        "  members lost  none",
         "  recoveries    none",
     ]
 
@@ -104,7 +103,7 @@ def test_a_lost_record_is_named(tmp_path: Path) -> None:
     assert "epoch 0 [24, 32), steps [3, 4), seen in line 5: in no record" in out
     code, out, _ = call(run, "--json")
     record = json.loads(out)
-    assert (code, record["format"], record["exact"]) == (1, 1, False)
+    assert (code, record["format"], record["exact"]) == (1, 2, False)
     assert record["missing"] == [
         {"epoch": 0, "start": 24, "stop": 32, "epochs": 1,
          "first_step": 3, "last_step": 4, "line": 5}
@@ -127,18 +126,18 @@ def test_what_befell_the_run_stands_beside_it(tmp_path: Path) -> None:
     code, out, _ = call(run)
     assert code == 0
     assert "  run           unfinished, 2 generations\n" in out
-    assert "member 1 at step 10: its node died\n" in out
+    assert "  recoveries    1 lost, 1 resumed\n" in out
     assert (
-        "generation 1, without member 1: detected at 3.50 s, resumed at 4.25 s (0.75 s), 0 steps "
-        "lost: its node died\n"
+        "member 1 at step 10, 0.75 s until training went on; generation 1, detected at 3.50 s, "
+        "resumed at 4.25 s: its node died\n"
     ) in out
-    assert "from step 12, 2 steps computed again" in out
+    assert "at step 12, 2 steps computed again" in out
     record = json.loads(call(run, "--json")[1])
     assert record["generations"] == 2
     (lost,) = record["members_lost"]
     assert (lost["member"], lost["step"], lost["reason"]) == (1, 10, "its node died")
-    (recovery,) = record["recoveries"]
-    assert recovery["lost"] == [1]
+    recovery, resumed = record["recoveries"]
+    assert (recovery, resumed) == (lost, record["resumes"][0])
     assert recovery["cause"] == "its node died"
     assert (recovery["detected_s"], recovery["resumed_s"], recovery["lost_steps"]) == (3.5, 4.25, 0)
     assert record["resumes"][0]["steps_again"] == 2

@@ -119,7 +119,7 @@ def test_the_command(runs: list[Path]) -> None:
     assert "\x1b" not in out
     code, out, _ = call("compare", *runs, "--json")
     record = json.loads(out)
-    assert (record["format"], [run["outcomes"]["steps"] for run in record["runs"]]) == (1, [10, 5])
+    assert (record["format"], [run["outcomes"]["steps"] for run in record["runs"]]) == (2, [10, 5])
     assert record["differs"]["steps"] == [10, 20]
     assert record["differs"]["settings.depth"] == [None, 2]
     assert record["runs"][1]["outcomes"]["shares"] == [1, 1]

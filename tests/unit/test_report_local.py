@@ -259,6 +259,7 @@ def test_list_of_runs() -> None:
                 "shares": (3, 1),
                 "generation": 4,
                 "recoveries": 1,
+                "resumed": 1,
                 "checkpoint_step": 4,
                 "checkpoint_t": 990.0,
                 "cost": 0.5,
@@ -270,10 +271,10 @@ def test_list_of_runs() -> None:
     lines = text.splitlines()
     assert lines[0] == "http://head:8265"
     assert lines[3].split() == [
-        *("raysubmit_1", "(one)", "running", "6/30", "1.5", "80", "24.0", "s", "2", "1"),
+        *("raysubmit_1", "(one)", "running", "6/30", "1.5", "80", "24.0", "s", "2", "1", "resumed"),
         *("4,", "12", "s", "ago", "0.5"),
     ]
-    assert lines[4].split() == ["runs/one", "running", "6/30", "-", "-", "-", "2", "0", "-", "-"]
+    assert lines[4].split() == ["runs/one", "running", "6/30", "-", "-", "-", "2", "none", "-", "-"]
     assert listed_text([], "here", 0.0) == "here: no runs"
 
     page = standing_text(full, 1002.0)
@@ -281,7 +282,7 @@ def test_list_of_runs() -> None:
     for row in (
         "  speed          80 samples/s · 24.0 s left",
         "  workers        2 (members 0 3, shares 3 1) · generation 4",
-        "  recoveries     1",
+        "  recoveries     1 resumed",
         "  checkpoint     after step 4, 12 s ago",
         "  cost so far    0.5",
         "  run directory  /runs/one on 10.0.0.1",

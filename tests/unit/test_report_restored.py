@@ -81,7 +81,7 @@ def test_steps_after_the_checkpoint_count_once() -> None:
     assert [r["seconds"] for r in found.recoveries] == [pytest.approx(7.2)] * 2
     assert found.eval == {}  # they were of parameters that are no more
     text = summary_text(found)
-    assert "member 0 lost at step 10, 7.2 s until training went on, 4 steps computed again" in text
+    assert "member 0 at step 10, 7.2 s until training went on, 4 steps computed again" in text
 
 
 def test_while_nobody_is_there_the_run_stands_where_the_checkpoint_does() -> None:

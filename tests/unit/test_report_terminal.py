@@ -81,7 +81,7 @@ gpt finished: 300 steps, 9600 samples in 1:38
   exchanged      48.2 MB sent, 50% of the 96.4 MB of a dense exchange
   time in steps  computing 91% · waiting for data 0.4% · waiting for the exchange 8%
   checkpoints    3, last after step 300: runs/gpt-1/checkpoints/300
-  recoveries     resumed at step 200, 5.5 s until training went on
+  recoveries     1 resumed (at step 200, 5.5 s until training went on)
   notes          slow link
   run directory  runs/my gpt
 
@@ -192,7 +192,7 @@ def test_an_unfinished_run_says_how_to_go_on(status: str, checkpoints: int) -> N
     text = summary_text(summary, Path("r"))
     assert text.startswith(f"run {status}: 5 steps, 40 samples\n")
     assert "error          member 1 died really" in text
-    assert "member 1 lost at step 5" in text
+    assert "1 lost (member 1 at step 5)" in text
     assert ("raycloud train --resume --run-dir r" in text) == bool(checkpoints)
     assert rendered(summary_renderable(summary, Path("r")))
 

@@ -99,7 +99,7 @@ def test_the_page_of_a_run_that_trains(tmp_path: Path) -> None:
     assert "  samples/s   █████████ 8" in lines
     assert "  held out    loss 2.1 (after step 10)" in lines
     assert "  checkpoint  step 10, 3.0 s ago" in lines
-    assert "  generation  0 · 2 workers · 0 recoveries · 2.0 kB sent" in lines
+    assert "  generation  0 · 2 workers · recoveries: none · 2.0 kB sent" in lines
     rows = [line.split() for line in lines if "training " in line]
     assert rows == [
         ["0", "training", "1", "10", "0.25", "s", "0.1", "s", "node-a"],
