@@ -160,6 +160,12 @@ class Task(ABC):
         What else is to change once a step (a teacher that follows its student, an average of the
         parameters, rows with a limited norm) does so in `optimizer.register_step_post_hook`: it is
         called after each step, with the same model on every worker, and so stays exact.
+
+        What it moves must be a part of what `model` returns, and its groups are all there from the
+        start: a loss with parameters of its own goes into one `nn.ModuleDict` with the model. What
+        requires a gradient, and no group has, stays as it is, and a notice counts it. What is to
+        move later requires a gradient from the start, and its part of the model is computed under
+        `torch.no_grad()` until then. Anything else is refused, at the step at which it begins.
         """
 
     def scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:  # noqa: ARG002

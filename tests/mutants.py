@@ -26,6 +26,7 @@ NEEDED = ("raycloud", "tests", "docs", "pyproject.toml")
 KNOW = (  # in this order: what is quick comes first
     "tests/unit/test_order_*.py",
     "tests/unit/test_control_*.py",
+    "tests/unit/test_training_trained.py",
     "tests/property/test_order_*_property.py",
     "tests/property/test_order_property.py",
     "tests/property/test_control_*.py",

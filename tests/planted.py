@@ -143,4 +143,16 @@ MUTANTS = (
         new="(g for g in self.groups if g < generation)",
         breaks="words of a generation are held against the group before it",
     ),
+    Mutant(
+        file="training/trained.py",
+        old="if outside := [p for p in moved if id(p) not in known]:",
+        new="if outside := [p for p in moved if id(p) not in known and not p.is_leaf]:",
+        breaks="an optimizer may have parameters that the model has not",
+    ),
+    Mutant(
+        file="training/trained.py",
+        old="if parameter.requires_grad or parameter.grad is not None:",
+        new="if parameter.requires_grad and not parameter.is_leaf:",
+        breaks="what is unfrozen on the way is trained, and not exchanged",
+    ),
 )

@@ -159,8 +159,8 @@ class Job(Section):
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="Largest norm of the whole gradient; a larger one is scaled down to it. null: "
-        "never clipped.",
+        description="Largest norm of the whole gradient, of all that the optimizer moves; a larger "
+        "one is scaled down to it. null: never clipped.",
     )
     data: DataSection = Field(
         default_factory=DataSection, description="Where the samples come from."

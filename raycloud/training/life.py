@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from raycloud.training.config import MemberConfig
 
 _PREPARING_S = 20.0  # between two signs of life
+_NAMED = 10  # of many parameters
 
 
 class Life:
@@ -210,6 +211,9 @@ class Life:
         self._report(self._ready)
         if names := replica.statistics.changing:
             self._notice("buffers averaged over replicas, not exact", buffers=list(names))
+        if idle := [name for name, _ in replica.trained.idle]:
+            what = "parameters that require a gradient, but no group of the optimizer has"
+            self._notice(what, count=len(idle), parameters=idle[:_NAMED])
 
     def _trial(self) -> Trial:
         job, member, parts = self._config.job, self._config.member, self._parts

@@ -43,6 +43,7 @@ from raycloud.training.randomness import seed_compute
 from raycloud.training.share import Share
 from raycloud.training.state import ReplicaState
 from raycloud.training.statistics import RunningStatistics
+from raycloud.training.trained import Trained
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -72,6 +73,7 @@ class Replica:
     Attributes:
         kept: What is computed of the step that is to be committed next; None: nothing.
         notice: Tells a person what had to be done in another way, with details.
+        trained: Which parameters are exchanged.
         pace: Of `compute`, which waits for others only in short turns.
         backing: Whom it backs up in this generation, and who backs it up; None: nobody.
         following: It has no state yet, and keeps what it would commit; None: it has.
@@ -101,6 +103,7 @@ class Replica:
             without_compiler()
         self.optimizer = call("optimizer", lambda: task.optimizer(self.model))
         check_optimizer(self.optimizer)
+        self.trained = Trained(task, self.model, self.optimizer)
         self.steps = steps if isinstance(steps, int) else steps()
         self.scheduler = call("scheduler", lambda: task.scheduler(self.optimizer, self.steps))
         check_scheduler(self.scheduler)
@@ -110,11 +113,7 @@ class Replica:
                 hint="return a schedule that is stepped once per step",
             )
         self.state = ReplicaState(self.model, self.optimizer, self.scheduler)
-        trained = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
-        if not trained:
-            raise TaskError(
-                "the model has no parameter that requires a gradient", hint="check Task.model"
-            )
+        trained = self.trained.parameters
         gradient_bytes = sum(p.numel() * p.element_size() for _, p in trained)
         self.gradients = GradientExchange(trained, bucket_bytes=job.bucket_bytes(gradient_bytes))
         self.statistics = RunningStatistics(self.model)
@@ -339,10 +338,13 @@ class Replica:
 
     def update(self, step: int) -> None:
         """Optimizer and schedule take the gradients that are there."""
+        self.trained.check(step)
         seed_compute(stream_seed(self._job.seed, _UPDATE_STREAM, step), self._device)
         call("optimizer", self.optimizer.step)
         if self.scheduler is not None:
             call("scheduler", self.scheduler.step)
+        self.trained.check_groups(step + 1)
+        self.trained.clear()
 
     def suspend(self) -> None:
         """The step has to wait for another generation: what is computed of it is kept.
@@ -356,6 +358,7 @@ class Replica:
         """The step does not count; nothing of it remains."""
         self.statistics.discard()
         self.gradients.clear()
+        self.trained.clear()
         self.kept = None
 
     def loss_sum(self) -> float:
@@ -366,3 +369,4 @@ class Replica:
         """Forward and backward without any effect: to measure, and to learn what the model does."""
         self.forward.try_out(one)
         self.gradients.clear()
+        self.trained.clear()

@@ -52,10 +52,7 @@ class ReplicaState:
         self.left_out: frozenset[int] = frozenset()
         by_identity = {id(p): name for name, p in model.named_parameters()}
         self._parameters = {f"model/{name}" for name in by_identity.values()}
-        self._names = [
-            by_identity.get(id(p), f"#{i}")
-            for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])
-        ]
+        self._names = [by_identity[id(p)] for g in optimizer.param_groups for p in g["params"]]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The live tensors by name: not copies, and changed by the next commit."""

@@ -11,12 +11,12 @@ from tests.mutants import KNOW, MAY_LIVE, MUTANTS, ROOT, Mutant, Outcome, _verdi
 def test_it_can_be_planted(mutant: Mutant) -> None:
     text = (ROOT / "raycloud" / mutant.file).read_text()
     assert planted(mutant) not in ("", text)
-    assert mutant.file.partition("/")[0] in {"control", "order"}
+    assert mutant.file.partition("/")[0] in {"control", "order", "training"}
 
 
-def test_there_are_twenty_that_differ() -> None:
-    assert len({mutant.breaks for mutant in MUTANTS}) == len(MUTANTS) == 20
-    assert len({(m.file, m.new) for m in MUTANTS}) == 20
+def test_they_differ() -> None:
+    assert len({mutant.breaks for mutant in MUTANTS}) == len(MUTANTS) >= 20
+    assert len({(m.file, m.new) for m in MUTANTS}) == len(MUTANTS)
 
 
 @pytest.mark.parametrize("old", ["nobody wrote this", "def "])
@@ -39,5 +39,5 @@ def test_one_may_live(capsys: pytest.CaptureFixture[str]) -> None:
         ]
         assert _verdict(found, 60.0) == (alive > MAY_LIVE)
         out = capsys.readouterr().out
-        assert f"{20 - alive} of 20 caught, in 60 s" in out
+        assert f"{len(MUTANTS) - alive} of {len(MUTANTS)} caught, in 60 s" in out
         assert out.count("not caught: ") == alive
