@@ -14,6 +14,8 @@ import yaml
 
 from benchmarks.machine import ROOT
 from benchmarks.workload import CLIP_NORM, GLOBAL_BATCH, PER_WORKER, SEED, WORKERS
+from raycloud.events import StepsCommitted
+from raycloud.report.log import read_events
 
 # Of the caller's shell only this is passed on; nothing that tunes torch, Ray or the allocator.
 _KEPT = ("HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "TZ", "USER")
@@ -121,13 +123,13 @@ def raycloud_job(attempt: Attempt) -> dict[str, Any]:
 def _raycloud_reported(attempt: Attempt) -> dict[str, Any]:
     summary = json.loads((attempt.run_directory / "summary.json").read_text())
     names = ("samples_per_s", "first_step_s", "final_loss", "train_s", "bytes_sent", "recoveries")
-    lines = (attempt.run_directory / "events.jsonl").read_text().splitlines()
-    steps = [e for e in map(json.loads, lines) if e.get("event") == "StepsCommitted"]
+    log = read_events(attempt.run_directory / "events.jsonl")
+    steps = [event for _, event in log if isinstance(event, StepsCommitted)]
     return {
         **{name: summary.get(name) for name in names},
-        "worker_cpu_s": sum(event["cpu_s"] for event in steps),
-        "exchange_s": sum(event["exchange_s"] for event in steps),
-        "data_s": sum(event["data_s"] for event in steps),
+        "worker_cpu_s": sum(event.cpu_s for event in steps),
+        "exchange_s": sum(event.exchange_s for event in steps),
+        "data_s": sum(event.data_s for event in steps),
     }
 
 

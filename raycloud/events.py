@@ -1,6 +1,6 @@
 """What happened: frozen records, and the schema of a run's `events.jsonl`.
 
-An event is a fact with plain values only: it can be written as JSON (see `report.records`), sent
+An event is a fact with plain values only: it can be written as JSON (see `report.log`), sent
 between processes and fed to `control` in a simulation.
 """
 

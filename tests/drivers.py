@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raycloud.events import CheckpointPublished, Recovered, RunStarted, StepsCommitted
+from raycloud.report.log import read_log
 from raycloud.spec import Job, dump_job
 from tests.heads import TOKEN, Head
 from tests.live import RAYCLOUD, ROOT, Command, command, events, of_kind, processes_below
@@ -70,10 +71,9 @@ def joined(one: Command, run_dir: Path) -> bool:
 def check_words(run_dir: Path) -> None:
     """Every word of every worker is in the log, once, and in its order."""
     told: dict[int, list[int]] = {}
-    for line in (run_dir / "events.jsonl").read_text().splitlines():
-        if "word" in (record := json.loads(line)):
-            member, number = record["word"]
-            told.setdefault(member, []).append(number)
+    for _, _, word in read_log(run_dir / "events.jsonl"):
+        if word is not None:
+            told.setdefault(word[0], []).append(word[1])
     assert told
     for numbers in told.values():
         assert numbers == list(range(1, len(numbers) + 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from benchmarks.feeding.contestants import attempt, started
 from benchmarks.feeding.floors import Verdict, mean
 from benchmarks.feeding.setting import Outcome, Setting
 from benchmarks.machine import ROOT, load
+from raycloud.report.log import read_events
 
 if TYPE_CHECKING:
     from benchmarks.contestants import Attempt
@@ -50,10 +51,10 @@ def train(place: Attempt, job: str, settings: Sequence[str]) -> Done:
         *(f"--set={one}" for one in settings),
     ]
     started(command, place, {})
-    lines = (place.run_directory / "events.jsonl").read_text().splitlines()
+    log = read_events(place.run_directory / "events.jsonl")
     return Done(
         summary=json.loads((place.run_directory / "summary.json").read_text()),
-        events=tuple(json.loads(line) for line in lines),
+        events=tuple({"event": type(one).__name__, **asdict(one)} for _, one in log),
     )
 
 

@@ -172,7 +172,7 @@ def _learn_job(watched: Watched, entries: list[tuple[float, Event]]) -> None:
     try:
         watched.job = kept.job()
     except SpecError as error:
-        watched.notes.append((started[-1], f"how many steps there are is not known: {error}"))
+        watched.fold.notes.append((started[-1], f"how many steps there are is not known: {error}"))
 
 
 @contextmanager

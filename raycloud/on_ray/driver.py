@@ -185,9 +185,10 @@ class Driver:
         if stop is not None and stop.reason is not None and not self._stop_sent:
             self._stop_sent = True
             self._pending.append(StopRequested(reason=stop.reason))
-        self._pending.extend(self._fleet.poll(_TURN_S))
+        self._pending.extend(self._fleet.poll(_TURN_S, self._recorder.written))
         if tenure is not None:
             tenure.check()  # before any of it is written
+        self._recorder.keep_up()
         self._pending.extend(self._outside.poll(self._placed))
         self._pending.extend(self._sources.poll())
         self._pending.extend(self._outlets.poll(self._fleet.lines()))

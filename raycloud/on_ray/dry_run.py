@@ -56,7 +56,7 @@ def dry_run(job: Job, task: type[Task]) -> Plan:
 
 def _ready(fleet: Fleet) -> MemberReady:
     while True:
-        for event in fleet.poll(1.0):
+        for event in fleet.poll(1.0, {}):
             match event:
                 case Word(event=MemberReady() as ready):
                     return ready

@@ -140,11 +140,12 @@ class Fleet:
             self._start(config)
         return [MemberSpawned(member=member) for member in placed]
 
-    def poll(self, timeout_s: float) -> list[Event | Word]:
+    def poll(self, timeout_s: float, written: Mapping[int, int]) -> list[Event | Word]:
         """Words of all members that came within `timeout_s`, in order for each member.
 
-        What earlier calls have returned is in the log by now. The place of one that has died is
-        given back with the next call, unless another has it by then.
+        Members keep their words until they are told that those are `written`, by member up to
+        which. The place of one that has died is given back with the next call, unless another has
+        it by then.
         """
         self._vacancies.give_back()
         if self._untold:
@@ -153,7 +154,6 @@ class Fleet:
         events: list[Event | Word] = [*self._start_placed(), *self._look_for_returned()]
         before_s = self._polled_s
         by_poll = {seat.poll: member for member, seat in self._seats.items()}
-        heard = {member: seat.heard for member, seat in self._seats.items()}
         most_s = _DOUBT_S if self._probes.reach.doubtful else timeout_s
         wait_s = 0.0 if events else min(most_s, timeout_s)
         if not by_poll:  # nobody is there, and it may be long until somebody is
@@ -179,7 +179,7 @@ class Fleet:
                 continue
             seat = self._seats[member]
             self._late_s[member] = max(0.0, before_s - seat.due_s)  # then it was not there yet
-            self._ask(seat, written=heard[member])
+            self._ask(seat, written=written.get(member, 0))
         return events
 
     def _look_for_returned(self) -> list[Event]:
@@ -251,7 +251,6 @@ class Fleet:
                 case Lines():
                     self._lines.append(one)
                 case Word():
-                    self._seats[member].heard = one.number
                     words.append(one)
         return words
 

@@ -19,7 +19,6 @@ class Seat:
         actor: Its handle.
         poll: The answer that is awaited.
         due_s: When that is due.
-        heard: Its newest word that is here.
         again_s: When it is asked again, where it could not be reached.
         asked_anew: What is awaited was asked after it had been left out.
     """
@@ -27,7 +26,6 @@ class Seat:
     actor: Any
     poll: Any = None
     due_s: float = 0.0
-    heard: int = 0
     again_s: float = 0.0
     asked_anew: bool = False
 

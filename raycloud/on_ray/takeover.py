@@ -17,7 +17,6 @@ from raycloud.errors import RaycloudError
 from raycloud.on_ray.tasks import code_digest
 from raycloud.on_ray.tenure import Tenure, outlives
 from raycloud.order import Ledger, read_ledger
-from raycloud.report.log import last_words, skips_told
 from raycloud.spec.load import dump_job
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ def _found(session: Session, recorder: Recorder, tenure: Tenure) -> tuple[Takeov
         if known[name] != value:
             return None, f"the {name} is another one"
     ready = {member: actor for member, actor in actors.items() if member in recorder.tally.ready}
-    survivors = _survivors(ready, session, tenure.number)
+    survivors = _survivors(ready, recorder.written, tenure.number)
     if not survivors:
         return None, "none of them has the state of the training"
     if any(one.grown for one in survivors):
@@ -131,7 +130,7 @@ def _found(session: Session, recorder: Recorder, tenure: Tenure) -> tuple[Takeov
     adoption = Adoption(
         readies=tuple(one.ready for one in survivors),
         steps=reported,
-        skips=skips_told(session.directory.events_jsonl, members),
+        skips={m: skips for m, skips in recorder.fold.skips.items() if m in members},
         lost=tuple(m for m in _newest(survivors).members if m not in members),
         changes=max(one.changes for one in survivors),
         published=None if published is None else published.step,
@@ -158,10 +157,11 @@ def _alike(session: Session) -> dict[str, Any]:
     }
 
 
-def _survivors(actors: Mapping[int, Any], session: Session, driver: int) -> tuple[Survivor, ...]:
+def _survivors(
+    actors: Mapping[int, Any], written: Mapping[int, int], driver: int
+) -> tuple[Survivor, ...]:
     """Those of the newest generation that answer and have the state, by rank."""
-    written = last_words(session.directory.events_jsonl, tuple(actors))
-    calls = {actor.survivor.remote(written[m], driver): m for m, actor in actors.items()}
+    calls = {actor.survivor.remote(written.get(m, 0), driver): m for m, actor in actors.items()}
     if not calls:
         return ()
     answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=_ANSWER_S)

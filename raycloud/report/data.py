@@ -5,7 +5,7 @@ Preparing is told by every member; it was done once, so the first word of a spli
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -58,17 +58,23 @@ class Split:
         return {**asdict(self), "bad": list(self.bad)}
 
 
+@dataclass(eq=False)
 class DataTally:
-    """The fold of what is told of data."""
+    """The fold of what is told of data.
 
-    def __init__(self) -> None:
-        """Nothing is known."""
-        self.splits: dict[str, Split] = {}
-        self.read_s = self.collate_s = 0.0
-        self.cold_data_s = self.cold_wall_s = 0.0  # in the first epoch of each session
-        self.waited_s = 0.0  # of all members, until the data was prepared
-        self._price: float | None = None  # of a gigabyte and month
-        self._first_epoch: int | None = None  # of this session
+    Attributes:
+        cold_data_s: In the first epoch of each session, as is `cold_wall_s`.
+        waited_s: Of all members, until the data was prepared.
+    """
+
+    splits: dict[str, Split] = field(default_factory=dict)
+    read_s: float = 0.0
+    collate_s: float = 0.0
+    cold_data_s: float = 0.0
+    cold_wall_s: float = 0.0
+    waited_s: float = 0.0
+    _price: float | None = None  # of a gigabyte and month
+    _first_epoch: int | None = None  # of this session
 
     def start(self) -> None:
         """A session begins: it prepares anew."""

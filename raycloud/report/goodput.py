@@ -139,16 +139,19 @@ class _Life:
         self.told.beside_s -= seconds
 
 
+def _unsaved() -> deque[_Report]:
+    return deque(maxlen=_MOST_KEPT)
+
+
+@dataclass(eq=False)
 class Goodput:
     """The fold of a run's events into `Parts`, over all of its starts."""
 
-    def __init__(self) -> None:
-        """Nothing has happened."""
-        self._over = Parts()  # of earlier starts
-        self._lives: dict[int, _Life] = {}
-        self._now_t = 0.0
-        self._formed = -1
-        self._reports: deque[_Report] = deque(maxlen=_MOST_KEPT)  # since the last checkpoint
+    _over: Parts = field(default_factory=Parts)  # of earlier starts
+    _lives: dict[int, _Life] = field(default_factory=dict)
+    _now_t: float = 0.0
+    _formed: int = -1
+    _reports: deque[_Report] = field(default_factory=_unsaved)  # since the last checkpoint
 
     def add(self, t: float, event: Event) -> None:
         """Take in what happened at `t`."""
@@ -222,13 +225,19 @@ class Goodput:
             exchange_s=max(0.0, event.exchange_s - event.lane_s),
             lane_s=event.lane_s,
         )
-        if (known_s := parts.whole_s) > event.wall_s:
+        known_s = parts.computing_s + parts.data_s + parts.exchange_s + parts.lane_s
+        if known_s > event.wall_s:
             shrunk, parts = parts, Parts()
             parts.add(shrunk, event.wall_s / known_s)
         else:
             parts.beside_s = event.wall_s - known_s
         life.told_t, life.wall_s = t, life.wall_s + event.wall_s
-        life.told.add(parts)
+        told = life.told
+        told.computing_s += parts.computing_s
+        told.data_s += parts.data_s
+        told.exchange_s += parts.exchange_s
+        told.lane_s += parts.lane_s
+        told.beside_s += parts.beside_s
         if life.ended_t is not None:  # its last words come after those of who goes on
             life.ended_t = max(t, life.ended_t)
         report = _Report(t, event.generation, event.first_step, event.last_step, parts)

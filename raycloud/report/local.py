@@ -15,7 +15,7 @@ from raycloud.events import DataPrepared, Event
 from raycloud.report.card import to_line
 from raycloud.report.figures import printable_line
 from raycloud.report.follow import total_steps
-from raycloud.report.log import from_line, read_events
+from raycloud.report.log import Entry, entries_of, read_events
 from raycloud.report.progress import note
 from raycloud.report.standing import Card, Identity, card_of
 from raycloud.report.tally import Tally
@@ -195,7 +195,7 @@ def log_lines(directory: Path, clock: Clock, *, follow: bool) -> Iterator[str]:
     with file:
         while True:
             held = driver_of(directory) is not None  # before reading: its last words are read
-            for t, event in _new(file, path):
+            for t, event, _ in _new(file, path):
                 tally.add(t, event)
                 text = notes.of(event)
                 if text:
@@ -223,7 +223,7 @@ class _Notes:
         return None if text is None else printable_line(text)
 
 
-def _new(file: IO[bytes], path: Path) -> Iterator[tuple[float, Event]]:
+def _new(file: IO[bytes], path: Path) -> Iterator[Entry]:
     """The entries written since the last call; a line that is not whole yet is left for later."""
     while True:
         at = file.tell()
@@ -232,7 +232,7 @@ def _new(file: IO[bytes], path: Path) -> Iterator[tuple[float, Event]]:
             file.seek(at)
             return
         try:
-            yield from_line(line.decode("utf-8", errors="replace"))
+            yield from entries_of(line.decode("utf-8", errors="replace"))
         except ValueError as error:
             raise RunDirectoryError(
                 f"{path} cannot be read: {error}",

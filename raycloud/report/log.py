@@ -1,5 +1,10 @@
 """A run's `events.jsonl`: a JSON object per line, `{"format":1,"t":unix seconds,"event":kind,...}`.
 
+Several members' reports of steps are one line, of format 2: what is the same in all of them stands
+once under `same`, unless it is the default, the rest as a list by field under `each`, in the order
+of `members`; by `late_us` microseconds each came before `t`. They are read as if each had a line of
+its own.
+
 Lines are appended and never changed. A process that is killed while it writes leaves a torn last
 line: readers leave it out, and the next writer cuts it off before it appends. JSON has no word for
 a number that is not finite; such numbers are the texts `NaN`, `Infinity` and `-Infinity`.
@@ -9,26 +14,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 from raycloud.bounded import json_value, open_regular, text_lines
 from raycloud.errors import InternalError, RunDirectoryError
 from raycloud.events import FORMAT, Event, StepsCommitted
 from raycloud.redact import redact
-from raycloud.report.records import from_record, to_record
+
+MERGED_FORMAT = 2
+MOST_MERGED = 1000  # reports in one line
 
 _NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
-_KINDS: dict[str, type | tuple[type, ...]] = {  # by the word in a field's annotation
-    "bool": bool,
-    "int": int,
-    "float": (int, float),
-    "str": str,
-    "tuple": tuple,
-    "Mapping": Mapping,
+_KINDS: dict[str, tuple[type, ...]] = {  # by the word in a field's annotation
+    "bool": (bool,),
+    "int": (int,),
+    "float": (float, int),
+    "str": (str,),
+    "tuple": (tuple,),
+    "Mapping": (dict,),
 }
+_EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 _BLOCK_BYTES = 1 << 16
 _FARTHEST_T = 6e10  # unix seconds from 1970, either way: a date of the years 68 to 3871
 _LARGEST = 2**63  # of whole numbers: beyond it, arithmetic with floats may overflow
@@ -39,26 +47,63 @@ def to_microseconds(t: float) -> float:
     return round(t, 6)
 
 
+class Entry(NamedTuple):
+    """What a log holds: what happened, and when.
+
+    Attributes:
+        t: Unix seconds.
+        event: What.
+        word: The member that said so, and which of its words it was; None: it was no member.
+    """
+
+    t: float
+    event: Event
+    word: tuple[int, int] | None = None
+
+
 def to_line(t: float, event: Event, word: tuple[int, int] | None = None) -> str:
     """The line of an event, redacted, without its newline.
 
     Args:
         t: When it happened, in unix seconds.
         event: What.
-        word: The member that said so, and which of its words it was; None: it was no member.
+        word: See `Entry`.
 
     Raises:
         InternalError: The event holds something that is not a plain value.
     """
-    record = {"format": FORMAT, "t": to_microseconds(t), **_spelled(redact(to_record(event)))}
+    record = {"format": FORMAT, "t": to_microseconds(t), "event": type(event).__name__}
+    record |= {name: _plain(getattr(event, name)) for name in _SHAPES[type(event)]}
     if word is not None:
         record["word"] = list(word)
-    try:
-        return json.dumps(record, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    except TypeError as error:
-        raise InternalError(
-            f"the event {type(event).__name__} cannot be written as JSON: {error}"
-        ) from error
+    return _text(record, event)
+
+
+def to_merged_line(reports: Sequence[Entry]) -> str:
+    """The line of several members' reports of steps, at most `MOST_MERGED`, without its newline.
+
+    Args:
+        reports: In the order in which they came; `t` as `to_microseconds` has it.
+
+    Raises:
+        InternalError: One holds something that is not a plain value.
+    """
+    t, event = reports[-1].t, reports[-1].event
+    same: dict[str, Any] = {}
+    each: dict[str, list[Any]] = {}
+    for name, field in _SHAPES[StepsCommitted].items():
+        first, *others = values = [_plain(getattr(one.event, name)) for one in reports]
+        if name == "member":
+            members = values
+        elif any(value != first for value in others):
+            each[name] = values
+        elif first != field.default:
+            same[name] = first
+    record: dict[str, Any] = {"format": MERGED_FORMAT, "t": t, "event": type(event).__name__}
+    record |= {"members": members, "late_us": [round((t - one.t) * 1e6) for one in reports]}
+    if any(one.word is not None for one in reports):
+        record["words"] = [None if one.word is None else one.word[1] for one in reports]
+    return _text({**record, "same": same, "each": each}, event)
 
 
 def from_line(line: str) -> tuple[float, Event]:
@@ -67,19 +112,75 @@ def from_line(line: str) -> tuple[float, Event]:
     Raises:
         ValueError: The line is no JSON object, or is of a newer format or an unknown kind.
     """
+    t, event, _ = next(entries_of(line))
+    return t, event
+
+
+def entries_of(line: str) -> Iterator[Entry]:
+    """What a line holds: one event, or several members' reports.
+
+    Raises:
+        ValueError: As `from_line`.
+    """
     record = json_value(line)
     if not isinstance(record, dict):
         raise ValueError("it is no JSON object")  # noqa: TRY004 - one exception for all bad lines
-    if record.get("format") != FORMAT:
-        raise ValueError(f"its format is {record.get('format')!r}, this raycloud reads {FORMAT}")
+    merged = record.get("format") == MERGED_FORMAT and type(record["format"]) is int
+    if record.get("format") != FORMAT and not merged:
+        raise ValueError(
+            f"its format is {record.get('format')!r}, this raycloud reads {FORMAT} and "
+            f"{MERGED_FORMAT}"
+        )
     try:
-        return _time(record["t"]), _restored(_checked(from_record(record)))
-    except (KeyError, TypeError, OverflowError) as error:
+        t = _time(record["t"])
+        kind = _kind_of(record)
+        if merged:
+            yield from _parted(t, kind, record)
+        else:
+            word = record.get("word")
+            yield Entry(t, _built(kind, record), None if word is None else _word(*word))
+    except (KeyError, TypeError, OverflowError, AttributeError) as error:
         raise ValueError(f"a field is missing or of the wrong kind: {error}") from error
 
 
+def _parted(t: float, kind: type[Event], record: Mapping[str, Any]) -> Iterator[Entry]:
+    """Each report of a merged line."""
+    members, late_us, same, each = (record[name] for name in ("members", "late_us", "same", "each"))
+    columns = [members, late_us, *each.values()]
+    words = record.get("words", [None] * len(members))
+    if kind is not StepsCommitted or not 0 < len(members) <= MOST_MERGED:
+        raise ValueError(f"reports of {len(members)} members in one line")
+    if any(not isinstance(column, list) for column in columns):
+        raise TypeError("what each member has is no list")
+    rows = zip(members, late_us, words, *each.values(), strict=True)
+    for member, us, number, *values in rows:
+        word = None if number is None else _word(member, number)
+        own = {**same, **dict(zip(each, values, strict=True)), "member": member}
+        yield Entry(_time(to_microseconds(t - us * 1e-6)), _built(kind, own), word)
+
+
+def _word(member: Any, number: Any) -> tuple[int, int]:
+    if type(member) is not int or type(number) is not int:
+        raise TypeError(f"{member!r:.80}, {number!r:.80} names no word")
+    return member, number
+
+
 def read_events(path: Path) -> Iterator[tuple[float, Event]]:
-    """The (unix seconds, event) of each line in order; a torn last line is left out.
+    """The (unix seconds, event) of each entry in order; a torn last line is left out.
+
+    Raises:
+        RunDirectoryError: The log is missing, a line is damaged, or a newer raycloud wrote it.
+    """
+    return ((t, event) for t, event, _ in read_log(path))
+
+
+def read_log(path: Path, at: int = 0, lines_before: int = 0) -> Iterator[Entry]:
+    """The entries of a log in order; a torn last line is left out.
+
+    Args:
+        path: The log.
+        at: So many bytes are left out, and with them `lines_before` lines.
+        lines_before: For what is said of a damaged line.
 
     Raises:
         RunDirectoryError: The log is missing, a line is damaged, or a newer raycloud wrote it.
@@ -92,57 +193,30 @@ def read_events(path: Path) -> Iterator[tuple[float, Event]]:
             hint="name the directory of a run, the one that holds events.jsonl",
         ) from error
     with file:
-        lines, number = text_lines(file), 0
+        file.seek(at)
+        lines, number = text_lines(file), lines_before
         while True:
             number, line = number + 1, None
             try:
                 if (line := next(lines, None)) is None:
                     return
-                entry = from_line(line)
+                if not line.endswith("\n"):
+                    list(entries_of(line))  # torn: its writer was killed, or writes it just now
+                yield from entries_of(line)
             except ValueError as error:
                 if line is not None and not line.endswith("\n"):
-                    return  # torn: its writer was killed
+                    return
                 raise RunDirectoryError(
                     f"{path}, line {number} cannot be read: {error}",
                     hint="read this run with the raycloud that wrote it, or a newer one",
                 ) from error
-            yield entry
 
 
-def last_words(path: Path, members: Collection[int]) -> dict[int, int]:
-    """For each of these members the number of its newest word in a log; 0 where there is none.
-
-    Read from the end. A torn last line has been cut off.
-    """
-    found = dict.fromkeys(members, 0)
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        taken = _BLOCK_BYTES
-        while True:
-            start = file.seek(max(0, size - taken))
-            if start:
-                file.readline()  # the rest of a line
-            for line in file:
-                if b'"word":' in line:
-                    member, number = json.loads(line).get("word") or (-1, 0)
-                    if member in found:
-                        found[member] = number
-            if all(found.values()) or taken >= size:
-                return found
-            taken *= 4
-
-
-def skips_told(path: Path, members: Collection[int]) -> dict[int, list[Mapping[str, Any]]]:
-    """What each of these members has reported, in a log, that did not count."""
-    found: dict[int, list[Mapping[str, Any]]] = {}
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if '"skips":[{' not in line:
-                continue
-            event = from_line(line)[1]
-            if isinstance(event, StepsCommitted) and event.member in members:
-                found.setdefault(event.member, []).extend(event.skips)
-    return found
+def _kind_of(record: Mapping[str, Any]) -> type[Event]:
+    kind = _EVENTS.get(str(record.get("event")))
+    if kind is None:
+        raise ValueError(f"unknown event {record.get('event')!r}: written by a newer raycloud?")
+    return kind
 
 
 def _time(value: Any) -> float:
@@ -152,21 +226,54 @@ def _time(value: Any) -> float:
     return t
 
 
-def _checked(event: Event) -> Event:
-    """The event, if its fields are of the kinds that their annotations name."""
-    for field in fields(event):
-        value, (kind, _, rest) = getattr(event, field.name), str(field.type).partition("[")
-        kind, _, other = kind.partition(" | ")
-        known = _KINDS.get(kind)
-        if known is None or (value is None and (other or rest).endswith("None")):
+class _Field(NamedTuple):
+    """How a field's value is checked: it is of one of these types, and of a bearable size."""
+
+    kinds: tuple[type, ...] | None  # None: any
+    kind: str
+    may_be_none: bool
+    numbers: bool  # by name
+    default: Any  # as the log has it, and a merged line has not
+
+
+def _shape(kind: type[Any]) -> dict[str, _Field]:
+    """The fields of a kind of event, by what their annotations name."""
+    shape = {}
+    for field in fields(kind):
+        word, (name, _, rest) = str(field.type), str(field.type).partition("[")
+        name, _, other = name.partition(" | ")
+        none = (other or rest).endswith("None")
+        default = [] if field.default == () else field.default
+        numbers = word == "Mapping[str, float]"
+        shape[field.name] = _Field(_KINDS.get(name), name, none, numbers, default)
+    return shape
+
+
+_SHAPES: dict[type[Any], dict[str, _Field]] = {kind: _shape(kind) for kind in _EVENTS.values()}
+
+
+def _built(kind: type[Any], record: Mapping[str, Any]) -> Event:
+    """The event, if its fields are of the kinds that their annotations name; others are ignored."""
+    values: dict[str, Any] = {}
+    for name, field in _SHAPES[kind].items():
+        if name not in record:
             continue
-        if kind == "float" and value in _NOT_FINITE:
+        value: Any = record[name]
+        if isinstance(value, list):
+            value = tuple(value)
+        if field.kind == "float" and isinstance(value, str) and value in _NOT_FINITE:
+            value = float(value)
+        values[name] = value
+        if field.kinds is None or (value is None and field.may_be_none):
             continue
-        if not isinstance(value, known) or (isinstance(value, bool) and kind != "bool"):
-            raise TypeError(f"{field.name} = {value!r:.80} is no {kind}")
+        if not isinstance(value, field.kinds) or (isinstance(value, bool) and field.kind != "bool"):
+            raise TypeError(f"{name} = {value!r:.80} is no {field.kind}")
         if isinstance(value, int) and abs(value) >= _LARGEST:
-            raise ValueError(f"{field.name} is {_LARGEST} or more")
-    return event
+            raise ValueError(f"{name} is {_LARGEST} or more")
+        if field.numbers and isinstance(value, dict):
+            values[name] = {key: _number(number) for key, number in value.items()}
+    built: Event = kind(**values)
+    return built
 
 
 def cut_torn_line(path: Path) -> int:
@@ -187,6 +294,29 @@ def cut_torn_line(path: Path) -> int:
     return size - keep
 
 
+def _number(value: Any) -> Any:
+    """A number that was spelled."""
+    return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
+
+
+def _text(record: Mapping[str, Any], event: Event) -> str:
+    try:
+        return json.dumps(record, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    except TypeError as error:
+        raise InternalError(
+            f"the event {type(event).__name__} cannot be written as JSON: {error}"
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """A field's value as the log has it. Only what may hold a text is looked into for secrets."""
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _spelled(value)
+    return _spelled(redact(value))
+
+
 def _spelled(value: Any) -> Any:
     """Numbers that are not finite as texts, at any depth."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -196,15 +326,3 @@ def _spelled(value: Any) -> Any:
     if isinstance(value, list):
         return [_spelled(inner) for inner in value]
     return value
-
-
-def _restored(event: Event) -> Event:
-    """The spelled numbers as numbers again, in the fields that hold numbers."""
-    changed: dict[str, Any] = {}
-    for field in fields(event):
-        value = getattr(event, field.name)
-        if field.type == "float" and value in _NOT_FINITE:
-            changed[field.name] = float(value)
-        elif field.type == "Mapping[str, float]" and not _NOT_FINITE.isdisjoint(value.values()):
-            changed[field.name] = {name: float(number) for name, number in value.items()}
-    return replace(event, **changed) if changed else event

@@ -12,8 +12,9 @@ from raycloud.report.progress import metrics_text
 from raycloud.report.rates import rate_curve
 
 if TYPE_CHECKING:
+    from raycloud.report.fold import Member
     from raycloud.report.standing import Card
-    from raycloud.report.watched import Member, Watched
+    from raycloud.report.watched import Watched
 
 _QUIET_S = 30.0  # without a word from a run that has not ended: it may be stuck, or dead
 _CURVE_CELLS = 40
@@ -121,10 +122,10 @@ def _generation(card: Card) -> str:
 
 
 def _members(watched: Watched, *, most: int) -> list[Text]:
-    if not watched.members:
+    if not watched.fold.members:
         return []
     head = "  member  state             share    step    computing     exchange  node"
-    rows = [_member(number, member) for number, member in sorted(watched.members.items())]
+    rows = [_member(number, member) for number, member in sorted(watched.fold.members.items())]
     lines = [Text(head, style=_DIM), *rows[:most]]
     if len(rows) > most:
         lines.append(Text(f"  … and {len(rows) - most} more", style=_DIM))
@@ -148,7 +149,7 @@ def _member(number: int, member: Member) -> Text:
 def _notes(watched: Watched, room: int) -> list[Text]:
     return [
         Text.assemble((f"  {_time_of_day(t)}  ", _DIM), text)
-        for t, text in list(watched.notes)[-room:]
+        for t, text in list(watched.fold.notes)[-room:]
     ]
 
 

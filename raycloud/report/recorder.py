@@ -13,18 +13,28 @@ from typing import TYPE_CHECKING, Any, Self
 
 from raycloud.errors import MachineError, RunDirectoryError
 from raycloud.events import Evaluated, Event, RunStarted, StepsCommitted
-from raycloud.report.log import cut_torn_line, read_events, to_line, to_microseconds
+from raycloud.report.fold import Fold
+from raycloud.report.log import (
+    MOST_MERGED,
+    Entry,
+    cut_torn_line,
+    read_log,
+    to_line,
+    to_merged_line,
+    to_microseconds,
+)
 from raycloud.report.scalars import ScalarFile
 from raycloud.report.summary import Summary, summarize, write_summary
-from raycloud.report.tally import Tally
 
 if TYPE_CHECKING:
     import io
     from types import TracebackType
 
     from raycloud.clock import Clock
+    from raycloud.report.tally import Tally
     from raycloud.spec.rundir import RunDirectory
 
+_MERGED_S = 1.0  # a report waits so long for the others'
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -45,7 +55,7 @@ class Recorder:
         listener: Is told what the scalars are told: unix seconds, step, values by name.
 
     Attributes:
-        tally: What the log comes to.
+        fold: What the log comes to.
         lock: A name for the lock that is held on the log; empty where its file system has none.
 
     Raises:
@@ -63,21 +73,33 @@ class Recorder:
         listener: Callable[[float, int, Mapping[str, float]], None] | None = None,
     ) -> None:
         """Open the files, cut torn last lines off, and take in what the log already holds."""
-        self.tally = Tally()
+        self.fold = Fold()
         self._run, self._listener = run, listener
         self._clock = clock
         self._opened_s, self._opened_t = clock.monotonic_s(), clock.unix_s()
         self._started_s = self._opened_s if started_s is None else started_s
         self._scalars: ScalarFile | None = None
+        self._reports: list[Entry] = []  # that are to be one line
+        self._since_s = 0.0  # the first of them
         with _Disk("open", run.events_jsonl):
             self._events = run.events_jsonl.open("a", encoding="utf-8", buffering=1)
             self.lock = _hold(self._events, run.path)
             for path in (run.events_jsonl, run.ledger):
                 cut_torn_line(path)
             if run.events_jsonl.exists():
-                for t, event in read_events(run.events_jsonl):
-                    self.tally.add(t, event)
+                for entry in read_log(run.events_jsonl):
+                    self.fold.add(*entry)
             self._ledger = run.ledger.open("a", encoding="utf-8", buffering=1)
+
+    @property
+    def tally(self) -> Tally:
+        """See `Fold`."""
+        return self.fold.tally
+
+    @property
+    def written(self) -> Mapping[int, int]:
+        """By member, the number of its newest word that is in the log."""
+        return self.fold.words
 
     @property
     def first_t(self) -> float:
@@ -89,27 +111,62 @@ class Recorder:
     def record(self, event: Event, word: tuple[int, int] | None = None) -> None:
         """Append an event to the log, and its numbers to the scalars.
 
+        Members' reports of steps wait until all who compute have reported, for a second at most,
+        and are one line; anything else comes after those that wait. What waits is not `written`.
+
         Args:
             event: What happened.
-            word: See `to_line`.
+            word: See `Entry`.
 
         Raises:
             InternalError: The event holds something that is not a plain value.
             MachineError: It cannot be written.
         """
-        at_s = self._started_s if isinstance(event, RunStarted) else self._clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
+        at_s = self._started_s if isinstance(event, RunStarted) else now_s
         # As the log keeps it, so that all that is made from the log is what is made now.
-        t = to_microseconds(self._opened_t + (at_s - self._opened_s))
-        line = to_line(t, event, word)
+        entry = Entry(to_microseconds(self._opened_t + (at_s - self._opened_s)), event, word)
+        if not isinstance(event, StepsCommitted):
+            self.flush()
+            self._write(to_line(*entry), entry)
+            return
+        self._since_s = self._since_s if self._reports else now_s
+        self._reports.append(entry)
+        if len(self._reports) >= min(self.tally.computing, MOST_MERGED):
+            self.flush()
+
+    def keep_up(self) -> None:
+        """Write the reports that have waited for long enough. Costs nothing where there are none.
+
+        Raises:
+            MachineError: They cannot be written.
+        """
+        if self._reports and self._clock.monotonic_s() - self._since_s >= _MERGED_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the reports that wait.
+
+        Raises:
+            MachineError: They cannot be written.
+        """
+        reports, self._reports = self._reports, []
+        if reports:
+            line = to_line(*reports[0]) if len(reports) == 1 else to_merged_line(reports)
+            self._write(line, *reports)
+
+    def _write(self, line: str, *entries: Entry) -> None:
         with _Disk("write", self._run.events_jsonl):
             self._events.write(line + "\n")
-        point = self.tally.add(t, event)
         with _Disk("write", self._run.tensorboard):
-            if isinstance(event, StepsCommitted) and point is not None:
-                self._add_scalars(t, event)
-            elif isinstance(event, Evaluated):
-                values = {f"eval/{name}": value for name, value in event.metrics.items()}
-                self._tell(t, event.step, values)
+            for entry in entries:
+                point, _ = self.fold.add(*entry)
+                if isinstance(entry.event, StepsCommitted) and point is not None:
+                    self._add_scalars(entry.t, entry.event)
+                elif isinstance(entry.event, Evaluated):
+                    metrics = entry.event.metrics
+                    values = {f"eval/{name}": value for name, value in metrics.items()}
+                    self._tell(entry.t, entry.event.step, values)
 
     def append_ledger(self, lines: Iterable[str]) -> None:
         """Append lines to the ledger, given without their newlines.
@@ -128,13 +185,14 @@ class Recorder:
         Raises:
             MachineError: It cannot be written.
         """
+        self.flush()
         summary = summarize(self.tally, predicted=predicted)
         with _Disk("write", self._run.summary_json):
             write_summary(self._run.summary_json, summary)
         return summary
 
     def close(self) -> None:
-        """Close all files; more than once is fine."""
+        """Close all files; more than once is fine. Reports that wait are left to who goes on."""
         files: list[io.TextIOBase | ScalarFile | None] = [self._events, self._ledger, self._scalars]
         for file in files:
             if file is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.bounded import LARGEST_BYTES, open_regular
 from raycloud.errors import RunDirectoryError
-from raycloud.report.log import from_line
+from raycloud.report.log import entries_of
 
 if TYPE_CHECKING:
     from raycloud.events import Event
@@ -36,7 +36,7 @@ class Tail:
         self.replaced = 0
 
     def read(self) -> list[tuple[float, Event]]:
-        """The (unix seconds, event) of each line that has come since; a part of them if many have.
+        """The (unix seconds, event) of what has come since; a part of it if that is much.
 
         Raises:
             RunDirectoryError: The log cannot be read, a line is damaged or without end, or a newer
@@ -50,7 +50,7 @@ class Tail:
                 hint="it is no event log, or is damaged",
             )
         self._at += len(whole)
-        return [self._event(line) for line in whole.splitlines()]
+        return [entry for line in whole.splitlines() for entry in self._entries(line)]
 
     def _block(self) -> bytes:
         """What stands behind the lines that have been told, if it may hold a whole one by now."""
@@ -77,10 +77,11 @@ class Tail:
                 hint="name the directory of a run, the one that holds events.jsonl",
             ) from error
 
-    def _event(self, line: bytes) -> tuple[float, Event]:
+    def _entries(self, line: bytes) -> list[tuple[float, Event]]:
         self._lines += 1
         try:
-            return from_line(line.decode("utf-8", errors="replace"))
+            entries = entries_of(line.decode("utf-8", errors="replace"))
+            return [(t, event) for t, event, _ in entries]
         except ValueError as error:
             raise RunDirectoryError(
                 f"{self.path}, line {self._lines} cannot be read: {error}",

@@ -45,15 +45,6 @@ from raycloud.report.recoveries import (
     close,
 )
 
-_SPENT_IN_STEPS = (
-    "wall_s",
-    "compute_s",
-    "data_s",
-    "exchange_s",
-    "cpu_s",
-    "bytes_sent",
-    "bytes_dense",
-)
 _MOST_POINTS = 4096
 _FRESH_POINTS = 1024  # the newest ones, never merged
 _MOST_NOTICES = 100
@@ -84,6 +75,16 @@ class Spent:
     bytes_dense: int = 0
     blocked_s: float = 0.0
 
+    def add(self, event: StepsCommitted) -> None:
+        """What a report adds."""
+        self.wall_s += event.wall_s
+        self.compute_s += event.compute_s
+        self.data_s += event.data_s
+        self.exchange_s += event.exchange_s
+        self.cpu_s += event.cpu_s
+        self.bytes_sent += event.bytes_sent
+        self.bytes_dense += event.bytes_dense
+
 
 @dataclass(slots=True)
 class Session:
@@ -101,49 +102,64 @@ class Session:
     nodes: dict[str, tuple[float, float | None]] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class Tally:
-    """The fold of a run's events; `summary.summarize` and the progress line read it."""
+    """The fold of a run's events; `summary.summarize` and the progress line read it.
 
-    def __init__(self) -> None:
-        """Nothing has happened."""
-        self.job = self.version = ""
-        self.status = "unfinished"
-        self.error: str | None = None
-        self._met: set[int] = set()
-        self.stop_reason: str | None = None
-        self.ended_at: int | None = None  # steps of the run, by its last word
-        self.steps = self.samples = 0
-        self.parameters = self.state_bytes = self.epoch_samples = 0
-        self.spawned: set[int] = set()  # in all sessions, as members are never numbered again
-        self.awaited: set[int] = set()  # spawned in this session
-        self.ready: set[int] = set()
-        self.members: tuple[int, ...] = ()
-        self.shares: tuple[int, ...] = ()
-        self.generation = -1  # before the first; they are numbered from 0
-        self.generations = 0
-        self.epoch = self.offset = 0
-        self.learning_rate: float | None = None
-        self.spent = Spent()
-        self.data = DataTally()
-        self.goodput = Goodput()
-        self.sessions: list[Session] = []
-        self.points: list[Point] = []
-        self.recoveries: list[dict[str, Any]] = []
-        self.computed: dict[int, tuple[float, int]] = {}  # member: seconds of computing, and steps
-        self.published = 0
-        self.checkpoint: CheckpointPublished | None = None
-        self.checkpoint_t: float | None = None
-        self.metrics: Mapping[str, float] = {}
-        self.metrics_step: int | None = None
-        self.sample: str | None = None
-        self.notices: list[dict[str, Any]] = []
-        self.notices_left_out = 0
-        self._streams: dict[int, tuple[int, int]] = {}  # member: (steps, samples) it has reported
-        self._entered = (0, -1)  # (session, generation) that was counted last
-        self._base = (0, 0)  # (steps, samples) where this session went on
-        self._back = False  # to a checkpoint, and has not gone on since
-        self._over = -1  # reports of this generation and older ones come too late
-        self.lead_steps: tuple[int, float] = (0, 0.0)  # samples and wall seconds of the lead
+    Attributes:
+        ended_at: Steps of the run, by its last word.
+        spawned: In all sessions, as members are never numbered again.
+        awaited: Spawned in this session.
+        generation: -1 before the first; they are numbered from 0.
+        computed: By member its seconds of computing, and steps.
+        lead_steps: Samples and wall seconds of the lead.
+    """
+
+    job: str = ""
+    version: str = ""
+    status: str = "unfinished"
+    error: str | None = None
+    stop_reason: str | None = None
+    ended_at: int | None = None
+    steps: int = 0
+    samples: int = 0
+    parameters: int = 0
+    state_bytes: int = 0
+    epoch_samples: int = 0
+    spawned: set[int] = field(default_factory=set)
+    awaited: set[int] = field(default_factory=set)
+    ready: set[int] = field(default_factory=set)
+    members: tuple[int, ...] = ()
+    shares: tuple[int, ...] = ()
+    generation: int = -1
+    generations: int = 0
+    epoch: int = 0
+    offset: int = 0
+    learning_rate: float | None = None
+    spent: Spent = field(default_factory=Spent)
+    data: DataTally = field(default_factory=DataTally)
+    goodput: Goodput = field(default_factory=Goodput)
+    sessions: list[Session] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+    recoveries: list[dict[str, Any]] = field(default_factory=list)
+    computed: dict[int, tuple[float, int]] = field(default_factory=dict)
+    published: int = 0
+    checkpoint: CheckpointPublished | None = None
+    checkpoint_t: float | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    metrics_step: int | None = None
+    sample: str | None = None
+    notices: list[dict[str, Any]] = field(default_factory=list)
+    notices_left_out: int = 0
+    lead_steps: tuple[int, float] = (0, 0.0)
+    _met: set[int] = field(default_factory=set)
+    _streams: dict[int, tuple[int, int]] = field(default_factory=dict)  # (steps, samples) reported
+    _entered: tuple[int, int] = (0, -1)  # (session, generation) that was counted last
+    _base: tuple[int, int] = (0, 0)  # (steps, samples) where this session went on
+    _lead: int | None = None  # where it is known
+    _behind: set[int] | None = None  # who has not reported more than counts; None: unknown
+    _back: bool = False  # to a checkpoint, and has not gone on since
+    _over: int = -1  # reports of this generation and older ones come too late
 
     @property
     def session(self) -> Session | None:
@@ -153,7 +169,14 @@ class Tally:
     @property
     def lead(self) -> int | None:
         """The member whose reports make the loss curve: the lowest of the generation."""
-        return min(self._computing, default=None)
+        if self._lead is None:
+            self._lead = min(self._computing, default=None)
+        return self._lead
+
+    @property
+    def computing(self) -> int:
+        """How many members report."""
+        return len(self._computing)
 
     @property
     def _computing(self) -> list[int]:
@@ -238,6 +261,7 @@ class Tally:
         if self.metrics_step is not None and self.metrics_step > step:
             self.metrics, self.metrics_step, self.sample = {}, None, None
         self._streams.clear()
+        self._lead = self._behind = None
         self.members, self.shares = (), ()
 
     def _go_on(self, t: float, event: RunStarted) -> None:
@@ -253,7 +277,9 @@ class Tally:
         self._enter(event.generation)
         self._met |= set(event.members)
         self.members, self.shares = event.members, event.shares
-        self._streams = {m: at for m, at in self._streams.items() if m in event.members}
+        here = set(event.members)
+        self._streams = {m: at for m, at in self._streams.items() if m in here}
+        self._lead = self._behind = None
         add_formed(self.recoveries, t)
 
     def _enter(self, generation: int) -> None:
@@ -264,8 +290,7 @@ class Tally:
             self._entered, self.generations = entered, self.generations + 1
 
     def _commit(self, t: float, event: StepsCommitted) -> Point | None:
-        for name in _SPENT_IN_STEPS:
-            setattr(self.spent, name, getattr(self.spent, name) + getattr(event, name))
+        self.spent.add(event)
         self.data.commit(event, self.epoch_samples)
         compute_s, done = self.computed.get(event.member, (0.0, 0))
         done += event.last_step - event.first_step
@@ -273,6 +298,8 @@ class Tally:
         if event.generation <= self._over:
             return None
         steps, samples = self._streams.get(event.member, (None, 0))
+        if steps is None:
+            self._lead = self._behind = None  # another one computes
         if steps != event.first_step:
             samples = self.samples_at(event.first_step)
         samples += event.samples
@@ -285,7 +312,7 @@ class Tally:
             earlier, wall_s = self.lead_steps
             self.lead_steps = (earlier + event.samples, wall_s + event.wall_s)
             point = self._extend(t, event, samples)
-        self._advance(t)
+        self._advance(t, event)
         return point
 
     def _extend(self, t: float, event: StepsCommitted, samples: int) -> Point | None:
@@ -301,12 +328,17 @@ class Tally:
             self.points = [_merged(a, b) for a, b in pairs] + odd + fresh
         return point
 
-    def _advance(self, t: float) -> None:
+    def _advance(self, t: float, event: StepsCommitted) -> None:
         """Count the steps that every member of the generation has reported by now."""
-        members = self._computing
-        if not all(member in self._streams for member in members):
+        if self._behind is None:
+            told, none = self._streams, (-1, 0)
+            self._behind = {m for m in self._computing if told.get(m, none)[0] <= self.steps}
+        elif event.last_step > self.steps:
+            self._behind.discard(event.member)
+        if self._behind:
             return
-        steps, samples = min(self._streams[member] for member in members)
+        steps, samples = min(self._streams[member] for member in self._computing)
+        self._behind = None
         if steps <= self.steps:
             return
         self.steps, self.samples = steps, samples

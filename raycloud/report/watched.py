@@ -3,60 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raycloud.events import (
-    DataPrepared,
-    DataPreparing,
-    GenerationFormed,
-    MemberDone,
-    MemberFailed,
-    MemberLeaving,
-    MemberLost,
-    MemberReady,
-    MemberSpawned,
-    RunFinished,
-    RunStarted,
-    StepsCommitted,
-)
-from raycloud.report.figures import printable_line
+from raycloud.report.fold import Fold
 from raycloud.report.follow import total_steps
-from raycloud.report.progress import note
 from raycloud.report.standing import Card, Identity, card_of
-from raycloud.report.tally import Tally
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from raycloud.events import Event
+    from raycloud.report.tally import Tally
     from raycloud.spec.job import Job
-
-_MOST_NOTES = 200
-
-
-@dataclass(slots=True)
-class Member:
-    """One member as it was last heard of.
-
-    Attributes:
-        state: `starting`, `waiting for data`, `ready`, `training`, `done`, `lost` or `failed`.
-        share: Its micro-batches per step in the newest generation; None outside of it.
-        step: The step after the last one that it reported.
-        compute_s: Seconds of computing per step in its newest report.
-        exchange_s: Seconds of waiting for the exchange per step in it.
-        heard_t: Unix seconds of its newest word.
-    """
-
-    state: str = "starting"
-    node: str = ""
-    share: int | None = None
-    step: int | None = None
-    compute_s: float | None = None
-    exchange_s: float | None = None
-    heard_t: float = 0.0
 
 
 class Watched:
@@ -64,17 +23,24 @@ class Watched:
 
     Args:
         directory: The run directory.
+        fold: What has been read of its log; None: nothing.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, fold: Fold | None = None) -> None:
         """Nothing has happened."""
         self.directory = directory
-        self.tally = Tally()
-        self.members: dict[int, Member] = {}
-        self.notes: deque[tuple[float, str]] = deque(maxlen=_MOST_NOTES)
+        self.fold = Fold() if fold is None else fold
         self.job: Job | None = None  # once its file is there; it says how many steps there are
-        self.last_t: float | None = None
-        self._prepared: set[tuple[str, int]] = set()
+
+    @property
+    def tally(self) -> Tally:
+        """See `Fold`."""
+        return self.fold.tally
+
+    @property
+    def last_t(self) -> float | None:
+        """See `Fold`."""
+        return self.fold.last_t
 
     @property
     def ended(self) -> bool:
@@ -96,77 +62,7 @@ class Watched:
 
     def see(self, t: float, event: Event) -> str | None:
         """Take in what happened at `t` unix seconds; the note that it deserves, if any."""
-        self.tally.add(t, event)
-        self.last_t = t
-        self._member(t, event)
-        text = ended_text(event) if isinstance(event, RunFinished) else note(event)
-        if text is None or self._known(event):
-            return None
-        self.notes.append((t, text))
-        return text
-
-    def _known(self, event: Event) -> bool:
-        """Every member tells how the data was prepared; one of them is enough."""
-        if not isinstance(event, DataPrepared):
-            return False
-        told = (event.split, event.version)
-        known = told in self._prepared
-        self._prepared.add(told)
-        return known
-
-    def _member(self, t: float, event: Event) -> None:
-        if isinstance(event, RunStarted):
-            self._start(event)
-            return
-        if isinstance(event, GenerationFormed):
-            self._form(event)
-            return
-        number = getattr(event, "member", None)
-        if not isinstance(number, int):
-            return
-        member = self.members.setdefault(number, Member())
-        member.heard_t = t
-        match event:
-            case MemberSpawned():
-                member.node = event.node or member.node
-            case DataPreparing():
-                member.state = "waiting for data"
-            case MemberReady():
-                member.state, member.node = "ready", event.node or member.node
-            case StepsCommitted():
-                steps = max(1, event.last_step - event.first_step)
-                member.state, member.step = "training", event.last_step
-                member.compute_s = event.compute_s / steps
-                member.exchange_s = event.exchange_s / steps
-            case MemberDone():
-                member.state, member.step = "done", event.step
-            case MemberLeaving():
-                member.state = "leaving"
-            case MemberLost():
-                member.state, member.share = "lost", None
-            case MemberFailed():
-                member.state, member.share = "failed", None
-            case _:
-                pass
-
-    def _start(self, event: RunStarted) -> None:
-        """Members are new, unless they have outlived their driver."""
-        if not event.taken_over:
-            self.members.clear()
-            self._prepared.clear()
-
-    def _form(self, event: GenerationFormed) -> None:
-        for member in self.members.values():
-            member.share = None
-        for number, share in zip(event.members, event.shares, strict=False):
-            member = self.members.setdefault(number, Member())
-            member.state, member.share = "training", share
-
-
-def ended_text(event: RunFinished) -> str:
-    """The note on the end of a run."""
-    text = f"{event.status} after step {event.steps}"
-    return printable_line(f"{text}: {event.error}" if event.error else text)
+        return self.fold.add(t, event)[1]
 
 
 class Lines:

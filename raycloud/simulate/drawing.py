@@ -114,7 +114,6 @@ def large(seed: int, *, members: int, days: float, per_day: float | None = None)
         build_s=120.0,
         spread=0.05,
         stillborn=0.02,
-        report_s=max(1.0, members / 50),
         awake_s=max(10.0, members / 250),
     )
 

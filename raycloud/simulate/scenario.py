@@ -76,7 +76,8 @@ class Scenario:
         build_s: A member takes at most this long to be ready.
         spread: By so large a part of it, one may be ready earlier than another.
         stillborn: The chance that a member that joins dies before it is ready.
-        report_s: Seconds between two reports of a member while something goes on.
+        report_s: Seconds between two reports of a member while something goes on; None: as long as
+            in a real run of so many.
         awake_s: So long after something has happened all is simulated word by word; then reports
             are thinned out to one round before the next happening. Infinite: always.
         silence_s: See `ControlSettings`.
@@ -104,7 +105,7 @@ class Scenario:
     build_s: float = 20.0
     spread: float = 0.5
     stillborn: float = 0.0
-    report_s: float = 1.0
+    report_s: float | None = None
     awake_s: float = math.inf
     silence_s: float = 600.0
 
@@ -138,7 +139,7 @@ class Scenario:
         for field in ("stillborn", "spread"):
             if not 0 <= getattr(self, field) < 1:
                 raise SpecError(field, getattr(self, field), "a part is from 0 to below 1")
-        if self.report_s <= 0:
+        if self.report_s is not None and self.report_s <= 0:
             raise SpecError("report_s", self.report_s, "between reports is some time")
 
     def _at_least(self, field: str, least: int) -> None:

@@ -11,6 +11,7 @@ from raycloud.simulate.driver import Driver
 from raycloud.simulate.ending import Ending
 from raycloud.simulate.fleet import Fleet
 from raycloud.simulate.words import Words
+from raycloud.spec.sizes import report_s
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -79,7 +80,7 @@ class Start:
         self._stay_awake()
         self.driver.start()
         self.fleet.later(_TURN_S, self._turn)
-        self.fleet.later(self._scenario.report_s, self._round)
+        self.fleet.later(self._report_s, self._round)
         world, words, driver = self._world, self.words, self.driver
         while driver.finish is None:
             word_s, next_s = words.next_s, world.next_s
@@ -92,6 +93,12 @@ class Start:
             if (event := words.take()) is not None:
                 driver.take(event)
         return True
+
+    @property
+    def _report_s(self) -> float:
+        """Until the next reports."""
+        asked_s, group = self._scenario.report_s, self.computing.group
+        return report_s(len(group.members) if group else 1) if asked_s is None else asked_s
 
     def close(self) -> None:
         """Every process ends."""
@@ -110,7 +117,7 @@ class Start:
                     self.driver.take(event)
             self.driver.turn()
             self.fleet.later(_TURN_S, self._turn)
-            self.fleet.later(self._scenario.report_s, self._round)
+            self.fleet.later(self._report_s, self._round)
         self._stay_awake()
 
     def grow(self, samples: int) -> None:
@@ -136,7 +143,7 @@ class Start:
     def _round(self) -> None:
         if not self._dozing:
             self.computing.round(everyone=False)
-            self.fleet.later(self._scenario.report_s, self._round)
+            self.fleet.later(self._report_s, self._round)
 
     def _quiet(self) -> bool:
         """Nothing goes on but steps."""

@@ -1,7 +1,8 @@
-"""Sizes of what travels."""
+"""Sizes of what travels, and how often it does."""
 
 from __future__ import annotations
 
+_REPORTS_PER_S = 50.0  # that a driver hears at most, of all members together
 _BUCKETS = 8
 _LEAST_BUCKET_BYTES = 1024 * 1024
 _LARGEST_BUCKET_BYTES = 4 * 1024 * 1024
@@ -36,3 +37,14 @@ def ring_bytes(payload_bytes: int, members: int) -> int:
     if members < 1 or payload_bytes < 0:
         raise ValueError(f"no ring of {members} members for {payload_bytes} bytes")
     return -(-2 * (members - 1) * payload_bytes // members)
+
+
+def report_s(members: int) -> float:
+    """Seconds between two reports of steps by one of N members: one, and more where they are many.
+
+    So a driver hears at most 50 reports a second, however many members there are.
+
+    >>> report_s(8), report_s(5000)
+    (1.0, 100.0)
+    """
+    return max(1.0, members / _REPORTS_PER_S)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from raycloud.commands import Extend, Halt, Meet, Reshare, Save
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.events import ChangeApplied, Noticed
-from raycloud.spec.sizes import ring_bytes
+from raycloud.spec.sizes import report_s, ring_bytes
 from raycloud.sync.lane import Lane, LaneReport
 from raycloud.sync.transport import Abandoned
 from raycloud.training.feed import Feed
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from raycloud.training.changes import Due
 
 __all__ = ["Loop", "Parts", "Seat"]
-
-_REPORT_S = 1.0
 
 
 class Loop:
@@ -329,7 +327,7 @@ class Loop:
             check_end(self._parts.replica, done)
         if done in (first, last):
             self.settle()
-        if done in (first, last) or self._tally.age_s >= _REPORT_S:
+        if done in (first, last) or self._tally.age_s >= report_s(self.seat.size):
             self._report()
         every = job.checkpoint.every_steps
         if done == last or (isinstance(every, int) and done % every == 0):

@@ -122,19 +122,24 @@ class Tally:
             micro_batches=sum(s.micro_batches for s in steps),
             grad_norm=last.norm,
             learning_rate=last.learning_rate,
-            wall_s=now_s - self._since_s,
-            compute_s=sum(s.compute_s for s in steps),
-            data_s=sum(s.data_s for s in steps),
-            exchange_s=sum(s.exchange_s for s in steps),
-            cpu_s=cpu_s - self._cpu_s,
+            wall_s=_short(now_s - self._since_s),
+            compute_s=_short(sum(s.compute_s for s in steps)),
+            data_s=_short(sum(s.data_s for s in steps)),
+            exchange_s=_short(sum(s.exchange_s for s in steps)),
+            cpu_s=_short(cpu_s - self._cpu_s),
             bytes_sent=sum(s.bytes_sent for s in steps),
             bytes_dense=sum(s.bytes_dense for s in steps),
-            read_s=sum(s.read_s for s in steps),
-            collate_s=sum(s.collate_s for s in steps),
-            lane_s=sum(s.lane_s for s in steps),
+            read_s=_short(sum(s.read_s for s in steps)),
+            collate_s=_short(sum(s.collate_s for s in steps)),
+            lane_s=_short(sum(s.lane_s for s in steps)),
             bytes_last=sum(s.bytes_last for s in steps),
             skips=tuple(skip.to_record() for s in steps for skip in s.skips),
         )
         self._steps, self._losses = [], []
         self._since_s, self._cpu_s = now_s, cpu_s
         return made
+
+
+def _short(seconds: float) -> float:
+    """To a hundred thousandth: the log holds millions of these."""
+    return round(seconds, 5)

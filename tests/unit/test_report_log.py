@@ -152,7 +152,7 @@ def test_cutting_finds_the_line_end_at_any_distance(tmp_path: Path, size: int) -
     [
         ("{", "line 1 cannot be read"),
         ("[]", "it is no JSON object"),
-        ('{"format":2,"t":1,"event":"RunStarted"}', "its format is 2, this raycloud reads 1"),
+        ('{"format":3,"t":1,"event":"RunStarted"}', "its format is 3, this raycloud reads 1 and 2"),
         ('{"format":1,"t":1,"event":"Teleported"}', "unknown event 'Teleported'.*newer raycloud"),
         ('{"format":1,"t":1,"event":"RunStarted"}', "a field is missing"),
         ('{"format":1,"event":"RunStarted","job":"x","version":"1"}', "a field is missing"),

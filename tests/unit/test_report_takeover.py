@@ -18,8 +18,9 @@ from raycloud.events import (
     RunFinished,
     RunStarted,
 )
+from raycloud.report.fold import Fold
 from raycloud.report.goodput import Goodput
-from raycloud.report.log import from_line, last_words, skips_told, to_line
+from raycloud.report.log import entries_of, from_line, to_line
 from raycloud.report.progress import note
 from raycloud.report.summary import fold, summarize
 from raycloud.report.tally import Tally
@@ -207,30 +208,22 @@ def test_the_number_of_a_word_is_no_part_of_its_event() -> None:
     assert from_line(line) == (5.0, Noticed(what="x", member=3))
 
 
-@pytest.mark.parametrize("length", [1, 100_000])
-def test_newest_words_are_found_from_the_end(tmp_path: Path, length: int) -> None:
-    log = tmp_path / "events.jsonl"
-    lines = [
-        to_line(1.0, Noticed(what="a"), (0, 1)),
-        to_line(1.0, Noticed(what="b"), (1, 1)),
-        to_line(2.0, Noticed(what="c" * length), (0, 2)),
-        to_line(2.0, Noticed(what="said by nobody"), None),
-        to_line(3.0, Noticed(what="d" * length), (0, 3)),
+def test_the_newest_word_of_each_member_and_what_it_skipped(tmp_path: Path) -> None:
+    skips = [{"step": n} for n in range(3)]
+    said: list[tuple[Event, tuple[int, int] | None]] = [
+        (replace(commit(0, 0, 1), skips=(skips[0],)), (0, 1)),
+        (replace(commit(1, 0, 2), skips=(skips[0], skips[1])), (1, 1)),
+        (Noticed(what="said by nobody"), None),
+        (replace(commit(1, 2, 3), skips=(skips[2],)), (1, 2)),
+        (Noticed(what="c", member=0), (0, 2)),
     ]
-    log.write_text("".join(line + "\n" for line in lines))
-    assert last_words(log, (0, 1, 5)) == {0: 3, 1: 1, 5: 0}
-    assert last_words(log, (0,)) == {0: 3}
-    assert last_words(log, ()) == {}
-
-
-def test_what_members_have_skipped_is_found(tmp_path: Path) -> None:
-    log, skips = tmp_path / "events.jsonl", [{"step": n} for n in range(3)]
-    events = [
-        Noticed(what='"skips":[{'),
-        replace(commit(0, 0, 1), skips=(skips[0],)),
-        replace(commit(1, 0, 2), skips=(skips[0], skips[1])),
-        replace(commit(1, 2, 3), skips=(skips[2],)),
-        commit(2, 0, 3),
-    ]
-    log.write_text("".join(to_line(1.0, event) + "\n" for event in events))
-    assert skips_told(log, (1, 2)) == {1: skips}
+    fold = Fold()
+    for n, (event, word) in enumerate(said):
+        (entry,) = entries_of(to_line(float(n), event, word))
+        fold.add(*entry)
+    assert fold.words == {0: 2, 1: 2}
+    assert fold.skips == {0: [skips[0]], 1: skips}
+    fold.add(9.0, RunStarted(job="gpt", version="1", taken_over=(0, 1)))
+    assert fold.skips[1] == skips
+    fold.add(9.0, RunStarted(job="gpt", version="1", resumed_from_step=0))
+    assert (fold.skips, fold.words) == ({}, {0: 2, 1: 2})

@@ -143,7 +143,7 @@ def test_the_page_of_a_run_that_failed() -> None:
 def test_a_resumed_run_has_new_members() -> None:
     resumed = RunStarted(job="gpt", version="0.1.0", resumed_from_step=10)
     watched = watched_of([*entries(status="stopped"), (STARTED_T + 100, resumed)])
-    assert (watched.members, watched.ended) == ({}, False)
+    assert (watched.fold.members, watched.ended) == ({}, False)
     assert any("going on from the checkpoint of step 10" in line for line in page(watched))
 
 
@@ -155,7 +155,7 @@ def test_a_page_of_any_size(width: int, height: int) -> None:
 def test_many_members_leave_room_for_notes() -> None:
     watched = watched_of(entries())
     for number in range(200):
-        watched.members[number] = watched.members[0]
+        watched.fold.members[number] = watched.fold.members[0]
     lines = page(watched, height=30)
     (more,) = [line for line in lines if line.startswith("  … and ")]
     members = sum("node-a" in line for line in lines)
