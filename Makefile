@@ -22,11 +22,11 @@ SITE = $(shell mktemp -d)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test mutants check lint types layers docs rows audit sbom release format clean
+.PHONY: help setup train test test-all mutants check lint types layers docs rows audit sbom release format clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
-	@echo "  PYTHON=python3.12 takes another Python; ARGS='--set steps=20' is passed on to train and test."
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@echo "  PYTHON=python3.12 takes another Python; ARGS='--set steps=20' is passed on to train, test and test-all."
 
 setup: $(READY)  ## build .venv from the pinned versions (the second call starts at once)
 
@@ -55,16 +55,21 @@ train: setup  ## train a small GPT on real text with two local workers
 
 # What needs no Ray of its own has a process for each core; of those with a Ray two run at a time, but
 # for those that time the machine or look at all of it, which share it with nobody.
-test: check  ## every check and every test
+test: TIER := not full
+test: check  ## every check, and every kind of test, one case per promise; what is not marked `full`
+test-all: TIER := full or not full
+test-all: export RAYCLOUD_TESTS := full
+test-all: check  ## every check and every test, with four times as many examples of each property
+test test-all:
 	@.ci/tools
 ifeq ($(ARGS),)
 	@failed=; \
-	$(BIN)/python -m pytest --numprocesses logical --dist loadfile -m 'not ray and not testbed' || failed=1; \
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'ray and not alone' || failed=1; \
-	$(BIN)/python -m pytest -m 'testbed or alone' || failed=1; \
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m 'not ray and not testbed and ($(TIER))' || failed=1; \
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'ray and not alone and ($(TIER))' || failed=1; \
+	$(BIN)/python -m pytest -m '(testbed or alone) and ($(TIER))' || failed=1; \
 	test -z "$$failed"
 else
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -m '$(TIER)' $(ARGS)
 endif
 
 mutants: setup  ## twenty planted bugs, one at a time: do the tests catch them?

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.tiers import EXAMPLES
+
 TESTS = Path(__file__).parent
 RAY_TIMEOUT_S = 180  # an embedded cluster starts in 3 to 6 s on an idle machine, not on a busy one
 
@@ -24,14 +26,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # No deadline per example: this machine may be busy. No database: a checkout may be read-only, and a
 # failure prints what reproduces it.
 settings.register_profile(
-    "local",
+    "ours",
+    max_examples=EXAMPLES,
     deadline=None,
     database=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
 )
-settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
+settings.load_profile("ours")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if kind.endswith(".py"):
             raise pytest.UsageError(f"{item.path}: a test stands in a folder, which is its kind")
         item.add_marker(kind)
-        if kind == "ray" and item.get_closest_marker("timeout") is None:
+        if item.get_closest_marker("ray") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(RAY_TIMEOUT_S))
 
 

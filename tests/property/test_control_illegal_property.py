@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raycloud import commands as c
@@ -16,6 +16,7 @@ from raycloud.control import Control, ControlSettings
 from raycloud.errors import InternalError
 from raycloud.order import Position
 from tests.control_events import committed, part, published, ready, stop
+from tests.tiers import examples
 
 MEMOS = {"_asked"}  # what was last computed from the rest: asking for it is no change
 
@@ -123,7 +124,7 @@ def job_of_two():
     return job, list(job.start(0.0))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.booleans(), st.booleans(), st.lists(any_event(), min_size=4, max_size=8))
 def test_an_illegal_event_changes_nothing_wherever_the_job_stands(stopped, grown, odd):
     job, commands = job_of_two()
@@ -138,7 +139,7 @@ def test_an_illegal_event_changes_nothing_wherever_the_job_stands(stopped, grown
     assert job.committed_step == 4
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.lists(any_event(), max_size=40))
 def test_a_soup_of_events_never_breaks_the_machine(events):
     job, commands = job_of_two()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import fields
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raycloud import commands as c
@@ -15,6 +15,7 @@ from raycloud.order import Ledger, read_ledger
 from tests.control_events import ready, stop
 from tests.control_fleet import Fleet
 from tests.control_scene import Scene
+from tests.tiers import examples
 
 times_s = st.sampled_from([0.0, 0.9, 2.5, 5.0, 9.0, 14.0, 30.0])
 FAULTS = [*3 * ["none"], *3 * ["dies_s"], *2 * ["freezes_s"], "fails_s", "ready"]
@@ -175,7 +176,7 @@ def check_samples(fleet, ledger, taken):
             assert 0 <= left < least
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(scenes(faults=False))
 def test_without_faults_every_step_is_committed(scene):
     fleet = Fleet(scene).run()
@@ -186,7 +187,7 @@ def test_without_faults_every_step_is_committed(scene):
     check_ledger(fleet)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(scenes())
 def test_whatever_happens_the_run_ends_and_is_exact(scene):
     fleet = Fleet(scene).run()
@@ -210,7 +211,7 @@ def test_whatever_happens_the_run_ends_and_is_exact(scene):
     assert not fleet.job.on(late, fleet.now_s)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(scenes(), min_size=1, max_size=3), scenes(faults=False))
 def test_a_run_resumed_again_and_again_is_exact(tries, last):
     lines, manifest, generation, samples, spans = [], None, 0, last.samples, {}
@@ -249,7 +250,7 @@ def test_a_run_resumed_again_and_again_is_exact(tries, last):
     check_samples(fleet, ledger, counted(spans, last.steps))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(scenes())
 def test_the_same_events_give_the_same_commands(scene):
     fleet = Fleet(scene).run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -13,6 +13,7 @@ from raycloud.training.backing import Backing
 from raycloud.training.regroup import adopt
 from tests.backed import Backed
 from tests.lockstep import NetTask, difference, job, plain_loop
+from tests.tiers import examples
 
 STEPS = 8
 WITH = [(4, 4), (3, 3, 2), (2, 2, 2, 2)]
@@ -120,7 +121,7 @@ def test_what_a_backup_cannot_compute_is_left_to_its_owner(norm: bool) -> None:
 
 
 @pytest.mark.timeout(180)
-@settings(max_examples=15)
+@examples(15)
 @given(data=st.data(), shares=st.sampled_from(SHARES), norm=st.booleans())
 def test_whoever_is_late(data: st.DataObject, shares: tuple[int, ...], norm: bool) -> None:
     size, fused = len(shares), not norm and data.draw(st.booleans())
@@ -137,7 +138,7 @@ def test_whoever_is_late(data: st.DataObject, shares: tuple[int, ...], norm: boo
 
 
 @pytest.mark.timeout(180)
-@settings(max_examples=15)
+@examples(15)
 @given(data=st.data(), shares=st.sampled_from(WITH), norm=st.booleans())
 def test_whoever_is_lost_or_cut_off(
     data: st.DataObject, shares: tuple[int, ...], norm: bool

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.lockstep import Fleet, NetTask, difference, job, plain_loop
+from tests.tiers import examples
 
 STEPS = 12
 DURING = ["lane", "gradients", "after"]
@@ -29,7 +30,7 @@ def test_a_member_dies_in_a_step(rank: int, during: str, norm: bool) -> None:
         assert difference(replica.model, reference) <= 1e-9
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     faults=st.lists(
         st.tuples(st.integers(0, STEPS - 1), st.integers(0, 9), st.sampled_from(DURING)),

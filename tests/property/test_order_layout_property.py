@@ -6,11 +6,12 @@ from itertools import accumulate, permutations
 from unittest.mock import patch
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raycloud.order import Layout, Order, assign, lanes, prefer
 from raycloud.order.assignment import deal
+from tests.tiers import examples
 
 
 @st.composite
@@ -38,7 +39,7 @@ def partition_of(layout, ids):
     return np.searchsorted(layout.partitions, ids, side="right") - 1
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(layouts(), seeds, epochs, st.sampled_from([1, 4, 4096]), st.data())
 def test_every_epoch_is_a_permutation_and_its_slices_agree(layout, seed, epoch, chunk, data):
     rows = layout.samples
@@ -55,7 +56,7 @@ def test_every_epoch_is_a_permutation_and_its_slices_agree(layout, seed, epoch, 
     assert other.ids(epoch, 0, rows).tolist() == whole.tolist()
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(layouts(), seeds, epochs)
 def test_rounds_read_whichever_lanes_have_a_run_left(layout, seed, epoch):
     order = Order(samples=layout.samples, seed=seed, layout=layout)
@@ -81,7 +82,7 @@ def test_rounds_read_whichever_lanes_have_a_run_left(layout, seed, epoch):
     assert read == expected
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(layouts(), seeds, epochs, st.data())
 def test_a_lane_reads_window_after_window(layout, seed, epoch, data):
     order = Order(samples=layout.samples, seed=seed, layout=layout)
@@ -98,7 +99,7 @@ def test_a_lane_reads_window_after_window(layout, seed, epoch, data):
     assert at == len(found)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(layouts(), seeds, epochs, st.booleans(), st.data())
 def test_what_is_read_was_named_ahead(layout, seed, epoch, shuffle, data):
     order = Order(samples=layout.samples, seed=seed, shuffle=shuffle, layout=layout)
@@ -122,7 +123,7 @@ def test_what_is_read_was_named_ahead(layout, seed, epoch, shuffle, data):
             assert not window & set(named) or window <= set(named)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(layouts(), seeds, st.integers(1, 5), st.data())
 def test_growth_changes_nothing_before_it(layout, seed, epoch, data):
     sizes = np.diff(layout.partitions).tolist()
@@ -148,7 +149,7 @@ def held_by_replicas(draw):
     return counts, draw(st.lists(row, min_size=sum(counts), max_size=sum(counts)))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(held_by_replicas())
 def test_no_other_deal_holds_more(case):
     counts, held = case
@@ -164,7 +165,7 @@ def test_no_other_deal_holds_more(case):
         assert worth(owners) == max(map(worth, set(permutations(contiguous))))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any),
     st.integers(0, 12),

@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
@@ -24,6 +24,7 @@ from raycloud.order import (
 )
 from raycloud.order.assignment import deal
 from raycloud.order.ranges import gaps, overlap, size, union
+from tests.tiers import examples
 
 small = st.integers(0, 30)
 
@@ -45,7 +46,7 @@ def places(draw, steps):
     return Position(epoch=draw(st.integers(0, 3)), offset=draw(st.integers(0, steps.samples)))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.integers(1, 3000), st.integers(0, 2**63 - 1), st.integers(0, 2**40), st.data())
 def test_every_epoch_is_a_permutation(samples, seed, epoch, data):
     order = Order(samples=samples, seed=seed)
@@ -56,7 +57,7 @@ def test_every_epoch_is_a_permutation(samples, seed, epoch, data):
     assert order.ids(epoch, start, stop).tolist() == ids[start:stop].tolist()
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(cuts(), st.integers(0, 30), st.data())
 def test_position_after_is_walking(steps, count, data):
     at = data.draw(places(steps))
@@ -67,7 +68,7 @@ def test_position_after_is_walking(steps, count, data):
     assert steps.position_after(count, at) == walked
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(cuts(), st.data())
 def test_micro_batches_tile_every_span(steps, data):
     at = data.draw(places(steps))
@@ -82,14 +83,14 @@ def test_micro_batches_tile_every_span(steps, data):
             assert span.samples == steps.global_batch
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(cuts())
 def test_an_epoch_has_per_epoch_steps(steps):
     spans = zip(steps.walk(0, Position()), range(100), strict=False)
     assert sum(span.epoch == 0 for span, _ in spans) == steps.per_epoch()
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=9).filter(any), st.integers(0, 300))
 def test_deal_sums_exactly_and_is_proportional(shares, total):
     counts = deal(shares, total)
@@ -102,7 +103,7 @@ def test_deal_sums_exactly_and_is_proportional(shares, total):
     assert [owners.count(r) for r in range(len(shares))] == list(counts)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(st.tuples(small, small)), small, small)
 def test_ranges_are_sets(pairs, start, stop):
     ranges, members = (), set()
@@ -117,7 +118,7 @@ def test_ranges_are_sets(pairs, start, stop):
     assert size(ranges) == len(members)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(cuts(), st.lists(st.integers(0, 40), max_size=5), st.data())
 def test_lockstep_commits_are_what_walking_takes(steps, reports, data):
     start = data.draw(places(steps))
@@ -160,7 +161,7 @@ def test_lockstep_commits_are_what_walking_takes(steps, reports, data):
     assert Ledger.from_state(json.loads(json.dumps(ledger.state()))).state() == ledger.state()
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     st.lists(
         st.tuples(
@@ -285,4 +286,4 @@ class Leases(RuleBasedStateMachine):
 
 
 TestLeases = Leases.TestCase
-TestLeases.settings = settings(max_examples=60, stateful_step_count=40)
+TestLeases.settings = examples(60, stateful_step_count=40)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from raycloud.errors import PlacementError
 from raycloud.planning import Speed, SpeedEstimate, better_shares, fit_shares, step_seconds
+from tests.tiers import examples
 
 # few distinct values, so that ties are common, and any floats besides
 seconds = st.one_of(st.sampled_from([0.0, 0.1, 0.5, 1.0, 1.1, 2.0]), st.floats(0.0, 20.0))
@@ -36,7 +37,7 @@ def splits(total: int, limits: Sequence[int]) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-@settings(deadline=None, max_examples=400)
+@examples(400)
 @given(speeds=speeds_of_few, micro_batches=st.integers(1, 8))
 def test_fit_shares_is_optimal(speeds: list[Speed], micro_batches: int) -> None:
     limits = [micro_batches if s.max_micro_batches is None else s.max_micro_batches for s in speeds]
@@ -63,7 +64,7 @@ def test_fit_shares_is_optimal(speeds: list[Speed], micro_batches: int) -> None:
     assert took_s <= best_s / 0.7 * (1 + 1e-12)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(
     speeds=st.lists(
         st.builds(Speed, fixed_s=st.floats(0, 2), micro_batch_s=st.floats(1e-3, 5)),
@@ -88,7 +89,7 @@ def test_moving_one_micro_batch_never_helps(speeds: list[Speed], micro_batches: 
         assert soonest_s >= took_s
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(speeds=speeds_of_few, micro_batches=st.integers(1, 8))
 def test_fitted_shares_are_stable(speeds: list[Speed], micro_batches: int) -> None:
     assume(sum(8 if s.max_micro_batches is None else s.max_micro_batches for s in speeds) >= 8)
@@ -97,7 +98,7 @@ def test_fitted_shares_are_stable(speeds: list[Speed], micro_batches: int) -> No
     assert better_shares(shares, speeds, micro_batches, gain=0.0) is None
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(
     fixed_s=st.floats(0, 10),
     micro_batch_s=st.floats(1e-6, 10),
@@ -114,7 +115,7 @@ def test_an_estimate_stays_a_speed(
         assert estimate.speed.seconds(1) > 0  # Speed itself refuses what is no time
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(
     truth=st.builds(Speed, fixed_s=st.floats(0, 5), micro_batch_s=st.floats(0.1, 5)),
     prior=st.builds(Speed, fixed_s=st.floats(0, 5), micro_batch_s=st.floats(0.1, 5)),
@@ -132,7 +133,7 @@ def test_one_share_is_learned_exactly_and_keeps_the_ratio(
     )
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(
     truth=st.builds(Speed, fixed_s=st.floats(0, 5), micro_batch_s=st.floats(0.5, 5)),
     prior=st.builds(Speed, fixed_s=st.floats(0, 5), micro_batch_s=st.floats(0.5, 5)),

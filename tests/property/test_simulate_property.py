@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raycloud.simulate import Fault, Kind, simulate, small
+from tests.tiers import examples
 
 FAULTS = st.builds(
     Fault,
@@ -18,7 +19,7 @@ FAULTS = st.builds(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.integers(0, 2**32), st.lists(FAULTS, max_size=8))
 def test_whatever_happens_the_run_ends_and_is_exact(seed, faults):
     scenario = replace(small(seed), faults=tuple(sorted(faults)))
@@ -28,7 +29,7 @@ def test_whatever_happens_the_run_ends_and_is_exact(seed, faults):
         assert (outcome.status, outcome.steps) == ("finished", scenario.steps)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(0, 2**32))
 def test_the_same_scenario_gives_the_same_outcome(seed):
     assert simulate(small(seed)) == simulate(small(seed))

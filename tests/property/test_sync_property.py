@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.crew import Crew, Part, assert_same, gradients, parts, reference
+from tests.tiers import examples
 
 INPUTS = [part.x for part in parts(6)]
 
@@ -18,7 +19,7 @@ part = st.builds(
 dealt = st.lists(st.lists(part, max_size=3), min_size=1, max_size=4).filter(any)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(dealt=dealt, bucket_bytes=st.sampled_from([1, 100, 200, 10_000]))
 def test_the_mean_is_that_of_a_single_process(dealt: list[list[Part]], bucket_bytes: int) -> None:
     crew = Crew(len(dealt), bucket_bytes=bucket_bytes)

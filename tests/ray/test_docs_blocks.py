@@ -166,15 +166,27 @@ def test_make_train(made: tuple[str, ...], tmp_path: Path) -> None:
     assert exact_steps(tmp_path / "run") == 2
 
 
-def test_make_test_is_every_check_and_every_test(made: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tier", "full"), [("test", False), ("test-all", True)])
+def test_make_test_is_every_check_and_the_tests_of_its_tier(
+    made: tuple[str, ...], tmp_path: Path, tier: str, full: bool
+) -> None:
     """Said, not done: these tests are what it would run."""
-    with command(tmp_path, *made, "-n", "test") as one:
+    with command(tmp_path, *made, "-n", tier) as one:
         assert one.code() == 0, one.err
     for part in (
-        *("ruff check", "mypy", "lint-imports", "generate.py --check", "sphinx", ".ci/audit"),
-        "pytest",
+        "ruff check",
+        "mypy",
+        "lint-imports",
+        "generate.py --check",
+        "sphinx",
+        ".ci/audit",
     ):
         assert part in one.out
+    marked = re.findall(r"pytest .*-m '(.*)'", one.out)
+    kinds = [mark.removesuffix(" and (full or not full)") for mark in marked]
+    if not full:
+        kinds = [mark.removesuffix(" and (not full)") for mark in marked]
+    assert kinds == ["not ray and not testbed", "ray and not alone", "(testbed or alone)"]
 
 
 def test_every_job_of_the_readme_can_be_loaded() -> None:

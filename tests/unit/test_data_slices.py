@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from raycloud.data import slices
@@ -30,6 +30,7 @@ from tests.inputs import (
     slices_of,
     table_of,
 )
+from tests.tiers import examples
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_columns_are_projected_and_dictionaries_spelled_out(tmp_path: Path) -> N
             pieces_of(Source(path=str(tmp_path / name), columns=["z"]))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lines=st.lists(st.sampled_from(["", "a", "bb", "c" * 30, "d" * 200, "é"]), max_size=30),
     target=st.integers(1, 120),

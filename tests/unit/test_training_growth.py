@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raycloud.checkpoint import Manifest, PartRecord
@@ -22,6 +22,7 @@ from raycloud.training.growth import (
     steps_of,
 )
 from tests.lockstep import job
+from tests.tiers import examples
 
 JOB = job(global_batch=8, micro_batch=2)
 STEPS = Steps(samples=40, global_batch=8, micro_batch=2)
@@ -149,7 +150,7 @@ def test_a_layout_comes_back_from_its_record() -> None:
     assert layout_of(layout_record(None)) is None
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.integers(20, 50),
     st.lists(
