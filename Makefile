@@ -72,7 +72,7 @@ else
 	$(BIN)/python -m pytest -m '$(TIER)' $(ARGS)
 endif
 
-mutants: setup  ## twenty planted bugs, one at a time: do the tests catch them?
+mutants: setup  ## planted bugs, one at a time: does the fast tier catch them?
 	$(BIN)/python -m tests.mutants
 
 check: lint types layers docs rows audit  ## style, types, layers, generated docs, rows of races, advisories

@@ -14,12 +14,19 @@ class Mutant:
         old: What stands there exactly once.
         new: What is put in its place.
         breaks: What is wrong then.
+        tests: Patterns of the files of tests that are to catch it; empty: those that know its room,
+            in `tests/mutants.py`.
     """
 
     file: str
     old: str
     new: str
     breaks: str
+    tests: tuple[str, ...] = ()
+
+    @property
+    def room(self) -> str:
+        return self.file.partition("/")[0]
 
 
 MUTANTS = (
@@ -148,11 +155,13 @@ MUTANTS = (
         old="if outside := [p for p in moved if id(p) not in known]:",
         new="if outside := [p for p in moved if id(p) not in known and not p.is_leaf]:",
         breaks="an optimizer may have parameters that the model has not",
+        tests=("tests/unit/test_training_trained.py",),
     ),
     Mutant(
         file="training/trained.py",
         old="if parameter.requires_grad or parameter.grad is not None:",
         new="if parameter.requires_grad and not parameter.is_leaf:",
         breaks="what is unfrozen on the way is trained, and not exchanged",
+        tests=("tests/unit/test_training_trained.py",),
     ),
 )

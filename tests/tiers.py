@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pytest
 from hypothesis import settings
 
 FULL = os.environ.get("RAYCLOUD_TESTS") == "full"  # set by `make test-all`
@@ -27,3 +28,15 @@ EXAMPLES = drawn(100)  # of a property that says nothing of its own
 def examples(many: int, **more: Any) -> settings:
     """The settings of a property that draws as many examples in the full tier."""
     return settings(max_examples=drawn(many), **more)
+
+
+def variants(*values: Any, fast: int = 1) -> list[Any]:
+    """Values to parametrize a test with, of which only the first `fast` are in the fast tier.
+
+    A tuple is a case of a test with several arguments.
+    """
+    cases = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [
+        pytest.param(*case, marks=[] if number < fast else pytest.mark.full)
+        for number, case in enumerate(cases)
+    ]

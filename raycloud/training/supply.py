@@ -170,3 +170,5 @@ def _count(what: str, samples: Any) -> int:
             f"Task.data returned {what} without a length: {error}",
             hint="return a data set with __len__ and __getitem__ (map-style), or a raycloud.Source",
         ) from error
+    except BaseException as error:
+        raise TaskError(raised("the length of Task.data", error).message) from error

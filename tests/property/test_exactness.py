@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from tests.lockstep import Fleet, NetTask, difference, job, plain_loop
+from tests.tiers import variants
 
-SHARES = [(8,), (4, 4), (5, 3), (5, 2, 1), (8, 0, 0), (2, 2, 2, 1, 1)]
+SHARES = [((8,),), ((5, 2, 1),), ((8, 0, 0),), ((4, 4),), ((5, 3),), ((2, 2, 2, 1, 1),)]
 
 
-@pytest.mark.parametrize("shares", SHARES, ids=str)
+@pytest.mark.parametrize("shares", variants(*SHARES, fast=3), ids=str)
 @pytest.mark.parametrize("norm", [False, True], ids=["layernorm", "batchnorm"])
 def test_float64_adamw_with_dropout_is_the_single_process(
     shares: tuple[int, ...], norm: bool
@@ -24,7 +25,7 @@ def test_float64_adamw_with_dropout_is_the_single_process(
         assert difference(replica.model, reference) <= 1e-9
 
 
-@pytest.mark.parametrize("shares", SHARES[1:], ids=str)
+@pytest.mark.parametrize("shares", variants(*SHARES[1:]), ids=str)
 def test_float32_differs_no_more_than_rounding_does(shares: tuple[int, ...]) -> None:
     asked, task = job(), NetTask(double=False, sgd=True)
     fleet = Fleet(asked, task, shares)

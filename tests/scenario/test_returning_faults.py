@@ -11,6 +11,7 @@ from raycloud.simulate.scenario import Kind
 from tests.scenario import faults
 from tests.scenario.faults import MEETING, WORKING, Blow
 from tests.scenario.test_training_faults import SHORT, sound
+from tests.tiers import variants
 
 SILENT_S = 8.0
 THREE = replace(SHORT, speeds=(0.1, 0.1, 0.1), steps=70, every_steps=10)
@@ -26,7 +27,7 @@ def _cut_off_from_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.FREEZE, Kind.CUT])
-@pytest.mark.parametrize("point", ["", *WORKING])
+@pytest.mark.parametrize("point", variants("", *WORKING))
 def test_it_is_silent_at_any_point_of_its_work(kind: Kind, point: str, tmp_path: Path) -> None:
     outcome = sound(replace(THREE, blows=(silent(8, point, kind),)), tmp_path)
     assert (outcome.starts, outcome.befallen) == (1, 1)
@@ -36,13 +37,14 @@ def test_it_is_silent_at_any_point_of_its_work(kind: Kind, point: str, tmp_path:
     assert story.count("MemberCaughtUp(member=") == outcome.returned
 
 
-@pytest.mark.parametrize("point", [*MEETING, "send", "receive", "load", "copy"])
+@pytest.mark.parametrize("point", variants("send", *MEETING, "receive", "load", "copy"))
 def test_another_is_silent_while_they_meet_or_while_it_follows(point: str, tmp_path: Path) -> None:
     blows = (silent(8, "compute"), silent(24, point), silent(24, point))
     outcome = sound(replace(THREE, blows=blows, steps=110), tmp_path)
     assert outcome.returned >= 1
 
 
+@pytest.mark.full
 def test_it_is_silent_again_and_again(tmp_path: Path) -> None:
     blows = tuple(silent(step, "gradients") for step in (5, 30, 55))
     outcome = sound(replace(THREE, blows=blows, steps=130), tmp_path)

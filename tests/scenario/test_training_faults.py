@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import threading
 from dataclasses import replace
@@ -22,8 +21,10 @@ from tests.scenario import faults, fleet
 from tests.scenario.__main__ import main
 from tests.scenario.faults import FOLLOWING, MEETING, POINTS, Blow
 from tests.scenario.run import TOLERANCE, Outcome, Scenario, drawn, play
+from tests.tiers import variants
 
 SEEDS = range(3)
+REST = tuple(point for point in POINTS if point not in {"delivered", "stand"})
 SHORT = Scenario(
     seed=1,
     members=3,
@@ -63,7 +64,7 @@ def hit(*blows: Blow, **settings: object) -> Scenario:
     return replace(SHORT, blows=blows, **settings)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", variants(*SEEDS))
 def test_ten_faults_in_two_hundred_steps(seed: int, tmp_path: Path) -> None:
     sound(drawn(seed), tmp_path, f"repeat: python -m tests.scenario --seed {seed}")
 
@@ -92,7 +93,7 @@ def test_nothing_befalls_them(tmp_path: Path) -> None:
     assert (outcome.starts, outcome.generations, outcome.members) == (1, 1, 3)
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", variants("delivered", "stand", *REST, fast=2))
 def test_a_member_dies_at_any_point_of_its_work(point: str, tmp_path: Path) -> None:
     once = Blow(at_step=5, kind=Kind.DIE, point="" if point in MEETING else point)
     again = Blow(at_step=5, kind=Kind.DIE, point=point)
@@ -101,7 +102,7 @@ def test_a_member_dies_at_any_point_of_its_work(point: str, tmp_path: Path) -> N
     assert outcome.recoveries >= 1
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", variants("delivered", "stand", *REST))
 def test_all_die_at_any_point_of_their_work(point: str, tmp_path: Path) -> None:
     """They go on in the same start; those that come in their places may die, too."""
     first = Blow(at_step=11, kind=Kind.BREAK, point="lane")  # so that there is a meeting
@@ -112,7 +113,7 @@ def test_all_die_at_any_point_of_their_work(point: str, tmp_path: Path) -> None:
     assert outcome.members > 3
 
 
-@pytest.mark.parametrize("point", ["lane", "gradients", "delivered", "stand"])
+@pytest.mark.parametrize("point", variants("gradients", "lane", "delivered", "stand"))
 @pytest.mark.parametrize("kind", [Kind.BREAK, Kind.FREEZE, Kind.CUT])
 def test_an_exchange_breaks_and_nobody_dies(kind: Kind, point: str, tmp_path: Path) -> None:
     first = Blow(at_step=5, kind=Kind.BREAK, point="lane")  # so that there is a meeting
@@ -121,7 +122,7 @@ def test_an_exchange_breaks_and_nobody_dies(kind: Kind, point: str, tmp_path: Pa
     assert outcome.befallen == 2
 
 
-@pytest.mark.parametrize("point", [*MEETING, "build", "commit"])
+@pytest.mark.parametrize("point", variants(*MEETING, "build", "commit"))
 def test_two_in_one_recovery(point: str, tmp_path: Path) -> None:
     outcome = sound(
         hit(
@@ -145,10 +146,14 @@ def test_a_newcomer_follows_until_it_has_caught_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "point"),
-    [
-        *((Kind.DIE, point) for point in FOLLOWING),
-        *itertools.product((Kind.BREAK, Kind.FREEZE, Kind.CUT), ("send", "receive")),
-    ],
+    variants(
+        (Kind.DIE, "send"),
+        (Kind.CUT, "receive"),
+        *((Kind.DIE, point) for point in FOLLOWING if point != "send"),
+        *((kind, "send") for kind in (Kind.BREAK, Kind.FREEZE, Kind.CUT)),
+        *((kind, "receive") for kind in (Kind.BREAK, Kind.FREEZE)),
+        fast=2,
+    ),
 )
 def test_it_befalls_them_while_the_state_goes_to_a_newcomer(
     kind: Kind, point: str, tmp_path: Path
@@ -165,8 +170,8 @@ def test_a_newcomer_takes_the_state_where_all_meet(tmp_path: Path) -> None:
     assert not any("MemberCaughtUp" in line for line in outcome.story)
 
 
-@pytest.mark.parametrize("kind", [Kind.DIE, Kind.BREAK, Kind.FREEZE, Kind.CUT])
-@pytest.mark.parametrize("point", ["send", "sent", "receive"])
+@pytest.mark.parametrize("kind", variants(Kind.DIE, Kind.BREAK, Kind.FREEZE, Kind.CUT))
+@pytest.mark.parametrize("point", variants("send", "sent", "receive"))
 def test_it_befalls_them_while_they_hand_it_over(kind: Kind, point: str, tmp_path: Path) -> None:
     blow = Blow(at_step=6, kind=kind, point=point, lasts_s=9.0)
     outcome = sound(replace(AT_ONCE, blows=(*AT_ONCE.blows, blow)), tmp_path)
@@ -174,7 +179,7 @@ def test_it_befalls_them_while_they_hand_it_over(kind: Kind, point: str, tmp_pat
     assert not any("nobody passes" in line for line in outcome.story)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", variants(1, 2))
 def test_who_catches_up_while_another_is_given_up_tells_its_steps_in_order(
     seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -256,8 +261,8 @@ def test_it_sees_what_is_forgotten(
     monkeypatch.setattr(owner, name, instead)
     blows = [Blow(at_step=step, kind=Kind.BREAK, point="gradients") for step in range(1, 60, 4)]
     dies = [Blow(at_step=step, kind=Kind.DIE, point="delivered") for step in (5, 11, 21, 33)]
-    outcome = play(hit(*blows, *dies), tmp_path)
-    assert outcome.wrong
+    # By chance nobody may have needed it: no seed alone is enough.
+    assert any(play(hit(*blows, *dies, seed=s), tmp_path / str(s)).wrong for s in (1, 2, 3))
 
 
 UNFOLLOWED = {

@@ -263,6 +263,7 @@ def installs() -> Iterator[list[str]]:
             yield shlex.split(line, comments=True)
 
 
+@pytest.mark.full(only="pip takes what nodes install")
 def test_what_nodes_install_can_be_installed(tmp_path: Path) -> None:
     """pip takes no folder beside digests, so that these are two commands; here all is there."""
     found = list(installs())

@@ -13,7 +13,6 @@ from raycloud.control.hearing import Heard
 from raycloud.control.resharing import Resharing
 from raycloud.errors import InternalError
 from raycloud.order import Position
-from raycloud.report.records import from_record, to_record
 from tests.control_events import ready
 from tests.control_job import control, of, only, report, training, walk
 
@@ -65,9 +64,8 @@ def test_the_ledger_at_a_step_is_exact_whatever_was_reported():
 def test_a_report_that_cannot_be_is_refused(changes, problem):
     job = training()
     job.on(report(job, 0, 0, 3), 1.0)
-    good = to_record(report(job, 0, 3, 6))
     with pytest.raises(InternalError, match=problem):
-        job.on(from_record({**good, **changes}), 1.0)
+        job.on(replace(report(job, 0, 3, 6), **changes), 1.0)
 
 
 # ---- shares

@@ -173,7 +173,8 @@ def test_what_came_from_members_is_not_written_before_it_is_known_who_is_obeyed(
 
     driver, asked = object.__new__(Driver), []
     driver._session = SimpleNamespace(stop=None, tenure=Followed())
-    driver._fleet = SimpleNamespace(poll=lambda _: asked.append("poll") or ())
+    driver._recorder = SimpleNamespace(written={})
+    driver._fleet = SimpleNamespace(poll=lambda _, written: asked.append("poll") or ())
     driver._pending = []
     with pytest.raises(FollowedError):
         driver._turn()

@@ -196,6 +196,7 @@ def test_where_all_is_wrong_reading_ends():
     assert str(found.faults[0]) == "epochs 0 to 199 [0, 8), steps [0, 1991), seen in line 2"
 
 
+@pytest.mark.full(only="a ledger of 200,000 records is audited within 20 s")
 @pytest.mark.timeout(180)
 def test_a_long_ledger_is_a_matter_of_seconds():
     """200,000 records, a fortnight of reports: measured 4 s of one core."""

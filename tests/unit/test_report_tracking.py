@@ -23,6 +23,7 @@ from raycloud.report.tracking.seam import About, Numbers, flat
 from raycloud.report.tracking.trackers import Teller
 from raycloud.spec import Job
 from tests.live import command, wait_for
+from tests.tiers import variants
 
 ABOUT = About(run="r", job="j", asked={}, version="1")
 
@@ -256,7 +257,7 @@ def healthy(port: int) -> bool:
 
 @pytest.mark.timeout(180)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy, which mlflow gets
-@pytest.mark.parametrize("mlflow_store", ["file", "server"], indirect=True)
+@pytest.mark.parametrize("mlflow_store", variants("file", "server"), indirect=True)
 def test_mlflow(mlflow_store: str, tmp_path: Path) -> None:
     asked = job(mlflow={"uri": mlflow_store, "experiment": "lines"})
     folder = tmp_path / "run-7"

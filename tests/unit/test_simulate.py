@@ -30,6 +30,7 @@ from raycloud.simulate.changes import Changes
 from raycloud.simulate.driver import Driver
 from raycloud.simulate.meeting import Meetings
 from raycloud.simulate.words import Body, Words, committed
+from tests.tiers import drawn, variants
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -59,7 +60,7 @@ def test_a_run_ends_exactly_whatever_befalls_it(kind):
 
 
 @pytest.mark.parametrize("second", [Kind.DIE, Kind.BREAK, Kind.LEAVE, Kind.FREEZE, Kind.CUT])
-@pytest.mark.parametrize("after_s", [0.0, 0.3, 1.5, 4.0])
+@pytest.mark.parametrize("after_s", variants(0.3, 0.0, 1.5, 4.0))
 def test_two_faults_in_one_recovery(second, after_s):
     first = {"at_s": 40.0, "kind": Kind.DIE}
     then = {"at_s": 40.0 + after_s, "kind": second, "lasts_s": 12.0}
@@ -87,7 +88,7 @@ def test_where_machines_lack_a_run_waits_for_them():
     assert (outcome.starts, outcome.steps, outcome.broken) == (1, 300, ())
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", variants(*range(6)))
 def test_where_all_are_lost_others_go_on_from_the_checkpoint(seed, monkeypatch):
     """Once all at the same time, then one after the other; and before there is any checkpoint."""
     backs, restore = [], Driver._restore
@@ -105,6 +106,7 @@ def test_where_all_are_lost_others_go_on_from_the_checkpoint(seed, monkeypatch):
     assert outcome.recoveries >= 2
 
 
+@pytest.mark.full
 def test_days_are_thinned_out_and_come_to_the_same():
     scenario = large(3, members=12, days=0.3, per_day=20)
     thin, whole = simulate(scenario), simulate(replace(scenario, awake_s=float("inf")))
@@ -137,7 +139,9 @@ def test_the_same_seed_gives_the_same_log_in_another_process_too():
 @pytest.mark.timeout(180)
 def test_small_seeds():
     broken = {
-        seed: outcome.broken for seed in range(300) if (outcome := simulate(small(seed))).broken
+        seed: outcome.broken
+        for seed in range(drawn(300))
+        if (outcome := simulate(small(seed))).broken
     }
     assert not broken
 
@@ -290,6 +294,7 @@ def test_workers_have_the_speeds_of_a_trace(tmp_path):
         traces.speeds(path)
 
 
+@pytest.mark.full
 def test_real_machines_come_and_go():
     path = DATA / "spot" / "availability_16-node_aws-08-27-2023_us-west-2a_v100_1.json"
     if not path.exists():
@@ -303,6 +308,7 @@ def test_real_machines_come_and_go():
     assert outcome.steps > 0
 
 
+@pytest.mark.full
 def test_real_stragglers():
     path = DATA / "straggler" / "job_4_norm.csv"
     if not path.exists():

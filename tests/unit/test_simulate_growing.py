@@ -11,6 +11,7 @@ from raycloud.simulate import Fault, Kind, Scenario, simulate
 from raycloud.simulate.changes import Changes
 from raycloud.simulate.computing import Computing
 from raycloud.simulate.driver import Driver
+from tests.tiers import variants
 
 FOUR = Scenario(
     seed=1, members=4, samples=101, global_batch=16, steps=300, lasts_s=300.0, every_steps=50
@@ -46,7 +47,7 @@ def test_epochs_that_begin_later_have_what_was_added(sizes):
 
 
 @pytest.mark.parametrize("kind", [Kind.DIE, Kind.BREAK, Kind.LEAVE, Kind.FREEZE, Kind.CUT])
-@pytest.mark.parametrize("after_s", [-6.0, -1.0, 0.2, 1.0, 2.5, 6.0])
+@pytest.mark.parametrize("after_s", variants(0.2, -6.0, -1.0, 1.0, 2.5, 6.0))
 def test_growth_and_a_fault_at_the_same_time(kind, after_s):
     fault = Fault(at_s=40.0 + after_s, kind=kind, lasts_s=12.0)
     for seed in range(4):

@@ -68,6 +68,7 @@ def test_the_same_numbers_and_no_compiler_is_loaded() -> None:
 
 
 @pytest.mark.timeout(180)  # the compiler is loaded
+@pytest.mark.full
 def test_who_compiles_still_can() -> None:
     [found] = fresh(WITHOUT + COMPILED)
     assert found == ["True", "True"]

@@ -30,6 +30,7 @@ from tests.fellows import Fellows
 from tests.live_tasks import Paced, Steady
 from tests.lockstep import difference, job, plain_loop
 from tests.poisoned import PacedPoison, hit
+from tests.tiers import variants
 
 STEPS = 120
 KEPT = 6
@@ -176,6 +177,7 @@ def test_a_run_may_end_before_a_newcomer_has_caught_up(
     assert parts == {0: 0, 1: 1}
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_who_cannot_follow_takes_the_state_in_a_meeting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -211,6 +213,7 @@ def test_who_cannot_follow_takes_the_state_in_a_meeting(
     check_end(fellows, job, (0, 1, 2))
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_who_has_caught_up_says_so_anew_where_another_still_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -238,6 +241,7 @@ def test_who_has_caught_up_says_so_anew_where_another_still_follows(
     check_end(fellows, job, (0, 2, 3))
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_who_follows_begins_anew_where_one_leaves(tmp_path: Path, gate: threading.Event) -> None:
     job = asked(tmp_path)
@@ -256,7 +260,7 @@ def test_who_follows_begins_anew_where_one_leaves(tmp_path: Path, gate: threadin
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("how", ["loss", "backward", "hidden", "nan"])
+@pytest.mark.parametrize("how", variants("nan", "loss", "backward", "hidden"))
 def test_what_is_skipped_meanwhile_is_skipped_by_who_follows(
     tmp_path: Path, gate: threading.Event, how: str
 ) -> None:
