@@ -67,7 +67,7 @@ class Metric(ABC):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mean(Metric):
-    """A weighted mean: `total` is the sum of weight * value.
+    """A weighted mean: `total` is the sum of weight * value. Both may be what `float()` takes.
 
     >>> Mean(total=6.0, weight=3.0).merge(Mean(total=2.0, weight=1.0)).value()
     2.0
@@ -76,6 +76,17 @@ class Mean(Metric):
     kind: ClassVar[str] = "mean"
     total: float
     weight: float
+
+    def __post_init__(self) -> None:
+        """Keep plain numbers: tensors and numpy's are taken as what they hold.
+
+        Raises:
+            ValueError: The weight is negative, or not finite.
+        """
+        object.__setattr__(self, "total", float(self.total))
+        object.__setattr__(self, "weight", float(self.weight))
+        if not 0.0 <= self.weight < math.inf:
+            raise ValueError(f"Mean takes a finite weight >= 0, got {self.weight}")
 
     def merge(self, other: Mean) -> Mean:
         """Sum totals and weights."""
@@ -97,7 +108,7 @@ class Mean(Metric):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accuracy(Metric):
-    """The fraction that is right.
+    """The fraction that is right. Both may be whole numbers of any kind, also of numpy or torch.
 
     >>> Accuracy(right=3, count=4).merge(Accuracy(right=0, count=2)).value()
     0.5
@@ -106,6 +117,19 @@ class Accuracy(Metric):
     kind: ClassVar[str] = "accuracy"
     right: int
     count: int
+
+    def __post_init__(self) -> None:
+        """Keep plain integers.
+
+        Raises:
+            ValueError: One is not a whole number.
+        """
+        for name in ("right", "count"):
+            given = getattr(self, name)
+            whole = int(given)
+            if whole != given:
+                raise ValueError(f"Accuracy takes whole numbers, got {name}={given}")
+            object.__setattr__(self, name, whole)
 
     def merge(self, other: Accuracy) -> Accuracy:
         """Sum both counts."""
@@ -146,8 +170,8 @@ class Auc(Metric):
         """Measure scores against labels (positive where the label is > 0.5)."""
         bins: dict[int, tuple[int, int]] = {}
         for score, label in zip(scores, labels, strict=True):
-            negatives, positives = bins.get(key := _rank_bin(score), (0, 0))
-            positive = label > 0.5  # noqa: PLR2004
+            negatives, positives = bins.get(key := _rank_bin(float(score)), (0, 0))
+            positive = bool(label > 0.5)  # noqa: PLR2004
             bins[key] = (negatives + (not positive), positives + positive)
         return cls(bins=bins)
 

@@ -204,19 +204,24 @@ class Task(ABC):
         return default_collate(list(samples))
 
     def weight(self, batch: Batch, samples: int) -> float:  # noqa: ARG002
-        """How much `batch` counts in the global mean: its samples, or for text its tokens."""
+        """How much `batch` counts in the global mean: its samples, or for text its tokens.
+
+        A number of any kind, also a tensor with a single one.
+        """
         return float(samples)
 
-    def metrics(self, model: nn.Module, batch: Batch, samples: int) -> Mapping[str, Metric]:
+    def metrics(self, model: nn.Module, batch: Batch, samples: int) -> Mapping[str, Metric | float]:
         """Measure one held-out batch; called without gradients, in `eval` mode.
 
-        Random numbers of torch are seeded by the batch. The model's buffers, gradients and all
-        random state are put back afterwards; a parameter that has another value then is refused.
+        It is called on a few held-out samples before the first step, too, so that an error in it
+        is found then.
 
         Returns:
-            Mergeable metrics by name. The default is the weighted mean loss.
+            Mergeable metrics by name. A number (or a tensor without dimensions) is taken as a mean
+            over this batch's samples: batches are averaged, each weighted by its samples. The
+            default is the weighted mean loss.
         """
-        weight = self.weight(batch, samples)
+        weight = float(self.weight(batch, samples))
         if weight == 0.0:  # nothing in it counts; its mean loss may be 0/0
             return {"loss": Mean(total=0.0, weight=0.0)}
         return {"loss": Mean(total=float(self.loss(model, batch)) * weight, weight=weight)}

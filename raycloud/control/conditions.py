@@ -78,6 +78,18 @@ def _nobody(state: JobState) -> bool:
     return not any(state.members[number].joined for number in state.left())
 
 
+def _kept(state: JobState) -> bool:
+    """The run fails, and no checkpoint that members have begun can become whole any more."""
+    if state.now_s - state.failed_s >= state.settings.keep_s:
+        return True
+    holders = tuple(member.number for member in state.holders())
+    for step in state.checkpoints.collecting(state.formed_as):
+        missing = state.checkpoints.missing(step, holders)
+        if not any(state.members[number].gone for number in missing):
+            return False
+    return not state.checkpoints.publishing
+
+
 def _stop_asked(state: JobState) -> bool:
     """Where nobody is left, the run ends with the steps of the checkpoint, once that is found."""
     known = state.recovery is not None and state.recovery.back is not None
@@ -110,6 +122,7 @@ _HOLDS: Final[Mapping[Condition, Callable[[JobState], bool]]] = {
     Condition.ALL_DONE: _all_done,
     Condition.HALTED: lambda state: not state.checkpoints.publishing and state.halted,
     Condition.COMPLETE: lambda state: not state.checkpoints.publishing,
+    Condition.KEPT: _kept,
 }
 
 

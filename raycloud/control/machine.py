@@ -226,8 +226,10 @@ class Control:
             if isinstance(event, MemberLost):
                 forming.note_ended(state, event.member, now_s)
             return ()
-        state.now_s, stood = now_s, state.stands()
+        state.now_s, stood, error = now_s, state.stands(), state.error
         commands = list(effects.absorb_of_member(state, event, now_s))
+        if state.phase is Phase.ENDING:
+            state.error = error  # of the first, whatever comes of it
         member, kind = state.members[event.member], type(event)
         member.heard_s = now_s
         if member.state is not becomes and not member.gone:  # or it has left: its last word
@@ -306,6 +308,8 @@ class Control:
                 yield from forming.wait(self._state, now_s)
             case Phase.RESTORING:
                 yield from restoring.begin(self._state, now_s)
+            case Phase.ENDING:
+                self._state.failed_s = now_s
             case Phase.CLOSING:
                 self._state.outstanding = None  # the last step came before it took effect
                 yield from growing.dismiss(self._state, now_s)

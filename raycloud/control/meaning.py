@@ -59,7 +59,8 @@ MEANING: Final[Mapping[type[Event], str]] = {
     StepNotFinite: "A step's loss or gradient is not finite, and the job goes back then: members "
     "keep their processes, load the newest checkpoint that is sound and meet. What they say of "
     "what they did before counts no more.",
-    MemberFailed: "The job's or our fault, and would happen again: the run ends as failed.",
+    MemberFailed: "The job's or our fault, and would happen again: the run ends as failed, once "
+    "the checkpoint that members are writing is whole and published.",
     MemberDone: "The member has committed its last step and written its parts.",
     GenerationFormed: "The members have met, or a new generation of theirs is in force.",
     MemberCaughtUp: "A member that followed without a share has the state now. At once it is given "

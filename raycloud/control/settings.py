@@ -53,6 +53,8 @@ class ControlSettings:
             so many returns to a checkpoint did not come further than was come before.
         gather_s: Where nobody is left, the first new ones wait this long for others that have a
             place: they load the checkpoint together.
+        keep_s: Where a member fails, the parts of a checkpoint that others write are waited for so
+            long, and until it is published.
         saves: Checkpoints are asked for when they are worth it (see `saving`).
         step: The first step to compute; more than 0 if the run goes on from a checkpoint.
         position: Where the sequence stands before `step`.
@@ -87,6 +89,7 @@ class ControlSettings:
     meetings: int = 3
     losing: int = 8
     gather_s: float = 2.0
+    keep_s: float = 30.0
     saves: bool = False
     step: int = 0
     position: Position = field(default_factory=Position)

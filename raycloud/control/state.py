@@ -81,6 +81,7 @@ class JobState:
         started_s: When the job was started.
         now_s: When control was last asked.
         error: Why the run fails.
+        failed_s: When the first member told that it failed.
         ended: Whose process has ended when it was done: its work is kept, it does not meet again.
         turns: What has become of all members together.
         away: Who is lost, and may come back.
@@ -132,6 +133,7 @@ class JobState:
     started_s: float = 0.0
     now_s: float = 0.0
     error: str = ""
+    failed_s: float = 0.0
     ended: set[int] = field(default_factory=set)
     turns: Turns = field(default_factory=Turns)
     away: Away = field(default_factory=Away)

@@ -64,6 +64,7 @@ class Phase(StrEnum):
     REGROUPING = "REGROUPING"  # those that are left meet as the next generation
     WAITING = "WAITING"  # too few are left: they keep what they have until others come
     RESTORING = "RESTORING"  # nobody has the state: others come, and go on from a checkpoint
+    ENDING = "ENDING"  # the run fails: what makes the last checkpoint whole is still to come
     CLOSING = "CLOSING"  # members are done; their last checkpoints are being published
     FINISHED = "FINISHED"
     STOPPED = "STOPPED"
@@ -103,6 +104,7 @@ class Condition(StrEnum):
     ALL_DONE = "all members are done"
     HALTED = "the run was halted and all checkpoints are published"
     COMPLETE = "all checkpoints are published"
+    KEPT = "no checkpoint is to be waited for any more"
 
 
 FINAL: Final = frozenset({Phase.FINISHED, Phase.STOPPED, Phase.FAILED})
@@ -198,17 +200,17 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
         StopRequested: Phase.STOPPING,
         StepNotFinite: Phase.REGROUPING,
         MemberLost: Phase.REGROUPING,
-        MemberFailed: Phase.FAILED,
+        MemberFailed: Phase.ENDING,
     },
     Phase.STOPPING: {
         **_stay(Phase.STOPPING, *_WHILE_COMPUTING, StopRequested),
         StepNotFinite: Phase.REGROUPING,
         MemberLost: Phase.REGROUPING,
-        MemberFailed: Phase.FAILED,
+        MemberFailed: Phase.ENDING,
     },
     Phase.REGROUPING: {
         **_stay(Phase.REGROUPING, *_WHILE_COMPUTING, MemberLost, StopRequested),
-        MemberFailed: Phase.FAILED,
+        MemberFailed: Phase.ENDING,
     },
     Phase.WAITING: {
         **_stay(Phase.WAITING, *_WHILE_COMPUTING, MemberLost, StopRequested),
@@ -220,9 +222,12 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
         ),
         MemberFailed: Phase.FAILED,
     },
+    Phase.ENDING: _stay(
+        Phase.ENDING, *_WHILE_COMPUTING, MemberLost, MemberFailed, StopRequested, RolledBack
+    ),
     Phase.CLOSING: {
         **_stay(Phase.CLOSING, *_WITHOUT_STEPS),
-        MemberFailed: Phase.FAILED,
+        MemberFailed: Phase.ENDING,
     },
     Phase.FINISHED: _stay(Phase.FINISHED, *_ANY),
     Phase.STOPPED: _stay(Phase.STOPPED, *_ANY),
@@ -272,6 +277,7 @@ PHASE_ON_CONDITION: Final[Mapping[Phase, Mapping[Condition, Phase]]] = {
         Condition.PART_MISSING: Phase.FAILED,
         Condition.ALL_DONE: Phase.CLOSING,
     },
+    Phase.ENDING: {Condition.STOPPED_TWICE: Phase.FAILED, Condition.KEPT: Phase.FAILED},
     Phase.CLOSING: {
         Condition.STOPPED_TWICE: Phase.STOPPED,
         Condition.HALTED: Phase.STOPPED,

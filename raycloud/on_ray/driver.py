@@ -27,7 +27,7 @@ from raycloud.commands import (
     TellRecovery,
 )
 from raycloud.control import Control
-from raycloud.control.tables import GONE
+from raycloud.control.tables import GONE, Phase
 from raycloud.errors import InternalError, RaycloudError
 from raycloud.events import (
     EvaluationPart,
@@ -230,7 +230,8 @@ class Driver:
             case _:
                 pass
         self._carry_out(self._control.on(event, self._session.clock.monotonic_s()))
-        if isinstance(event, MemberFailed | MemberLost) and self._finish is not None:
+        ends = self._finish is not None or self._control.phase is Phase.ENDING
+        if isinstance(event, MemberFailed | MemberLost) and ends:
             self._known.failure = self._known.failure or event  # others were got over
 
     def _carry_out(self, commands: Iterable[Command]) -> None:

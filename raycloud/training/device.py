@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
 
-from raycloud.errors import PlacementError
+from raycloud.errors import PlacementError, TaskError
 
 
 def choose(gpus: int) -> torch.device:
@@ -32,8 +34,12 @@ def pin(value: Any) -> Any:
 
 
 def move(value: Any, device: torch.device) -> Any:
-    """The batch with every tensor on `device`; the copy is queued on the current stream."""
-    return _map(value, lambda tensor: tensor.to(device, non_blocking=True))
+    """The batch on `device`; copies are queued on the current stream.
+
+    On the CPU it is what it was. Elsewhere what has a `to` of its own (such as the batches of
+    tokenizers and of graphs) moves itself, and containers are copied, of the same type.
+    """
+    return value if device.type == "cpu" else _map(value, _copy_to(device), _move_to(device))
 
 
 class Copies:
@@ -59,7 +65,7 @@ class Copies:
         if self._stream is None:
             return batch
         with torch.cuda.stream(self._stream):
-            there = move(pin(batch), self._device)
+            there = _map(pin(batch), _copy_to(self._device))
             done = torch.cuda.Event()
             done.record(self._stream)
         return _Sent(there, done)
@@ -77,14 +83,19 @@ def arrived(batch: Any, device: torch.device) -> Any:
     """The batch on `device`, for what the current stream computes from now on.
 
     Its memory was taken on the copies' stream: recording the stream that uses it keeps it from
-    being given to a later copy while this stream may still read it.
+    being given to a later copy while this stream may still read it. What moves itself does so here:
+    nobody else knows its tensors.
     """
     if not isinstance(batch, _Sent):
-        return batch if device.type == "cpu" else move(batch, device)
+        return move(batch, device)
     stream = torch.cuda.current_stream(device)
     stream.wait_event(batch.done)
-    _map(batch.batch, lambda tensor: tensor.record_stream(stream))
-    return batch.batch
+
+    def take(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.record_stream(stream)
+        return tensor
+
+    return _map(batch.batch, take, _move_to(device))
 
 
 def concatenate(batches: list[Any]) -> Any:
@@ -122,13 +133,52 @@ def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(part)
 
 
-def _map(value: Any, change: Any) -> Any:
+def _copy_to(device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda tensor: tensor.to(device, non_blocking=True)
+
+
+def _move_to(device: torch.device) -> Callable[[Any], Any]:
+    return lambda one: one.to(device)
+
+
+def _map(
+    value: Any,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    own: Callable[[Any], Any] = lambda one: one,
+) -> Any:
+    """The same with each tensor changed; `own` says what becomes of what can move itself."""
     if isinstance(value, torch.Tensor):
         return change(value)
+    if callable(getattr(value, "to", None)) and not isinstance(value, type):
+        return own(value)
     if isinstance(value, Mapping):
-        return {key: _map(part, change) for key, part in value.items()}
+        items = {key: _map(part, change, own) for key, part in value.items()}
+        return items if type(value) is dict else _alike(value, items)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map(part, change) for part in value))
+        return type(value)(*(_map(part, change, own) for part in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(_map(part, change) for part in value)
+        return type(value)(_map(part, change, own) for part in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        made = copy.copy(value)
+        for field in dataclasses.fields(value):
+            part = _map(getattr(value, field.name), change, own)
+            object.__setattr__(made, field.name, part)  # it may be frozen
+        return made
     return value
+
+
+def _alike(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """A mapping of the same type with other items."""
+    try:
+        if not isinstance(value, MutableMapping):
+            return type(value)(items)  # type: ignore[call-arg]
+        made = copy.copy(value)
+        for key, item in items.items():
+            made[key] = item
+    except Exception as error:
+        raise TaskError(
+            f"Task.batch returned a {type(value).__name__}, which cannot be copied to the GPU: "
+            f"{type(error).__name__}: {error}",
+            hint="give it a method to(device), or return a dict",
+        ) from error
+    return made

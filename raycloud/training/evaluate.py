@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from raycloud.errors import RaycloudError, TaskError
-from raycloud.metrics import Metric, merge_all
+from raycloud.metrics import Mean, Metric, merge_all
 from raycloud.order import stream_seed
 from raycloud.training.contract import raised
 from raycloud.training.device import move
@@ -43,30 +44,85 @@ def evaluate(  # the measured model and who measures which part of what
     Raises:
         TaskError: The task's code raised.
     """
-    device = next(model.parameters()).device
     count = len(samples)
     if job.evaluate.max_samples is not None:
         count = min(count, job.evaluate.max_samples)
     cut = job.evaluate.batch
+    starts = range(rank * cut, count, size * cut)
+    spans = [(start, min(start + cut, count)) for start in starts]
+    return merge_all(_measured(job, task, model, samples, spans))
+
+
+def try_out(job: Job, task: Task, model: torch.nn.Module, samples: Samples) -> None:
+    """Measure as many held-out samples as a micro-batch has, and merge, without any effect.
+
+    Raises:
+        TaskError: The task's code raised, or gave what cannot be merged.
+    """
+    count = min(len(samples), job.micro_batch, job.evaluate.batch)
+    if job.evaluate.max_samples is not None:
+        count = min(count, job.evaluate.max_samples)
+    if count == 0:
+        return
+    [part] = _measured(job, task, model, samples, [(0, count)])
+    states = json.loads(json.dumps(states_of(part)))
+    try:
+        again = {name: Metric.from_state(state) for name, state in states.items()}
+        for metric in merge_all([again, again]).values():
+            float(metric.value())
+    except BaseException as error:
+        raise TaskError(
+            raised("merging what Task.metrics gave", error).message,
+            hint="check merge, value, to_values and from_values of the task's own metrics",
+        ) from error
+
+
+def states_of(metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """What is told of metrics, by name: plain values.
+
+    Raises:
+        TaskError: A metric's state is no plain value; names it.
+    """
+    states: dict[str, Any] = {}
+    for name, metric in metrics.items():
+        try:
+            states[name] = metric.state()
+            json.dumps(states[name])
+        except BaseException as error:
+            raise TaskError(
+                raised(f"to_values of {name!r} ({type(metric).__name__})", error).message,
+                hint="it is to give plain numbers, strings, lists and dictionaries",
+            ) from error
+    return states
+
+
+def _measured(
+    job: Job,
+    task: Task,
+    model: torch.nn.Module,
+    samples: Samples,
+    spans: Iterable[tuple[int, int]],
+) -> list[dict[str, Metric]]:
+    """Metrics of the held-out samples [start, stop) of each of `spans`."""
+    device = next(model.parameters()).device
     read = _reader(samples)
     parts = []
     model.eval()
     try:
         with preserved(model, "measuring the held-out samples"):
-            for start in range(rank * cut, count, size * cut):
-                stop = min(start + cut, count)
+            for start, stop in spans:
                 seed_compute(stream_seed(job.seed, _EVALUATION_STREAM, start), device)
                 batch = task.batch(read(start, stop), None)
                 with torch.no_grad(), _cast(job, device):
                     metrics = task.metrics(model, move(batch, device), stop - start)
-                parts.append(_checked(metrics))
+                parts.append(_checked(metrics, stop - start))
     except RaycloudError:
         raise
     except BaseException as error:
         raise TaskError(raised("measuring the held-out samples", error).message) from error
     finally:
         model.train()
-    return merge_all(parts)
+    return parts
 
 
 def _reader(samples: Samples) -> Callable[[int, int], Any]:
@@ -77,14 +133,46 @@ def _reader(samples: Samples) -> Callable[[int, int], Any]:
     return lambda start, stop: [samples[i] for i in range(start, stop)]
 
 
-def _checked(metrics: Mapping[str, object]) -> dict[str, Metric]:
-    for name, metric in metrics.items():
-        if not isinstance(metric, Metric):
+def _checked(metrics: object, samples: int) -> dict[str, Metric]:
+    """What the task gave, with numbers as means over the batch's samples.
+
+    Raises:
+        TaskError: It is neither; names it.
+    """
+    remedy = "a number, a tensor without dimensions, or a raycloud.Metric such as Mean"
+    if not isinstance(metrics, Mapping):
+        raise TaskError(
+            f"Task.metrics returned {type(metrics).__name__}",
+            hint=f"return a mapping from names to metrics: each {remedy}",
+        )
+    found: dict[str, Metric] = {}
+    for name, given in metrics.items():
+        if not isinstance(name, str):
             raise TaskError(
-                f"Task.metrics gave {name!r} as {type(metric).__name__}",
-                hint="give a raycloud.Metric, such as Mean(total=..., weight=...)",
+                f"Task.metrics gave the name {name!r}, a {type(name).__name__}",
+                hint="name each metric by a string",
             )
-    return {name: metric for name, metric in metrics.items() if isinstance(metric, Metric)}
+        if isinstance(given, Metric):
+            found[name] = given
+        elif (number := _number(given)) is not None:
+            found[name] = Mean(total=number * samples, weight=samples)
+        else:
+            shape = f" of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else ""
+            raise TaskError(
+                f"Task.metrics gave {name!r} as {type(given).__name__}{shape}",
+                hint=f"give {remedy}",
+            )
+    return found
+
+
+def _number(given: object) -> float | None:
+    """What a number of any kind comes to; None: it is none."""
+    if isinstance(given, torch.Tensor):
+        real = given.dim() == 0 and not given.is_complex()
+        return float(given) if real else None
+    if isinstance(given, int | float | np.integer | np.floating | np.bool_):
+        return float(given)
+    return None
 
 
 def show(job: Job, task: Task, model: torch.nn.Module) -> str | None:

@@ -23,7 +23,7 @@ from raycloud.training.arrangement import (
 from raycloud.training.collate import Collate, Making
 from raycloud.training.contract import construct
 from raycloud.training.device import Copies, choose
-from raycloud.training.evaluate import evaluate, show
+from raycloud.training.evaluate import evaluate, show, states_of, try_out
 from raycloud.training.footing import Footing
 from raycloud.training.growth import position_of
 from raycloud.training.locality import Held, held
@@ -207,6 +207,8 @@ class Life:
         if not joins:
             left = self._replica.steps - self._step
             trial.last_of_an_epoch(self._arranged.steps, self._position, left)
+            if (held_out := self._arranged.supply.held_out) is not None:
+                try_out(self._config.job, self._task, replica.model, held_out)
         self._ready = ready(self._config, replica, samples=len(self._samples), speed=speed)
         self._report(self._ready)
         if names := replica.statistics.changing:
@@ -266,6 +268,10 @@ class Life:
         done = MemberDone(member=self._config.member, step=loop.step, generation=meeting.generation)
         self._report(done)
         return None
+
+    def finish_writing(self, most_s: float) -> None:
+        """Wait until this member's part of a checkpoint is written and told, but not for longer."""
+        self._parts.saver.wait(most_s)
 
     def hang_up(self, generation: int) -> None:
         """In whichever thread: this generation, and any before it, is over."""
@@ -330,9 +336,11 @@ class Life:
         if held_out is not None:
             rank, size = seat.part, len(seat.holders)
             metrics = evaluate(job, self._task, model, held_out, rank=rank, size=size)
-            states = {name: metric.state() for name, metric in metrics.items()}
+            states = states_of(metrics)
         last = step == seat.last_step and seat.part == 0
         text = show(job, self._task, model) if last else None
+        if step == seat.last_step:
+            self._parts.saver.wait()  # whatever becomes of what is told, the checkpoint is whole
         self._report(
             EvaluationPart(
                 member=self._config.member,

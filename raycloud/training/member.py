@@ -35,6 +35,7 @@ __all__ = ["Meeting", "Member", "MemberConfig"]
 
 _OVER = 1 << 62  # newer than any generation
 _END_S = 30.0  # for what is computed or measured just then
+_WRITES_S = 25.0  # control waits for the others' parts a little longer
 _ALONE_S = 5.0  # after a break; the driver calls to meet again before that, where it does
 
 
@@ -195,7 +196,9 @@ class Member:
                 while following is not None:
                     following = self._compute(life, *following)
         except BaseException as error:  # noqa: BLE001 - the last line before the thread's end
-            self._life = None
+            built, self._life = self._life, None
+            if built is not None:
+                built.finish_writing(_WRITES_S)  # what was committed is not lost with this
             self._report(self._failed(error))
 
     def _told(self) -> Meeting | None:

@@ -108,8 +108,9 @@ class Saver:
         self._thread = threading.Thread(target=write, name=f"save-{step}")
         self._thread.start()
 
-    def wait(self) -> None:
-        """Until nothing is being written."""
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until nothing is being written, or for so long."""
         if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+            self._thread.join(timeout_s)
+            if not self._thread.is_alive():
+                self._thread = None

@@ -146,3 +146,58 @@ def test_members_must_be_done_at_the_same_step():
     job.on(e.MemberDone(member=0, step=5), 1.0)
     with pytest.raises(InternalError, match="is done at step 5"):
         job.on(e.MemberDone(member=1, step=6), 1.0)
+
+
+# ---- a member that fails
+
+RAISED = {"error": "TaskError", "message": "ZeroDivisionError"}
+
+
+def test_a_failure_waits_for_the_parts_that_others_write():
+    job = training()
+    job.on(part(0, 30), 1.0)
+    assert job.on(e.MemberFailed(member=0, **RAISED), 1.0) == ()
+    assert job.phase is Phase.ENDING
+    assert only(c.Publish, job.on(part(1, 30), 2.0)).step == 30
+    assert job.on(e.MemberFailed(member=1, error="TaskError", message="another"), 2.0) == ()
+    commands = job.on(published(30), 3.0)
+    assert job.last_published == 30
+    assert only(c.Finish, commands).status == "failed"
+    assert "ZeroDivisionError" in only(c.Finish, commands).error  # the first one's
+
+
+def test_a_failure_after_all_parts_waits_until_they_are_published():
+    job = training()
+    for member in (0, 1):
+        job.on(part(member, 30), 1.0)
+    assert job.on(e.MemberFailed(member=1, **RAISED), 1.0) == ()
+    assert only(c.Finish, job.on(published(30), 1.5)).status == "failed"
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_failure_ends_the_run_at_once_where_nothing_can_become_whole(writes):
+    job = training()
+    if writes:  # and the part of the one that fails is missing
+        job.on(part(1, 30), 1.0)
+    assert only(c.Finish, job.on(e.MemberFailed(member=0, **RAISED), 1.0)).status == "failed"
+
+
+def test_what_others_write_is_not_waited_for_where_they_are_gone_or_too_slow():
+    job = training()
+    job.on(part(0, 30), 1.0)
+    job.on(e.MemberFailed(member=0, **RAISED), 1.0)
+    lost = job.on(e.MemberLost(member=1, reason="gone"), 2.0)
+    assert "ZeroDivisionError" in only(c.Finish, lost).error
+    job = training()
+    job.on(part(0, 30), 1.0)
+    job.on(e.MemberFailed(member=0, **RAISED), 1.0)
+    assert not of(c.Finish, job.tick(30.0))
+    assert only(c.Finish, job.tick(31.0)).status == "failed"
+
+
+def test_two_stops_do_not_wait_for_a_checkpoint_either():
+    job = training()
+    job.on(part(0, 30), 1.0)
+    job.on(e.MemberFailed(member=0, **RAISED), 1.0)
+    job.on(e.StopRequested(reason="x"), 1.0)
+    assert only(c.Finish, job.on(e.StopRequested(reason="x"), 1.0)).status == "failed"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
+import torch
 
 from raycloud.metrics import Accuracy, Auc, Mean, Metric, merge_all
 
@@ -112,3 +114,23 @@ def test_a_kind_of_ones_own_is_known_by_its_name() -> None:
     read = Metric.from_state(Largest(3.0).merge(Largest(4.0)).state())
     assert isinstance(read, Largest)
     assert read.value() == 4.0
+
+
+def test_metrics_take_numbers_of_any_kind_and_keep_plain_ones() -> None:
+    mean = Mean(total=torch.tensor(3.0), weight=np.int64(2))  # type: ignore[arg-type]
+    right = Accuracy(right=torch.tensor(3), count=np.float32(4))  # type: ignore[arg-type]
+    area = Auc.of(scores=torch.tensor([0.1, 0.9]), labels=torch.tensor([0, 1]))
+    assert (mean, right) == (Mean(total=3.0, weight=2.0), Accuracy(right=3, count=4))
+    states = [metric.state() for metric in (mean, right, area)]
+    assert [Metric.from_state(one) for one in json.loads(json.dumps(states))] == [mean, right, area]
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])
+def test_a_weight_that_can_be_none_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="finite weight >= 0"):
+        Mean(total=1.0, weight=weight)
+
+
+def test_what_is_no_whole_number_is_not_counted() -> None:
+    with pytest.raises(ValueError, match=r"whole numbers, got right=1\.5"):
+        Accuracy(right=1.5, count=2)  # type: ignore[arg-type]

@@ -15,9 +15,11 @@ from torch.optim import SGD, AdamW
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from raycloud.clock import SystemClock
-from raycloud.events import Event, MemberFailed, MemberReady
+from raycloud.commands import Form
+from raycloud.events import Event, MemberDone, MemberFailed, MemberReady, PartWritten
 from raycloud.task import Splits, Task
 from raycloud.training.member import Member, MemberConfig
+from tests.fellows import Fellows
 from tests.lockstep import job
 
 POLL_S = 30.0
@@ -242,3 +244,43 @@ def test_one_that_does_not_come_or_may_be_skipped(
     samples: int, asked: dict[str, Any], tmp_path: Path
 ) -> None:
     assert isinstance(began(Built(net=normed, samples=samples), tmp_path, **asked)[-1], MemberReady)
+
+
+def fails_at(call: int) -> Any:
+    """Metrics that raise from that call on, counted from 0."""
+    calls: list[int] = []
+
+    def measure(model: Any, batch: Any, samples: int) -> Any:
+        calls.append(samples)
+        if len(calls) > call:
+            raise ZeroDivisionError("the seventh batch")
+        return {"acc": 0.5}
+
+    return measure
+
+
+@pytest.mark.parametrize(
+    ("measure", "says"),
+    [
+        (lambda *_: 1 / 0, "measuring the held-out samples raised ZeroDivisionError"),
+        (lambda *_: {"acc": None}, "Task.metrics gave 'acc' as NoneType"),
+    ],
+    ids=["raises", "none"],
+)
+def test_metrics_are_tried_before_the_first_step(measure: Any, says: str, tmp_path: Path) -> None:
+    assert says in refused(Built(measure=measure), tmp_path)
+
+
+def test_the_part_of_the_last_checkpoint_is_told_before_the_failure_that_follows(
+    tmp_path: Path,
+) -> None:
+    task = Built(measure=fails_at(1))  # which is the trial
+    asked = job(task=Task, steps=5, micro_batch=4, sync={}, clip_norm=None, evaluate={"batch": 64})
+    member = Fellows(tmp_path, asked, 1, joining=0, task=lambda: task)  # type: ignore[arg-type]
+    member.form(Form(generation=0, members=(0,), shares=(4,), step=0))
+    with pytest.raises(AssertionError, match="the seventh batch"):
+        member.until(MemberDone, [0])
+    kinds = [type(event) for event in member.events]
+    assert kinds.index(PartWritten) < kinds.index(MemberFailed)
+    [part] = member.of(PartWritten)
+    assert part.step == 5

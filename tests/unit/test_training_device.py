@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, UserDict
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from raycloud.errors import PlacementError
+from raycloud.errors import PlacementError, TaskError
 from raycloud.training.device import Copies, arrived, choose, concatenate, move
 
 
@@ -114,3 +116,81 @@ def test_what_was_not_sent_ahead_is_moved_when_it_is_needed() -> None:
     there = arrived({"x": row(1.0), "y": 3}, torch.device("meta"))
     assert there["x"].device.type == "meta"
     assert there["y"] == 3
+
+
+class Encoded(UserDict):  # type: ignore[type-arg]
+    """Keys are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.data[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Graph:
+    """Moves itself, and nobody else knows its tensors."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> Graph:
+        return Graph(self.x.to(device))
+
+
+@dataclass(frozen=True)
+class Pieces:
+    x: torch.Tensor
+    y: dict[str, torch.Tensor]
+    name: str = "n"
+
+
+CPU = torch.device("cpu")
+META = torch.device("meta")
+
+
+def test_batches_stay_what_they_are_on_the_cpu() -> None:
+    for batch in (Encoded(x=row(1)), {"x": row(1)}, Graph(row(1)), object()):
+        assert move(batch, CPU) is batch
+        assert arrived(batch, CPU) is batch
+
+
+def test_elsewhere_they_keep_their_type() -> None:
+    encoded = move(Encoded(x=row(1), n=None, names=["a"]), META)
+    assert type(encoded) is Encoded
+    assert encoded.x.device == META
+    assert (encoded.n, encoded.names) == (None, ["a"])
+    ordered = move(OrderedDict(b=row(1), a=row(2)), META)
+    assert type(ordered) is OrderedDict
+    assert list(ordered) == ["b", "a"]
+    frozen = move(MappingProxyType({"x": row(1)}), META)
+    assert type(frozen) is MappingProxyType
+    assert frozen["x"].device == META
+    pieces = move(Pieces(row(1), {"y": row(2)}), META)
+    assert type(pieces) is Pieces
+    assert (pieces.x.device, pieces.y["y"].device, pieces.name) == (META, META, "n")
+    named = move(Pair(row(1), (row(2),)), META)
+    assert type(named) is Pair
+    assert named.y[0].device == META
+
+
+def test_what_can_move_itself_does() -> None:
+    graph = Graph(row(1))
+    moved = move({"g": graph, "l": [graph]}, META)
+    assert moved["g"].x.device == moved["l"][0].x.device == META
+    assert graph.x.device == CPU
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    there = move(packed, META)
+    assert there.data.device == META
+    assert there.batch_sizes.device == CPU  # as torch wants it
+
+
+def test_a_mapping_that_cannot_be_copied_is_named() -> None:
+    class Strict(UserDict):  # type: ignore[type-arg]
+        def __setitem__(self, key: Any, item: Any) -> None:
+            if "x" in self.data:
+                raise TypeError("it is closed")
+            super().__setitem__(key, item)
+
+    with pytest.raises(TaskError, match="a Strict, which cannot be copied to the GPU: TypeError"):
+        move(Strict(x=row(1)), META)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections import UserDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import nn
 
 from raycloud.errors import TaskError
 from raycloud.metrics import Accuracy, Mean, Metric, merge_all
-from raycloud.training.evaluate import evaluate, show
+from raycloud.training.evaluate import evaluate, show, states_of, try_out
 from tests.lockstep import Fleet, NetTask, difference, job, plain_loop
 from tests.nets import BuiltTask
 
@@ -251,3 +253,129 @@ def test_a_parameter_that_measuring_changes_is_refused(data: bool) -> None:
     with pytest.raises(TaskError, match=r"measuring .* changed the parameter 'last\.weight'"):
         parts(task, model, 1)
     assert model.training
+
+
+class Gives(NetTask):
+    """Metrics as a test wants them."""
+
+    gives: Any = None
+    weighs: Any = None
+
+    def metrics(self, model: nn.Module, batch: Any, samples: int) -> Any:
+        return super().metrics(model, batch, samples) if self.gives is None else self.gives(samples)
+
+    def weight(self, batch: Any, samples: int) -> Any:
+        return super().weight(batch, samples) if self.weighs is None else self.weighs(batch)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [float, int, torch.tensor, np.float32, np.int64, lambda n: torch.tensor(n, dtype=torch.int8)],
+    ids=["float", "int", "tensor", "float32", "int64", "int8"],
+)
+def test_numbers_are_means_over_samples(number: Any) -> None:
+    task = Gives()
+    task.gives = lambda samples: {"size": number(samples)}
+    for size in (1, 3):
+        merged = merge_all(parts(task, task.model(), size, batch=32))
+        assert merged["size"] == Mean(total=32.0 * 32 + 32.0 * 32 + 6.0 * 6, weight=70.0)
+        assert json.loads(json.dumps(states_of(merged)))["size"]["weight"] == 70.0
+
+
+def test_a_weight_may_be_a_tensor() -> None:
+    task, plain = Gives(), Gives()
+    task.weighs = lambda batch: (1 + batch[1]).sum()
+    torch.default_generator.manual_seed(1)
+    model = task.model()
+    (found,), (wanted,) = parts(task, model, 1), parts(plain, model, 1)
+    assert found == wanted
+    assert type(found["loss"].to_values()["weight"]) is float
+
+
+class Told(Metric):
+    """State that cannot be told."""
+
+    kind = "told"
+
+    def merge(self, other: Told) -> Told:
+        raise ValueError("cannot be merged")
+
+    def value(self) -> float:
+        return 0.0
+
+    def to_values(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Told:
+        return cls(values["seen"])
+
+    def __init__(self, seen: Any) -> None:
+        self.seen = seen
+
+
+@pytest.mark.parametrize(
+    ("gives", "says"),
+    [
+        (lambda _: 1 / 0, "measuring the held-out samples raised ZeroDivisionError"),
+        (lambda _: 0.5, "Task.metrics returned float"),
+        (lambda _: {"acc": None}, "Task.metrics gave 'acc' as NoneType"),
+        (lambda _: {"acc": torch.ones(2)}, r"gave 'acc' as Tensor of shape \(2,\)"),
+        (lambda _: {"acc": "0.5"}, "gave 'acc' as str"),
+        (lambda _: {3: 0.5}, "gave the name 3, a int"),
+        (lambda _: {"acc": Mean(total=1.0, weight=float("nan"))}, "finite weight >= 0, got nan"),
+        (lambda _: {"acc": Told(torch.ones(1))}, r"to_values of 'acc' \(Told\) raised TypeError"),
+        (lambda _: {"acc": Told(1)}, "merging what Task.metrics gave raised ValueError: cannot"),
+    ],
+    ids=["raises", "number", "none", "shape", "text", "name", "weight", "state", "merge"],
+)
+def test_what_cannot_be_merged_is_found_by_trying_it(gives: Any, says: str) -> None:
+    task = Gives()
+    task.gives = gives
+    model = task.model()
+    with pytest.raises(TaskError, match=says):
+        try_out(job(), task, model, task.data(None).train)
+    assert model.training
+
+
+def test_trying_takes_a_micro_batch_and_leaves_no_trace() -> None:
+    seen: list[int] = []
+    task = Gives(norm=True)
+    task.gives = lambda samples: seen.append(samples) or {}
+    model = task.model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    try_out(job(micro_batch=4), task, model, task.data(None).train)
+    try_out(job(micro_batch=4, evaluate={"batch": 3}), task, model, task.data(None).train)
+    try_out(job(micro_batch=4, evaluate={"max_samples": 1}), task, model, task.data(None).train)
+    try_out(job(), task, model, [])  # type: ignore[arg-type]
+    assert seen == [4, 3, 1]
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+class Encoded(UserDict):  # type: ignore[type-arg]
+    """Keys are attributes, too, as in the batches of tokenizers."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.data[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def test_a_batch_is_measured_as_it_is_trained_on() -> None:
+    class Attributes(NetTask):
+        def batch(self, samples: Any, rng: Any) -> Any:
+            points, labels = super().batch(samples, rng)
+            return Encoded(points=points, labels=labels)
+
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            assert type(batch) is Encoded
+            return super().loss(model, (batch.points, batch.labels))
+
+        def weight(self, batch: Any, samples: int) -> float:
+            return float((1 + batch.labels).sum())
+
+    task = Attributes()
+    torch.default_generator.manual_seed(1)
+    model = task.model()
+    assert parts(task, model, 1) == parts(NetTask(), model, 1)
