@@ -45,7 +45,6 @@ from raycloud.order import Position, ledger_line
 from raycloud.simulate.telling import short
 from raycloud.training.member import Meeting, MemberConfig
 from tests.scenario.fleet import ENDED, Disk
-from tests.scenario.task import StagedTask
 
 if TYPE_CHECKING:
     from raycloud.simulate.world import World
@@ -118,6 +117,8 @@ class Driver:
         at_once: bool = False,
     ) -> None:
         self._job, self._fleet, self._story, self._manifest = job, fleet, story, manifest
+        assert isinstance(job.task, type)
+        self._task = job.task
         self._world = story.world
         self._store = Disk(fleet.stage, story.folder)
         self.finish: Finish | None = None
@@ -264,7 +265,7 @@ class Driver:
             node="",
             address="",
             job=self._job,
-            task=StagedTask,
+            task=self._task,
             checkpoints=str(self._story.folder),
             resume_step=self._manifest.step if self._manifest and not command.joins else None,
             joins=command.joins,

@@ -17,6 +17,7 @@ from raycloud.training.member import Member
 from tests.scenario.stage import MemberClock, Process, here
 
 if TYPE_CHECKING:
+    from raycloud.data.provide import Provider
     from raycloud.training.member import MemberConfig
     from tests.scenario.stage import Stage
     from tests.scenario.wires import Wires
@@ -75,7 +76,7 @@ class _Heard(Member):
 
     def __init__(self, seat: Seat, before: Member | None = None) -> None:
         self._seat, self.number = seat, seat.number
-        super().__init__(seat.config, MemberClock(seat), before=before)
+        super().__init__(seat.config, MemberClock(seat), seat.fleet.provider, before=before)
 
     def _report(self, event: Event) -> None:
         super()._report(event)
@@ -118,6 +119,7 @@ class Fleet:
         seats: Members that the driver holds, dead ones too until it knows.
         away: Those that it has left out, and whose processes it keeps.
         tell: Takes what the driver learns of them.
+        provider: Prepares the data of a task that returns a `Source`; None: there is none.
     """
 
     def __init__(self, stage: Stage, wires: Wires, speeds: list[float], up: list[bool]) -> None:
@@ -130,6 +132,7 @@ class Fleet:
         self._waiting: list[MemberConfig] = []
         self._cut_since_s: dict[int, float] = {}  # machines that acknowledge nothing
         self.over = False
+        self.provider: Provider | None = None
 
     @property
     def room(self) -> int:
