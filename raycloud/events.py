@@ -36,7 +36,8 @@ class MemberReady:
     """A member has built model and data; b micro-batches take it fixed_s + b * micro_batch_s.
 
     Which is fitted, or known of its place. `state_digest` tells whether members start from the same
-    parameters. Its process is `pid` on the node of id `node`, labelled to cost `price_per_hour`.
+    parameters. Its process is `pid` on the node of id `node`, labelled to cost `price_per_hour`; it
+    computes on a `processor`: replicas on unlike ones differ by rounding.
     """
 
     member: int
@@ -50,6 +51,7 @@ class MemberReady:
     node: str = ""
     price_per_hour: float | None = None
     pid: int = 0
+    processor: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -164,4 +164,22 @@ MUTANTS = (
         breaks="what is unfrozen on the way is trained, and not exchanged",
         tests=("tests/unit/test_training_trained.py",),
     ),
+    Mutant(
+        file="training/consistency.py",
+        old="if digest.given > 1 and not digest.same:",
+        new="if digest.given > 1 and digest.given < 1:",
+        breaks="digests are exchanged, and not compared",
+    ),
+    Mutant(
+        file="training/loop.py",
+        old="        self._consistency.look(self.step)\n        self._saved_step",
+        new="        self._saved_step",
+        breaks="replicas are not compared at a checkpoint",
+    ),
+    Mutant(
+        file="training/consistency.py",
+        old="if not one[0] <= most]:",
+        new="if not one[0] <= most * 1e9]:",
+        breaks="what is trained apart on unlike processors counts as rounding",
+    ),
 )

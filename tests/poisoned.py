@@ -146,6 +146,9 @@ class Looped:
             report=self.events.append,
             evaluate=lambda _step, _seat: None,
         )
+        if task.norm:  # as each member does before its first step: it sees the statistics then
+            first = MicroBatch(index=0, epoch=0, start=0, stop=asked.micro_batch)
+            self.replica.try_out(self.parts.collate.one(first))
 
     def run(
         self,

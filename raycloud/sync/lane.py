@@ -1,17 +1,49 @@
 """The control lane: a few numbers per step beside the gradients, on the CPU, never compressed.
 
 At the start of step s every member gives what the others must know before its gradients can be
-scaled (the weight of its share of s) and what they want to know of the step before (its loss).
+scaled (the weight of its share of s) and what they want to know of the step before (its loss). Now
+and then a digest of its state goes with that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from raycloud.sync.transport import Transport, Work, finish
+
+DIGEST_WORDS = 3  # of 16 bits each: sums of squares stay exact for 2**21 members
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneDigest:
+    """A digest of one member's state, or the sums over all members.
+
+    Attributes:
+        holds_off: 0 where the sender would compare digests now, else 1.
+        given: 1 where there is a digest.
+        words: Its words.
+        squares: Their squares, which tell in the sums whether all gave the same.
+    """
+
+    holds_off: float = 0.0
+    given: float = 0.0
+    words: tuple[float, ...] = (0.0,) * DIGEST_WORDS
+    squares: tuple[float, ...] = (0.0,) * DIGEST_WORDS
+
+    @classmethod
+    def of(cls, words: Sequence[float], *, holds_off: float) -> LaneDigest:
+        """The digest of these words."""
+        squares = tuple(word * word for word in words)
+        return cls(holds_off=holds_off, given=1.0, words=tuple(words), squares=squares)
+
+    @property
+    def same(self) -> bool:
+        """Whether all that gave one gave the same: the variance of each word is 0."""
+        pairs = zip(self.words, self.squares, strict=True)
+        return all(int(self.given) * int(square) == int(word) ** 2 for word, square in pairs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,10 +53,12 @@ class LaneReport:
     Attributes:
         weight: Weight of the micro-batches of the step that begins.
         loss: Sum of weight * loss of the step before; 0 at the first step.
+        digest: Of the state before the step that begins.
     """
 
     weight: float
     loss: float = 0.0
+    digest: LaneDigest = field(default_factory=LaneDigest)
 
 
 class Lane:
@@ -34,11 +68,13 @@ class Lane:
         """Use a transport of the lane's own, so that its order is free of the gradients'."""
         self._transport = transport
         self._work: Work | None = None
-        self._buffer = torch.zeros(2, dtype=torch.float64)
+        self._buffer = torch.zeros(4 + 2 * DIGEST_WORDS, dtype=torch.float64)
 
     def send(self, report: LaneReport) -> None:
         """Start this step's exchange; returns at once."""
-        self._buffer = torch.tensor([report.weight, report.loss], dtype=torch.float64)
+        digest = report.digest
+        told = (report.weight, report.loss, digest.holds_off, digest.given)
+        self._buffer = torch.tensor((*told, *digest.words, *digest.squares), dtype=torch.float64)
         self._work = self._transport.all_reduce(self._buffer) if self._transport.size > 1 else None
 
     def read(self, abandoned: Callable[[], bool]) -> LaneReport:
@@ -46,8 +82,14 @@ class Lane:
         if self._work is not None:
             finish(self._work, abandoned)
             self._work = None
-        weight, loss = self._buffer.tolist()
-        return LaneReport(weight=weight, loss=loss)
+        weight, loss, holds_off, given, *words = self._buffer.tolist()
+        digest = LaneDigest(
+            holds_off=holds_off,
+            given=given,
+            words=tuple(words[:DIGEST_WORDS]),
+            squares=tuple(words[DIGEST_WORDS:]),
+        )
+        return LaneReport(weight=weight, loss=loss, digest=digest)
 
     def sum(self, values: Sequence[float], abandoned: Callable[[], bool]) -> list[float]:
         """Sums over members of as many numbers from each; nothing that was sent is unread."""
@@ -55,3 +97,16 @@ class Lane:
         if self._transport.size > 1:
             finish(self._transport.all_reduce(numbers), abandoned)
         return list(numbers.tolist())
+
+    def gather(self, values: Sequence[float], abandoned: Callable[[], bool]) -> list[list[float]]:
+        """As many numbers from each member, by rank; nothing that was sent is unread."""
+        rows = torch.zeros((self._transport.size, len(values)), dtype=torch.float64)
+        rows[self._transport.rank] = torch.tensor(values, dtype=torch.float64)
+        if self._transport.size > 1:
+            finish(self._transport.all_reduce(rows), abandoned)
+        return list(rows.tolist())
+
+    def broadcast(self, tensor: torch.Tensor, abandoned: Callable[[], bool]) -> None:
+        """Overwrite a tensor, on the CPU, with rank 0's; nothing that was sent is unread."""
+        if self._transport.size > 1 and tensor.numel():
+            finish(self._transport.broadcast(tensor, 0), abandoned)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import platform
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +29,25 @@ def choose(gpus: int) -> torch.device:
             hint="install a CUDA build of torch on this node, or set resources.worker.gpus to 0",
         )
     return torch.device("cuda", 0)
+
+
+def processor(device: torch.device) -> str:
+    """The kind of processor: replicas on two of one kind round in the same way.
+
+    What decides is which instructions torch and the libraries below it choose: by the architecture,
+    what torch finds, and the model, which those libraries look at. Two models may round alike all
+    the same; then nothing comes of it.
+    """
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
+    model = ""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n"):
+            name, _, value = line.partition(":")
+            if name.strip() in {"model name", "CPU part"}:
+                model = " ".join(value.split())
+                break
+    return f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {model}"
 
 
 def pin(value: Any) -> Any:

@@ -118,7 +118,14 @@ class Footing:
             self._parts.report(seat.formed)
         loop = self.loop = self.loop or Loop(self._parts, seat)
         self.seat = seat
-        loop.enter(seat, Lane(lane), abandoned, ground.adopted, planned=meeting.planned)
+        loop.enter(
+            seat,
+            Lane(lane),
+            abandoned,
+            ground.adopted,
+            planned=meeting.planned,
+            unlike=ground.unlike,
+        )
         if seat.part is None and seat.rank not in ground.following:  # it has the state all the same
             self._passing.done(seat, ground.step)  # after the last word of the generation before
         return loop
@@ -152,7 +159,13 @@ class Footing:
             gone=bool(gone),
         )
         at, talk = brought.position, Talk(lane, abandoned)
-        own = replace(own, epoch=at.epoch, offset=at.offset, follows=int(self._passing.may_follow))
+        own = replace(
+            own,
+            epoch=at.epoch,
+            offset=at.offset,
+            follows=int(self._passing.may_follow),
+            processor=parts.replica.processor_number,
+        )
         everyone = talk.standings(own)
         if not any(one.begun for one in everyone):
             self._begin(meeting, gradients, lane, abandoned)

@@ -12,6 +12,7 @@ from raycloud.events import ChangeApplied, Noticed
 from raycloud.spec.sizes import report_s, ring_bytes
 from raycloud.sync.lane import Lane, LaneReport
 from raycloud.sync.transport import Abandoned
+from raycloud.training.consistency import Company, Consistency
 from raycloud.training.feed import Feed
 from raycloud.training.growth import LAYOUT, layout_record
 from raycloud.training.outcome import Others, all_hold, find_outcome
@@ -52,6 +53,7 @@ class Loop:
             epochs=None if parts.job.steps is not None else parts.job.epochs or 1,
         )
         self._tally = Tally(member=seat.member, clock=parts.clock)
+        self._consistency = Consistency(parts.replica, parts.clock)
         self.owed: Owed | None = None
         self.loss = float("nan")  # the mean of the newest step of which it is known
         self._computed: Counted | None = None  # of the step under way
@@ -67,6 +69,7 @@ class Loop:
         adopted: Adopted | None = None,
         *,
         planned: bool = False,
+        unlike: bool = False,
     ) -> None:
         """Become a member of a generation, and start collating its first steps.
 
@@ -76,6 +79,7 @@ class Loop:
             abandoned: Says that the driver has given it up.
             adopted: What each rank computes of its first step, beside what it has kept of that.
             planned: The generation before has done all that was due before its first step.
+            unlike: Not all members' processors are of one kind.
         """
         self._report()  # a step that was taken is one of the generation before
         parts = self._parts
@@ -88,6 +92,8 @@ class Loop:
         # Any other checkpoint may be one that the generation before did not come to write.
         self._saved_step = parts.first_step
         self._feed = self._collating()
+        company = Company(members=seat.members, unlike=unlike)
+        self._consistency.enter(company, seat.rank, seat.step)
 
     def _collating(self) -> Feed:
         """The steps from the present one on, under the shares that are known now."""
@@ -166,6 +172,7 @@ class Loop:
         """Checkpoint the state before the next step, unless that is done already."""
         if self._saved_step == self.step or self.seat.part is None:
             return
+        self._consistency.look(self.step)
         self._saved_step = self.step
         self._report()
         replica = self._parts.replica
@@ -190,6 +197,12 @@ class Loop:
         """Learn the loss of the last step at once; all members call this after the same step."""
         self._send_lane(weight=0.0)
         self._read_lane()
+        self._compare()
+
+    def _compare(self) -> None:
+        """Find out what differs where the lane has said that something does; or look, if asked."""
+        last = self.step == self._course.last_step
+        self._consistency.settle(self.step, self._lane, self._abandoned, last=last)
 
     def _whole_values(self) -> dict[str, Any]:
         """What is the same on every member, and of an epoch in progress, how it goes on."""
@@ -232,6 +245,7 @@ class Loop:
             )
         if all_hold(found.exchanged, others):
             self._agree()
+        self._compare()
 
     def _scale(self) -> float:
         return 1.0 / self._weighed().weight
@@ -249,11 +263,13 @@ class Loop:
 
     def _send_lane(self, *, weight: float) -> None:
         loss = self.owed.loss if self.owed is not None else 0.0
-        self._lane.send(LaneReport(weight=weight, loss=loss))
+        digest = self._consistency.told(self.step)
+        self._lane.send(LaneReport(weight=weight, loss=loss, digest=digest))
 
     def _read_lane(self) -> LaneReport:
         began_s = self._parts.clock.monotonic_s()
         sums = self._lane.read(self._abandoned)
+        self._consistency.heard(sums)
         self._lane_s += self._parts.clock.monotonic_s() - began_s
         if self.owed is not None:
             self.learn_loss(sums.loss / self.owed.weight)
@@ -297,6 +313,7 @@ class Loop:
         """Switch to a change; True when this generation ends with it."""
         ends = isinstance(due.change, Halt | Meet)
         if ends:
+            self._consistency.look(self.step)
             self.settle()
         self._report()
         match due.change:
@@ -325,6 +342,7 @@ class Loop:
         first, last = self.seat.step + 1, self._course.last_step
         if done == last:
             check_end(self._parts.replica, done)
+            self._consistency.look(done)
         if done in (first, last):
             self.settle()
         if done in (first, last) or self._tally.age_s >= report_s(self.seat.size):

@@ -42,4 +42,5 @@ def ready(
         node=config.node,
         price_per_hour=config.price_per_hour,
         pid=os.getpid(),
+        processor=replica.processor,
     )

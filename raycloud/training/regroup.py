@@ -48,6 +48,7 @@ class Standing:
         epoch: Where the sequence stands before that step,
         offset: with its sample.
         follows: 1 where it would follow the others while it takes the state, if it may.
+        processor: A number for the kind of its processor.
     """
 
     step: int
@@ -60,6 +61,7 @@ class Standing:
     epoch: int = 0
     offset: int = 0
     follows: int = 1
+    processor: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +76,7 @@ class Ground:
         suspects: Micro-batches of it that nobody is to compute.
         loss: Mean loss of the step before; NaN where there is none.
         following: Ranks that have no state yet, and take it while the others compute.
+        unlike: Not all members' processors are of one kind.
     """
 
     step: int
@@ -83,6 +86,7 @@ class Ground:
     loss: float
     suspects: tuple[MicroBatch, ...] = ()
     following: tuple[int, ...] = ()
+    unlike: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +241,7 @@ def find_ground(
         suspects=suspects,
         loss=loss,
         following=following,
+        unlike=len({one.processor for one in everyone}) > 1,
     )
 
 

@@ -15,6 +15,7 @@ computed then adds to what was.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +36,7 @@ from raycloud.training.calling import (
     check_optimizer,
     check_scheduler,
 )
+from raycloud.training.device import processor
 from raycloud.training.eager import without_compiler
 from raycloud.training.forward import Forward
 from raycloud.training.kept import Kept
@@ -73,6 +75,7 @@ class Replica:
     Attributes:
         kept: What is computed of the step that is to be committed next; None: nothing.
         notice: Tells a person what had to be done in another way, with details.
+        processor: Of which kind it is.
         trained: Which parameters are exchanged.
         pace: Of `compute`, which waits for others only in short turns.
         backing: Whom it backs up in this generation, and who backs it up; None: nobody.
@@ -94,6 +97,7 @@ class Replica:
         self._task = task
         self._device = device
         self._clock = clock
+        self.processor = processor(device)
         torch.default_generator.manual_seed(stream_seed(job.seed, _MODEL_STREAM))
         model = call("model", task.model)
         check_model(model)
@@ -129,6 +133,11 @@ class Replica:
         self.following: Following | None = None
         self.backing: Backing | None = None
         self.settle: Callable[[], None] = lambda: None
+
+    @property
+    def processor_number(self) -> int:
+        """A number for its kind, that float64 holds exactly."""
+        return int(hashlib.sha256(self.processor.encode()).hexdigest()[:12], 16)
 
     @property
     def learning_rate(self) -> float:

@@ -103,6 +103,15 @@ class RunningStatistics:
         return self._untracked or any(a.module.training for a in self._every)
 
     @property
+    def exact(self) -> frozenset[str]:
+        """Names of the running averages, which are the same on all members after each commit."""
+        return frozenset(
+            f"{a.name}.{name}" if a.name else name
+            for a in self._every
+            for name in ("running_mean", "running_var", "num_batches_tracked")
+        )
+
+    @property
     def changing(self) -> tuple[str, ...]:
         """Names of other buffers that a pass has changed, and that are averaged."""
         return tuple(other.name for other in (*self._changing, *self._begun))
