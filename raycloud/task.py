@@ -55,6 +55,10 @@ Format = Literal["auto", "text", "csv", "jsonl", "parquet", "arrow", "images"]
 class Source:
     """Rows that the pipeline reads, preprocesses and caches as blocks; then each row is a sample.
 
+    Of directories named `name=value`, as Hive, Spark and pandas write them, rows of Parquet, Arrow,
+    CSV and JSON have a column `name`, unless their file has one: int64 where all values are whole
+    numbers, else text. A JSON file may be one array of objects, in the place of lines.
+
     Attributes:
         path: A file, a directory, a pattern (`part-*.parquet`), a URL that pyarrow or fsspec
             understands, or several of these. A directory is searched to its depths; names in it
@@ -74,6 +78,10 @@ class Source:
             int64, double, bool or string, as found at the head of the data. Text, CSV and JSON
             lines may be compressed (`.gz`, `.bz2`, `.zst`, `.lz4`).
         required: Columns in which a row must have a value; a row without is a bad row.
+        delimiter: What separates the values of CSV; None: what separates the names in the header,
+            outside of quotes: a comma, semicolon, tab or vertical bar.
+        names: The columns of CSV without a header; None: the first line names them.
+        encoding: Of text, CSV and JSON, by Python's name; a byte order mark may stand before it.
         select: Which files to take, asked with each file's path below `path`.
         filesystem: A pyarrow or fsspec file system that `path` belongs to; None: by the URL.
     """
@@ -86,6 +94,9 @@ class Source:
     columns: Sequence[str] | None = None
     types: Mapping[str, str] | None = None
     required: Sequence[str] = ()
+    delimiter: str | None = None
+    names: Sequence[str] | None = None
+    encoding: str = "utf-8"
     select: Callable[[str], bool] | None = None
     filesystem: Any = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,10 +14,10 @@ import pyarrow as pa
 from pyarrow import csv
 
 from raycloud.data.convert import sift, types_of
-from raycloud.data.formats import codec_of, suffix_of
+from raycloud.data.formats import suffix_of
 from raycloud.data.index import BadRow, Input
 from raycloud.data.pieces import NAMED_BAD_ROWS, Piece, Slice
-from raycloud.data.reading import chosen, reading
+from raycloud.data.reading import check_encoding, chosen, reading, text_of
 from raycloud.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ _BLOCK_BYTES = 8 * 2**20
 _HEAD_BYTES = 2**20
 _LINE_BYTES = 2**16
 _FOUND = (pa.int64(), pa.float64(), pa.bool_())
-_HEADER_ROWS = 1
-_FIRST = 1 + _HEADER_ROWS  # pyarrow's number of the first row of data
+_QUOTED = re.compile(rb'"(?:[^"]|"")*"')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,13 +42,14 @@ class _Text:
 
 @dataclass(slots=True)
 class _Refused:
-    """Rows with another number of values than there are columns."""
+    """Rows with another number of values than there are columns; pyarrow's number of the first."""
 
+    first: int
     why: dict[int, str] = field(default_factory=dict)
     named: int = 0  # those that a piece has told of
 
     def __call__(self, row: csv.InvalidRow) -> str:
-        self.why[row.number - _FIRST] = (
+        self.why[row.number - self.first] = (
             f"has {row.actual_columns} values, not {row.expected_columns}"
         )
         return "skip"
@@ -61,8 +62,8 @@ def csv_types(source: Source, inputs: Sequence[Input], pause: Pause) -> tuple[tu
         with _opened(source, file, pause) as text:
             reader = csv.open_csv(
                 text.stream,
-                read_options=csv.ReadOptions(use_threads=False, block_size=_HEAD_BYTES),
-                parse_options=_parsing(text.delimiter, _Refused()),
+                read_options=_naming(source, _HEAD_BYTES),
+                parse_options=_parsing(text.delimiter, _refused(source)),
                 convert_options=csv.ConvertOptions(check_utf8=False),
             )
             names = chosen(source, text.header, file.path)
@@ -79,10 +80,10 @@ def read_csv(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
     for file in piece.inputs:
         with _opened(source, file, pause) as text:
             names = _expected(source, text.header, piece, file)
-            refused = _Refused()
+            refused = _refused(source)
             reader = csv.open_csv(
                 text.stream,
-                read_options=csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+                read_options=_naming(source, _BLOCK_BYTES),
                 parse_options=_parsing(text.delimiter, refused),
                 convert_options=csv.ConvertOptions(
                     column_types=dict.fromkeys(names, pa.binary()),
@@ -145,23 +146,26 @@ def _opened(source: Source, file: Input, pause: Pause) -> Iterator[_Text]:
             f"{file.path!r} is empty: not even a header",
             hint="write the file again, or leave it out by `Source.select`",
         )
-    codec = codec_of(file.path)
     with reading(source, file, pause) as opened:
-        stream = pa.CompressedInputStream(opened, codec) if codec else opened
-        head = stream.read(_LINE_BYTES)
+        text = text_of(source, file, opened)  # would close the file where it is let go of
+        head = text.read(_LINE_BYTES)
+        check_encoding(source, file, head)
         opened.seek(0)
+        delimiter = source.delimiter or _delimiter(file.path, head)
         yield _Text(
-            stream=pa.CompressedInputStream(opened, codec) if codec else opened,
-            delimiter=(delimiter := _delimiter(file.path, head)),
-            header=_header(head, delimiter, file),
+            stream=text_of(source, file, opened),
+            delimiter=delimiter,
+            header=_header(source, head, delimiter, file),
         )
 
 
-def _header(head: bytes, delimiter: str, file: Input) -> list[str]:
+def _header(source: Source, head: bytes, delimiter: str, file: Input) -> list[str]:
+    if source.names is not None:
+        return list(source.names)
     reader = csv.open_csv(
         BytesIO(head),
         read_options=csv.ReadOptions(use_threads=False),
-        parse_options=_parsing(delimiter, _Refused()),
+        parse_options=_parsing(delimiter, _refused(source)),
         convert_options=csv.ConvertOptions(check_utf8=False),
     )
     names: list[str] = reader.schema.names
@@ -171,14 +175,28 @@ def _header(head: bytes, delimiter: str, file: Input) -> list[str]:
             f"{file.path!r} has several columns named {', '.join(map(repr, sorted(twice)))}",
             hint="give each column its own name in the file's header",
         )
+    if source.columns is None and all(map(_is_number, names)):
+        raise DataError(
+            f"{file.path!r} begins with numbers alone, where the names of its columns should be: "
+            f"{delimiter.join(names)!r:.80}",
+            hint="if it has no header, give Source.names; if these are names, Source.columns",
+        )
     return names
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _delimiter(path: str, head: bytes) -> str:
     if suffix_of(path) == "tsv":
         return "\t"
-    line = head.partition(b"\n")[0]
-    return next((mark for mark in ",;\t" if mark.encode() in line), ",")
+    line = _QUOTED.sub(b"", head).partition(b"\n")[0]
+    return next((mark for mark in ",;\t|" if mark.encode() in line), ",")
 
 
 def _expected(source: Source, header: list[str], piece: Slice, file: Input) -> list[str]:
@@ -192,6 +210,15 @@ def _expected(source: Source, header: list[str], piece: Slice, file: Input) -> l
             hint="name the columns that all files have in Source.columns",
         )
     return names
+
+
+def _naming(source: Source, block_bytes: int) -> csv.ReadOptions:
+    names = None if source.names is None else list(source.names)
+    return csv.ReadOptions(use_threads=False, block_size=block_bytes, column_names=names)
+
+
+def _refused(source: Source) -> _Refused:
+    return _Refused(first=2 if source.names is None else 1)
 
 
 def _parsing(delimiter: str, refused: _Refused) -> csv.ParseOptions:

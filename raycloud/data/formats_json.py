@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from raycloud.data.formats import codec_of
 from raycloud.data.formats_lines import Lines, lines_of
 from raycloud.data.index import BadRow, Input
 from raycloud.data.pieces import NAMED_BAD_ROWS, Piece, Slice
-from raycloud.data.reading import chosen
+from raycloud.data.reading import chosen, is_utf8, reading
 from raycloud.errors import DataError
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from raycloud.task import Source
 
 _HEAD_BYTES = 2**20
+_SNIFFED_BYTES = 64
+_SPACE = b"\xef\xbb\xbf \t\r\n"
+_BETWEEN = re.compile(r"[\s,]*")
 _DEEPEST = 10_000  # pyarrow still has stack for so many levels
 _FLAT = (pa.int64(), pa.float64(), pa.bool_(), pa.string())
 
@@ -38,11 +43,15 @@ def json_types(
     declared = types_of(source.types)
     found: dict[str, pa.DataType] = {}
     for file in inputs:
-        stop = 0 if codec_of(file.path) else min(_HEAD_BYTES, file.bytes)
-        piece = Slice(inputs=(file,), format="jsonl", stop=stop)
+        cut = codec_of(file.path) is None and is_utf8(source)
+        piece = Slice(
+            inputs=(file,), format="jsonl", stop=min(_HEAD_BYTES, file.bytes) if cut else 0
+        )
         head = next(lines_of(source, piece, pause), None)
         if head is None:
             continue
+        if _begins_array(head.data):
+            head = replace(head, data=_elements(head.data, file.path, whole=False))
         table, _, _ = _parsed(head, declared)
         for field in table.schema:
             if pa.types.is_null(field.type):
@@ -60,7 +69,7 @@ def json_types(
 def read_json(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
     """Each line a row; one that is no JSON object, or does not convert, is bad."""
     types = types_of(dict(piece.types))
-    for lines in lines_of(source, piece, pause):
+    for lines in _unpacked(lines_of(source, piece, pause)):
         table, numbers, bad = _parsed(lines, types)
         table = table.select(chosen(source, table.column_names, lines.file))
         named = [
@@ -75,6 +84,62 @@ def read_json(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
             bad=tuple(named[:NAMED_BAD_ROWS]),
             bad_rows=len(named),
         )
+
+
+def is_array(source: Source, file: Input, pause: Pause) -> bool:
+    """Whether a file is one JSON array, which is not cut."""
+    with reading(source, file, pause) as opened:
+        return _begins_array(opened.read(_SNIFFED_BYTES))
+
+
+def _begins_array(data: bytes) -> bool:
+    return data.lstrip(_SPACE)[:1] == b"["
+
+
+def _unpacked(lines: Iterator[Lines]) -> Iterator[Lines]:
+    """The lines; in the place of those of a file that is one array, its elements as lines."""
+    array: list[Lines] = []
+    for one in lines:
+        if array and array[0].file == one.file:
+            array.append(one)
+            continue
+        yield from _as_lines(array)
+        array = [one] if one.first == 0 and _begins_array(one.data) else []
+        if not array:
+            yield one
+    yield from _as_lines(array)
+
+
+def _as_lines(array: list[Lines]) -> Iterator[Lines]:
+    if array:
+        file = array[0].file
+        data = _elements(b"".join(one.data for one in array), file, whole=True)
+        yield Lines(data=data, file=file, first=0)
+
+
+def _elements(data: bytes, file: str, *, whole: bool) -> bytes:
+    """The elements of an array, a line each; of one that is not `whole`, as far as it goes.
+
+    Raises:
+        DataError: It is damaged.
+    """
+    text = data.decode(errors="strict" if whole else "ignore").lstrip("\ufeff \t\r\n")
+    decoder, found, at = json.JSONDecoder(), list[str](), 1
+    try:
+        while True:
+            between = _BETWEEN.match(text, at)
+            at = at if between is None else between.end()
+            if text[at : at + 1] in {"]", ""}:
+                break
+            element, at = decoder.raw_decode(text, at)
+            found.append(json.dumps(element))
+    except (ValueError, RecursionError) as error:
+        if whole:
+            raise DataError(
+                f"{file!r} begins as a JSON array, and is none: {error}",
+                hint="write the file again, or an object a line",
+            ) from error
+    return "".join(f"{line}\n" for line in found).encode()
 
 
 def _parsed(

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from raycloud.data.convert import sift
-from raycloud.data.formats import codec_of
 from raycloud.data.index import BadRow, Input
 from raycloud.data.pieces import NAMED_BAD_ROWS, Piece, Slice
-from raycloud.data.reading import chosen, reading
+from raycloud.data.reading import check_encoding, chosen, reading, text_of
 
 if TYPE_CHECKING:
     from raycloud.data.patience import Pause
@@ -50,10 +49,10 @@ def lines_of(source: Source, piece: Slice, pause: Pause) -> Iterator[Lines]:
             yield from _range(source, file, piece, pause)
             continue
         with reading(source, file, pause) as opened:
-            codec = codec_of(file.path)
-            stream = pa.CompressedInputStream(opened, codec) if codec else opened
             first = 0
-            for data in _blocks(stream):
+            for data in _blocks(text_of(source, file, opened)):
+                if not first:
+                    check_encoding(source, file, data)
                 yield Lines(data=data, file=file.path, first=first)
                 first += data.count(b"\n")
 

@@ -28,6 +28,7 @@ class Slice:
         stop: Where it ends, not included; 0: the whole of each file.
         types: Columns of CSV and JSON lines with their types, by pyarrow's names, where they are
             declared or were found at the head of the data; the others go by each slice.
+        folders: Columns that the directories' names hold, with their types.
     """
 
     inputs: tuple[Input, ...]
@@ -35,6 +36,7 @@ class Slice:
     start: int = 0
     stop: int = 0
     types: tuple[tuple[str, str], ...] = ()
+    folders: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

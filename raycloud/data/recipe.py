@@ -114,7 +114,8 @@ def recipe_of(task: Task, source: Source, job: Job, split: str = "train") -> Rec
 def key_of(recipe: Recipe, slice_: Slice) -> str:
     """The name of a slice's block: the digest of all that decides what it holds."""
     source = recipe.source
-    named = slice_.format in _WITH_PATHS
+    named = slice_.format in _WITH_PATHS or bool(slice_.folders)
+    how = [source.delimiter, list(source.names or ()), source.encoding, slice_.folders]
     return combined(
         FORMAT,
         [[one.digest, one.path if named else ""] for one in slice_.inputs],
@@ -122,6 +123,7 @@ def key_of(recipe: Recipe, slice_: Slice) -> str:
         [source.unit, None if source.columns is None else list(source.columns)],
         [dict(source.types or {}), list(source.required)],
         [recipe.code, recipe.data.bad_rows],
+        *([how] if how != [None, [], "utf-8", ()] else []),  # as it was before they could be given
     )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from raycloud.data.formats import codec_of, format_of
 from raycloud.data.formats_columnar import (
@@ -16,12 +20,13 @@ from raycloud.data.formats_columnar import (
     read_parquet,
 )
 from raycloud.data.formats_csv import csv_types, read_csv
-from raycloud.data.formats_json import json_types, read_json
+from raycloud.data.formats_json import is_array, json_types, read_json
 from raycloud.data.formats_lines import line_ranges, read_lines
 from raycloud.data.formats_whole import read_images, read_texts
 from raycloud.data.location import is_local
 from raycloud.data.patience import Pause, wait
 from raycloud.data.pieces import NAMED_BAD_ROWS, Piece, Slice
+from raycloud.data.reading import folders_of, is_utf8
 from raycloud.errors import InternalError
 
 if TYPE_CHECKING:
@@ -36,6 +41,8 @@ SLICE_BYTES = 32 * 2**20
 IMAGES_BYTES = 4 * 2**20
 """The same where rows hold bytes, such as images, which grow when they are decoded."""
 
+_WITH_FOLDERS = frozenset({"parquet", "arrow", "csv", "jsonl"})
+_WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")
 _AT_ONCE = 16  # files of another machine that are looked into at the same time
 
 _Ranges = Callable[["Input"], list[tuple[int, int]]]
@@ -63,6 +70,7 @@ def cut(source: Source, inputs: Sequence[Input], *, pause: Pause = wait) -> tupl
         kind in {"parquet", "arrow"} and holds_bytes(source, inputs[0], kind, pause)
     ):
         target = IMAGES_BYTES
+    folders = _folders(source, kind, inputs)
     large = [file for file in inputs if file.bytes > target]
     at_once = 1 if all(is_local(file.path) for file in large) else _AT_ONCE
     with ThreadPoolExecutor(at_once, thread_name_prefix="raycloud-cut") as pool:
@@ -71,7 +79,8 @@ def cut(source: Source, inputs: Sequence[Input], *, pause: Pause = wait) -> tupl
     slices: list[Slice] = []
     for files in _grouped(inputs, target):
         for start, stop in ranges.get(files[0].path, [(0, 0)]):
-            slices.append(Slice(inputs=files, format=kind, start=start, stop=stop, types=types))
+            where = {"start": start, "stop": stop}
+            slices.append(Slice(inputs=files, format=kind, types=types, folders=folders, **where))
     return tuple(slices)
 
 
@@ -81,6 +90,43 @@ def read(source: Source, piece: Slice, *, pause: Pause = wait) -> Iterator[Piece
     Raises:
         DataError: A file is damaged, gone, has changed, or lacks a column.
     """
+    if not piece.folders:
+        return _read(source, piece, pause)
+    return _with_folders(source, piece, pause)
+
+
+def _with_folders(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
+    """The rows with what the names of their directories say, where the file does not say it."""
+    for one in _read(source, piece, pause):
+        table, said = one.table, folders_of(one.file)
+        for name, kind in piece.folders:
+            if name not in table.column_names:
+                value = pa.scalar(said[name]).cast(kind)
+                table = table.append_column(name, pa.repeat(value, table.num_rows))
+        if source.columns is not None:
+            table = table.select(list(source.columns))
+        yield replace(one, table=table)
+
+
+def _folders(source: Source, kind: str, inputs: Sequence[Input]) -> tuple[tuple[str, str], ...]:
+    """The columns that directories of all inputs name, and that are asked for; and their types."""
+    if kind not in _WITH_FOLDERS:
+        return ()
+    said = [folders_of(file.path) for file in inputs]
+    names = [name for name in said[0] if all(name in one for one in said)]
+    if source.columns is not None:
+        names = [name for name in names if name in source.columns]
+    declared = dict(source.types or {})
+    return tuple((name, declared.get(name) or _kind(one[name] for one in said)) for name in names)
+
+
+def _kind(values: Iterable[str | None]) -> str:
+    return (
+        "int64" if all(value is None or _WHOLE.fullmatch(value) for value in values) else "string"
+    )
+
+
+def _read(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
     match piece.format:
         case "text" if source.unit == "line":
             return read_lines(source, piece, pause)
@@ -124,7 +170,9 @@ def _ranges(
     if kind == "arrow":
         return _runs(arrow_parts(source, file, pause), target)
     is_lined = kind == "jsonl" or (kind == "text" and source.unit == "line")
-    if is_lined and codec_of(file.path) is None:
+    if kind == "jsonl" and is_array(source, file, pause):
+        return [(0, 0)]
+    if is_lined and codec_of(file.path) is None and is_utf8(source):
         return line_ranges(file.bytes, target)
     return [(0, 0)]
 

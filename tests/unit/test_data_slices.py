@@ -319,7 +319,8 @@ def test_a_slice_survives_json_and_its_file_must_be_there(tmp_path: Path) -> Non
     (part,) = slices_of(source)
     record = json.loads(json.dumps(asdict(part)))
     record["inputs"] = tuple(Input(**one) for one in record["inputs"])
-    record["types"] = tuple(tuple(pair) for pair in record["types"])
+    for name in ("types", "folders"):
+        record[name] = tuple(tuple(pair) for pair in record[name])
     assert Slice(**record) == part
     (tmp_path / "a.parquet").unlink()
     with pytest.raises(DataError, match=r"a.parquet' is not there"):
