@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed as dist
 
 from raycloud.checkpoint import Manifest, load, open_store, publish
 from raycloud.checkpoint.payload import load_tensors
@@ -21,12 +19,15 @@ from raycloud.events import Event, MemberDone, MemberFailed, MemberReady, PartWr
 from raycloud.on_ray.manifests import manifest_of
 from raycloud.order import Ledger, Order, Position, Steps
 from raycloud.spec import Job
+from raycloud.sync.stream import Place
 from raycloud.training.arrangement import laid_out
 from raycloud.training.member import Meeting, Member, MemberConfig
 from tests.blocks import SEEN, Here, write_points
 
 ROWS, MORE = 83, 30  # 83: five steps of 16, and a short one
 POLL_S = 30.0
+
+NOWHERE = Place("", 0, 0)  # who is alone asks nobody
 
 
 def two_files(folder: Path) -> Path:
@@ -83,16 +84,8 @@ class Run:
 
     def finish(self) -> list[int]:
         """Compute to the end; the ids that were computed, in order."""
-        store = dist.TCPStore(
-            "127.0.0.1",
-            0,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=datetime.timedelta(seconds=POLL_S),
-        )
         meeting = Meeting(
-            host="127.0.0.1",
-            port=store.port,
+            place=NOWHERE,
             generation=0,
             rank=0,
             members=(0,),

@@ -5,7 +5,6 @@ They share torch's generator, so their task must draw nothing while they compute
 
 from __future__ import annotations
 
-import datetime
 import threading
 import time
 from collections.abc import Iterable
@@ -13,12 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import distributed as dist
-
 from raycloud.clock import SystemClock
 from raycloud.commands import Change, Form, Meet
 from raycloud.events import Event, MemberFailed, MemberReady
 from raycloud.spec import Job
+from raycloud.sync.rendezvous import Rendezvous
 from raycloud.task import Task
 from raycloud.training.member import Meeting, Member, MemberConfig
 from raycloud.training.replica import Replica
@@ -33,10 +31,7 @@ class Fellows:
     def __init__(
         self, folder: Path, job: Job, count: int, joining: int = 1, task: type[Task] = Paced
     ) -> None:
-        limit = datetime.timedelta(seconds=WAIT_S)
-        self._store = dist.TCPStore(
-            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit
-        )
+        self._rendezvous = Rendezvous("127.0.0.1", SystemClock())
         self.events: list[Event] = []
         self.members: list[Member] = []
         self._pause = threading.Event()
@@ -102,8 +97,7 @@ class Fellows:
 
     def _meeting(self, told: Form | Meet, rank: int) -> Meeting:
         return Meeting(
-            host="127.0.0.1",
-            port=self._store.port,
+            place=self._rendezvous.place,
             generation=told.generation,
             rank=rank,
             members=told.members,

@@ -156,6 +156,8 @@ class Driver:
         finally:
             self._fleet.close()
             self._sources.close()
+            if self._meeting is not None:
+                self._meeting.close()
         return self._ended(self._finish)
 
     def _begin(self, now_s: float) -> None:

@@ -1,14 +1,14 @@
-"""The place where members meet: a store that lives with the driver, not on a mortal member."""
+"""The place where members meet: it lives with the driver, not on a mortal member."""
 
 from __future__ import annotations
 
-import datetime
 from typing import TYPE_CHECKING
 
 import ray
-from torch import distributed as dist
 
+from raycloud.clock import SystemClock
 from raycloud.commands import Meet
+from raycloud.sync.rendezvous import Rendezvous
 from raycloud.training.meeting import Meeting
 
 if TYPE_CHECKING:
@@ -16,23 +16,21 @@ if TYPE_CHECKING:
 
 
 class MeetingPlace:
-    """A key-value server in this process; each generation uses names of its own."""
+    """A rendezvous in this process."""
 
     def __init__(self) -> None:
         """Listen on a free port."""
-        self._store = dist.TCPStore(
-            ray.util.get_node_ip_address(),
-            0,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=datetime.timedelta(seconds=30),
-        )
+        self._rendezvous = Rendezvous(ray.util.get_node_ip_address(), SystemClock())
+
+    def close(self) -> None:
+        """Nobody meets any more."""
+        self._rendezvous.close()
 
     def of(self, formed: Form | Meet, rank: int, nodes: tuple[str, ...]) -> Meeting:
         """What the member of `rank` is told of a generation, whose members are on these nodes."""
+        self._rendezvous.forget(before=formed.generation - 1)  # that may be planned, and withdrawn
         return Meeting(
-            host=self.host,
-            port=self.port,
+            place=self._rendezvous.place,
             generation=formed.generation,
             rank=rank,
             members=formed.members,
@@ -42,13 +40,3 @@ class MeetingPlace:
             following=formed.following,
             back=None if isinstance(formed, Meet) else formed.back,
         )
-
-    @property
-    def host(self) -> str:
-        """Address that members reach."""
-        return str(self._store.host)
-
-    @property
-    def port(self) -> int:
-        """Port it listens on."""
-        return int(self._store.port)

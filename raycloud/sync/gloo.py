@@ -11,7 +11,7 @@ import torch
 from torch import distributed as dist
 
 from raycloud.errors import TransportError
-from raycloud.sync.own_sockets import connecting, end_all_if_hung, hang_up, listening
+from raycloud.sync.own_sockets import Place, connecting, end_all_if_hung, hang_up, listening
 from raycloud.sync.watched import look_once_more
 
 # Only meeting has time-outs: the store's until all have come, and this one for connecting then. An
@@ -34,11 +34,13 @@ class GlooDevice:
     Attributes:
         address: The same.
         places: Where it listens.
+        others: Where those listen that it meets, once a transport has been told.
     """
 
     def __init__(self, address: str) -> None:
         """Listen on a free port."""
         self.address = address
+        self.others: list[Place] = []
         made: list[Any] = []
         gloo: Any = dist.ProcessGroupGloo  # torch's type stub lacks most of it
         self.places = listening(lambda: made.append(gloo.create_device(hostname=address)))
@@ -74,13 +76,15 @@ class GlooTransport:
         options._threads = threads  # noqa: SLF001
         options._timeout = _CONNECTING  # noqa: SLF001
         try:
-            store.set(f"listens/{rank}", json.dumps(self._own))
-            self._others = [
-                (place[0], place[1])
-                for other in range(size)
-                if other != rank
-                for place in json.loads(store.get(f"listens/{other}"))
-            ]
+            if size > 1 and not device.others:
+                store.set(f"listens/{rank}", json.dumps(self._own))
+                device.others = [
+                    (place[0], place[1])
+                    for other in range(size)
+                    if other != rank
+                    for place in json.loads(store.get(f"listens/{other}"))
+                ]
+            self._others = device.others
             with connecting(self._others):
                 self._group = gloo(store, rank, size, options)
             self._connections = end_all_if_hung(self._own, self._others)

@@ -29,6 +29,7 @@ SILENT_S = 30.0  # so long may a peer have nothing to say
 CHUNK_BYTES = 2**20
 
 _GREETING = struct.Struct(">8sHQI")  # what this is, format, key, the sender's rank
+GREETING_BYTES = _GREETING.size
 _HEADER = struct.Struct(">I")  # its bytes
 _CHUNK = struct.Struct(">II")  # bytes, CRC-32
 _NAME = b"raycloud"
@@ -258,6 +259,11 @@ class Listener:
         self._wait_s = wait_s
         port = self._socket.getsockname()[1]
         self.place = Place(address, port, secrets.randbits(_KEY_BITS))
+
+    @property
+    def door(self) -> socket.socket:
+        """What listens, for who looks after many connections at once."""
+        return self._socket
 
     def accept(self, serve: Callable[[socket.socket], None]) -> None:
         """Wait for the next connection, and let `serve` have it.

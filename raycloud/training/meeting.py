@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import json
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from torch import distributed as dist
@@ -15,18 +17,27 @@ from torch import distributed as dist
 from raycloud.errors import TransportError
 from raycloud.sync.gloo import GlooDevice, GlooTransport
 from raycloud.sync.nccl import NcclTransport
+from raycloud.sync.rendezvous import Head, Roll, RollStore, opened
 from raycloud.sync.transport import Abandoned
 
 if TYPE_CHECKING:
     import torch
 
     from raycloud.commands import Back
+    from raycloud.sync.stream import Place
     from raycloud.sync.transport import Transport
 
-_MEETING_S = 900.0  # whoever does not come is taken for lost long before that
+_CONNECTING_S = 30.0
 _LOOK_UP_S = 0.025  # a meeting that is given up holds up the next one for so long
 # Buckets that travel at the same time: in a ring of slow processors each waits more than it moves.
 _THREADS = 4
+
+
+class _Purpose(IntEnum):
+    """What members meet for; each has rounds of its own at the rendezvous."""
+
+    LANE = 0
+    GRADIENTS = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +51,7 @@ class Meeting:
     more they go `back` before they come.
     """
 
-    host: str
-    port: int
+    place: Place
     generation: int
     rank: int
     members: tuple[int, ...]
@@ -100,26 +110,43 @@ def leave(transports: Iterable[Transport]) -> None:
 
 def _meet(meeting: Meeting, address: str, device: torch.device) -> tuple[Transport, Transport]:
     size = len(meeting.shares)
-    try:
-        store = dist.TCPStore(
-            meeting.host,
-            meeting.port,
-            is_master=False,
-            timeout=datetime.timedelta(seconds=_MEETING_S),
-        )
-    except (RuntimeError, ValueError) as error:
-        raise TransportError(
-            f"the meeting place at {meeting.host}:{meeting.port} cannot be reached: {error}"
-        ) from error
+
+    def roll(purpose: _Purpose) -> Roll:
+        return Roll(meeting.place, Head(meeting.generation, purpose, meeting.rank, size))
 
     listens = GlooDevice(address)
 
-    def gloo(purpose: str, threads: int) -> Transport:
-        prefix = dist.PrefixStore(f"generation-{meeting.generation}/{purpose}", store)
-        return GlooTransport(prefix, rank=meeting.rank, size=size, device=listens, threads=threads)
+    def gloo(purpose: _Purpose, threads: int) -> Transport:
+        with roll(purpose) as members:
+            store = RollStore(members)
+            return GlooTransport(
+                store, rank=meeting.rank, size=size, device=listens, threads=threads
+            )
 
-    lane = gloo("lane", 1)
-    if device.type == "cuda":
-        prefix = dist.PrefixStore(f"generation-{meeting.generation}/gradients", store)
-        return NcclTransport(prefix, rank=meeting.rank, size=size), lane
-    return gloo("gradients", _THREADS), lane
+    lane = gloo(_Purpose.LANE, 1)
+    if device.type != "cuda":
+        return gloo(_Purpose.GRADIENTS, _THREADS), lane
+    with roll(_Purpose.GRADIENTS) as members:
+        store = _store(members, address, rank=meeting.rank, size=size)
+    return NcclTransport(store, rank=meeting.rank, size=size), lane
+
+
+def _store(members: Roll, address: str, *, rank: int, size: int) -> dist.Store:
+    """A key-value store of this generation, for NCCL: at the member of rank 0, as long as it lives.
+
+    Raises:
+        TransportError: It cannot be reached.
+    """
+    limit = datetime.timedelta(seconds=_CONNECTING_S)
+    try:
+        own = (
+            dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=limit)
+            if rank == 0
+            else None
+        )
+        port = 0 if own is None else own.port
+        told = members.exchange(json.dumps([address, port]).encode())
+        host, port = json.loads(opened(told[0]))
+        return own or dist.TCPStore(host, port, is_master=False, timeout=limit)
+    except (RuntimeError, ValueError) as error:
+        raise TransportError(f"the store of rank 0 of {size} failed: {error}") from error

@@ -43,8 +43,11 @@ from raycloud.on_ray.manifests import manifest_of
 from raycloud.on_ray.origin import found_back
 from raycloud.order import Position, ledger_line
 from raycloud.simulate.telling import short
+from raycloud.sync.stream import Place
 from raycloud.training.member import Meeting, MemberConfig
 from tests.scenario.fleet import ENDED, Disk
+
+NOWHERE = Place("", 0, 0)  # who is alone asks nobody
 
 if TYPE_CHECKING:
     from raycloud.simulate.world import World
@@ -298,8 +301,7 @@ class Driver:
 
     def _meeting(self, formed: Form | Meet, rank: int) -> Meeting:
         return Meeting(
-            host="",
-            port=0,
+            place=NOWHERE,
             generation=formed.generation,
             rank=rank,
             members=formed.members,

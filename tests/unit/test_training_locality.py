@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from torch import distributed as dist
 
 from raycloud.clock import SystemClock
 from raycloud.data.index import Block, Index
@@ -20,6 +18,7 @@ from raycloud.data.provide import Provided
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady
 from raycloud.order import Layout, Order, Position, Steps, assign
 from raycloud.sync.loopback import Loopback
+from raycloud.sync.rendezvous import Rendezvous
 from raycloud.task import Splits, Task
 from raycloud.training import schedule
 from raycloud.training.arrangement import laid_out
@@ -212,12 +211,10 @@ def test_members_compute_the_lanes_that_lie_on_their_nodes(tmp_path: Path) -> No
         members.append(Member(config, SystemClock(), providers[rank]))
         last(members[rank], MemberReady)
     SEEN.clear()
-    limit = datetime.timedelta(seconds=POLL_S)
-    place = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
+    rendezvous = Rendezvous("127.0.0.1", SystemClock())
     for rank, member in enumerate(members):
         meeting = Meeting(
-            host="127.0.0.1",
-            port=place.port,
+            place=rendezvous.place,
             generation=0,
             rank=rank,
             members=(0, 1),
@@ -227,6 +224,7 @@ def test_members_compute_the_lanes_that_lie_on_their_nodes(tmp_path: Path) -> No
         member.form(meeting)
     for member in members:
         last(member, MemberDone)
+    rendezvous.close()
     assert providers[0].provided is not None
     index = providers[0].provided.train.index
     order = Order(samples=index.rows, seed=mine.seed, layout=laid_out(mine, index))

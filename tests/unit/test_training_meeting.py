@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 from functools import partial
 
 import torch
-import torch.distributed as dist
 
+from raycloud.clock import SystemClock
 from raycloud.sync import own_sockets
+from raycloud.sync.rendezvous import Rendezvous
 from raycloud.training.meeting import Meeting, meet
 from tests.lockstep import never
 from tests.sockets import together
@@ -18,13 +18,11 @@ SIZE = 2
 
 def test_gradients_and_lane_of_a_member_come_in_at_one_door() -> None:
     """A second one would be a thread more, which wakes up a hundred times a second."""
-    limit = datetime.timedelta(seconds=20.0)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
+    rendezvous = Rendezvous("127.0.0.1", SystemClock())
     before = set(own_sockets._listeners())
     meetings = [
         Meeting(
-            host="127.0.0.1",
-            port=store.port,
+            place=rendezvous.place,
             generation=0,
             rank=rank,
             members=tuple(range(SIZE)),
@@ -37,4 +35,5 @@ def test_gradients_and_lane_of_a_member_come_in_at_one_door() -> None:
     doors = set(own_sockets._listeners()) - before
     for transport in (transport for pair in met for transport in pair):
         transport.close()
+    rendezvous.close()
     assert len(doors) == SIZE
