@@ -36,8 +36,10 @@ class MemberReady:
     """A member has built model and data; b micro-batches take it fixed_s + b * micro_batch_s.
 
     Which is fitted, or known of its place. `state_digest` tells whether members start from the same
-    parameters. Its process is `pid` on the node of id `node`, labelled to cost `price_per_hour`; it
-    computes on a `processor`: replicas on unlike ones differ by rounding.
+    parameters, `fingerprint` whether the task gives them the same samples: digests of some, by
+    split and id (`train/127`), and of how many are `held_out` (None: it is not told). Its process
+    is `pid` on the node of id `node`, labelled to cost `price_per_hour`; it computes on a
+    `processor`: replicas on unlike ones differ by rounding.
     """
 
     member: int
@@ -52,6 +54,8 @@ class MemberReady:
     price_per_hour: float | None = None
     pid: int = 0
     processor: str = ""
+    held_out: int | None = None
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

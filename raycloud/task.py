@@ -1,7 +1,8 @@
 """The user's contract: a `Task` says what is trained and on what, and nothing about where.
 
-A task knows nothing of ranks, devices or Ray. raycloud constructs it from `settings` in every
-worker, calls its methods as described below, and moves models and batches to the device.
+A task knows nothing of ranks, devices or Ray. raycloud imports its file in every worker, as a plain
+loop does, constructs it there from `settings`, calls its methods as described below, and moves
+models and batches to the device. What any of them raises, `sys.exit()` too, ends the run.
 """
 
 from __future__ import annotations
@@ -133,7 +134,13 @@ class Task(ABC):
 
     @abstractmethod
     def data(self, path: str | None) -> Splits:
-        """The data sets. `path` is the job's `data.path`; None asks for the task's own default."""
+        """The data sets. `path` is the job's `data.path`; None asks for the task's own default.
+
+        Called in every worker, and has to give the same samples in each: a few of them are compared
+        before the first step, with those of a worker that joins, and where a run is resumed. The
+        global generators of torch, numpy and Python begin with the job's seed, so that a split or a
+        shuffle without a generator is the same everywhere; it follows the number of samples.
+        """
 
     def preprocess(self, rows: Rows) -> Rows | Mapping[str, Any]:
         """Make rows of a `Source` into what is kept: decode, convert, compute. Not random.

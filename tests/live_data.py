@@ -183,17 +183,17 @@ def provider(job: Job, *, known: Sequence[Input] = (), node: str | None = None) 
     from raycloud.on_ray.pipeline_actor import living
     from raycloud.on_ray.provider import RayProvider
     from raycloud.on_ray.sources import pipeline_name
-    from raycloud.on_ray.tasks import by_value
+    from raycloud.on_ray.tasks import code_of
     from raycloud.training.member import MemberConfig
 
-    by_value(Points)
+    code = code_of(job, job.task if isinstance(job.task, type) else Points)
     name = pipeline_name()
     config = MemberConfig(
         member=0,
         node="",
         address="",
-        job=job,
-        task=job.task if isinstance(job.task, type) else Points,
+        job=code.named_in(job),
+        task=code,
         checkpoints="",
         pipeline=name,
         home=here(),

@@ -182,4 +182,16 @@ MUTANTS = (
         new="if not one[0] <= most * 1e9]:",
         breaks="what is trained apart on unlike processors counts as rounding",
     ),
+    Mutant(
+        file="control/conditions.py",
+        old="        if differing := other_samples(readies[0], ready):\n",
+        new="        if differing := other_samples(ready, ready):\n",
+        breaks="members that are given different samples train together",
+    ),
+    Mutant(
+        file="training/contract.py",
+        old="    seed_everything(stream_seed(job.seed, _TASK_STREAM))\n",
+        new="",
+        breaks="a split that is drawn without a generator is another one in each worker",
+    ),
 )

@@ -59,7 +59,8 @@ def adopt(state: JobState, adoption: Adoption, now_s: float) -> Iterator[Command
     they commit while they are told to meet, are counted once they have reported them.
     """
     settings, known = state.settings, adoption.steps
-    steps = settings.steps(adoption.readies[0].samples)
+    state.first = adoption.readies[0]
+    steps = settings.steps(state.first.samples)
     ledger = Ledger(samples=steps.samples)
     if settings.ledger is not None:
         ledger.restore(settings.ledger)

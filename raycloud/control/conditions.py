@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from raycloud.control.growing import spares
+from raycloud.control.growing import other_samples, spares
 from raycloud.control.restoring import gathered
 from raycloud.control.tables import Condition, MemberState, Phase
 from raycloud.order import EpochSizes
 
 if TYPE_CHECKING:
     from raycloud.control.state import JobState
+
+
+_SAME = (
+    "every worker calls Task.data, and all have to get the same from it: list files in sorted "
+    "order, give random_split, shuffles and permutations a generator with a seed of their own, and "
+    "leave what is random about a sample to Task.batch"
+)
 
 
 def holds(state: JobState, condition: Condition) -> bool:
@@ -136,6 +143,12 @@ def unfit(state: JobState) -> str:
             return (
                 f"members see different data: member {readies[0].member} has {samples} samples, "
                 f"member {ready.member} has {ready.samples}"
+            )
+    for ready in readies[1:]:
+        if differing := other_samples(readies[0], ready):
+            return (
+                f"Task.data gives member {readies[0].member} and {ready.member} different samples: "
+                f"{differing}\n\nhint: {_SAME}"
             )
     trained = 0 if settings.ledger is None else EpochSizes.from_state(settings.ledger).most
     if samples < trained:

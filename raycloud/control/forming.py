@@ -40,6 +40,7 @@ def form(state: JobState, now_s: float) -> Iterator[Command]:
         yield grown(epoch, samples, before=ledger.sizes.most)
         ledger.grow(epoch, samples)
         records.append(growth_record(epoch, samples))
+    state.first = next(iter(readies.values()))
     state.group, state.formed_as = tuple(readies), state.generation
     state.groups = {state.generation: state.group}
     state.error = ""  # whoever was lost before is not missed

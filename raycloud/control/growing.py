@@ -17,7 +17,7 @@ from raycloud.control.tables import MemberState, Phase
 
 if TYPE_CHECKING:
     from raycloud.control.state import JobState
-    from raycloud.events import MemberLeaving
+    from raycloud.events import MemberLeaving, MemberReady
 
 _FIRST_WAIT_S = 1.0  # after a member that could not join; doubled with each further one
 _LONGEST_WAIT_S = 60.0
@@ -150,10 +150,30 @@ def _none_joins(state: JobState, now_s: float) -> Iterator[Command]:
 
 def unfit_to_join(state: JobState, member: Member) -> str:
     """Why a member that is ready cannot join; empty if it can."""
-    known = state.formed().steps.sizes.most
-    if member.ready is None or member.ready.samples == known:
+    known, ready = state.formed().steps.sizes.most, member.ready
+    if ready is None:
         return ""
-    return f"it sees {member.ready.samples} samples, the others {known}"
+    if ready.samples != known:
+        return f"it sees {ready.samples} samples, the others {known}"
+    differing = "" if state.first is None else other_samples(state.first, ready)
+    return f"Task.data gives it other samples than the others: {differing}" if differing else ""
+
+
+def other_samples(one: MemberReady, other: MemberReady) -> str:
+    """What two members see differently in the task's own samples; empty if nothing is known to be.
+
+    >>> from raycloud.events import MemberReady
+    >>> known = {"samples": 8, "parameters": 1, "state_bytes": 4, "gradient_bytes": 4}
+    >>> known |= {"fixed_s": 0.0, "micro_batch_s": 1.0, "held_out": 2}
+    >>> one = MemberReady(member=0, fingerprint={"train/7": "a", "train/3": "b"}, **known)
+    >>> other = MemberReady(member=1, fingerprint={"train/7": "c", "held_out/1": "d"}, **known)
+    >>> other_samples(one, other), other_samples(one, one)
+    ('train/7', '')
+    """
+    if None not in (one.held_out, other.held_out) and one.held_out != other.held_out:
+        return f"{one.held_out} and {other.held_out} are held out"
+    seen = other.fingerprint
+    return ", ".join(n for n, digest in one.fingerprint.items() if seen.get(n, digest) != digest)
 
 
 def spares(state: JobState) -> list[Member]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from raycloud.control.resharing import Resharing
     from raycloud.control.saving import Saving
     from raycloud.control.settings import ControlSettings
-    from raycloud.events import DataGrew, ExchangeBroken, StepNotFinite
+    from raycloud.events import DataGrew, ExchangeBroken, MemberReady, StepNotFinite
     from raycloud.order import Skip
 
 
@@ -73,6 +73,7 @@ class JobState:
         called_s: When members were last called to meet.
         capacity: How many members the machines hold, as far as is known.
         next_member: The number of the next member that is asked for.
+        first: What the first of those that met first said of itself, and so of the data.
         misses: How many members in a row were lost before they had joined.
         ask_again_s: Not before is another one asked for.
         told_that_none_joins: A person knows that members do not join any more.
@@ -125,6 +126,7 @@ class JobState:
     called_s: float = 0.0
     capacity: int = 0
     next_member: int = 0
+    first: MemberReady | None = None
     misses: int = 0
     ask_again_s: float = 0.0
     told_that_none_joins: bool = False

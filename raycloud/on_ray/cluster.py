@@ -26,7 +26,9 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_LOG_TO_DRIVER_EVENT_LEVEL": "ERROR",
 }
+_HASH_SEED = "PYTHONHASHSEED"
 _EMBEDDED = {
+    _HASH_SEED: "0",  # a set of strings has the same order in every worker
     "RAY_enable_metrics_collection": "0",  # nobody scrapes an embedded cluster
     "RAY_task_events_report_interval_ms": "0",  # and nobody lists its tasks
     "RAY_preload_python_modules": "torch",  # imported while the cluster starts, not after
@@ -60,6 +62,22 @@ def attached(
         else:
             with _attached(job, address, metadata) as ours:
                 yield ours
+
+
+def hash_seeded(*, always: bool = False) -> dict[str, Any]:
+    """Options of an actor whose process, and those that it starts, hash strings as all others do.
+
+    Python takes the seed of that as it starts. An embedded cluster has it in its environment, where
+    processes are started ahead; on another one Ray starts one for the actor.
+
+    Args:
+        always: Also where this process has a seed itself, which says nothing of the cluster's.
+    """
+    own = os.environ.get(_HASH_SEED)
+    if own is not None and not always:
+        return {}
+    seed = _EMBEDDED[_HASH_SEED] if own is None else own
+    return {"runtime_env": {"env_vars": {_HASH_SEED: seed}}}
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raycloud.on_ray.actors import CollatorActor
+from raycloud.on_ray.cluster import hash_seeded
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -61,6 +62,7 @@ class Crew:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=0
                 ),
+                **hash_seeded(),
             ).remote(config)
         return tuple(self._actors)
 

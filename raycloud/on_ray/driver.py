@@ -56,7 +56,6 @@ from raycloud.on_ray.run import Run
 from raycloud.on_ray.session import Session, origin_of
 from raycloud.on_ray.sources import Sources
 from raycloud.on_ray.takeover import held, known_of
-from raycloud.on_ray.tasks import by_value
 from raycloud.on_ray.tenure import FollowedError, outlives
 from raycloud.order import ledger_line
 from raycloud.planning.inventory import Inventory, require
@@ -137,7 +136,6 @@ class Driver:
 
     def run(self) -> Run:
         """Until control says that the run is over."""
-        by_value(self._session.task)
         try:
             self._meeting = MeetingPlace()
             self._begin(self._session.clock.monotonic_s())

@@ -13,25 +13,23 @@ from raycloud.on_ray.failure import error_of
 from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.profile import profile_of
 from raycloud.on_ray.sources import here, pipeline_name
-from raycloud.on_ray.tasks import by_value
 from raycloud.planning.inventory import require
 from raycloud.planning.plan import Plan, make
 from raycloud.training.member import MemberConfig
 from raycloud.training.words import Word
 
 if TYPE_CHECKING:
+    from raycloud.packing.code import TaskCode
     from raycloud.spec import Job
-    from raycloud.task import Task
 
 
-def dry_run(job: Job, task: type[Task]) -> Plan:
+def dry_run(job: Job, code: TaskCode) -> Plan:
     """Measure the task on one worker, and plan for all.
 
     Raises:
         RaycloudError: The machines cannot hold the job, the task's code raised, or the worker was
             lost.
     """
-    by_value(task)
     nodes = inventory()
     require(nodes, job.resources.worker, job.elastic.min_workers)
     fleet = Fleet(job.resources.worker, SystemClock())
@@ -40,8 +38,8 @@ def dry_run(job: Job, task: type[Task]) -> Plan:
             member=0,
             node="",
             address="",
-            job=job,
-            task=task,
+            job=code.named_in(job),
+            task=code,
             checkpoints=nothing,
             pipeline=pipeline_name(),
             home=here(),

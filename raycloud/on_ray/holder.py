@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.data.cache import DataSet, Use
     from raycloud.data.prepare import Made, Recipe, Work
+    from raycloud.packing.code import TaskCode
     from raycloud.spec import Job
     from raycloud.task import Task
 
@@ -200,7 +201,7 @@ class Holder:
 class HolderActor:
     """The holder of a node that the pipeline is not on, in a process of its own."""
 
-    def __init__(self, job: Job, task: type[Task], who: str) -> None:
+    def __init__(self, task: type[Task] | TaskCode, job: Job, who: str) -> None:
         """Find out where this is."""
         keep_confidential(job)
         node = ray.get_runtime_context().get_node_id()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from raycloud.data.cache import BlockCache
     from raycloud.data.index import Block
     from raycloud.on_ray.holder import Holder
+    from raycloud.packing.code import TaskCode
     from raycloud.spec import Job
     from raycloud.task import Task
 
@@ -46,7 +47,9 @@ class Holders:
         self._notice = notice
 
     @classmethod
-    def start(cls, own: Holder, me: Any, job: Job, task: type[Task], notice: Notice) -> Holders:
+    def start(
+        cls, own: Holder, me: Any, job: Job, task: type[Task] | TaskCode, notice: Notice
+    ) -> Holders:
         """Start a holder on each other node."""
         home = own.place.node
         nodes = [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != home]
@@ -55,7 +58,7 @@ class Holders:
                 num_cpus=0,
                 max_concurrency=_THREADS,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-            ).remote(job, task, own.place.who)
+            ).remote(task, job, own.place.who)
             for node in nodes
         }
         return cls(own, me, others, notice)

@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raycloud.clock import SystemClock
 from raycloud.on_ray.actors import MemberActor
+from raycloud.on_ray.cluster import hash_seeded
 from raycloud.on_ray.crew import Crew
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Keeper:
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 self._groups[member], placement_group_bundle_index=0
             ),
+            **hash_seeded(),
         ).remote([config.ref])
         self._actors[member] = actor
         return actor

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from raycloud.data.location import File
     from raycloud.data.provide import Prepared
     from raycloud.on_ray.holder import Holder
+    from raycloud.packing.code import TaskCode
     from raycloud.spec import Job
     from raycloud.task import Splits, Task
 
@@ -42,14 +43,14 @@ class PipelineConfig:
 
     Attributes:
         job: The job.
-        task: The task's class.
+        task: The task's class, or its code.
         known: Inputs of the training samples that the run has already, with their versions.
         version: How often the data had grown, of this start of the run, to those inputs.
         wary: One before this has died, perhaps of what it read: leave reading to other processes.
     """
 
+    task: type[Task] | TaskCode  # first: what follows may be of its modules
     job: Job
-    task: type[Task]
     known: tuple[Input, ...] = ()
     version: int = 0
     wary: bool = False
@@ -194,7 +195,9 @@ class Pipeline:
         splits = asked(task, job)
         _sourced(splits)
         self._holders = Holders.start(self._holder, self._me, job, config.task, self._notice)
-        means = Means(job=job, task=task, holders=self._holders, clock=self._clock)
+        means = Means(
+            job=job, task=task, code=config.task, holders=self._holders, clock=self._clock
+        )
         self._splits = _preparing(means, splits, config.known)
         self._nodes = self._seeing(self._holders)
         prepared = {name: split.run(self._readers(None)) for name, split in self._splits.items()}

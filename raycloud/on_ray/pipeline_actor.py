@@ -14,6 +14,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycloud.clock import SystemClock
+from raycloud.on_ray.cluster import hash_seeded
 from raycloud.on_ray.confidential import keep_confidential
 from raycloud.on_ray.holder import Holder, answer, place_of
 from raycloud.on_ray.pipeline import Pipeline, PipelineConfig
@@ -72,6 +73,7 @@ def pipeline_of(
         max_concurrency=_THREADS,
         # Softly is not enough: it would also go elsewhere. Where the driver dies, so does the run.
         scheduling_strategy=NodeAffinitySchedulingStrategy(home, soft=False),
+        **hash_seeded(),
     ).remote(config())
     return number, actor
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.on_ray.holders import Holders
     from raycloud.on_ray.readers import Readers
+    from raycloud.packing.code import TaskCode
     from raycloud.spec import Job
     from raycloud.task import Source, Task
 
@@ -43,12 +44,14 @@ class Means:
     Attributes:
         job: The job.
         task: Its task.
+        code: What other processes make it of.
         holders: Of all nodes.
         clock: For durations and for when caches were used.
     """
 
     job: Job
     task: Task
+    code: type[Task] | TaskCode
     holders: Holders
     clock: Clock
 
@@ -272,8 +275,7 @@ class Preparing:
         self._made[key] = made
 
     def _brief(self) -> Brief:
-        job, task = self._means.job, self._means.task
-        return Brief(job=job, task=type(task), recipe=self._recipe)
+        return Brief(job=self._means.job, task=self._means.code, recipe=self._recipe)
 
 
 def _held(there: Block | None, key: str, rows: int, size: int, node: str) -> Block:

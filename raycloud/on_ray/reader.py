@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from raycloud.data.index import Block, Input
     from raycloud.data.prepare import Made, Recipe, Work
+    from raycloud.packing.code import TaskCode
     from raycloud.spec import Job
     from raycloud.task import Task
 
@@ -40,7 +41,7 @@ class Brief:
 
     Attributes:
         job: The job.
-        task: The task's class.
+        task: The task's class, or its code.
         recipe: Of the split.
         works: What there is to make; their tables, if any, are in `tables`.
         tables: By the number of a work, its rows in the object store.
@@ -49,8 +50,8 @@ class Brief:
         handles: By node, the holders.
     """
 
+    task: type[Task] | TaskCode  # first: what follows may be of its modules
     job: Job
-    task: type[Task]
     recipe: Recipe
     works: Sequence[Work] = ()
     tables: Mapping[int, ObjectRef[Any]] = field(default_factory=dict)

@@ -132,7 +132,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
             check_resume(directory.job(), asked)
         shown = observer or (lambda _: None)
         with imported(job) as ready, _registered(job, directory, address, shown) as see:
-            task = ready()
+            task, code = ready()
             from raycloud.on_ray.driver import drive
             from raycloud.on_ray.session import Session
 
@@ -141,6 +141,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
                     job=job,
                     asked=asked,
                     task=task,
+                    code=code,
                     directory=directory,
                     resume=goes,
                     clock=clock,
@@ -177,10 +178,10 @@ def plan(job: Job, *, address: str | None = None) -> Plan:
     job = with_secrets(job)
     address = address or Environment.from_process().ray_address
     with imported(job) as ready, _attached(job, address):
-        task = ready()
+        _, code = ready()
         from raycloud.on_ray.dry_run import dry_run
 
-        return dry_run(job, task)
+        return dry_run(job, code)
 
 
 @contextlib.contextmanager
@@ -224,7 +225,8 @@ def imported(job: Job) -> Iterator[Callable[[], Any]]:
     """Import torch and the user's task in a thread, while Ray starts in this one.
 
     Yields:
-        A function that waits, and returns the task's class or raises what importing it raised.
+        A function that waits, and returns the task's class and its code, or raises what importing
+        it raised.
     """
     found: list[Any] = []
 
@@ -247,7 +249,9 @@ def imported(job: Job) -> Iterator[Callable[[], Any]]:
         for result in found:
             if isinstance(result, BaseException):
                 raise result
-        return found[0]
+        from raycloud.on_ray.tasks import code_of
+
+        return found[0], code_of(job, found[0])
 
     try:
         yield ready

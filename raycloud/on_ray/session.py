@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from raycloud.on_ray.run import StopSwitch
     from raycloud.on_ray.takeover import Takeover
     from raycloud.on_ray.tenure import Tenure
+    from raycloud.packing.code import TaskCode
     from raycloud.spec import Job, RunDirectory
     from raycloud.task import Task
 
@@ -25,6 +26,7 @@ class Session:
     """One start of a run.
 
     Attributes:
+        code: What of `task` goes to workers.
         only_steps: Ends after this many steps, whatever the job's length; None: at its end.
         asked: The job with `${NAME}` where `job` has a secret; None: it has none.
         mark: What shows members on other nodes that they see the place of its checkpoints.
@@ -35,6 +37,7 @@ class Session:
 
     job: Job
     task: type[Task]
+    code: TaskCode
     directory: RunDirectory
     resume: bool
     clock: Clock

@@ -66,7 +66,7 @@ class Sources:
         self._tenure = session.tenure
         self._file = session.directory.path / "data.json"
         self._job = session.job
-        self._task = session.task
+        self._task, self._code = session.task, session.code
         self._own: Any = None  # keeps the pipeline alive
         self._clock = session.clock
         goes_on = taken is not None and session.job.data.refresh
@@ -80,9 +80,9 @@ class Sources:
 
         What it cannot do, it says to them.
         """
-        task = self._task
-        if task.preprocess is not Task.preprocess:  # which is for the rows of a `Source`
-            config = PipelineConfig(job=self._job, task=task, known=self.known)
+        if self._task.preprocess is not Task.preprocess:  # which is for the rows of a `Source`
+            job, code = self._code.named_in(self._job), self._code
+            config = PipelineConfig(job=job, task=code, known=self.known)
             if self._tenure is None:
                 _, self._own = pipeline_of(self.pipeline, lambda: config, here())
             else:

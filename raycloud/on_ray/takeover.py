@@ -14,7 +14,6 @@ from raycloud import __version__
 from raycloud.checkpoint import Manifest
 from raycloud.control.adopting import Adoption
 from raycloud.errors import RaycloudError
-from raycloud.on_ray.tasks import code_digest
 from raycloud.on_ray.tenure import Tenure, outlives
 from raycloud.order import Ledger, read_ledger
 from raycloud.spec.load import dump_job
@@ -153,7 +152,7 @@ def _alike(session: Session) -> dict[str, Any]:
     return {
         "version of raycloud": __version__,
         "job": dump_job(session.written),
-        "task's code": code_digest(session.task),
+        "task's code": session.code.digest,
     }
 
 

@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycloud.errors import MachineError, RunDirectoryError
-from raycloud.on_ray.cluster import NAMESPACE
+from raycloud.on_ray.cluster import NAMESPACE, hash_seeded
 from raycloud.on_ray.keeper import ANSWER_S, LEASE_S, KeeperActor
 from raycloud.on_ray.sources import here
 
@@ -75,6 +75,7 @@ class Tenure:
             name=keeper_name(session, recorder),
             lifetime="detached",
             scheduling_strategy=NodeAffinitySchedulingStrategy(here(), soft=False),
+            **hash_seeded(always=True),  # what it makes inherits that
         )
         pause, until_s = threading.Event(), session.clock.monotonic_s() + ANSWER_S
         while True:

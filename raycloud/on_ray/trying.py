@@ -65,7 +65,7 @@ def try_out(
         imported(job) as ready,
         attached(job, address),
     ):
-        task = ready()
+        task, code = ready()
         from raycloud.on_ray.driver import drive
         from raycloud.on_ray.session import Session
 
@@ -75,6 +75,7 @@ def try_out(
                 job=small,
                 asked=_as_small(asked, small),
                 task=task,
+                code=code,
                 directory=RunDirectory(folder),
                 resume=resume,
                 clock=clock,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
     from raycloud.data.index import Input
+    from raycloud.packing.code import TaskCode
     from raycloud.spec import Job
     from raycloud.task import Task
 
@@ -30,11 +31,11 @@ class MemberConfig:
     find out its own.
     """
 
+    task: type[Task] | TaskCode  # first: what follows may be of its modules
     member: int
     node: str
     address: str
     job: Job
-    task: type[Task]
     checkpoints: str
     mark: str = ""
     resume_step: int | None = None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raycloud.errors import DataError, RaycloudError, SpecError, TaskError
-from raycloud.order import Steps
+from raycloud.order import Steps, stream_seed
+from raycloud.packing.code import TaskCode
 from raycloud.spec.mistakes import NOT_SET, Mistake, refusal
+from raycloud.training.randomness import everything, restore, seed_everything
 
 if TYPE_CHECKING:
     from raycloud.spec import Job
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 
 _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_TASK_STREAM = 6
+_AFTER_IMPORT: dict[tuple[str, int], Any] = {}  # by code and seed
 
 
 class RaisedError(TaskError):
@@ -63,8 +67,18 @@ def check_settings(kind: type[Task], job: Job) -> None:
         )
 
 
-def construct(kind: type[Task], job: Job) -> Task:
-    """The task, made from the job's settings; `TaskError` where that raises."""
+def construct(kind: type[Task] | TaskCode, job: Job) -> Task:
+    """The task, made from the job's settings.
+
+    What it draws without a generator of its own, and what `Task.data` draws afterwards, is the same
+    in each process: all global generators begin with the job's seed before its file is imported.
+
+    Raises:
+        TaskError: That, or making it, raises.
+    """
+    seed_everything(stream_seed(job.seed, _TASK_STREAM))
+    if isinstance(kind, TaskCode):
+        kind = _imported(kind, job)
     try:
         return kind(**job.settings)
     except RaycloudError:
@@ -75,6 +89,17 @@ def construct(kind: type[Task], job: Job) -> Task:
             f"{type(error).__name__}: {error}",
             hint="`settings` are the keyword arguments of the task's constructor",
         ) from error
+
+
+def _imported(code: TaskCode, job: Job) -> type[Task]:
+    """The class; all generators are as importing it has left them, however often that is asked."""
+    drawn = code.digest, job.seed
+    kind = code.load()
+    if drawn in _AFTER_IMPORT:
+        restore(_AFTER_IMPORT[drawn])
+    else:
+        _AFTER_IMPORT[drawn] = everything()
+    return kind
 
 
 def cut(job: Job, samples: int) -> Steps:

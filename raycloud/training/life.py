@@ -24,6 +24,7 @@ from raycloud.training.collate import Collate, Making
 from raycloud.training.contract import construct
 from raycloud.training.device import Copies, choose
 from raycloud.training.evaluate import evaluate, show, states_of, try_out
+from raycloud.training.fingerprint import SAMPLES, Seen, check_samples
 from raycloud.training.footing import Footing
 from raycloud.training.growth import position_of
 from raycloud.training.locality import Held, held
@@ -91,7 +92,7 @@ class Life:
         store = open_store(config.checkpoints)
         if config.mark:
             see(store, config.mark, config.address or config.node)
-        manifest = started_from(config, store)
+        self._trained = manifest = started_from(config, store)
         self._step = manifest.step if manifest is not None else 0
         self._position = position_of(manifest) if manifest is not None else Position()
         began_s = clock.monotonic_s()
@@ -209,13 +210,23 @@ class Life:
             trial.last_of_an_epoch(self._arranged.steps, self._position, left)
             if (held_out := self._arranged.supply.held_out) is not None:
                 try_out(self._config.job, self._task, replica.model, held_out)
-        self._ready = ready(self._config, replica, samples=len(self._samples), speed=speed)
+        self._ready = ready(self._config, replica, data=self._see(), speed=speed)
         self._report(self._ready)
         if names := replica.statistics.changing:
             self._notice("buffers averaged over replicas, not exact", buffers=list(names))
         if idle := [name for name, _ in replica.trained.idle]:
             what = "parameters that require a gradient, but no group of the optimizer has"
             self._notice(what, count=len(idle), parameters=idle[:_NAMED])
+
+    def _see(self) -> Seen:
+        """Look at some samples; refuse them where they are not those of the checkpoint."""
+        supply, beside = self._arranged.supply, self._replica.state.beside
+        seen = Seen.of(supply, self._arranged.order, self._clock)
+        trained = None if self._trained is None else self._trained.values.get(SAMPLES)
+        if not self._config.joins and (other := check_samples(seen.fingerprint, trained)):
+            self._notice("some samples are others than at the checkpoint", samples=other)
+        self._replica.state.beside = {**beside, SAMPLES: seen.fingerprint}
+        return seen
 
     def _trial(self) -> Trial:
         job, member, parts = self._config.job, self._config.member, self._parts
@@ -302,7 +313,7 @@ class Life:
         if (elsewhere := self._parts.collate.making.elsewhere) is not None:
             elsewhere.extend(change.version, epoch, layout)
         self._samples = samples
-        self._replica.state.beside = data_values(samples)
+        self._replica.state.beside = {**self._replica.state.beside, **data_values(samples)}
         index = index_of(before)
         made = grown(samples, before=0 if index is None else len(index.blocks))
         self._report(prepared_event(self._config, "train", made, change.version))

@@ -1,8 +1,8 @@
-"""What a forward pass draws from: seeding it, and telling whether it was drawn from."""
+"""What a task draws from: seeding it, and telling whether it was drawn from."""
 
 from __future__ import annotations
 
-import random  # noqa: TID251 - its state is kept here, nothing is drawn
+import random  # noqa: TID251 - the user's code draws from it
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,17 +32,35 @@ def global_draws() -> tuple[bytes, bytes, int]:
     return random_state(torch.device("cpu")), state[1].tobytes(), state[2]
 
 
+def seed_everything(seed: int) -> None:
+    """Seed the global generators of Python, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: TID251 - the user's code draws from it
+    torch.default_generator.manual_seed(seed)
+    torch.cuda.manual_seed_all(seed)  # noqa: TID251 - the same; where there are GPUs
+
+
+def everything() -> tuple[Any, Any, torch.Tensor]:
+    """The state of the global generators of Python, numpy and torch, for `restore`."""
+    return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+
+
+def restore(states: tuple[Any, Any, torch.Tensor]) -> None:
+    """Set the global generators to what `everything` returned."""
+    python, numpy, of_torch = states
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.default_generator.set_state(of_torch)
+
+
 @contextmanager
 def preserved_random(device: torch.device) -> Iterator[None]:
     """Whatever is drawn meanwhile, the generators of torch, numpy and Python are as before."""
     cuda = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else None
-    state = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
-    on_device = None if cuda is None else cuda.get_state()
+    states, on_device = everything(), None if cuda is None else cuda.get_state()
     try:
         yield
     finally:
-        torch.default_generator.set_state(state[0])
-        np.random.set_state(state[1])
-        random.setstate(state[2])
+        restore(states)
         if cuda is not None and on_device is not None:
             cuda.set_state(on_device)

@@ -11,18 +11,19 @@ from raycloud.training.state import digest
 
 if TYPE_CHECKING:
     from raycloud.training.config import MemberConfig
+    from raycloud.training.fingerprint import Seen
     from raycloud.training.replica import Replica
 
 
 def ready(
-    config: MemberConfig, replica: Replica, *, samples: int, speed: tuple[float, float]
+    config: MemberConfig, replica: Replica, *, data: Seen, speed: tuple[float, float]
 ) -> MemberReady:
     """How much it trains, how fast, and from what state.
 
     Args:
         config: What it was told.
         replica: Its own, as it begins.
-        samples: Of the training data.
+        data: What it sees of the data.
         speed: `fixed_s` and `micro_batch_s`.
 
     Raises:
@@ -32,7 +33,9 @@ def ready(
     encode(replica.state.values())
     return MemberReady(
         member=config.member,
-        samples=samples,
+        samples=data.samples,
+        held_out=data.held_out,
+        fingerprint=data.fingerprint,
         parameters=replica.parameters,
         state_bytes=sum(t.numel() * t.element_size() for t in tensors.values()),
         gradient_bytes=replica.gradients.gradient_bytes,

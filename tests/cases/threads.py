@@ -18,12 +18,13 @@ from raycloud.checkpoint import latest
 from raycloud.checkpoint.payload import load_tensors
 from raycloud.errors import RaycloudError, public_name
 from raycloud.events import Event, MemberFailed, Noticed, StepsCommitted
-from raycloud.on_ray.tasks import resolve
+from raycloud.on_ray.tasks import code_of, resolve
 from raycloud.order import Order, Position, Steps, stream_seed
 from raycloud.report.log import to_line
 from raycloud.simulate.world import World
 from raycloud.spec import Job, load_job
 from raycloud.task import Source, Task
+from raycloud.training.randomness import seed_everything
 from tests.blocks import Here
 from tests.scenario.driver import Driver, Story
 from tests.scenario.faults import Faults
@@ -63,7 +64,11 @@ def imported(job: Job) -> Iterator[type[Task]]:
     modules, path, kind = dict(sys.modules), list(sys.path), torch.get_default_dtype()
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
-        yield resolve(job)
+        code = code_of(job, resolve(job))
+        for one in code.sources:  # a worker imports them anew
+            sys.modules.pop(one.name, None)
+        seed_everything(0)
+        yield code.load()
     finally:
         torch.set_default_dtype(kind)
         torch.set_rng_state(states[0])

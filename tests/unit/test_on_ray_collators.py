@@ -48,7 +48,7 @@ class Provider:
 
 
 def collator(*fails: int) -> Collator:
-    job = SimpleNamespace(settings={}, elastic=ElasticSection())
+    job = SimpleNamespace(settings={}, seed=0, elastic=ElasticSection())
     config: Any = SimpleNamespace(task=Identity, job=job)
     return Collator(config, Provider(set(fails)))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raycloud.errors import TaskError
-from raycloud.on_ray.tasks import by_value, resolve
+from raycloud.on_ray.tasks import code_of, resolve
 from raycloud.spec import Job
 
 TASK = """
@@ -56,14 +56,18 @@ def written(folder: Path, name: str, *, here: str = "", there: str = "") -> Job:
 
 
 def test_what_cannot_be_sent_is_named(tmp_path: Path) -> None:
-    job = written(tmp_path, "guarded_a", here="guard = threading.Lock()")
+    kind = resolve(written(tmp_path, "guarded_a", here="guard = threading.Lock()"))
+    job = Job(task=kind, steps=1)
     with pytest.raises(TaskError, match=r"the task Guarded cannot be sent to workers: .*lock") as e:
-        by_value(resolve(job))
+        code_of(job, kind)
     assert "inside of methods" in str(e.value.hint)
 
 
 def test_the_hint_helps(tmp_path: Path) -> None:
-    by_value(resolve(written(tmp_path, "guarded_b", there="guard = threading.Lock()")))
+    job = written(tmp_path, "guarded_b", here="guard = threading.Lock()")
+    code_of(job, resolve(job))
+    kind = resolve(written(tmp_path, "guarded_d", there="guard = threading.Lock()"))
+    code_of(Job(task=kind, steps=1), kind)
 
 
 @pytest.mark.parametrize(
