@@ -135,7 +135,9 @@ class Faulty(Steady):
 
     def metrics(self, model: nn.Module, batch: Any, samples: int) -> Any:
         return (
-            {"accuracy": 0.5} if self.fault == "metric" else super().metrics(model, batch, samples)
+            {"accuracy": "half"}
+            if self.fault == "metric"
+            else super().metrics(model, batch, samples)
         )
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:

@@ -90,7 +90,7 @@ def test_command_tells_a_task_error_and_ends_with_2(tmp_path: Path, cluster: str
         ({"fault": "data"}, TaskError, "Task.data raised KeyError: .*label"),
         ({"fault": "batch", "after": 100}, TaskError, r"sample 7 .*\(epoch \d, samples \[\d+,"),
         ({"fault": "nan", "after": 100}, DivergedError, r"gradient's norm is nan at step \d+"),
-        ({"fault": "metric"}, TaskError, "Task.metrics gave 'accuracy' as float"),
+        ({"fault": "metric"}, TaskError, "Task.metrics gave 'accuracy' as str"),
     ],
     ids=["data", "batch", "nan", "metric"],
 )
