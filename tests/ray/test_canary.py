@@ -176,6 +176,7 @@ def test_nothing_that_reads_the_run_says_a_secret(failed: Command, named: Field)
     assert leaks(named.folder.parent) == []
 
 
+@pytest.mark.full
 def test_a_run_goes_on_once_the_environment_has_its_secrets(failed: Command, named: Field) -> None:
     run = named.folder.parent / "run"
     before = published(run)
@@ -190,6 +191,7 @@ def test_a_run_goes_on_once_the_environment_has_its_secrets(failed: Command, nam
     assert leaks(named.folder.parent) == []
 
 
+@pytest.mark.full(only="secrets in the job file are left out of the run directory")
 def test_secrets_in_the_job_file_are_left_out_and_asked_for_again(named: Field) -> None:
     place = named.folder.parent.with_name("literal")
     place.mkdir()

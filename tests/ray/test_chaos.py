@@ -21,6 +21,7 @@ faults:
 """
 
 
+@pytest.mark.full(only="a run under injected faults of many kinds is the undisturbed run")
 @pytest.mark.timeout(300)
 def test_a_run_under_faults_is_the_undisturbed_run(tmp_path: Path, ray_tmpdir: Path) -> None:
     (tmp_path / "faults.yaml").write_text(FAULTS)

@@ -28,6 +28,7 @@ def unseen(_: Job) -> Iterator[Callable[[Event], None]]:
     yield lambda _: None
 
 
+@pytest.mark.full(only="faults are injected on several nodes")
 @pytest.mark.timeout(300)
 def test_workers_of_several_nodes_are_harmed(
     nodes: tuple[str, ...],  # noqa: F811

@@ -125,6 +125,7 @@ def _address(head: Command) -> str | None:
     return found[1] if found else None
 
 
+@pytest.mark.full
 def test_a_cluster_that_runs_already_is_used_and_left(
     tmp_path: Path, ray_tmpdir: Path, running: str
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_cluster_that_runs_already_is_used_and_left(
     assert _raylets(ray_tmpdir) == before
 
 
+@pytest.mark.full(only="two runs in one process")
 def test_python_with_two_runs_in_one_process_on_ray_address(
     tmp_path: Path, ray_tmpdir: Path, running: str
 ) -> None:

@@ -93,6 +93,7 @@ def ran(project: Path, ray_tmpdir: Path, *arguments: object, **more: str) -> str
     return text
 
 
+@pytest.mark.full(only="the example of a bare `ray start`")
 def test_bare_ray_start(project: Path, ray_tmpdir: Path) -> None:
     said = ran(project, ray_tmpdir, "sh", "-c", BARE.format(examples=EXAMPLES, nodes=NODES))
     assert exact_steps(project / "run") == 6
@@ -105,6 +106,7 @@ def test_bare_ray_start(project: Path, ray_tmpdir: Path) -> None:
     assert token.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.full(only="the example for Slurm")
 def test_slurm_with_symmetric_run(project: Path, ray_tmpdir: Path) -> None:
     """Slurm itself is not here: `srun` and `scontrol` stand for those of one node."""
     commands = project / "commands"

@@ -22,6 +22,7 @@ CPUS = 4
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
+@pytest.mark.full(only="collators change no bit of a run")
 def test_same_parameters_to_the_bit(tmp_path: Path) -> None:
     """Augmentation is seeded by position. And a collator may die on the way."""
     written(tmp_path / "data")
@@ -46,6 +47,7 @@ def test_same_parameters_to_the_bit(tmp_path: Path) -> None:
         assert all(torch.equal(runs[0][name], other[name]) for name in runs[0])
 
 
+@pytest.mark.full(only="collators leave the workers their CPUs")
 def test_collators_start_only_where_there_is_room(tmp_path: Path) -> None:
     written(tmp_path / "data")
     run = raycloud.train(_asked(tmp_path, 3, 2, steps=5), run_dir=tmp_path / "run")
@@ -54,6 +56,7 @@ def test_collators_start_only_where_there_is_room(tmp_path: Path) -> None:
     wait_for("all CPUs free", lambda: ray.available_resources().get("CPU") == CPUS)
 
 
+@pytest.mark.full
 def test_batches_arrive_as_they_were() -> None:
     batch = {
         "pair": (torch.arange(6.0).reshape(2, 3).T, [torch.tensor(3)]),

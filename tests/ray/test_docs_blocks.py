@@ -86,6 +86,7 @@ def environment(cluster: str) -> dict[str, str]:
 CPUS = 4
 
 
+@pytest.mark.full(only="the blocks of README and quick start do what they say")
 @pytest.mark.parametrize("page", [README, QUICK], ids=lambda page: page.name)
 def test_the_blocks_do_what_they_say(
     page: Path, tmp_path: Path, environment: dict[str, str]

@@ -44,6 +44,7 @@ def trained(name: str, folder: Path) -> Run:
     return run
 
 
+@pytest.mark.full(only="the port of a plain PyTorch script")
 def test_plain_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = SimpleNamespace(**program(PORTS / "pytorch/train.py", "before"))
     run = trained("pytorch", tmp_path)
@@ -58,6 +59,7 @@ def test_plain_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert ours > theirs - 0.06
 
 
+@pytest.mark.full(only="the port of a Hugging Face script")
 def test_hugging_face_style(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = SimpleNamespace(**program(PORTS / "text/train.py", "before"))
     run = trained("text", tmp_path)
@@ -72,10 +74,12 @@ def test_hugging_face_style(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert ours > theirs - 0.06
 
 
+@pytest.mark.full(only="the port of a Lightning module")
 def test_lightning(tmp_path: Path) -> None:
     assert trained("lightning", tmp_path).metrics["accuracy"] > 0.8
 
 
+@pytest.mark.full(only="the port of a Ray Train script")
 def test_ray_train(tmp_path: Path, cluster: str) -> None:
     ours = trained("ray_train", tmp_path).metrics["accuracy"]
     variables = {"RAY_ADDRESS": cluster, "RAY_AUTH_MODE": "token", "HOME": str(tmp_path)}

@@ -131,6 +131,7 @@ def another_torch(folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.full(only="the doctor finds what was planted in a cluster")
 def test_planted_faults_are_found(tmp_path: Path, ray_tmpdir: Path) -> None:
     port, address = (number := free_port()), f"{HOST}:{number}"
     open_to_all = {"RAY_AUTH_MODE": "disabled"}
@@ -176,6 +177,7 @@ def test_planted_faults_are_found(tmp_path: Path, ray_tmpdir: Path) -> None:
     assert f"*:{port}" in places  # beside those of other clusters on this machine
 
 
+@pytest.mark.full(only="the doctor finds nothing in a sound cluster")
 def test_a_sound_cluster_and_ways_to_miss_it(tmp_path: Path, ray_tmpdir: Path) -> None:
     port, address = (number := free_port()), f"{HOST}:{number}"
     home = tmp_path / "home"
@@ -199,6 +201,7 @@ def test_a_sound_cluster_and_ways_to_miss_it(tmp_path: Path, ray_tmpdir: Path) -
     assert (code, bad(found)) == (3, {"cluster-away"})
 
 
+@pytest.mark.full
 def test_small_shared_memory_and_a_full_disk(tmp_path: Path) -> None:
     alone = ("unshare", "--user", "--map-root-user", "--mount")
     if shutil.which("unshare") is None or ran(tmp_path / "try", *alone, "true")[0] != 0:

@@ -27,6 +27,7 @@ from tests.live_poison import Poison
 from tests.lockstep import job as small_job
 from tests.lockstep import plain_loop
 from tests.poisoned import Poisoned, hit
+from tests.tiers import variants
 
 CPUS = 4
 TASK = f"{ROOT}/tests/live_poison.py:Poison"
@@ -76,7 +77,7 @@ def clean(job: Job, **left_out: Any) -> nn.Module:
     return plain_loop(job, Poison(bad=bad, how="memory", most=99), STEPS, **left_out)
 
 
-@pytest.mark.parametrize("how", ["loss", "backward", "batch"])
+@pytest.mark.parametrize("how", variants("loss", "backward", "batch"))
 def test_a_sample_that_makes_the_task_raise_is_left_out_and_named(tmp_path: Path, how: str) -> None:
     job = poisoned(2, how, 5, tmp_path, errors=SKIP)
     found, where = finished(tmp_path / "run", job), places(job, 5)
@@ -94,6 +95,7 @@ def test_a_sample_that_makes_the_task_raise_is_left_out_and_named(tmp_path: Path
     assert not of_kind(MemberLost, told)
 
 
+@pytest.mark.full
 def test_by_default_it_ends_the_run_with_its_samples_named(tmp_path: Path) -> None:
     bad = late(poisoned(2, "backward", 0, tmp_path))
     job = poisoned(2, "backward", bad, tmp_path)
@@ -104,6 +106,7 @@ def test_by_default_it_ends_the_run_with_its_samples_named(tmp_path: Path) -> No
     assert not of_kind(MemberLost, events(tmp_path / "run"))
 
 
+@pytest.mark.full
 def test_a_resumed_run_knows_what_was_skipped(tmp_path: Path) -> None:
     job = poisoned(2, "loss", 5, tmp_path, errors=SKIP, steps=5)
     raycloud.train(job, run_dir=tmp_path / "run")
@@ -117,7 +120,7 @@ def test_a_resumed_run_knows_what_was_skipped(tmp_path: Path) -> None:
     assert apart(tmp_path / "run", clean(job, without=lambda m: hit(job, task, m))) <= EXACT
 
 
-@pytest.mark.parametrize("how", ["nan", "hidden"])
+@pytest.mark.parametrize("how", variants("nan", "hidden"))
 def test_a_step_that_is_not_finite_is_skipped_by_all(tmp_path: Path, how: str) -> None:
     job = poisoned(2, how, 5, tmp_path, errors=SKIP)
     found, where = finished(tmp_path / "run", job), places(job, 5)
@@ -129,11 +132,13 @@ def test_a_step_that_is_not_finite_is_skipped_by_all(tmp_path: Path, how: str) -
     assert len(told) == len(where)
 
 
+@pytest.mark.full
 def test_a_step_that_is_not_finite_ends_the_run_by_default(tmp_path: Path) -> None:
     with pytest.raises(DivergedError):
         raycloud.train(poisoned(2, "hidden", 5, tmp_path), run_dir=tmp_path / "run")
 
 
+@pytest.mark.full
 def test_all_go_back_in_place_and_leave_the_step_out(tmp_path: Path) -> None:
     """No process is started anew; the result is that of a run that never computed the step."""
     errors = {"on_nan": "rollback", "most_skipped": 9}
@@ -156,6 +161,7 @@ def test_all_go_back_in_place_and_leave_the_step_out(tmp_path: Path) -> None:
     assert not of_kind(MemberLost, told)
 
 
+@pytest.mark.full
 def test_passes_become_smaller_where_memory_runs_out(tmp_path: Path) -> None:
     job = poisoned(2, "memory", 5, tmp_path, settings={"how": "memory", "bad": [5], "most": 5})
     finished(tmp_path / "run", job)
@@ -183,6 +189,7 @@ def test_a_sample_that_ends_its_process_is_left_out(tmp_path: Path) -> None:
     assert [e for e in of_kind(Noticed, events(tmp_path / "run")) if f"{bad}" in e.what]
 
 
+@pytest.mark.full
 def test_a_sample_that_ends_its_process_ends_the_run_by_default(tmp_path: Path) -> None:
     """After three workers, since two may be lost in one step by chance."""
     bad = late(poisoned(4, "exit", 0, tmp_path))

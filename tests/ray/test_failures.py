@@ -102,6 +102,7 @@ def test_broken_task(
     assert error.hint or "live_tasks.py" in error.message  # what would do, or where it was raised
 
 
+@pytest.mark.full
 def test_members_that_see_different_data_do_not_begin(tmp_path: Path) -> None:
     settings = {"fault": "sizes", "first": str(tmp_path / "first")}
     job = asked("Faulty", 2, settings=settings)
@@ -110,6 +111,7 @@ def test_members_that_see_different_data_do_not_begin(tmp_path: Path) -> None:
     assert "70" in error.message
 
 
+@pytest.mark.full
 def test_checkpoints_of_another_run_are_not_written_over(tmp_path: Path) -> None:
     job = asked("Steady", 1, steps=3, checkpoint={"path": str(tmp_path / "kept")})
     raycloud.train(job, run_dir=tmp_path / "one")
@@ -126,6 +128,7 @@ def test_impossible_resources_are_refused_and_leave_nothing(tmp_path: Path) -> N
     _all_free()
 
 
+@pytest.mark.full
 def test_more_workers_than_the_cluster_holds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PlacementError, match=r"3"):
         raycloud.train(asked("Steady", 3), run_dir=tmp_path / "run")

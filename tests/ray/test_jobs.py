@@ -41,12 +41,14 @@ def trained(name: str, folder: Path, **changes: Any) -> Run:
     return run
 
 
+@pytest.mark.full
 def test_gpt_starts_to_learn(tmp_path: Path) -> None:
     run = trained("gpt", tmp_path, steps=20, evaluate__max_samples=64)
     assert 1 < run.metrics["loss"] < 4  # nats per byte; a guess is 5.5
     assert run.summary["samples"] == 20 * 32
 
 
+@pytest.mark.full
 def test_gpt_on_a_text_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "book.txt"
     file.write_text("".join(f"{i} times {i} is {i * i}\n" for i in range(5000)))
@@ -54,6 +56,7 @@ def test_gpt_on_a_text_of_ones_own(tmp_path: Path) -> None:
     assert 0 < run.metrics["loss"] < 3
 
 
+@pytest.mark.full(only="the job of CIFAR-10 learns")
 @there(IMAGES)
 def test_cifar_starts_to_learn(tmp_path: Path) -> None:
     """A file of each kind is enough."""
@@ -65,6 +68,7 @@ def test_cifar_starts_to_learn(tmp_path: Path) -> None:
     assert run.metrics["loss"] < 2.4
 
 
+@pytest.mark.full(only="the job of clicks ranks as boosted trees do")
 @there(CLICKS)
 def test_clicks_ranks_buyers_as_well_as_boosted_trees(tmp_path: Path) -> None:
     run = trained("clicks", tmp_path, data__path=CLICKS)

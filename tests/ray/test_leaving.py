@@ -92,6 +92,7 @@ def ended(one: Any) -> bool:
     return False
 
 
+@pytest.mark.full
 def test_a_member_hears_sigterm_while_it_computes_and_ends_with_the_second(
     nodes: tuple[str, ...],
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_member_hears_sigterm_while_it_computes_and_ends_with_the_second(
     wait_for("its end", lambda: ended(one))
 
 
+@pytest.mark.full(only="a member that was given notice ends at its deadline")
 def test_a_member_ends_at_its_deadline(nodes: tuple[str, ...]) -> None:
     one = member(nodes[0], 0.5)
     os.kill(ray.get(one.where.remote())[0], signal.SIGTERM)
@@ -119,6 +121,7 @@ def test_a_member_ends_at_its_deadline(nodes: tuple[str, ...]) -> None:
     wait_for("its end", lambda: ended(one))
 
 
+@pytest.mark.full
 def test_a_worker_that_gets_sigterm_leaves_and_is_replaced(
     nodes: tuple[str, ...], ray_tmpdir: Path, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ KINDS = (
 pytestmark = [pytest.mark.timeout(500), pytest.mark.alone]
 
 
+@pytest.mark.full(only="what listens on which address")
 def test_what_listens_is_what_the_page_says(ray_tmpdir: Path, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(dump_job(asked("Steady", [5, 3], steps=100_000)))
     run_dir = tmp_path / "run"

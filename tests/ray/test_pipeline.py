@@ -32,13 +32,14 @@ from tests.live_data import (
     reserved,
     written,
 )
+from tests.tiers import variants
 
 CPUS = 2
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-@pytest.mark.parametrize("data", [{}, {"stratify": "label"}], ids=["plain", "stratified"])
+@pytest.mark.parametrize("data", variants({"stratify": "label"}, {}), ids=["stratified", "plain"])
 def test_same_blocks_and_ids_as_without_ray(tmp_path: Path, data: dict[str, Any]) -> None:
     written(tmp_path / "data")
     job = asked(tmp_path, data=data)
@@ -63,7 +64,7 @@ def test_same_blocks_and_ids_as_without_ray(tmp_path: Path, data: dict[str, Any]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray Data's own
-@pytest.mark.parametrize("data", [{}, {"stratify": "label"}], ids=["plain", "stratified"])
+@pytest.mark.parametrize("data", variants({"stratify": "label"}, {}), ids=["stratified", "plain"])
 def test_second_preparation_reads_nothing(
     tmp_path: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +88,7 @@ def test_second_preparation_reads_nothing(
     assert second.index == first.index
 
 
+@pytest.mark.full(only="blocks are pinned in memory up to the limit")
 def test_blocks_are_pinned_up_to_the_limit(tmp_path: Path) -> None:
     written(tmp_path / "data", files=4)
     with provider(asked(tmp_path)) as one:
@@ -103,6 +105,7 @@ def test_blocks_are_pinned_up_to_the_limit(tmp_path: Path) -> None:
         assert len(one._references()) == 1
 
 
+@pytest.mark.full(only="rows in hand (tables, Hugging Face, Ray Data) as a source")
 @pytest.mark.parametrize("kind", ["table", "hugging", "ray", "keyed"])
 def test_rows_in_hand(tmp_path: Path, kind: str) -> None:
     """A table, a Hugging Face data set (reversed, by its indices), a `ray.data.Dataset`."""
@@ -123,6 +126,7 @@ def test_rows_in_hand(tmp_path: Path, kind: str) -> None:
     assert calls[0] == calls[1] > 0
 
 
+@pytest.mark.full
 def test_shuffle_of_ray_data_waits_for_no_cpu(tmp_path: Path) -> None:
     written(tmp_path / "data", files=1)
     job = asked(tmp_path, settings={"kind": "shuffled"})
@@ -131,6 +135,7 @@ def test_shuffle_of_ray_data_waits_for_no_cpu(tmp_path: Path) -> None:
         provided(one, job)
 
 
+@pytest.mark.full
 def test_added_files_are_taken_up_once_nobody_writes_to_them(tmp_path: Path) -> None:
     written(tmp_path / "data", files=3)
     job = asked(tmp_path)
@@ -165,6 +170,7 @@ def test_added_files_are_taken_up_once_nobody_writes_to_them(tmp_path: Path) -> 
         provided(one, job)
 
 
+@pytest.mark.full
 def test_added_files_that_cannot_be_taken_up_do_no_harm(tmp_path: Path) -> None:
     data = tmp_path / "data"
     written(data, files=2)
@@ -223,6 +229,7 @@ class _Stop:
     reason: str | None = None
 
 
+@pytest.mark.full(only="files added while a run trains are trained on")
 @pytest.mark.parametrize("collators", [0, 1])
 def test_files_added_while_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collators: int
@@ -260,6 +267,7 @@ def test_files_added_while_training(
     assert {e.rows for e in of_kind(DataPrepared, run.events)} == {180, 240}
 
 
+@pytest.mark.full
 def test_command_names_bad_rows(tmp_path: Path, cluster: str) -> None:
     written(tmp_path / "data")
     job = asked(tmp_path, settings={"bad": 70})
@@ -272,6 +280,7 @@ def test_command_names_bad_rows(tmp_path: Path, cluster: str) -> None:
     assert "Traceback" not in one.err
 
 
+@pytest.mark.full
 def test_plan_of_a_job_with_a_source(tmp_path: Path) -> None:
     written(tmp_path / "data")
     plan = raycloud.plan(asked(tmp_path))

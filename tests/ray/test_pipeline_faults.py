@@ -24,6 +24,7 @@ from tests.live_data import (
     written,
 )
 from tests.stores import Store, serving
+from tests.tiers import variants
 
 CPUS = 2
 IDS = list(range(240))
@@ -44,6 +45,7 @@ def test_killed_reader(tmp_path: Path) -> None:
     assert len(list((tmp_path / "ran").iterdir())) == 4
 
 
+@pytest.mark.full
 def test_reader_that_dies_often_is_told_of(tmp_path: Path) -> None:
     """In the pipeline, in a task, and when tried again all but the last time."""
     written(tmp_path / "data", files=1)
@@ -55,6 +57,7 @@ def test_reader_that_dies_often_is_told_of(tmp_path: Path) -> None:
     assert told == ["the data's pipeline is made again", "blocks are tried again, one by one"]
 
 
+@pytest.mark.full(only="readers join where reading takes long")
 @pytest.mark.parametrize("cpus", [1, 4])
 def test_others_join_where_reading_takes_long(tmp_path: Path, cpus: int) -> None:
     """The pipeline's own process reads at once, and goes on beside them: no block twice."""
@@ -69,6 +72,7 @@ def test_others_join_where_reading_takes_long(tmp_path: Path, cpus: int) -> None
     assert (len(processes_in(tmp_path / "ran")) > 1) == (cpus > 1)
 
 
+@pytest.mark.full
 def test_reader_that_dies_every_time_names_the_file(tmp_path: Path) -> None:
     written(tmp_path / "data", files=1)
     job = asked(tmp_path, settings={"always": True})
@@ -76,6 +80,7 @@ def test_reader_that_dies_every_time_names_the_file(tmp_path: Path) -> None:
         provided(one, job)
 
 
+@pytest.mark.full(only="a pipeline that dies is made again")
 def test_dead_pipeline_is_made_again(tmp_path: Path) -> None:
     written(tmp_path / "data")
     job = asked(tmp_path, data={"cache": _unpinned(tmp_path)})
@@ -91,6 +96,7 @@ def test_dead_pipeline_is_made_again(tmp_path: Path) -> None:
         assert one.grown(0).index.blocks == found.prepared[TRAIN].index.blocks
 
 
+@pytest.mark.full
 def test_pipeline_made_again_knows_what_has_grown(tmp_path: Path) -> None:
     """A file that sorts before those that were added stays behind them."""
     written(tmp_path / "data", files=2, first=5)
@@ -106,6 +112,7 @@ def test_pipeline_made_again_knows_what_has_grown(tmp_path: Path) -> None:
         assert ids_of(one.grown(1)) == ids
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("damage", ["truncated", "gone"])
 @pytest.mark.parametrize("data", [{}, {"stratify": "label"}], ids=["plain", "stratified"])
 def test_damaged_block_is_made_again(tmp_path: Path, damage: str, data: dict[str, Any]) -> None:
@@ -130,6 +137,7 @@ def test_damaged_block_is_made_again(tmp_path: Path, damage: str, data: dict[str
         assert path.read_bytes() == content
 
 
+@pytest.mark.full
 def test_truncated_source_is_named(tmp_path: Path) -> None:
     file = files_in(written(tmp_path / "data"))[2]
     os.truncate(file, file.stat().st_size // 2)
@@ -138,6 +146,7 @@ def test_truncated_source_is_named(tmp_path: Path) -> None:
         provided(one, job)
 
 
+@pytest.mark.full
 def test_source_that_is_not_there_is_the_same_error_for_all(tmp_path: Path) -> None:
     job = asked(tmp_path)
     with provider(job) as one:
@@ -146,7 +155,7 @@ def test_source_that_is_not_there_is_the_same_error_for_all(tmp_path: Path) -> N
                 provided(one, job)
 
 
-@pytest.mark.parametrize("only", ["", "GET"], ids=["any", "while reading"])
+@pytest.mark.parametrize("only", variants("GET", ""), ids=["while reading", "any"])
 def test_source_that_answers_503_twice(tmp_path: Path, only: str) -> None:
     file = files_in(written(tmp_path / "data", files=1))[0]
     store = Store(files={"/a.parquet": file.read_bytes()}, failures=2, only=only)

@@ -101,6 +101,7 @@ def read(
     return ids_of(samples), {notice.what for notice in one.notices()}
 
 
+@pytest.mark.full(only="blocks are fetched from the node that made them")
 def test_blocks_are_fetched_from_the_node_that_made_them(two: Two, tmp_path: Path) -> None:
     written(tmp_path / "data")
     (tmp_path / "ran").mkdir()
@@ -130,6 +131,7 @@ def test_blocks_are_fetched_from_the_node_that_made_them(two: Two, tmp_path: Pat
         assert {block.nodes for block in again.index.blocks} == {two.nodes}
 
 
+@pytest.mark.full(only="files of one node are read on it")
 def test_files_of_one_node_are_read_there(two: Two) -> None:
     """Training runs on both."""
     written(two.homes[0] / "data")
@@ -149,6 +151,7 @@ def test_files_of_one_node_are_read_there(two: Two) -> None:
     assert [path.name for path in two.homes[1].iterdir()] == ["cache"]
 
 
+@pytest.mark.full
 def test_vanished_pinned_block_is_mapped_from_disk(two: Two, tmp_path: Path) -> None:
     """Its owner is dead, and the store needed the room."""
     path = written(two.homes[0] / "alone", files=1).replace(str(two.homes[0]), "/proc/self/cwd")
@@ -166,6 +169,7 @@ def test_vanished_pinned_block_is_mapped_from_disk(two: Two, tmp_path: Path) -> 
         ]
 
 
+@pytest.mark.full
 def test_block_of_another_node_after_the_pipelines_death(two: Two, tmp_path: Path) -> None:
     """With it ended the holders, and those of the next pipeline are asked."""
     path = written(two.homes[0] / "alone").replace(str(two.homes[0]), "/proc/self/cwd")
@@ -195,6 +199,7 @@ def _vanished(reference: Any) -> bool:
     return False
 
 
+@pytest.mark.full(only="checkpoints that nodes keep apart are refused")
 def test_checkpoints_that_nodes_keep_apart_are_refused_before_the_first_step(
     two: Two, tmp_path: Path
 ) -> None:
@@ -208,6 +213,7 @@ def test_checkpoints_that_nodes_keep_apart_are_refused_before_the_first_step(
     assert [list((home / "kept").glob("*")) for home in two.homes] == [[], []]
 
 
+@pytest.mark.full
 def test_checkpoints_that_nodes_share_are_taken(two: Two, tmp_path: Path) -> None:
     job = small("Steady", 2, steps=4, checkpoint={"path": str(tmp_path / "kept")})
     run = raycloud.train(job, run_dir=tmp_path / "run")

@@ -19,6 +19,7 @@ CPUS = 2
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
+@pytest.mark.full
 def test_plan_of_a_job(tmp_path: Path, ray_tmpdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plan = raycloud.plan(asked("Steady", [5, 3]))
@@ -37,6 +38,7 @@ def test_plan_of_a_job(tmp_path: Path, ray_tmpdir: Path, monkeypatch: pytest.Mon
     assert ray.is_initialized()
 
 
+@pytest.mark.full
 def test_command_shows_the_plan_as_json(tmp_path: Path, cluster: str) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(dump_job(asked("Steady", 2, name="planned")))
@@ -51,6 +53,7 @@ def test_command_shows_the_plan_as_json(tmp_path: Path, cluster: str) -> None:
     assert not list(tmp_path.rglob("runs"))
 
 
+@pytest.mark.full
 def test_what_cannot_be_planned_is_refused() -> None:
     with pytest.raises(TaskError, match=r"Task.model raised ValueError: no such width"):
         raycloud.plan(asked("Faulty", settings={"fault": "model"}))

@@ -27,6 +27,7 @@ from raycloud.spec import Job
 from tests.connections import between, hang, shut
 from tests.live import asked, check_result, ended, members_below, of_kind
 from tests.live_tasks import Steady
+from tests.tiers import variants
 
 CPUS = 4
 END_S = 60.0
@@ -130,6 +131,7 @@ def test_a_killed_worker_is_not_missed(tmp_path: Path, ray_tmpdir: Path) -> None
         assert sum(e.last_step - e.first_step for e in steps) == 400 - begun
 
 
+@pytest.mark.full
 def test_workers_die_one_after_the_other(tmp_path: Path, ray_tmpdir: Path) -> None:
     job = job_of(4, 1, 200, settings={"norm": True}, evaluate={"every_steps": 20})
     trouble = Trouble(ray_tmpdir, [30, 31, 110], kill)
@@ -140,6 +142,7 @@ def test_workers_die_one_after_the_other(tmp_path: Path, ray_tmpdir: Path) -> No
     assert run.summary["workers"] >= 1  # some may have been replaced by then
 
 
+@pytest.mark.full
 def test_a_frozen_worker_is_done_without(tmp_path: Path, ray_tmpdir: Path) -> None:
     job = job_of(3, 1, 200)
     trouble = Trouble(ray_tmpdir, [40], freeze)
@@ -152,6 +155,7 @@ def test_a_frozen_worker_is_done_without(tmp_path: Path, ray_tmpdir: Path) -> No
     assert ended(dict.fromkeys(trouble.hit, "a member"), END_S) == {}
 
 
+@pytest.mark.full(only="a frozen worker that thaws computes again")
 @pytest.mark.parametrize("norm", [False, True])
 def test_a_frozen_worker_thaws_and_its_process_computes_again(
     norm: bool, tmp_path: Path, ray_tmpdir: Path
@@ -193,6 +197,7 @@ def test_a_frozen_worker_thaws_and_its_process_computes_again(
         assert sum(e.last_step - e.first_step for e in steps) == 200 - steps[0].first_step
 
 
+@pytest.mark.full(only="a connection that breaks or hangs between living workers")
 @pytest.mark.parametrize("spoil", [shut, hang])
 def test_where_only_a_connection_breaks_or_hangs_all_meet_anew(
     spoil: Callable[[int, int], None], tmp_path: Path, ray_tmpdir: Path
@@ -211,7 +216,7 @@ def test_where_only_a_connection_breaks_or_hangs_all_meet_anew(
     assert run.summary["workers"] == 3
 
 
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("norm", variants(True, False))
 def test_a_killed_worker_is_replaced(norm: bool, tmp_path: Path, ray_tmpdir: Path) -> None:
     gate = tmp_path / "gate"
     settings = {"gate": str(gate), "norm": norm}

@@ -16,6 +16,7 @@ CPUS = 2
 STEPS = 1000  # long enough for a second look at the speeds, also where steps are quick
 
 
+@pytest.mark.full(only="a slow process gets less work")
 @pytest.mark.usefixtures("cluster")
 def test_slow_member_gets_less_work_in_the_same_steps(tmp_path: Path) -> None:
     """One of two members needs many times as long for a micro-batch from about step 10 on."""

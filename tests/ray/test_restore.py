@@ -94,6 +94,7 @@ def test_all_workers_are_killed_at_once_again_and_again(tmp_path: Path, ray_tmpd
     assert run.summary["goodput"]["lost_s"] > 0.0
 
 
+@pytest.mark.full
 def test_workers_are_killed_one_after_the_other(tmp_path: Path, ray_tmpdir: Path) -> None:
     """The one that was asked for in the first one's place is there, or on its way."""
     job = job_of(tmp_path, 100, checkpoint={"every_steps": 20})
@@ -116,6 +117,7 @@ def test_workers_are_killed_one_after_the_other(tmp_path: Path, ray_tmpdir: Path
     assert 2 in {e.member for e in of_kind(StepsCommitted, run.events)}
 
 
+@pytest.mark.full
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, ray_tmpdir: Path) -> None:
     job = job_of(tmp_path, 80, least=2, checkpoint={"every_steps": 20, "keep": 3})
 

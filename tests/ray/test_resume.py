@@ -30,6 +30,7 @@ from tests.live import (
     wait_for,
 )
 from tests.live_tasks import Gated, Steady
+from tests.tiers import variants
 
 pytestmark = pytest.mark.alone
 
@@ -113,7 +114,7 @@ def test_killed_driver_with_fixed_shares_goes_on_bitwise(
     assert [s.resumed_from_step for s in started] == [None, 20]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", variants(3, 1))
 def test_finished_run_goes_on_with_more_steps_and_other_workers(mine: Path, workers: int) -> None:
     longer = _steady(workers, steps=50)
     run = raycloud.train(longer, run_dir=mine, resume=True)
@@ -128,6 +129,7 @@ def test_finished_run_goes_on_with_more_steps_and_other_workers(mine: Path, work
     assert not set(formed[0].members) & set(formed[1].members)
 
 
+@pytest.mark.full
 def test_resume_with_another_batch_size_counts_every_sample_once(mine: Path) -> None:
     wider = _steady(1, steps=30, global_batch=24)
     run = raycloud.train(wider, run_dir=mine, resume=True)
@@ -135,6 +137,7 @@ def test_resume_with_another_batch_size_counts_every_sample_once(mine: Path) -> 
     assert run.summary["samples"] == 258 + 22 + 3 * 70 + 2 * 24
 
 
+@pytest.mark.full
 def test_finished_run_resumed_as_it_was_computes_nothing(mine: Path) -> None:
     before = digests(mine / "checkpoints")
     run = raycloud.train(_steady(2, steps=SHORT), run_dir=mine, resume=True)
@@ -144,6 +147,7 @@ def test_finished_run_resumed_as_it_was_computes_nothing(mine: Path) -> None:
     assert max(e.last_step for e in of_kind(StepsCommitted, run.events)) == SHORT
 
 
+@pytest.mark.full
 def test_damaged_checkpoint_is_passed_over_and_told(mine: Path) -> None:
     part = next((mine / "checkpoints/step-00000018").glob("*.safetensors"))
     content = bytearray(part.read_bytes())
@@ -161,6 +165,7 @@ def test_damaged_checkpoint_is_passed_over_and_told(mine: Path) -> None:
     assert checkpoint(mine).step == 30
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("field", "change"),
     [
@@ -182,6 +187,7 @@ def test_what_would_change_the_order_of_samples_is_refused(
     assert digests(mine) == before
 
 
+@pytest.mark.full
 def test_other_data_is_refused(mine: Path) -> None:
     other = _steady(1, steps=50, settings={"samples": 64})
     with pytest.raises(JobError, match=r"trained on 70 samples per epoch, the members see 64"):
@@ -197,6 +203,7 @@ def test_another_model_is_refused(mine: Path) -> None:
     assert checkpoint(mine).step == SHORT
 
 
+@pytest.mark.full
 def test_existing_run_is_not_overwritten(mine: Path) -> None:
     before = digests(mine)
     with pytest.raises(RunDirectoryError, match="holds a run already") as refused:

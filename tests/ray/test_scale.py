@@ -65,6 +65,7 @@ def test_workers_are_changed_while_the_run_goes_on(tmp_path: Path) -> None:
         assert sum(e.micro_batches for e in of_kind(StepsCommitted, log) if e.member == member)
 
 
+@pytest.mark.full
 def test_where_too_few_are_left_they_wait_for_another(tmp_path: Path, ray_tmpdir: Path) -> None:
     gate = tmp_path / "gate"
     job = asked(

@@ -76,6 +76,7 @@ def test_interrupt_checkpoints_ends_and_can_be_resumed(ray_tmpdir: Path, tmp_pat
     check_result(run, longer, Steady(), step + 10)
 
 
+@pytest.mark.full(only="a second Ctrl-C ends at once")
 def test_second_interrupt_ends_at_once(ray_tmpdir: Path, tmp_path: Path) -> None:
     """Members wait for data that never comes, so that the first one cannot end the run."""
     settings = {"gate": str(tmp_path / "never"), "free": 5 * 25}
@@ -101,6 +102,7 @@ def test_second_interrupt_ends_at_once(ray_tmpdir: Path, tmp_path: Path) -> None
     assert exact_steps(run_dir) >= 20
 
 
+@pytest.mark.full
 def test_a_closed_terminal_checkpoints_and_ends(ray_tmpdir: Path, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(dump_job(asked("Steady", steps=MANY)))
     run_dir = tmp_path / "run"

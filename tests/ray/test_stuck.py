@@ -16,6 +16,7 @@ CPUS = 2
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
+@pytest.mark.full(only="a thread stuck in C is done without")
 def test_a_thread_that_is_stuck_is_done_without(tmp_path: Path) -> None:
     job = asked(
         "Stuck",

@@ -23,6 +23,7 @@ from raycloud.events import (
 from tests.live import apart, asked, check_result, checkpoint, events, exact_steps, of_kind
 from tests.live_tasks import PairTask, Steady
 from tests.lockstep import NetTask, difference, job, plain_loop
+from tests.tiers import variants
 
 CPUS = 5
 SUMMARY = {  # what the issue names
@@ -33,7 +34,7 @@ SUMMARY = {  # what the issue names
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-@pytest.mark.parametrize("shares", [[8], [5, 3], [5, 2, 1], [2, 2, 2, 1, 1]], ids=str)
+@pytest.mark.parametrize("shares", variants([5, 2, 1], [8], [5, 3], [2, 2, 2, 1, 1]), ids=str)
 def test_float64_adamw_with_dropout_is_the_single_process(
     tmp_path: Path, shares: list[int]
 ) -> None:
@@ -45,6 +46,7 @@ def test_float64_adamw_with_dropout_is_the_single_process(
     check_result(run, one, PairTask(), 50)
 
 
+@pytest.mark.full
 def test_float32_differs_no_more_than_rounding_does(tmp_path: Path) -> None:
     settings = {"double": False, "sgd": True}
     one, task = job(elastic=_fixed(5, 3), settings=settings), NetTask(**settings)
@@ -65,6 +67,7 @@ def test_fused_passes_and_a_class_as_task(tmp_path: Path) -> None:
     assert checkpoint(run.directory).values["fuse"] == 8
 
 
+@pytest.mark.full
 def test_epochs_that_drop_their_tail_with_shares_fitted_to_speed(tmp_path: Path) -> None:
     one = asked("Steady", 2, steps=None, epochs=2, drop_last=True)
     run = raycloud.train(one, run_dir=tmp_path / "run")

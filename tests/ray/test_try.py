@@ -75,6 +75,7 @@ def task(tmp_path: Path, text: str) -> str:
     return f"{tmp_path / 'task.py'}:{text.partition('class ')[2].partition('(')[0]}"
 
 
+@pytest.mark.full
 def test_every_room_is_seen_and_nothing_is_left(here: Path, tmp_path: Path, cluster: str) -> None:
     seen: list[Event] = []
     job = asked("Steady", [5, 3], steps=50, checkpoint={"every_steps": 9})
@@ -98,12 +99,14 @@ def test_every_room_is_seen_and_nothing_is_left(here: Path, tmp_path: Path, clus
     assert {part.member for part in of_kind(PartWritten, seen)} == first
 
 
+@pytest.mark.full
 def test_the_schedule_is_that_of_the_whole_job(here: Path, tmp_path: Path, cluster: str) -> None:
     """The task refuses a run of two steps, and fails if it is told of fewer than it is asked."""
     job = asked("Steady").model_copy(update={"task": task(tmp_path, LONG), "steps": 1000})
     assert try_out(job).steps == 2
 
 
+@pytest.mark.full
 def test_the_place_of_checkpoints_is_tried_and_left_as_it_was(here: Path, cluster: str) -> None:
     kept = here / "kept"
     job = asked("Steady", steps=4, checkpoint={"path": str(kept)})
@@ -125,18 +128,21 @@ def fails(job: Job, kind: type[RaycloudError]) -> RaycloudError:
     return caught.value
 
 
+@pytest.mark.full
 def test_a_task_that_raises(here: Path, cluster: str) -> None:
     settings = {"fault": "loss", "after": 9}
     error = fails(asked("Faulty", 1, settings=settings), TaskError)
     assert "Task.loss raised RuntimeError: the shapes do not match" in error.message
 
 
+@pytest.mark.full
 def test_a_place_that_cannot_be_written(here: Path, tmp_path: Path, cluster: str) -> None:
     (tmp_path / "file").touch()
     job = asked("Steady", 1, checkpoint={"path": str(tmp_path / "file" / "below")})
     fails(job, MachineError)
 
 
+@pytest.mark.full
 def test_a_state_that_cannot_be_read_back(here: Path, tmp_path: Path, cluster: str) -> None:
     """Each process names a layer otherwise: training and saving work, and resuming would not."""
     seen: list[Event] = []
@@ -148,6 +154,7 @@ def test_a_state_that_cannot_be_read_back(here: Path, tmp_path: Path, cluster: s
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.full
 def test_allow_goes_on_or_begins(here: Path, cluster: str) -> None:
     """A start that fails before its first checkpoint, then one that ends, then one that goes on."""
     run_dir = here / "run"

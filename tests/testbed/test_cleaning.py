@@ -20,6 +20,7 @@ from tests.live import ROOT, wait_for
 from tests.testbed.conftest import MakeBed
 from tests.testbed.programs import PORT
 from tests.testbed.remains import LIMIT_S, PROGRAMS, first, listening, remains, runs, start
+from tests.tiers import variants
 
 GONE_S = 30.0
 
@@ -58,7 +59,7 @@ def wait_gone(made: dict[str, Any]) -> None:
         raise
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", variants(signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
 def test_a_dead_owner_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     """Two nodes, one of them frozen, with processes that no SIGTERM ends; in two zones."""
     with owner(tmp_path, "own", "600") as process:
@@ -69,6 +70,7 @@ def test_a_dead_owner_leaves_nothing(tmp_path: Path, number: signal.Signals) -> 
         wait_gone(made)
 
 
+@pytest.mark.full
 def test_a_bed_without_owner_and_reaper_is_swept(tmp_path: Path, make_bed: MakeBed) -> None:
     with owner(tmp_path, "own", "600") as process:
         made = line_of(process)
@@ -84,6 +86,7 @@ def test_a_bed_without_owner_and_reaper_is_swept(tmp_path: Path, make_bed: MakeB
         ground.remove(made["bed_id"])  # which is gone: nothing happens
 
 
+@pytest.mark.full
 def test_a_new_bed_sweeps_first(tmp_path: Path, make_bed: MakeBed) -> None:
     with owner(tmp_path, "own", "600") as process:
         made = line_of(process)
@@ -94,6 +97,7 @@ def test_a_new_bed_sweeps_first(tmp_path: Path, make_bed: MakeBed) -> None:
         wait_gone(made)
 
 
+@pytest.mark.full
 def test_a_living_bed_is_not_swept(tmp_path: Path, make_bed: MakeBed) -> None:
     """Nor what merely looks like one of a bed."""
     mine = make_bed(NodeSpec(name="n1"))
@@ -116,6 +120,7 @@ def test_a_living_bed_is_not_swept(tmp_path: Path, make_bed: MakeBed) -> None:
         subprocess.run(["ip", "netns", "del", stranger], check=True)
 
 
+@pytest.mark.full
 def test_two_beds_do_not_know_each_other(tmp_path: Path, make_bed: MakeBed) -> None:
     """They have the same names and addresses."""
     one, two = make_bed(NodeSpec(name="n1")), make_bed(NodeSpec(name="n1"))
@@ -132,6 +137,7 @@ def test_two_beds_do_not_know_each_other(tmp_path: Path, make_bed: MakeBed) -> N
     assert ground.nodes(one.id) == ("head",)
 
 
+@pytest.mark.full
 def test_an_error_in_the_block_leaves_nothing(tmp_path: Path) -> None:
     spec = testbed.Spec(nodes=(NodeSpec(name="n1"), NodeSpec(name="n2")))
     bed, started = testbed.Testbed(spec), []
@@ -148,6 +154,7 @@ def test_an_error_in_the_block_leaves_nothing(tmp_path: Path) -> None:
     assert remains(bed.id, [started[0].pid, bed._reaper.pid]) == []
 
 
+@pytest.mark.full
 def test_an_error_while_it_is_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
@@ -160,6 +167,7 @@ def test_an_error_while_it_is_made_leaves_nothing(monkeypatch: pytest.MonkeyPatc
     assert remains(bed.id, [bed._reaper.pid]) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("failing", ["ground.remove", "machine.Machine.reap", "link.Relay.end"])
 def test_a_step_that_fails_does_not_keep_the_others_from_being_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str

@@ -102,6 +102,7 @@ def network(pid: int) -> str:
     return str(Path(f"/proc/{pid}/ns/net").readlink())
 
 
+@pytest.mark.full(only="Ray on a testbed: nodes, quotas, drains and kills")
 def test_nodes_are_there_with_their_labels_and_addresses(live: Live) -> None:
     found = nodes(live)
     assert {name: node["address"] for name, node in found.items()} == {
@@ -134,6 +135,7 @@ def test_nodes_are_there_with_their_labels_and_addresses(live: Live) -> None:
     }
 
 
+@pytest.mark.full(only="Ray on a testbed: nodes, quotas, drains and kills")
 def test_an_actor_runs_where_its_label_says_and_within_the_quota(live: Live) -> None:
     log, n1 = live.folder / "driver.log", live.bed["n1"]
     driver = live.bed.head.start(
@@ -165,6 +167,7 @@ def test_an_actor_runs_where_its_label_says_and_within_the_quota(live: Live) -> 
     wait_for("it gets its quota", holds, seconds=LIMIT_S)
 
 
+@pytest.mark.full(only="Ray on a testbed: nodes, quotas, drains and kills")
 def test_what_is_not_there_is_named(live: Live) -> None:
     with pytest.raises(ClusterError, match="drain: Ray sees no living node 'n9'; let it join"):
         live.cluster.drain("n9", 1.0)
@@ -172,6 +175,7 @@ def test_what_is_not_there_is_named(live: Live) -> None:
         live.cluster.join("n9")
 
 
+@pytest.mark.full(only="Ray on a testbed: nodes, quotas, drains and kills")
 def test_a_drain_shows_and_ends_in_death_and_the_node_comes_back(live: Live) -> None:
     bed, cluster = live.bed, live.cluster
     schedule = Schedule([Event(at_s=0, action="drain", node="n2", deadline_s=NOTICE_S)])
@@ -197,6 +201,7 @@ def test_a_drain_shows_and_ends_in_death_and_the_node_comes_back(live: Live) -> 
     assert "n2" not in cluster.draining()
 
 
+@pytest.mark.full(only="Ray on a testbed: nodes, quotas, drains and kills")
 def test_ray_sees_a_killed_node_and_who_comes_at_once_under_its_name(live: Live) -> None:
     before = live.cluster.node_ids()["n2"]
     live.bed["n2"].kill()
@@ -209,6 +214,7 @@ def test_ray_sees_a_killed_node_and_who_comes_at_once_under_its_name(live: Live)
     wait_for("Ray sees the old one dead", dead, seconds=LIMIT_S)
 
 
+@pytest.mark.full(only="Ray on a testbed: nodes, quotas, drains and kills")
 def test_a_raylet_that_ends_is_told_with_its_log(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def bed_id(up: Command) -> str:
     return up.out.split()[0]
 
 
+@pytest.mark.full
 def test_up_says_what_there_is_and_what_happens_and_ctrl_c_removes_it(
     up: Command, tmp_path: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_up_says_what_there_is_and_what_happens_and_ctrl_c_removes_it(
     assert remains(bed_id(up)) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_nothing_is_left_however_it_ends(up: Command, number: signal.Signals) -> None:
     up.process.send_signal(number)
@@ -95,6 +97,7 @@ def test_nothing_is_left_however_it_ends(up: Command, number: signal.Signals) ->
     wait_for("it is gone", lambda: not remains(bed_id(up)), seconds=LIMIT_S)
 
 
+@pytest.mark.full
 def test_exec_runs_on_a_node(up: Command, tmp_path: Path) -> None:
     program = (
         "import json, os, socket;"
@@ -125,6 +128,7 @@ def test_run_runs_on_the_head_and_ends_as_its_command_does(spec: Path, tmp_path:
     assert code == 128 + 9
 
 
+@pytest.mark.full
 def test_run_with_ray_on_every_machine(spec: Path, tmp_path: Path) -> None:
     program = (
         "import ray; ray.init(logging_level='ERROR');"
@@ -135,6 +139,7 @@ def test_run_with_ray_on_every_machine(spec: Path, tmp_path: Path) -> None:
     assert (code, done.out) == (0, "['head', 'n1', 'n2']\n"), done.err
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_run_and_its_command(spec: Path, tmp_path: Path) -> None:
     script = "trap 'echo interrupted; exit' INT; echo begun; while :; do sleep 0.05; done"
     with command(tmp_path / "run", *PROGRAM, "run", spec, "--", "sh", "-c", script) as one:

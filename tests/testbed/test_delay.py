@@ -24,6 +24,7 @@ from benchmarks.testbed.relay import Lane
 from tests.live import ROOT, wait_for
 from tests.testbed.conftest import MakeBed
 from tests.testbed.measuring import nearest
+from tests.tiers import variants
 
 NEAR, FAR = "10.77.0.1", "10.77.0.2"
 LIMIT_S = 20.0
@@ -153,7 +154,7 @@ def check_round_trip(near: socket.socket, far: socket.socket, wanted_s: float) -
     assert found_s == pytest.approx(wanted_s, rel=0.1)
 
 
-@pytest.mark.parametrize("delay_s", [0.04, 0.005])
+@pytest.mark.parametrize("delay_s", variants(0.04, 0.005))
 def test_a_round_trip_takes_twice_the_delay(make_wire: MakeWire, delay_s: float) -> None:
     wire = make_wire(delay_s)
     with (
@@ -164,6 +165,7 @@ def test_a_round_trip_takes_twice_the_delay(make_wire: MakeWire, delay_s: float)
         check_round_trip(near, far, 2 * delay_s)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("delay_s", [0.04, 0.005])
 def test_a_delayed_node_and_a_delayed_trunk(make_bed: MakeBed, delay_s: float) -> None:
     bed = make_bed(
@@ -182,6 +184,7 @@ def test_a_delayed_node_and_a_delayed_trunk(make_bed: MakeBed, delay_s: float) -
             check_round_trip(near, far, times * delay_s)
 
 
+@pytest.mark.full
 def test_20_mbit_per_s_arrive_whole_and_in_order(make_wire: MakeWire) -> None:
     wire, number, size = make_wire(0.04), 2000, 1250  # a second's worth
     with wire.near_socket(socket.SOCK_DGRAM) as near, wire.far_socket(socket.SOCK_DGRAM) as far:
@@ -197,6 +200,7 @@ def test_20_mbit_per_s_arrive_whole_and_in_order(make_wire: MakeWire) -> None:
     assert sent_s < 2.0
 
 
+@pytest.mark.full
 def test_500_mbit_per_s_of_tcp(make_wire: MakeWire) -> None:
     wire = make_wire(0.005)
 
@@ -238,6 +242,7 @@ def tcp_bits_per_s(wire: Wire) -> float:
     return received * 8 / 2.0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "its standard input closes"])
 def test_its_devices_go_with_it(make_wire: MakeWire, how: str) -> None:
     wire = make_wire(0.04)
@@ -254,6 +259,7 @@ def test_its_devices_go_with_it(make_wire: MakeWire, how: str) -> None:
         wait_for("eth0 is gone", lambda n=namespace: "eth0" not in devices(n), seconds=LIMIT_S)
 
 
+@pytest.mark.full
 def test_it_ends_when_a_device_is_taken_away(make_wire: MakeWire) -> None:
     wire = make_wire(0.04)
     ip("-n", wire.far, "link", "del", "eth0")
@@ -261,6 +267,7 @@ def test_it_ends_when_a_device_is_taken_away(make_wire: MakeWire) -> None:
     assert b"error: a device was taken away" in wire.process.communicate()[1]
 
 
+@pytest.mark.full
 def test_it_goes_on_when_a_device_is_down(make_wire: MakeWire) -> None:
     wire = make_wire(0.005)
     with wire.near_socket(socket.SOCK_DGRAM) as near, wire.far_socket(socket.SOCK_DGRAM) as far:

@@ -40,6 +40,7 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+@pytest.mark.full
 def test_a_process_is_killed_by_its_command_line(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(NodeSpec(name="n1"))
     older, younger, other = (
@@ -59,6 +60,7 @@ def test_a_process_is_killed_by_its_command_line(make_bed: MakeBed, tmp_path: Pa
     assert other.poll() is None
 
 
+@pytest.mark.full
 def test_freeze_and_thaw(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(NodeSpec(name="n1"), NodeSpec(name="n2"))
     ear, other = (listening(m, tmp_path, "hear", 5000) for m in (bed["n1"], bed.head))
@@ -73,6 +75,7 @@ def test_freeze_and_thaw(make_bed: MakeBed, tmp_path: Path) -> None:
     flows(ear)
 
 
+@pytest.mark.full
 def test_cut_and_mend_and_rate_and_throttle(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(NodeSpec(name="n1"), NodeSpec(name="n2"))
     ears = {name: listening(bed[name], tmp_path, "hear", 5000) for name in bed.nodes}
@@ -95,6 +98,7 @@ def test_cut_and_mend_and_rate_and_throttle(make_bed: MakeBed, tmp_path: Path) -
         flows(ear)
 
 
+@pytest.mark.full
 def test_a_drain_is_a_notice_and_then_death(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(NodeSpec(name="n1"), NodeSpec(name="n2", cores=0.5))
     waiting = start(bed["n1"], tmp_path, "wait")
@@ -138,6 +142,7 @@ def test_nodes_go_and_come(make_bed: MakeBed, tmp_path: Path) -> None:
         apply(Event(at_s=0, action="add", node="n4"), bed)
 
 
+@pytest.mark.full
 def test_the_quota_of_who_comes_is_set(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(NodeSpec(name="n1", cores=0.5))
     happens(bed, "kill-node")

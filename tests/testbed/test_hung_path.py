@@ -130,6 +130,7 @@ def check_end(run: tuple[Job, Path, testbed.Process]) -> list[Recovered]:
     return of_kind(Recovered, events(run_dir))
 
 
+@pytest.mark.full(only="workers between which packets vanish")
 def test_where_one_connection_hangs_they_meet_over_others(
     live: Live, run: tuple[Job, Path, testbed.Process]
 ) -> None:
@@ -148,6 +149,7 @@ def test_where_one_connection_hangs_they_meet_over_others(
     assert [(one.lost, one.lost_steps) for one in check_end(run)] == [((), 0)]
 
 
+@pytest.mark.full(only="workers between which packets vanish")
 def test_where_all_between_two_hangs_they_go_on_once_it_is_mended(
     live: Live, run: tuple[Job, Path, testbed.Process]
 ) -> None:

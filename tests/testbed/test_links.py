@@ -15,6 +15,7 @@ from tests.testbed.conftest import MakeBed
 from tests.testbed.measuring import come_first, nearest
 from tests.testbed.programs import PORT
 from tests.testbed.remains import LIMIT_S, first, let_pass, listening, said, start
+from tests.tiers import variants
 
 MBIT = 1_000_000
 WARM_UP_S = 1.0
@@ -74,7 +75,7 @@ def check_rates(bed: testbed.Testbed, sinks: list[testbed.Process], asked: list[
     assert found == pytest.approx(asked, rel=0.1)
 
 
-@pytest.mark.parametrize("rate", [20 * MBIT, 100 * MBIT])
+@pytest.mark.parametrize("rate", variants(20 * MBIT, 100 * MBIT))
 def test_a_rate_holds_in_both_directions(make_bed: MakeBed, tmp_path: Path, rate: float) -> None:
     """n1 is limited in what it sends, n2 in what it receives; the head in neither."""
     bed = make_bed(
@@ -84,6 +85,7 @@ def test_a_rate_holds_in_both_directions(make_bed: MakeBed, tmp_path: Path, rate
     check_rates(bed, sinks, [rate, rate])
 
 
+@pytest.mark.full
 def test_both_directions_of_one_node_are_limited_apart(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(NodeSpec(name="n1", egress_bits_per_s=20 * MBIT, ingress_bits_per_s=50 * MBIT))
     found = [
@@ -93,6 +95,7 @@ def test_both_directions_of_one_node_are_limited_apart(make_bed: MakeBed, tmp_pa
     check_rates(bed, found, [20 * MBIT, 50 * MBIT])
 
 
+@pytest.mark.full
 def test_a_rate_changes_while_bytes_flow(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(NodeSpec(name="n1", egress_bits_per_s=100 * MBIT), NodeSpec(name="n2"))
     sinks = [flow(bed["n1"], bed.head, tmp_path), flow(bed.head, bed["n2"], tmp_path)]
@@ -109,6 +112,7 @@ def test_a_rate_changes_while_bytes_flow(make_bed: MakeBed, tmp_path: Path) -> N
         bed["n1"].rate(egress_bits_per_s=20)
 
 
+@pytest.mark.full
 def test_a_trunk_is_limited_in_each_direction(make_bed: MakeBed, tmp_path: Path) -> None:
     trunk = testbed.TrunkSpec(zones=("a", "b"), rate_bits_per_s=20 * MBIT)
     bed = make_bed(NodeSpec(name="n1"), NodeSpec(name="n2", zone="b"), trunks=(trunk,))
@@ -122,6 +126,7 @@ def test_a_trunk_is_limited_in_each_direction(make_bed: MakeBed, tmp_path: Path)
     assert bits_per_s([inside], WINDOW_S)[0] > 60 * MBIT
 
 
+@pytest.mark.full
 def test_zones_without_a_trunk_are_joined(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(
         NodeSpec(name="n1"), NodeSpec(name="n2", zone="b"), NodeSpec(name="n3", zone="c")
@@ -132,6 +137,7 @@ def test_zones_without_a_trunk_are_joined(make_bed: MakeBed, tmp_path: Path) -> 
         first(start(bed[name], tmp_path, "reach", bed["n2"].address, PORT), "reached")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("direction", "passing"), [("out", {"n2n1"}), ("in", {"n1n2"}), ("both", set())]
 )
@@ -169,6 +175,7 @@ def test_a_cut_link_passes_nothing_and_mends(
     check_rates(bed, sinks, [30 * MBIT])
 
 
+@pytest.mark.full
 def test_cuts_add_up_until_mended(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(NodeSpec(name="n1"))
     listening(bed["n1"], tmp_path, "serve", PORT)
@@ -183,6 +190,7 @@ def test_cuts_add_up_until_mended(make_bed: MakeBed, tmp_path: Path) -> None:
     first(reach, "reached")
 
 
+@pytest.mark.full
 def test_traffic_is_what_was_sent(make_bed: MakeBed, tmp_path: Path) -> None:
     """Between the payload and the payload with the headers of whole packets."""
     count = 5_000_000

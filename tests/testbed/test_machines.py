@@ -30,6 +30,7 @@ def test_four_nodes_are_there_at_once(make_bed: MakeBed) -> None:
     assert all(machine.alive and machine.processes() == () for machine in bed.nodes.values())
 
 
+@pytest.mark.full
 def test_a_process_finds_its_machine(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(NodeSpec(name="n1"))
     process = start(bed["n1"], tmp_path, "whoami")
@@ -50,6 +51,7 @@ def test_a_process_finds_its_machine(make_bed: MakeBed, tmp_path: Path) -> None:
     assert bed.congestion_control == ("cubic" if "cubic" in allowed else default)
 
 
+@pytest.mark.full
 def test_output_is_appended_and_a_missing_program_says_so(
     make_bed: MakeBed, tmp_path: Path
 ) -> None:
@@ -63,6 +65,7 @@ def test_output_is_appended_and_a_missing_program_says_so(
     assert "no-such-program" in log.read_text()
 
 
+@pytest.mark.full
 def test_the_own_processes_are_known_with_their_children(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(NodeSpec(name="n1"), NodeSpec(name="n2"))
     process = start(bed["n1"], tmp_path, "stubborn")
@@ -83,6 +86,7 @@ def test_the_own_processes_are_known_with_their_children(make_bed: MakeBed, tmp_
     assert process.poll() is None
 
 
+@pytest.mark.full
 def test_a_notice_is_sigterm_and_nothing_else(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(NodeSpec(name="n1"))
     kind, other = (start(bed["n1"], tmp_path, name) for name in ("wait", "stubborn"))
@@ -96,6 +100,7 @@ def test_a_notice_is_sigterm_and_nothing_else(make_bed: MakeBed, tmp_path: Path)
     assert bed["n1"].alive
 
 
+@pytest.mark.full
 def test_a_frozen_machine_says_nothing_but_its_kernel_answers(
     make_bed: MakeBed, tmp_path: Path
 ) -> None:
@@ -148,6 +153,7 @@ def test_nobody_hears_that_a_machine_was_killed(make_bed: MakeBed, tmp_path: Pat
     assert [line for line in said(peers["n1"].log) if "connected" not in line] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("state", ["frozen", "throttled", "cut", "frozen in a cut"])
 def test_a_machine_in_trouble_can_be_killed(make_bed: MakeBed, tmp_path: Path, state: str) -> None:
     bed = make_bed(NodeSpec(name="n1"))
@@ -163,6 +169,7 @@ def test_a_machine_in_trouble_can_be_killed(make_bed: MakeBed, tmp_path: Path, s
     assert not any(runs(pid) for pid in pids)
 
 
+@pytest.mark.full
 def test_a_removed_machine_may_say_goodbye(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(NodeSpec(name="n1"), NodeSpec(name="n2"))
     listening(bed["n1"], tmp_path, "serve", PORT)
@@ -176,6 +183,7 @@ def test_a_removed_machine_may_say_goodbye(make_bed: MakeBed, tmp_path: Path) ->
     assert list(bed.nodes) == ["n2"]
 
 
+@pytest.mark.full
 def test_a_machine_comes_back_under_its_name(make_bed: MakeBed, tmp_path: Path) -> None:
     """At its address, to peers that talked to it before; also in another zone."""
     bed = make_bed(NodeSpec(name="n1"), NodeSpec(name="n2"))

@@ -15,6 +15,7 @@ from tests.live import wait_for
 from tests.testbed.conftest import MakeBed
 from tests.testbed.programs import PORT
 from tests.testbed.remains import LIMIT_S, first, let_pass, listening, said, start
+from tests.tiers import variants
 
 NAMES = ("n1", "n2", "n3")
 SETTLED = 40  # turns
@@ -52,7 +53,7 @@ def nodes(**fields: Any) -> list[NodeSpec]:
     return [NodeSpec(name=name, **fields) for name in NAMES]
 
 
-@pytest.mark.parametrize("what", ["kill", "both", "out", "in"])
+@pytest.mark.parametrize("what", variants("kill", "both", "out", "in"))
 def test_who_is_gone_or_cut_off_is_found_and_nobody_else(
     make_bed: MakeBed, tmp_path: Path, what: Any
 ) -> None:
@@ -70,6 +71,7 @@ def test_who_is_gone_or_cut_off_is_found_and_nobody_else(
     assert 0.2 <= found["cut"]["1"] < 1.0  # when it is told first
 
 
+@pytest.mark.full
 def test_two_that_are_gone_at_once_are_found_together(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(*nodes())
     driver = asked(bed, tmp_path)
@@ -80,6 +82,7 @@ def test_two_that_are_gone_at_once_are_found_together(make_bed: MakeBed, tmp_pat
     assert (found["reached"], sorted(found["cut"])) == ([2], ["0", "1"])
 
 
+@pytest.mark.full
 def test_who_is_frozen_or_starved_is_there(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(*nodes())
     driver = asked(bed, tmp_path)
@@ -94,6 +97,7 @@ def test_who_is_frozen_or_starved_is_there(make_bed: MakeBed, tmp_path: Path) ->
     assert not any(one["cut"] for one in found)
 
 
+@pytest.mark.full(only="a member behind a full queue is not taken for gone")
 @pytest.mark.parametrize("delay_s", [0.0, 0.05])
 def test_who_is_behind_a_full_queue_is_there(
     make_bed: MakeBed, tmp_path: Path, delay_s: float

@@ -14,6 +14,7 @@ from benchmarks.machine import ROOT
 from benchmarks.racing.results import load
 from benchmarks.racing.scenarios import SCENARIOS
 from benchmarks.testbed import missing
+from tests.tiers import variants
 
 LIMIT_S = 240  # a run takes 15 to 35 s, on a busy machine more
 
@@ -39,7 +40,7 @@ def raced(path: Path, scenario: str, *more: str) -> dict[str, dict[str, Any]]:
     return {row["contestant"]: row for row in load(path)}
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", variants(*SCENARIOS))
 def test_a_scenario(tmp_path: Path, name: str) -> None:
     row = raced(tmp_path / "rows.json", name)["raycloud"]
     assert row["failed"] is None

@@ -57,6 +57,7 @@ def test_a_quota_holds_and_changes(make_bed: MakeBed, tmp_path: Path) -> None:
         bed["n1"].throttle(0.05)
 
 
+@pytest.mark.full
 def test_busy_processes_share_the_quota_of_their_node(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(NodeSpec(name="n1", cores=0.4), NodeSpec(name="n2", cores=0.4))
     bed.limit()
@@ -67,6 +68,7 @@ def test_busy_processes_share_the_quota_of_their_node(make_bed: MakeBed, tmp_pat
     check_cores(bed["n2"], 0.4)
 
 
+@pytest.mark.full
 def test_frozen_processes_use_no_cpu_and_go_on(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(NodeSpec(name="n1"))
     bed["n1"].throttle(0.2)
@@ -80,6 +82,7 @@ def test_frozen_processes_use_no_cpu_and_go_on(make_bed: MakeBed, tmp_path: Path
     check_cores(bed["n1"], 0.2)
 
 
+@pytest.mark.full
 def test_cpu_seconds_count_what_has_ended(make_bed: MakeBed, tmp_path: Path) -> None:
     machine = make_bed(NodeSpec(name="n1"))["n1"]
     busy = "import time\nwhile time.process_time() < 0.5: pass"

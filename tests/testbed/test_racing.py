@@ -74,6 +74,7 @@ def test_what_was_kept_before_a_contestant_failed_is_evaluated(tmp_path: Path) -
     assert [update for update, _ in seen.losses] == [5]
 
 
+@pytest.mark.full
 def test_a_testbed_that_breaks_later_leaves_what_was_measured(tmp_path: Path) -> None:
     twice = Event(at_s=1.0, action="add", node="n1")
     settings = replace(SETTINGS, target_loss=None)
@@ -91,6 +92,7 @@ def test_a_contestant_that_was_never_started_has_no_row(tmp_path: Path) -> None:
         race(Refusing(), SCENARIO, SETTINGS, tmp_path)
 
 
+@pytest.mark.full
 def test_a_node_counts_from_the_moment_it_is_added(make_bed: MakeBed, tmp_path: Path) -> None:
     coming = NodeSpec(name="n2")
     attempt = Attempt(
@@ -118,6 +120,7 @@ def test_a_node_counts_from_the_moment_it_is_added(make_bed: MakeBed, tmp_path: 
     assert run.changes[0].t_s - began_s < took_s / 2, "making it takes nearly all of that"
 
 
+@pytest.mark.full
 def test_what_others_use_is_counted_exactly(make_bed: MakeBed) -> None:
     bed = make_bed(NodeSpec(name="n1", cores=0.2))
     meters = Meters(bed)

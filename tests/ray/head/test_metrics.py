@@ -6,6 +6,8 @@ import re
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from raycloud.report.exported import MEASURES
 from raycloud.spec import dump_job
 from tests.heads import TOKEN, Head
@@ -27,6 +29,7 @@ def scraped(port: int) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.full(only="metrics are exported to Prometheus")
 def test_what_is_exported_is_there_to_scrape(tmp_path: Path, head: Head) -> None:
     gate = tmp_path / "gate"
     job = asked(

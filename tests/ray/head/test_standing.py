@@ -66,6 +66,7 @@ def test_run_here_stands_speaks_and_stops(ray_tmpdir: Path, tmp_path: Path) -> N
     assert ended(processes_below(ray_tmpdir), END_S) == {}
 
 
+@pytest.mark.full
 def test_run_that_joined_a_cluster_is_found_there(head: Head, tmp_path: Path) -> None:
     _write_job(tmp_path)
     run_dir = tmp_path / "joined"
@@ -108,6 +109,7 @@ def test_run_that_joined_a_cluster_is_found_there(head: Head, tmp_path: Path) ->
     assert 0 < summary.cost < summary.wall_s  # one a second, less what came before the members
 
 
+@pytest.mark.full(only="status, logs and stop of a submitted run")
 def test_submitted_run_stands_and_stops(head: Head, tmp_path: Path) -> None:
     """Ray sends SIGTERM to a job and to all its children: one request."""
     _write_job(tmp_path)
@@ -142,6 +144,7 @@ def test_submitted_run_stands_and_stops(head: Head, tmp_path: Path) -> None:
     assert "has ended already" in one.err
 
 
+@pytest.mark.full
 def test_without_the_token_nothing_is_shown(head: Head, tmp_path: Path) -> None:
     code, one = ran(tmp_path, RAYCLOUD, "status", "--address", head.jobs, RAY_AUTH_TOKEN="0" * 64)
     assert (code, one.out) == (2, "")

@@ -68,6 +68,7 @@ def test_submit_through_a_killed_driver(head: Head, tmp_path: Path) -> None:
     check_result(run_dir, job, Steady(), STEPS)
 
 
+@pytest.mark.full(only="Ctrl-C detaches from a submitted run")
 def test_ctrl_c_detaches_and_the_way_back_is_the_one_it_names(head: Head, tmp_path: Path) -> None:
     write_project(tmp_path / "project", steps=MANY)
     with submitted(head, tmp_path / "project") as one:
@@ -103,6 +104,7 @@ class Secretive(Steady):
 """
 
 
+@pytest.mark.full(only="secrets of a submitted job are sent by name")
 def test_a_secret_is_sent_by_name_and_the_driver_s_code_comes_back(
     head: Head, tmp_path: Path
 ) -> None:

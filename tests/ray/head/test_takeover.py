@@ -104,6 +104,7 @@ def test_killed_driver_takes_its_workers_over(head: Head, tmp_path: Path) -> Non
     assert left(head) == (0, [], CPUS)
 
 
+@pytest.mark.full(only="a driver that is killed while it takes over is taken over, too")
 def test_killed_again_while_it_takes_over(head: Head, tmp_path: Path) -> None:
     job, run_dir = _job(tmp_path), tmp_path / "run"
     with driver(head, tmp_path / "first", run_dir, job) as one:
@@ -129,6 +130,7 @@ def test_killed_again_while_it_takes_over(head: Head, tmp_path: Path) -> None:
     assert len(members) == 2
 
 
+@pytest.mark.full(only="a worker lost while no driver was there is replaced")
 def test_worker_that_was_lost_meanwhile_is_replaced(head: Head, tmp_path: Path) -> None:
     job, run_dir = _job(tmp_path, elastic={"max_workers": 2}), tmp_path / "run"
     with driver(head, tmp_path / "first", run_dir, job) as one:
@@ -151,6 +153,7 @@ def test_worker_that_was_lost_meanwhile_is_replaced(head: Head, tmp_path: Path) 
     assert (len(started.taken_over), len(recovered.lost)) == (1, 1)
 
 
+@pytest.mark.full
 def test_worker_that_came_back_from_silence_outlives_the_driver(head: Head, tmp_path: Path) -> None:
     job, run_dir = _job(tmp_path, elastic={"max_workers": 2}), tmp_path / "run"
     with driver(head, tmp_path / "first", run_dir, job) as one:
@@ -178,6 +181,7 @@ def test_worker_that_came_back_from_silence_outlives_the_driver(head: Head, tmp_
     assert left(head) == (0, [], CPUS)
 
 
+@pytest.mark.full(only="the pipeline outlives the driver")
 def test_what_prepares_the_data_outlives_the_driver_too(head: Head, tmp_path: Path) -> None:
     live_data.written(tmp_path / "data")
     job = live_data.asked(
@@ -203,6 +207,7 @@ def test_what_prepares_the_data_outlives_the_driver_too(head: Head, tmp_path: Pa
     assert left(head) == (0, [], CPUS)
 
 
+@pytest.mark.full(only="workers end where no driver comes back")
 def test_nobody_comes_back_and_the_workers_end(head: Head, tmp_path: Path) -> None:
     elastic = {"min_workers": 2, "max_workers": 2, "shares": [5, 3], "orphan_s": ORPHAN_S}
     job = _job(tmp_path, elastic=elastic, checkpoint={"every_steps": 10})
@@ -225,6 +230,7 @@ def test_nobody_comes_back_and_the_workers_end(head: Head, tmp_path: Path) -> No
     check_result(run_dir, job, Paced(), STEPS)
 
 
+@pytest.mark.full
 def test_allowed_to_it_goes_on_or_begins_again(head: Head, tmp_path: Path) -> None:
     """As `--restarts` asks for it; there is no checkpoint."""
     job, run_dir, allow = _job(tmp_path), tmp_path / "run", ("--resume", "allow")
@@ -244,6 +250,7 @@ def test_allowed_to_it_goes_on_or_begins_again(head: Head, tmp_path: Path) -> No
     check_result(run_dir, job, Paced(), STEPS)
 
 
+@pytest.mark.full
 def test_another_job_begins_from_the_checkpoint(head: Head, tmp_path: Path) -> None:
     job, run_dir = _job(tmp_path, checkpoint={"every_steps": 10}), tmp_path / "run"
     with driver(head, tmp_path / "first", run_dir, job) as one:
@@ -262,6 +269,7 @@ def test_another_job_begins_from_the_checkpoint(head: Head, tmp_path: Path) -> N
     assert not set(members) & set(members_below(head.folder))
 
 
+@pytest.mark.full(only="a second driver is refused while the first lives")
 def test_second_driver_is_refused_while_the_first_lives(head: Head, tmp_path: Path) -> None:
     job, run_dir = _job(tmp_path, checkpoint={"every_steps": 10}), tmp_path / "run"
     with driver(head, tmp_path / "first", run_dir, job) as one:
@@ -277,6 +285,7 @@ def test_second_driver_is_refused_while_the_first_lives(head: Head, tmp_path: Pa
     assert left(head) == (0, [], CPUS)
 
 
+@pytest.mark.full(only="nothing is left of a run whose driver ended")
 @pytest.mark.parametrize("how", ["at once", "failure"])
 def test_whatever_ends_it_nothing_is_left(head: Head, tmp_path: Path, how: str) -> None:
     changes: dict[str, Any] = {}
