@@ -211,10 +211,14 @@ class Readmit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finish:
-    """The run is over: `finished`, `stopped` or `failed`; `error` says why it failed."""
+    """The run is over: `finished`, `stopped` or `failed`; `error` says why it failed.
+
+    The caller gets that as the error that it `blames`, unless a member has told of its own.
+    """
 
     status: str
     error: str | None = None
+    blames: str = "JobError"
 
 
 Command = (

@@ -248,6 +248,30 @@ class PartWritten:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PartFailed:
+    """A member could not write its part of the checkpoint of `step` this time, and `why`."""
+
+    member: int
+    step: int
+    why: str
+    hint: str = ""
+    generation: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointFailed:
+    """The checkpoint of `step` could not be published this time, though all parts were written.
+
+    It may be later, unless it is `damaged`: not all of them are there, and as they were written.
+    """
+
+    step: int
+    why: str
+    hint: str = ""
+    damaged: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointPublished:
     """The checkpoint of `step` is complete and may be restored from."""
 
@@ -359,7 +383,8 @@ Event = (
     RunStarted | MemberSpawned | MemberReady | DataPreparing | DataPrepared | MemberLost
     | MemberReturned | MemberLeaving | ExchangeBroken | StepNotFinite | MemberFailed | MemberDone
     | GenerationFormed | MemberCaughtUp | ChangeApplied | StepsCommitted | PartWritten
-    | CheckpointPublished | EvaluationPart | Evaluated | StopRequested | RangeChanged
+    | PartFailed | CheckpointFailed | CheckpointPublished | EvaluationPart | Evaluated
+    | StopRequested | RangeChanged
     | CapacityChanged | DataGrew | Noticed | RolledBack | Recovered | RunFinished
 )  # fmt: skip
 

@@ -14,8 +14,9 @@ parts that others wrote does without.
 
 from __future__ import annotations
 
+from raycloud.checkpoint.limited import LimitedStore
 from raycloud.checkpoint.manifest import Manifest
-from raycloud.checkpoint.naming import DamagedError
+from raycloud.checkpoint.naming import DamagedError, StoreError
 from raycloud.checkpoint.part import PartRecord, TensorRecord, split_names
 from raycloud.checkpoint.published import (
     Found,
@@ -34,9 +35,11 @@ from raycloud.checkpoint.values import decode, encode
 __all__ = [
     "DamagedError",
     "Found",
+    "LimitedStore",
     "Manifest",
     "PartRecord",
     "Store",
+    "StoreError",
     "TensorRecord",
     "decode",
     "encode",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -92,6 +92,14 @@ class LocalStore:
         except OSError as error:
             raise blamed("read", str(self._root / name), error) from error
 
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        """Complete and unfinished files, and their bytes."""
+        found = {}
+        for name in self._all(prefix):
+            with suppress(FileNotFoundError):  # removed since it was listed
+                found[name] = self._size(name)
+        return found
+
     def names(self, prefix: str = "") -> list[str]:
         """Complete files."""
         return [name for name in self._all(prefix) if not is_draft(name)]
@@ -102,19 +110,36 @@ class LocalStore:
 
     def remove(self, name: str) -> None:
         """Unlink, make that durable, and drop the directory when it was the last file in it."""
-        check_name(name)
-        path = self._root / name
+        self.remove_all([name])
+
+    def remove_all(self, names: Sequence[str]) -> None:
+        """The same for several: a directory is made durable once."""
+        paths = []
+        for name in names:
+            check_name(name)
+            paths.append(path := self._root / name)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise blamed("remove", str(path), error) from error
+        for parent in {path.parent: None for path in paths}:
+            try:
+                _sync_directory(parent)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise blamed("remove", str(parent), error) from error
+            if parent != self._root:
+                with suppress(OSError):  # not empty: the usual case
+                    parent.rmdir()
+
+    def _size(self, name: str) -> int:
         try:
-            path.unlink()
-            _sync_directory(path.parent)
+            return (self._root / name).stat().st_size
         except FileNotFoundError:
-            return
+            raise
         except OSError as error:
-            raise blamed("remove", str(path), error) from error
-        if path.parent == self._root:
-            return
-        with suppress(OSError):  # not empty: the usual case
-            path.parent.rmdir()
+            raise blamed("list", str(self._root / name), error) from error
 
     def _all(self, prefix: str) -> list[str]:
         def refuse(error: OSError) -> None:
@@ -124,7 +149,7 @@ class LocalStore:
 
         found = []
         try:
-            for top, _, files in os.walk(self._root, onerror=refuse):
+            for top, _, files in os.walk(self._root / prefix.rpartition("/")[0], onerror=refuse):
                 inside = Path(top).relative_to(self._root)
                 found += [(inside / file).as_posix() for file in files]
         except OSError as error:

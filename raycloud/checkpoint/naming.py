@@ -14,6 +14,10 @@ _LONGEST = 1000
 _MANIFEST = re.compile(r"step-([0-9]{8,18})/manifest\.json")
 _FILE = re.compile(r"step-([0-9]{8,18})/[^/]+")
 
+MISSING_HINT = (
+    "it was removed, or its writer sees another file system than this process: `checkpoint.path` "
+    "has to be one that all nodes share"
+)
 _HINTS = {
     errno.ENOSPC: "the disk is full: free space there, lower `checkpoint.keep`, or set "
     "`checkpoint.path` to a larger place",
@@ -26,6 +30,13 @@ _HINTS = {
     errno.EEXIST: "a file lies where a directory should be: move it, or set `checkpoint.path`",
     errno.EISDIR: "a directory lies where a file should be: move it, or set `checkpoint.path`",
 }
+
+
+class StoreError(CheckpointError):
+    """The store did not do what it was asked for: full, forbidden, not reached, no answer.
+
+    It may do so later.
+    """
 
 
 class DamagedError(CheckpointError):
@@ -121,11 +132,10 @@ def blamed(action: str, place: str, error: Exception) -> CheckpointError:
     if isinstance(error, FileNotFoundError) and action != "write":
         return DamagedError(
             f"{place} is missing",
-            hint="it was removed, or its writer sees another file system than this process: "
-            "`checkpoint.path` has to be one that all nodes share",
+            hint=MISSING_HINT,
         )
     number = error.errno if isinstance(error, OSError) else None
-    return CheckpointError(
+    return StoreError(
         f"cannot {action} {place}: {type(error).__name__}: {error}",
         hint=_HINTS.get(number or 0, "see that the place can be reached, or set `checkpoint.path`"),
     )

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from raycloud.checkpoint.manifest import LARGEST_BYTES, Manifest
 from raycloud.checkpoint.naming import (
+    MISSING_HINT,
     DamagedError,
+    directory,
+    is_draft,
     manifest_name,
     published_step,
     step_of,
@@ -16,8 +23,13 @@ from raycloud.checkpoint.naming import (
 from raycloud.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from raycloud.checkpoint.part import PartRecord
     from raycloud.checkpoint.store import Store
 
+Sizes = Mapping[str, int]
+"""Bytes of the files of a store, by name."""
+
+_READERS = 8  # parts that are read at a time
 _HINT_OLDER = "use an older checkpoint: this one was altered or not written to the end"
 
 
@@ -43,19 +55,22 @@ def publish(store: Store, manifest: Manifest) -> None:
         TaskError: The state holds what a manifest cannot carry.
     """
     content = manifest.to_bytes()
-    _compare_sizes(store, manifest)
+    _compare_sizes(store, manifest, store.sizes(f"{directory(manifest.step)}/"))
     store.write(manifest_name(manifest.step), [content])
 
 
 def steps(store: Store) -> list[int]:
     """Steps of the published checkpoints, sound or damaged, ascending."""
-    return sorted(
-        step for name in store.names("step-") if (step := published_step(name)) is not None
-    )
+    return _published(store.sizes("step-"))
 
 
-def load(store: Store, step: int) -> Manifest:
+def load(store: Store, step: int, *, size: int | None = None) -> Manifest:
     """The manifest of one published checkpoint; its parts are not looked at.
+
+    Args:
+        store: Where it is.
+        step: Which.
+        size: Bytes of its file, where they are known.
 
     Raises:
         CheckpointError: No such checkpoint, or another version of raycloud wrote it.
@@ -63,12 +78,15 @@ def load(store: Store, step: int) -> Manifest:
     """
     name = manifest_name(step)
     place = f"{store.place}/{name}"
-    if not store.exists(name):
-        there = ", ".join(map(str, steps(store))) or "none"
-        raise CheckpointError(
-            f"there is no checkpoint of step {step} in {store.place}", hint=f"there are: {there}"
-        )
-    size = store.size(name)
+    if size is None:
+        try:
+            size = store.size(name)
+        except DamagedError as error:
+            there = ", ".join(map(str, steps(store))) or "none"
+            raise CheckpointError(
+                f"there is no checkpoint of step {step} in {store.place}",
+                hint=f"there are: {there}",
+            ) from error
     if size > LARGEST_BYTES:
         raise DamagedError(f"{place} has {size} bytes, over {LARGEST_BYTES}", hint=_HINT_OLDER)
     manifest = Manifest.from_bytes(store.read(name), place)
@@ -88,18 +106,26 @@ def verify(store: Store, manifest: Manifest, *, digests: bool = True) -> None:
     Raises:
         DamagedError: A part is missing, truncated or altered; names it.
     """
-    _compare_sizes(store, manifest)
+    _verify(store, manifest, store.sizes(f"{directory(manifest.step)}/"), digests=digests)
+
+
+def _verify(store: Store, manifest: Manifest, sizes: Sizes, *, digests: bool) -> None:
+    _compare_sizes(store, manifest, sizes)
     if not digests:
         return
-    for part in manifest.parts:
-        digest = hashlib.sha256()
-        for chunk in store.stream(part.file):
-            digest.update(chunk)
-        if digest.hexdigest() != part.sha256:
-            raise DamagedError(
-                f"{store.place}/{part.file} is not what was written: its digest differs",
-                hint=_HINT_OLDER,
-            )
+    with ThreadPoolExecutor(_READERS) as pool:
+        list(pool.map(partial(_compare_digest, store), manifest.parts))
+
+
+def _compare_digest(store: Store, part: PartRecord) -> None:
+    digest = hashlib.sha256()
+    for chunk in store.stream(part.file):
+        digest.update(chunk)
+    if digest.hexdigest() != part.sha256:
+        raise DamagedError(
+            f"{store.place}/{part.file} is not what was written: its digest differs",
+            hint=_HINT_OLDER,
+        )
 
 
 def latest(store: Store, *, digests: bool = True) -> Found:
@@ -117,10 +143,11 @@ def latest(store: Store, *, digests: bool = True) -> Found:
         CheckpointError: The store cannot be read, or the newest has another format.
     """
     skipped: list[tuple[int, str]] = []
-    for step in reversed(steps(store)):
+    sizes = store.sizes("step-")
+    for step in reversed(_published(sizes)):
         try:
-            manifest = load(store, step)
-            verify(store, manifest, digests=digests)
+            manifest = load(store, step, size=sizes[manifest_name(step)])
+            _verify(store, manifest, sizes, digests=digests)
         except DamagedError as error:
             skipped.append((step, error.message))
         else:
@@ -138,12 +165,17 @@ def withdraw(store: Store, newest: int) -> tuple[int, ...]:
         CheckpointError: The store cannot list or remove.
     """
     later = tuple(step for step in steps(store) if step > newest)
-    for step in later:
-        store.remove(manifest_name(step))
+    store.remove_all([manifest_name(step) for step in later])
     return later
 
 
-def retain(store: Store, keep: int, *, newest: int | None = None) -> tuple[int, ...]:
+def retain(
+    store: Store,
+    keep: int,
+    *,
+    newest: int | None = None,
+    known: Mapping[int, Manifest] = MappingProxyType({}),
+) -> tuple[int, ...]:
     """Remove what is no longer needed: the manifest first, so that no half checkpoint is published.
 
     The newest `keep` checkpoints whose manifest and part sizes are sound stay. Everything of older
@@ -155,6 +187,7 @@ def retain(store: Store, keep: int, *, newest: int | None = None) -> tuple[int, 
         keep: How many stay, at least 1.
         newest: The step that has just been published; None takes the newest sound one. A run that
             resumed before a damaged checkpoint passes it, so that the damaged one does not count.
+        known: Manifests that need not be read, by step.
 
     Returns:
         Steps of the published checkpoints that were removed, ascending.
@@ -165,38 +198,43 @@ def retain(store: Store, keep: int, *, newest: int | None = None) -> tuple[int, 
     """
     if keep < 1:
         raise ValueError(f"retain() takes keep >= 1, got {keep}")
-    published = [step for step in steps(store) if newest is None or step <= newest]
+    sizes = store.sizes("step-")
+    published = [step for step in _published(sizes) if newest is None or step <= newest]
     kept: list[int] = []
     for step in reversed(published):
-        if len(kept) < keep and _sound(store, step):
+        if len(kept) < keep and _sound(store, step, sizes, known.get(step)):
             kept.append(step)
     if not kept:
         return ()
     removed = tuple(step for step in published if step < kept[-1])
-    for step in removed:
-        store.remove(manifest_name(step))
+    store.remove_all([manifest_name(step) for step in removed])
     stay = set(published) - set(removed)
-    drafts = store.drafts("step-")
-    stale = [name for name in store.names("step-") if step_of(name) not in stay]
-    for name in [*stale, *drafts]:
+    stale = []
+    for name in sizes.keys() - {manifest_name(step) for step in removed}:
         of_step = step_of(name)
-        if of_step is not None and of_step < kept[0]:
-            store.remove(name)
+        if of_step is not None and of_step < kept[0] and (of_step not in stay or is_draft(name)):
+            stale.append(name)
+    store.remove_all(sorted(stale))
     return removed
 
 
-def _sound(store: Store, step: int) -> bool:
+def _published(sizes: Sizes) -> list[int]:
+    return sorted(step for name in sizes if (step := published_step(name)) is not None)
+
+
+def _sound(store: Store, step: int, sizes: Sizes, known: Manifest | None) -> bool:
     try:
-        _compare_sizes(store, load(store, step))
+        manifest = known or load(store, step, size=sizes[manifest_name(step)])
+        _compare_sizes(store, manifest, sizes)
     except DamagedError:
         return False
     return True
 
 
-def _compare_sizes(store: Store, manifest: Manifest) -> None:
+def _compare_sizes(store: Store, manifest: Manifest, sizes: Sizes) -> None:
     for part in manifest.parts:
-        size = store.size(part.file)
+        place, size = f"{store.place}/{part.file}", sizes.get(part.file)
+        if size is None:
+            raise DamagedError(f"{place} is missing", hint=MISSING_HINT)
         if size != part.bytes:
-            raise DamagedError(
-                f"{store.place}/{part.file} has {size} bytes, not {part.bytes}", hint=_HINT_OLDER
-            )
+            raise DamagedError(f"{place} has {size} bytes, not {part.bytes}", hint=_HINT_OLDER)

@@ -13,7 +13,7 @@ Two ways to write atomically:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -106,13 +106,26 @@ class RemoteStore:
             self._system.invalidate_cache()
             return bool(self._system.isfile(self._path(name)))
 
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        """Complete and unfinished files, and their bytes: one listing, page by page."""
+        with self._blaming("list", ""):
+            self._system.invalidate_cache()
+            below = f"{self._root}/{prefix.rpartition('/')[0]}".rstrip("/")
+            try:
+                found = self._system.find(below, detail=True)
+            except FileNotFoundError:
+                return {}
+            start = len(self._root) + 1
+            sizes = {path[start:]: int(about.get("size") or 0) for path, about in found.items()}
+        return {name: sizes[name] for name in sorted(sizes) if name.startswith(prefix)}
+
     def names(self, prefix: str = "") -> list[str]:
         """Complete files."""
-        return [name for name in self._all(prefix) if not is_draft(name)]
+        return [name for name in self.sizes(prefix) if not is_draft(name)]
 
     def drafts(self, prefix: str = "") -> list[str]:
         """Unfinished files."""
-        return [name for name in self._all(prefix) if is_draft(name)]
+        return [name for name in self.sizes(prefix) if is_draft(name)]
 
     def remove(self, name: str) -> None:
         """Remove one file or draft."""
@@ -122,6 +135,22 @@ class RemoteStore:
                 self._system.rm_file(self._path(name))
             except FileNotFoundError:
                 return
+
+    def remove_all(self, names: Sequence[str]) -> None:
+        """Remove several: object stores take a thousand in one call."""
+        for name in names:
+            check_name(name)
+        if not names:
+            return
+        with self._blaming("remove", names[0]):
+            try:
+                self._system.rm([self._path(name) for name in names])
+            except FileNotFoundError:  # one of them is gone, and the others may not be
+                self._remove_each(names)
+
+    def _remove_each(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.remove(name)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -165,16 +194,6 @@ class RemoteStore:
             self._system.rm_file(draft)
         except Exception:  # noqa: BLE001 the first error is on its way and says more
             return
-
-    def _all(self, prefix: str) -> list[str]:
-        with self._blaming("list", ""):
-            self._system.invalidate_cache()
-            try:
-                found = self._system.find(self._root)
-            except FileNotFoundError:
-                return []
-        start = len(self._root) + 1
-        return sorted(name for path in found if (name := path[start:]).startswith(prefix))
 
     @contextmanager
     def _blaming(self, action: str, name: str) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -49,6 +49,13 @@ class Store(Protocol):
         """Whether `name` is there."""
         ...
 
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        """All files whose names start with `prefix`, drafts among them, and their bytes.
+
+        Few calls, however many files there are.
+        """
+        ...
+
     def names(self, prefix: str = "") -> list[str]:
         """All names that start with `prefix`, sorted; drafts are not among them."""
         ...
@@ -59,6 +66,10 @@ class Store(Protocol):
 
     def remove(self, name: str) -> None:
         """Remove a file or a draft, durably; nothing happens if it is not there."""
+        ...
+
+    def remove_all(self, names: Sequence[str]) -> None:
+        """Remove all of these, in few calls; some may be gone already, or after an error."""
         ...
 
 

@@ -97,6 +97,12 @@ def _kept(state: JobState) -> bool:
     return not state.checkpoints.publishing
 
 
+def _unsaved(state: JobState) -> bool:
+    """No step is left that another checkpoint could be made after, or too many have failed."""
+    closes = state.phase is Phase.CLOSING and state.checkpoints.damaged
+    return closes or state.failing.in_a_row >= state.settings.most_failed
+
+
 def _stop_asked(state: JobState) -> bool:
     """Where nobody is left, the run ends with the steps of the checkpoint, once that is found."""
     known = state.recovery is not None and state.recovery.back is not None
@@ -125,6 +131,7 @@ _HOLDS: Final[Mapping[Condition, Callable[[JobState], bool]]] = {
     Condition.UNFIT: lambda state: _all_ready(state) and bool(unfit(state)),
     Condition.ALL_READY: _all_ready,
     Condition.STOPPED_TWICE: lambda state: state.stop_requests > 1,
+    Condition.UNSAVED: _unsaved,
     Condition.PART_MISSING: lambda s: _all_done(s) and _part_missing(s),
     Condition.ALL_DONE: _all_done,
     Condition.HALTED: lambda state: not state.checkpoints.publishing and state.halted,

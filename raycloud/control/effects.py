@@ -7,7 +7,7 @@ yields commands; nothing happens until it is iterated.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from raycloud.commands import (
     Change,
@@ -16,6 +16,7 @@ from raycloud.commands import (
     Finish,
     Halt,
     Meet,
+    Notice,
     Prepare,
     Publish,
     Record,
@@ -40,6 +41,7 @@ from raycloud.control.tables import MemberState, Phase
 from raycloud.events import (
     CapacityChanged,
     ChangeApplied,
+    CheckpointFailed,
     CheckpointPublished,
     DataGrew,
     DataPrepared,
@@ -57,6 +59,7 @@ from raycloud.events import (
     MemberReturned,
     MemberSpawned,
     Noticed,
+    PartFailed,
     PartWritten,
     RangeChanged,
     Recovered,
@@ -68,6 +71,10 @@ from raycloud.events import (
     StopRequested,
 )
 from raycloud.order import commit_record
+
+_MAY_PUBLISH: Final = frozenset(
+    {Phase.TRAINING, Phase.STOPPING, Phase.REGROUPING, Phase.WAITING, Phase.CLOSING}
+)
 
 if TYPE_CHECKING:
     from raycloud.control.guards import JobEvent, MemberEvent
@@ -89,7 +96,7 @@ def absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Itera
             member.ready, member.node = event, event.node or member.node
             know_speed(state, event, now_s)
             state.hearing.begin([member.number])
-        case PartWritten():
+        case PartWritten() | PartFailed():
             yield from _written(state, event)
         case MemberLost() | MemberLeaving() | ExchangeBroken():
             yield from _parts(state, event, now_s)
@@ -118,10 +125,14 @@ def _failed(state: JobState, event: StepNotFinite | MemberFailed) -> None:
     state.error = f"{state.members[event.member]}: {event.error}: {event.message}{hint}"
 
 
-def _written(state: JobState, event: PartWritten) -> Iterator[Command]:
+def _written(state: JobState, event: PartWritten | PartFailed) -> Iterator[Command]:
     if event.generation < state.sound_from:
         return  # of a generation that broke
     state.met = True
+    if isinstance(event, PartFailed):
+        if state.checkpoints.lack(event.step, event.generation):
+            yield from _not_kept(state, event)
+        return
     state.members[event.member].part_step = event.step
     if state.saving is not None:
         state.saving.wrote(event.blocked_s, event.write_s)
@@ -129,6 +140,41 @@ def _written(state: JobState, event: PartWritten) -> Iterator[Command]:
     parts = state.checkpoints.add(event.step, event.member, event.part, group, event.generation)
     if parts is not None:
         yield Publish(step=event.step, parts=parts)
+
+
+def _not_kept(state: JobState, event: PartFailed | CheckpointFailed) -> Iterator[Command]:
+    """Training goes on without this checkpoint, and another one is tried."""
+    failing, ends = state.failing, state.phase is Phase.CLOSING or state.any_done()
+    failing.step, failing.why, failing.hint = event.step, event.why, event.hint
+    if state.saving is not None:
+        state.saving.dropped()
+    pause_s = failing.failed(state.now_s, ends=ends)
+    if pause_s is not None and failing.in_a_row < state.settings.most_failed:
+        detail = {"why": event.why, "in_a_row": failing.in_a_row, "again_s": pause_s}
+        what = f"the checkpoint of step {event.step} could not be kept, and another is tried"
+        yield Notice(what=what, detail=detail)
+
+
+def save_again(state: JobState, now_s: float) -> Iterator[Command]:
+    """What could not be published is, where it is time; or else a checkpoint is to be made."""
+    if state.phase not in _MAY_PUBLISH or not state.failing.due(now_s):
+        return
+    again = state.checkpoints.again()
+    if again is not None:
+        state.failing.tried()
+        yield Publish(step=again[0], parts=again[1])
+
+
+def unsaved(state: JobState) -> str:
+    """Why a run ends whose checkpoints cannot be kept."""
+    failing, last = state.failing, state.checkpoints.last_published
+    times = f", {failing.in_a_row} times in a row" if failing.in_a_row > 1 else ""
+    good = (
+        "there is none before it" if last is None else f"the last good one is that of step {last}"
+    )
+    what = f"the checkpoint of step {failing.step} could not be kept{times}; {good}"
+    hint = f"{failing.hint}; {_resume(state)}" if failing.hint else _resume(state)
+    return f"{what}: {failing.why}\n\nhint: {hint}"
 
 
 def _parts(
@@ -184,8 +230,12 @@ def absorb_of_job(state: JobState, event: JobEvent) -> Iterator[Command]:
     match event:
         case CheckpointPublished():
             state.checkpoints.published(event.step)
+            state.failing.kept()
             if state.saving is not None:
                 state.saving.published(state.now_s)
+        case CheckpointFailed():
+            state.checkpoints.failed(event.step, damaged=event.damaged)
+            yield from _not_kept(state, event)
         case StopRequested():
             state.stop_requests += 1
             state.stop_reason = state.stop_reason or event.reason
@@ -224,7 +274,7 @@ def end(state: JobState, status: str, now_s: float) -> Iterator[Command]:
             member.enter(MemberState.RELEASED, now_s)
     state.outstanding = None
     yield Release(members=tuple(state.members))
-    yield Finish(status=status, error=state.error or None)
+    yield Finish(status=status, error=state.error or None, blames=state.blames)
 
 
 def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
@@ -243,8 +293,9 @@ def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
     elif state.data_ahead is not None:
         grew, state.data_ahead = state.data_ahead, None
         change = Extend(version=grew.version, samples=grew.samples, partitions=grew.partitions)
-    elif state.save_asked or (state.saving is not None and state.saving.due(now_s)):
+    elif state.save_asked or state.failing.due(now_s) or _is_worth_it(state, now_s):
         change, state.save_asked = Save(), False
+        state.failing.tried()
         if state.saving is not None:
             state.saving.asked(now_s)
     else:
@@ -254,6 +305,10 @@ def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
     state.changes += 1
     state.outstanding = Outstanding(number=state.changes, members=state.group, change=change)
     yield Prepare(number=state.changes, members=state.group, change=change)
+
+
+def _is_worth_it(state: JobState, now_s: float) -> bool:
+    return state.saving is not None and not state.failing.waits and state.saving.due(now_s)
 
 
 def _progressed(state: JobState, event: StepsCommitted, now_s: float) -> Iterator[Command]:

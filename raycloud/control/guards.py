@@ -23,6 +23,7 @@ from raycloud.errors import InternalError
 from raycloud.events import (
     CapacityChanged,
     ChangeApplied,
+    CheckpointFailed,
     CheckpointPublished,
     DataGrew,
     DataPrepared,
@@ -41,6 +42,7 @@ from raycloud.events import (
     MemberReturned,
     MemberSpawned,
     Noticed,
+    PartFailed,
     PartWritten,
     RangeChanged,
     Recovered,
@@ -73,6 +75,7 @@ MemberEvent = (  # the more often it comes, the sooner it is asked for
     | MemberReturned
     | MemberLeaving
     | ExchangeBroken
+    | PartFailed
     | StepNotFinite
     | MemberFailed
 )
@@ -80,6 +83,7 @@ JobEvent = (
     RunStarted
     | GenerationFormed
     | CheckpointPublished
+    | CheckpointFailed
     | Evaluated
     | StopRequested
     | RangeChanged
@@ -90,8 +94,15 @@ JobEvent = (
     | Recovered
     | RunFinished
 )
-_MAY_BE_OLD: Final = (MemberDone, ExchangeBroken, PartWritten, EvaluationPart, StepNotFinite)
-_PARTS: Final = (PartWritten, EvaluationPart)
+_MAY_BE_OLD: Final = (
+    MemberDone,
+    ExchangeBroken,
+    PartWritten,
+    PartFailed,
+    EvaluationPart,
+    StepNotFinite,
+)
+_PARTS: Final = (PartWritten, PartFailed, EvaluationPart)
 _OF_NEWCOMERS: Final = (MemberCaughtUp, StepsCommitted)
 _NEXT: Final = (Reshare, Meet)  # changes that name a generation
 _MORE_TO_ASK: Final = frozenset(
@@ -230,7 +241,7 @@ def _check_of_member(state: JobState, event: MemberEvent) -> None:
             pass
         case StepNotFinite():
             _check_not_finite(state, event)
-        case MemberReturned():
+        case MemberReturned() | PartFailed():
             pass
         case _:
             assert_never(event)
@@ -240,7 +251,7 @@ def _check_of_job(state: JobState, event: JobEvent) -> None:
     match event:
         case GenerationFormed():
             _check_formed(state, event)
-        case CheckpointPublished() | RolledBack():
+        case CheckpointPublished() | CheckpointFailed() | RolledBack():
             if wrong := _not_there(state, event):
                 raise illegal(state, event, wrong)
         case RangeChanged():
@@ -259,7 +270,7 @@ def _check_of_job(state: JobState, event: JobEvent) -> None:
             assert_never(event)
 
 
-def _not_there(state: JobState, event: CheckpointPublished | RolledBack) -> str:
+def _not_there(state: JobState, event: CheckpointPublished | CheckpointFailed | RolledBack) -> str:
     if isinstance(event, RolledBack):
         return why_not_there(state, event)
     there = event.step in state.checkpoints.publishing

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 # Each member says these, one after the other, and all but the first or the last change nothing for
 # the others: the next tick is soon enough.
 _OF_ALL: Final = frozenset({StepsCommitted, ChangeApplied, PartWritten})
+_OF_STORE: Final = frozenset({Condition.UNSAVED, Condition.PART_MISSING})
 
 
 class Control:
@@ -342,12 +343,15 @@ class Control:
                 state.error = state.error or restoring.why_stranded(state)
             elif condition is Condition.HOPELESS:
                 state.error = hopeless(state)
+            elif condition in _OF_STORE and state.failing.in_a_row:
+                state.error, state.blames = effects.unsaved(state), "CheckpointError"
             elif condition is Condition.PART_MISSING:
                 step = state.checkpoints.collecting(state.formed_as)[0]
                 holders = tuple(m.number for m in state.holders())
                 lacking = state.checkpoints.missing(step, holders)
                 state.error = f"the checkpoint of step {step} has no part of members {lacking}"
             yield from self._enter(row[condition], now_s)
+        yield from effects.save_again(state, now_s)
         yield from effects.send_ahead(state, now_s)
         yield from returning.give_up(state, now_s)
         yield from growing.grow(state, now_s)

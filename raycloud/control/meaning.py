@@ -8,6 +8,7 @@ from typing import Final
 from raycloud.events import (
     CapacityChanged,
     ChangeApplied,
+    CheckpointFailed,
     CheckpointPublished,
     DataGrew,
     DataPrepared,
@@ -26,6 +27,7 @@ from raycloud.events import (
     MemberReturned,
     MemberSpawned,
     Noticed,
+    PartFailed,
     PartWritten,
     RangeChanged,
     Recovered,
@@ -69,7 +71,11 @@ MEANING: Final[Mapping[type[Event], str]] = {
     StepsCommitted: "Progress. The step that all members have reached is committed to the ledger; "
     "measured seconds feed the shares. A report of no steps is a sign of life.",
     PartWritten: "A part of a checkpoint; when all parts are there it is published.",
+    PartFailed: "That checkpoint is dropped unless the member still writes its part, as it does at "
+    "the end of a run. Another one is asked for after a while; too many in a row end the run.",
     CheckpointPublished: "The checkpoint may be restored from.",
+    CheckpointFailed: "It is published again after a while, or another one asked for where its "
+    "parts are not sound; too many in a row end the run.",
     EvaluationPart: "For the log; a sign of life.",
     Evaluated: "For the log.",
     StopRequested: "First: halt, checkpoint and end, or end at once if nothing is trained yet. "

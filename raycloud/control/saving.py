@@ -8,6 +8,8 @@ from dataclasses import dataclass
 _SELDOM_S = 6 * 3600.0  # between two losses, before any is known; counts as one
 _COST_S = 1.0  # of a checkpoint, before one was made
 _LEAST_S, _MOST_S = 30.0, 3600.0
+_AGAIN_S, _LONGEST_S = 5.0, 300.0  # from one that failed to the next, twice as long each time
+_AT_THE_END_S = 30.0  # the longest where nothing is left to do but this
 
 
 def interval_s(cost_s: float, between_losses_s: float) -> float:
@@ -70,3 +72,64 @@ class Saving:
         between_s = (_SELDOM_S + now_s - self.began_s) / (1 + self.losses)
         after_s = interval_s(self._cost_s or _COST_S, between_s)
         return now_s - since_s >= min(max(after_s, _LEAST_S), _MOST_S)
+
+
+@dataclass(kw_only=True, slots=True)
+class Failing:
+    """Follows checkpoints that cannot be kept, and says when another one is tried.
+
+    What fails before that is one incident: members and steps that fail alike count once.
+
+    Attributes:
+        in_a_row: How many incidents there were since a checkpoint was kept.
+        step: Of the newest that failed.
+        why: Its reason.
+        hint: What would do.
+    """
+
+    in_a_row: int = 0
+    step: int = 0
+    why: str = ""
+    hint: str = ""
+    _counts_s: float = 0.0  # what fails before then is the same incident
+    _again_s: float | None = None
+
+    def failed(self, now_s: float, *, ends: bool) -> float | None:
+        """One could not be kept.
+
+        Args:
+            now_s: When.
+            ends: Nothing is left to do but this.
+
+        Returns:
+            After how many seconds another one is tried; None: that was said before.
+        """
+        if now_s < self._counts_s:
+            return None
+        longest_s = _AT_THE_END_S if ends else _LONGEST_S
+        pause_s = min(_AGAIN_S * 2.0 ** min(self.in_a_row, 10), longest_s)
+        self.in_a_row += 1
+        self._counts_s = self._again_s = now_s + pause_s
+        return pause_s
+
+    def due(self, now_s: float) -> bool:
+        """Whether another one is to be tried now."""
+        return self._again_s is not None and now_s >= self._again_s
+
+    @property
+    def waits(self) -> bool:
+        """Whether another one is to be tried later: no other is worth it before."""
+        return self._again_s is not None
+
+    def tried(self) -> None:
+        """Another one was asked for."""
+        self._again_s = None
+
+    def dropped(self, now_s: float) -> None:
+        """The one that was asked for will not be made: members met anew."""
+        if self.in_a_row and self._again_s is None:
+            self._again_s = now_s
+
+    def kept(self) -> None:
+        """One is published."""
+        self.in_a_row, self._counts_s, self._again_s = 0, 0.0, None

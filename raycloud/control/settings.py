@@ -55,6 +55,7 @@ class ControlSettings:
             place: they load the checkpoint together.
         keep_s: Where a member fails, the parts of a checkpoint that others write are waited for so
             long, and until it is published.
+        most_failed: So many checkpoints in a row that cannot be kept end the run.
         saves: Checkpoints are asked for when they are worth it (see `saving`).
         step: The first step to compute; more than 0 if the run goes on from a checkpoint.
         position: Where the sequence stands before `step`.
@@ -90,6 +91,7 @@ class ControlSettings:
     losing: int = 8
     gather_s: float = 2.0
     keep_s: float = 30.0
+    most_failed: int = 10
     saves: bool = False
     step: int = 0
     position: Position = field(default_factory=Position)

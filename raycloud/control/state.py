@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from raycloud.commands import Meet
 from raycloud.control.away import Away
 from raycloud.control.checkpoints import Checkpoints
+from raycloud.control.saving import Failing
 from raycloud.control.tables import MemberState, Phase
 from raycloud.control.turns import Turns
 from raycloud.errors import InternalError
@@ -78,11 +79,13 @@ class JobState:
         ask_again_s: Not before is another one asked for.
         told_that_none_joins: A person knows that members do not join any more.
         save_asked: A checkpoint is to be made, since members leave that are needed.
+        failing: Checkpoints that could not be kept since the last one that was.
         saving: When one is due; None where the job says itself.
         started_s: When the job was started.
         now_s: When control was last asked.
         error: Why the run fails.
         failed_s: When the first member told that it failed.
+        blames: The error that its caller gets, by name, where no member has failed or is lost.
         ended: Whose process has ended when it was done: its work is kept, it does not meet again.
         turns: What has become of all members together.
         away: Who is lost, and may come back.
@@ -131,11 +134,13 @@ class JobState:
     ask_again_s: float = 0.0
     told_that_none_joins: bool = False
     save_asked: bool = False
+    failing: Failing = field(default_factory=Failing)
     saving: Saving | None = None
     started_s: float = 0.0
     now_s: float = 0.0
     error: str = ""
     failed_s: float = 0.0
+    blames: str = "JobError"
     ended: set[int] = field(default_factory=set)
     turns: Turns = field(default_factory=Turns)
     away: Away = field(default_factory=Away)
@@ -223,6 +228,7 @@ class JobState:
     def drop_checkpoints(self) -> None:
         """Forget those of which a part is missing: who was to write one is gone, or meets anew."""
         self.checkpoints.drop()
+        self.failing.dropped(self.now_s)
         if self.saving is not None:
             self.saving.dropped()
 

@@ -24,6 +24,7 @@ from raycloud.commands import Change, Extend, Halt, Meet, Reshare, Save
 from raycloud.events import (
     CapacityChanged,
     ChangeApplied,
+    CheckpointFailed,
     CheckpointPublished,
     DataGrew,
     DataPrepared,
@@ -42,6 +43,7 @@ from raycloud.events import (
     MemberReturned,
     MemberSpawned,
     Noticed,
+    PartFailed,
     PartWritten,
     RangeChanged,
     Recovered,
@@ -100,6 +102,7 @@ class Condition(StrEnum):
     MET = "the generation is known to have met"
     STOP_ASKED = "a stop was asked for"
     STOPPED_TWICE = "a stop was asked for twice"
+    UNSAVED = "more checkpoints in a row could not be kept than the job allows"
     PART_MISSING = "all members are done but parts of a checkpoint are missing"
     ALL_DONE = "all members are done"
     HALTED = "the run was halted and all checkpoints are published"
@@ -125,6 +128,7 @@ _OF_MEMBERS: tuple[type[Event], ...] = (
     ChangeApplied,
     StepsCommitted,
     PartWritten,
+    PartFailed,
     EvaluationPart,
     MemberDone,
     MemberLost,
@@ -143,6 +147,7 @@ _FROM_OUTSIDE: tuple[type[Event], ...] = (RangeChanged, CapacityChanged, DataGre
 _WITHOUT_STEPS: tuple[type[Event], ...] = (
     GenerationFormed,
     CheckpointPublished,
+    CheckpointFailed,
     Evaluated,
     DataPrepared,
     MemberLeaving,
@@ -156,7 +161,9 @@ _WHILE_COMPUTING: tuple[type[Event], ...] = (
     ChangeApplied,
     StepsCommitted,
     PartWritten,
+    PartFailed,
     CheckpointPublished,
+    CheckpointFailed,
     EvaluationPart,
     Evaluated,
     *_JOINING,
@@ -188,6 +195,7 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
         # A member may be heard before the word that all have met; what it did proves it.
         StepsCommitted: Phase.TRAINING,
         PartWritten: Phase.TRAINING,
+        PartFailed: Phase.TRAINING,
         EvaluationPart: Phase.TRAINING,
         MemberDone: Phase.TRAINING,
         StopRequested: Phase.STOPPED,
@@ -267,6 +275,7 @@ PHASE_ON_CONDITION: Final[Mapping[Phase, Mapping[Condition, Phase]]] = {
         Condition.BROKEN: Phase.REGROUPING,
         Condition.APART: Phase.REGROUPING,
         Condition.STOP_ASKED: Phase.STOPPING,
+        Condition.UNSAVED: Phase.FAILED,
         Condition.PART_MISSING: Phase.FAILED,
         Condition.ALL_DONE: Phase.CLOSING,
     },
@@ -274,12 +283,14 @@ PHASE_ON_CONDITION: Final[Mapping[Phase, Mapping[Condition, Phase]]] = {
         Condition.STOPPED_TWICE: Phase.STOPPED,
         Condition.BROKEN: Phase.REGROUPING,
         Condition.APART: Phase.REGROUPING,
+        Condition.UNSAVED: Phase.FAILED,
         Condition.PART_MISSING: Phase.FAILED,
         Condition.ALL_DONE: Phase.CLOSING,
     },
     Phase.ENDING: {Condition.STOPPED_TWICE: Phase.FAILED, Condition.KEPT: Phase.FAILED},
     Phase.CLOSING: {
         Condition.STOPPED_TWICE: Phase.STOPPED,
+        Condition.UNSAVED: Phase.FAILED,
         Condition.HALTED: Phase.STOPPED,
         Condition.COMPLETE: Phase.FINISHED,
     },
@@ -301,6 +312,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
         MemberCaughtUp: MemberState.ACTIVE,
         StepsCommitted: MemberState.ACTIVE,
         PartWritten: MemberState.ACTIVE,
+        PartFailed: MemberState.ACTIVE,
         EvaluationPart: MemberState.ACTIVE,
         MemberDone: MemberState.DONE,
         MemberLost: MemberState.LOST,
@@ -320,6 +332,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
         (ChangeApplied, Halt): MemberState.DRAINING,
         StepsCommitted: MemberState.ACTIVE,
         PartWritten: MemberState.ACTIVE,
+        PartFailed: MemberState.ACTIVE,
         EvaluationPart: MemberState.ACTIVE,
         MemberDone: MemberState.DONE,
         MemberLost: MemberState.LOST,
@@ -334,6 +347,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
         MemberCaughtUp: MemberState.DRAINING,
         StepsCommitted: MemberState.DRAINING,
         PartWritten: MemberState.DRAINING,
+        PartFailed: MemberState.DRAINING,
         EvaluationPart: MemberState.DRAINING,
         MemberDone: MemberState.DONE,
         MemberLost: MemberState.LOST,

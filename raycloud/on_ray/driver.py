@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, assert_never
 
-from raycloud.checkpoint import Manifest, Store, marked, open_store
+from raycloud.checkpoint import LimitedStore, Manifest, Store, marked, open_store
 from raycloud.commands import (
     Command,
     Finish,
@@ -45,7 +46,7 @@ from raycloud.events import (
 from raycloud.on_ray.cluster import inventory
 from raycloud.on_ray.failure import failure_of
 from raycloud.on_ray.fleet import Fleet
-from raycloud.on_ray.manifests import manifest_of, publish_manifest
+from raycloud.on_ray.manifests import Publishing
 from raycloud.on_ray.measures import Measures
 from raycloud.on_ray.meeting import MeetingPlace
 from raycloud.on_ray.origin import config_of, found_back, opening, settings_of
@@ -67,6 +68,8 @@ if TYPE_CHECKING:
     from raycloud.training.member import Meeting
 
 _TURN_S = 0.2
+_SOON_S = 0.02  # where the last checkpoint is all that is waited for
+_ENDS_S, _TIDIES_S = 1.0, 20.0  # for what the store is asked for when a run ends
 
 
 @dataclass(eq=False)
@@ -83,7 +86,7 @@ def drive(session: Session) -> Run:
     Raises:
         RaycloudError: Why it failed; log, summary and checkpoints are written.
     """
-    store = open_store(session.checkpoints)
+    store = LimitedStore(open_store(session.checkpoints))
     origin = None if session.resume and outlives(session) else origin_of(session, store)
     nodes = inventory()
     require(nodes, session.job.resources.worker, session.job.elastic.min_workers)
@@ -122,6 +125,7 @@ class Driver:
         self._session, worker = session, session.job.resources.worker
         self._recorder, self._outlets = recorder, outlets
         self._store, self._manifest = store, manifest
+        self._publishing = Publishing(store, session)
         outside = self._outside = Outside(nodes, worker, session.directory, session.clock)
         self._control = Control(settings_of(session, manifest, recorder.tally, outside.room))
         self._fleet = Fleet(worker, session.clock, session.tenure)
@@ -156,6 +160,7 @@ class Driver:
             self._sources.close()
             if self._meeting is not None:
                 self._meeting.close()
+            self._publishing.close(_ENDS_S if self._finish is None else _TIDIES_S)
         return self._ended(self._finish)
 
     def _begin(self, now_s: float) -> None:
@@ -185,12 +190,15 @@ class Driver:
         if stop is not None and stop.reason is not None and not self._stop_sent:
             self._stop_sent = True
             self._pending.append(StopRequested(reason=stop.reason))
-        self._pending.extend(self._fleet.poll(_TURN_S, self._recorder.written))
+        soon = self._publishing.busy and self._control.phase is Phase.CLOSING
+        turn_s = _SOON_S if soon else _TURN_S
+        self._pending.extend(self._fleet.poll(turn_s, self._recorder.written))
         if tenure is not None:
             tenure.check()  # before any of it is written
         self._recorder.keep_up()
         self._pending.extend(self._outside.poll(self._placed))
         self._pending.extend(self._sources.poll())
+        self._pending.extend(self._publishing.poll())
         self._pending.extend(self._outlets.poll(self._fleet.lines()))
         while self._pending and self._finish is None:
             self._take(self._pending.popleft())
@@ -240,16 +248,18 @@ class Driver:
                 case Spawn():
                     self._spawn(command)
                 case Restore(newest=newest):
-                    published = self._control.last_published
-                    back, damaged = found_back(self._store, self._manifest, published, newest)
                     self._measures = Measures()  # some are made again
-                    self._pending.extend([*damaged, back])
+                    known = self._manifest, self._control.last_published, newest
+                    self._publishing.find_back(partial(found_back, self._store, *known))
                 case Form():
                     self._meet(command, command.settled)
                 case Prepare():
                     self._prepare(command)
                 case Publish():
-                    self._publish(command)
+                    control, step = self._control, command.step
+                    self._publishing.publish(
+                        command, samples=control.samples_at(step), ledger=control.ledger_at(step)
+                    )
                 case Record():
                     lines = [ledger_line(record).rstrip("\n") for record in command.records]
                     self._recorder.append_ledger(lines)
@@ -320,15 +330,6 @@ class Driver:
         )
         self._session.directory.write_plan(self._plan.to_json())
 
-    def _publish(self, command: Publish) -> None:
-        manifest = manifest_of(
-            command,
-            self._session.written,
-            samples=self._control.samples_at(command.step),
-            ledger=self._control.ledger_at(command.step),
-        )
-        self._pending.append(publish_manifest(manifest, self._store, self._session))
-
     def _close(self, status: str, why: str | None) -> dict[str, Any]:
         """The last events, and the summary."""
         at_once = status == "stopped" and self._finish is None
@@ -342,6 +343,7 @@ class Driver:
         return self._recorder.publish_summary(predicted=predicted).to_record()
 
     def _ended(self, finish: Finish) -> Run:
+        self._pending.extend(self._publishing.poll())
         while self._pending:  # what came with the last turn
             self._take(self._pending.popleft())
         summary = self._close(finish.status, finish.error)

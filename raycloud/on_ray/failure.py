@@ -38,5 +38,7 @@ def failure_of(
         return error
     message, _, hint = (finish.error or "the run failed").partition("\n\nhint: ")
     hint = f"{hint} (run directory {directory})" if hint else f"see the log in {directory}"
-    kind = errors.MemberLostError if isinstance(failure, MemberLost) else errors.JobError
-    return kind(message, hint=hint)
+    lost = isinstance(failure, MemberLost)
+    kind = errors.MemberLostError if lost else getattr(errors, finish.blames)
+    made: errors.RaycloudError = kind(message, hint=hint)
+    return made

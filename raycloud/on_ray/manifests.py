@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from raycloud import __version__
-from raycloud.checkpoint import Manifest, PartRecord, decode, publish, retain
-from raycloud.events import CheckpointPublished
+from raycloud.checkpoint import (
+    DamagedError,
+    Manifest,
+    PartRecord,
+    StoreError,
+    decode,
+    publish,
+    retain,
+)
+from raycloud.errors import CheckpointError
+from raycloud.events import CheckpointFailed, CheckpointPublished, Noticed
 from raycloud.spec.secrets import kept
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Store
     from raycloud.commands import Publish
+    from raycloud.events import Event, RolledBack
     from raycloud.on_ray.session import Session
     from raycloud.spec import Job
+
+_FIND_S = 300.0  # so long a checkpoint to go back to is looked for in a store that fails
+_AGAIN_S = 1.0
 
 
 def manifest_of(command: Publish, job: Job, *, samples: int, ledger: Mapping[str, Any]) -> Manifest:
@@ -49,14 +65,129 @@ def manifest_of(command: Publish, job: Job, *, samples: int, ledger: Mapping[str
     )
 
 
-def publish_manifest(manifest: Manifest, store: Store, session: Session) -> CheckpointPublished:
-    """Make a checkpoint whole, and remove those that are not kept any longer."""
-    clock, began_s = session.clock, session.clock.monotonic_s()
-    publish(store, manifest)
-    retain(store, session.job.checkpoint.keep, newest=manifest.step)
-    return CheckpointPublished(
-        step=manifest.step,
-        path=f"{session.checkpoints}/step-{manifest.step:08d}",
-        state_bytes=manifest.state_bytes,
-        write_s=clock.monotonic_s() - began_s,
-    )
+class Publishing:
+    """What a driver asks of the store, done one after the other in a thread of its own.
+
+    Args:
+        store: Where checkpoints are; its calls end, one way or the other.
+        session: The start of the run.
+    """
+
+    def __init__(self, store: Store, session: Session) -> None:
+        """Nothing is asked for."""
+        self._store, self._session = store, session
+        self._asked: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._found: SimpleQueue[Event | BaseException] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._under_way = 0  # as far as the driver has heard
+        self._known: dict[int, Manifest] = {}  # those that are kept
+        self._left = False  # what is not kept any longer could not be removed
+
+    @property
+    def busy(self) -> bool:
+        """Something that was asked for is still to be heard of."""
+        return self._under_way > 0 or not self._found.empty()
+
+    def publish(self, command: Publish, *, samples: int, ledger: Mapping[str, Any]) -> None:
+        """Make a checkpoint whole, and remove those that are not kept any longer.
+
+        `CheckpointPublished` or `CheckpointFailed` follows.
+        """
+        self._ask(partial(self._publish, command, samples, ledger))
+
+    def find_back(self, find: Callable[[], tuple[RolledBack, list[Noticed]]]) -> None:
+        """Find the checkpoint to go back to: what it returns follows."""
+        self._ask(partial(self._find_back, find))
+
+    def poll(self) -> list[Event]:
+        """What has come of it since the last call.
+
+        Raises:
+            RaycloudError: What no other attempt would mend.
+        """
+        events = []
+        while not self._found.empty():
+            found = self._found.get()
+            if isinstance(found, BaseException):
+                raise found
+            self._under_way -= not isinstance(found, Noticed)
+            events.append(found)
+        return events
+
+    def close(self, wait_s: float) -> None:
+        """Nothing more is begun; what is under way may end within so long."""
+        self._over.set()
+        self._asked.put(None)
+        if self._thread is not None:
+            self._thread.join(wait_s)
+
+    def _ask(self, work: Callable[[], None]) -> None:
+        self._under_way += 1
+        self._asked.put(work)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="publish", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while (work := self._asked.get()) is not None and not self._over.is_set():
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - raised to who asks what has come of it
+                self._found.put(error)
+
+    def _publish(self, command: Publish, samples: int, ledger: Mapping[str, Any]) -> None:
+        clock, began_s = self._session.clock, self._session.clock.monotonic_s()
+        manifest = manifest_of(command, self._session.written, samples=samples, ledger=ledger)
+        try:
+            publish(self._store, manifest)
+        except CheckpointError as error:
+            failed = CheckpointFailed(
+                step=manifest.step,
+                why=error.message,
+                hint=error.hint,
+                damaged=isinstance(error, DamagedError),
+            )
+            self._found.put(failed)
+            return
+        published = CheckpointPublished(
+            step=manifest.step,
+            path=f"{self._session.checkpoints}/step-{manifest.step:08d}",
+            state_bytes=manifest.state_bytes,
+            write_s=clock.monotonic_s() - began_s,
+        )
+        self._found.put(published)
+        self._retain(manifest)
+
+    def _retain(self, newest: Manifest) -> None:
+        """What cannot be removed now may be after the next one; it is told once."""
+        keep = self._session.job.checkpoint.keep
+        self._known[newest.step] = newest
+        self._known = {step: self._known[step] for step in sorted(self._known)[-keep:]}
+        try:
+            retain(self._store, keep, newest=newest.step, known=self._known)
+            self._left = False
+        except CheckpointError as error:
+            if not self._left:
+                what = "old checkpoints could not be removed; it is tried again after each new one"
+                self._found.put(Noticed(what=what, detail={"why": error.message}))
+            self._left = True
+
+    def _find_back(self, find: Callable[[], tuple[RolledBack, list[Noticed]]]) -> None:
+        clock = self._session.clock
+        until_s, pause_s = clock.monotonic_s() + _FIND_S, _AGAIN_S
+        while True:
+            try:
+                back, notices = find()
+                break
+            except StoreError as error:
+                if clock.monotonic_s() >= until_s:
+                    raise
+                what = f"no checkpoint could be read; it is tried again in {pause_s:.0f} s"
+                self._found.put(Noticed(what=what, detail={"why": error.message}))
+            if self._over.wait(pause_s):
+                return
+            pause_s *= 2.0
+        for notice in notices:
+            self._found.put(notice)
+        self._found.put(back)

@@ -134,6 +134,7 @@ def settings_of(
         max_workers=job.most_workers,
         silence_s=SILENCE_S,
         saves=job.checkpoint.every_steps == "auto",
+        most_failed=job.checkpoint.most_failed,
         capacity=capacity,
         global_batch=job.global_batch,
         micro_batch=job.micro_batch,

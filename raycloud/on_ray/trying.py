@@ -182,8 +182,7 @@ def _remove(place: str) -> None:
         shutil.rmtree(here, ignore_errors=True)
         return
     store = open_store(place)
-    for name in (*store.names(), *store.drafts()):
-        store.remove(name)
+    store.remove_all(list(store.sizes()))
 
 
 def _local(place: str) -> Path | None:

@@ -15,7 +15,7 @@ from raycloud.events import (
     GenerationFormed,
     MemberCaughtUp,
     MemberDone,
-    MemberFailed,
+    PartFailed,
     PartWritten,
 )
 from raycloud.order import EpochSizes, Position, Steps
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from raycloud.simulate.words import Words
     from raycloud.simulate.world import World
 
-_FAILURES = 3  # members that say that the disk is full
 _MANY = 64  # of so many members, each reports in every round
 _WRITE_S = 0.05  # as members tell of their parts
 _FAR = 1 << 62
@@ -330,10 +329,10 @@ class Computing:
         group.saved_step = group.step
         self.report(group, ranks)
         bodies, delay_s = self.bodies(group), self.scenario.delay_s
-        for rank in ranks[:_FAILURES] if self.full else ranks:
+        for rank in ranks:
             if (body := bodies[rank]) is None or body.number in group.idle:
                 continue
-            word: PartWritten | MemberFailed = PartWritten(
+            word: PartWritten | PartFailed = PartWritten(
                 member=body.number,
                 step=group.step,
                 part={"value": group.value},
@@ -343,5 +342,7 @@ class Computing:
             )
             if self.full:
                 why = "no space left on device"
-                word = MemberFailed(member=body.number, error="CheckpointError", message=why)
+                word = PartFailed(
+                    member=body.number, step=group.step, why=why, generation=group.generation
+                )
             self.words.say(body, word, self.world.between(0.0, delay_s))

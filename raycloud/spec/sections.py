@@ -251,6 +251,13 @@ class CheckpointSection(Section):
         "costs and how often workers are lost. null: only when the run ends or is stopped.",
     )
     keep: int = Field(default=2, ge=1, description="Newest checkpoints that stay.")
+    most_failed: int = Field(
+        default=10,
+        ge=1,
+        description="Checkpoints in a row that cannot be written, until the run ends. Another one "
+        "is tried 5 s after the first, then after twice as long each time, at most 5 min; training "
+        "goes on meanwhile.",
+    )
 
 
 class ErrorsSection(Section):

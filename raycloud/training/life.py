@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raycloud.checkpoint import open_store, see
+from raycloud.checkpoint import LimitedStore, open_store, see
 from raycloud.data.provide import TRAIN
 from raycloud.errors import InternalError
 from raycloud.events import DataPreparing, EvaluationPart, MemberDone, MemberReady, Noticed
@@ -89,7 +89,7 @@ class Life:
         self._device = choose(job.resources.worker.gpus)
         self._task = construct(config.task, job)
         supplying = Supplying(self._task, job, provider)
-        store = open_store(config.checkpoints)
+        store = LimitedStore(open_store(config.checkpoints))
         if config.mark:
             see(store, config.mark, config.address or config.node)
         self._trained = manifest = started_from(config, store)
@@ -275,7 +275,7 @@ class Life:
             self._footing.let_go()
         if loop.next is not None:
             return loop.next
-        self._parts.saver.wait()
+        self._parts.saver.finish(abandoned)
         done = MemberDone(member=self._config.member, step=loop.step, generation=meeting.generation)
         self._report(done)
         return None

@@ -5,27 +5,49 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from raycloud.checkpoint import Store, encode, split_names
+from raycloud.checkpoint import Store, StoreError, encode, split_names
 from raycloud.checkpoint.payload import write_part
 from raycloud.errors import RaycloudError, public_name
-from raycloud.events import MemberFailed, PartWritten
+from raycloud.events import MemberFailed, PartFailed, PartWritten
 
 if TYPE_CHECKING:
     import torch
 
     from raycloud.clock import Clock
 
+AT_THE_END_S = 300.0  # the last part is written again for so long; a member may be silent for 600 s
+_AGAIN_S, _LONGEST_S = 1.0, 30.0
+_LOOK_UP_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """What is to be written, set aside from the state that goes on changing."""
+
+    step: int
+    rank: int
+    parts: int
+    generation: int
+    tensors: Mapping[str, torch.Tensor]
+    values: Any
+    blocked_s: float
+
 
 class Saver:
     """One checkpoint at a time: copies at the step's end, writes in the background.
 
+    A part that cannot be written is told, and training goes on: another checkpoint follows. After
+    the last step none does, so `finish` writes it again.
+
     Args:
-        store: Where checkpoints go.
+        store: Where checkpoints go; its calls end, one way or the other.
         member: This member's number.
         clock: For the seconds reported.
-        report: Gets `PartWritten`, or `MemberFailed`, from the writing thread.
+        report: Gets `PartWritten`, `PartFailed`, or `MemberFailed`, from the writing thread.
     """
 
     def __init__(
@@ -34,7 +56,7 @@ class Saver:
         *,
         member: int,
         clock: Clock,
-        report: Callable[[PartWritten | MemberFailed], None],
+        report: Callable[[PartWritten | PartFailed | MemberFailed], None],
     ) -> None:
         """Nothing is written yet."""
         self._store = store
@@ -42,6 +64,7 @@ class Saver:
         self._clock = clock
         self._report = report
         self._thread: threading.Thread | None = None
+        self._unwritten: _Part | None = None  # the newest that the store did not take
 
     def save(
         self,
@@ -67,46 +90,20 @@ class Saver:
         """
         began_s = self._clock.monotonic_s()
         self.wait()
+        self._unwritten = None
         sizes = {name: t.numel() * t.element_size() for name, t in tensors.items()}
         mine = split_names(sizes, parts)[rank]
         plain = encode(dict(values))
-        copies = {name: tensors[name].to("cpu", copy=True) for name in mine}
-        blocked_s = self._clock.monotonic_s() - began_s
-
-        def write() -> None:
-            write_began_s = self._clock.monotonic_s()
-            try:
-                record = write_part(self._store, step=step, rank=rank, parts=parts, tensors=copies)
-            except RaycloudError as error:
-                self._report(
-                    MemberFailed(
-                        member=self._member,
-                        error=public_name(error),
-                        message=error.message,
-                        hint=error.hint,
-                    )
-                )
-                return
-            except Exception:  # noqa: BLE001 - the last line before the thread's end
-                self._report(
-                    MemberFailed(
-                        member=self._member, error="InternalError", message=traceback.format_exc()
-                    )
-                )
-                return
-            self._report(
-                PartWritten(
-                    member=self._member,
-                    step=step,
-                    part={"rank": rank, "record": record, "values": plain},
-                    blocked_s=blocked_s,
-                    write_s=self._clock.monotonic_s() - write_began_s,
-                    generation=generation,
-                )
-            )
-
-        self._thread = threading.Thread(target=write, name=f"save-{step}")
-        self._thread.start()
+        part = _Part(
+            step=step,
+            rank=rank,
+            parts=parts,
+            generation=generation,
+            tensors={name: tensors[name].to("cpu", copy=True) for name in mine},
+            values=plain,
+            blocked_s=self._clock.monotonic_s() - began_s,
+        )
+        self._begin(part)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Until nothing is being written, or for so long."""
@@ -114,3 +111,70 @@ class Saver:
             self._thread.join(timeout_s)
             if not self._thread.is_alive():
                 self._thread = None
+
+    def finish(self, abandoned: Callable[[], bool]) -> None:
+        """Until the newest part is written; one that the store does not take is tried for a while.
+
+        Args:
+            abandoned: Says that nobody waits for it any more.
+        """
+        self.wait()
+        until_s, pause_s = self._clock.monotonic_s() + AT_THE_END_S, _AGAIN_S
+        turn = threading.Condition()
+        while (part := self._unwritten) is not None:
+            again_s = self._clock.monotonic_s() + pause_s
+            while not abandoned() and self._clock.monotonic_s() < again_s:
+                with turn:
+                    turn.wait_for(abandoned, _LOOK_UP_S)
+            if abandoned() or self._clock.monotonic_s() >= until_s:
+                return
+            self._begin(part)
+            self.wait()
+            pause_s = min(2.0 * pause_s, _LONGEST_S)
+
+    def _begin(self, part: _Part) -> None:
+        work = partial(self._write, part)
+        self._thread = threading.Thread(target=work, name=f"save-{part.step}", daemon=True)
+        self._thread.start()
+
+    def _write(self, part: _Part) -> None:
+        began_s = self._clock.monotonic_s()
+        told: PartWritten | PartFailed | MemberFailed
+        try:
+            record = write_part(
+                self._store,
+                step=part.step,
+                rank=part.rank,
+                parts=part.parts,
+                tensors=part.tensors,
+            )
+            told = PartWritten(
+                member=self._member,
+                step=part.step,
+                part={"rank": part.rank, "record": record, "values": part.values},
+                blocked_s=part.blocked_s,
+                write_s=self._clock.monotonic_s() - began_s,
+                generation=part.generation,
+            )
+            self._unwritten = None
+        except StoreError as error:
+            self._unwritten = part
+            told = PartFailed(
+                member=self._member,
+                step=part.step,
+                why=error.message,
+                hint=error.hint,
+                generation=part.generation,
+            )
+        except RaycloudError as error:
+            told = MemberFailed(
+                member=self._member,
+                error=public_name(error),
+                message=error.message,
+                hint=error.hint,
+            )
+        except Exception:  # noqa: BLE001 - the last line before the thread's end
+            told = MemberFailed(
+                member=self._member, error="InternalError", message=traceback.format_exc()
+            )
+        self._report(told)

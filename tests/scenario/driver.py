@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raycloud.checkpoint import Manifest, publish, retain
+from raycloud.checkpoint import DamagedError, Manifest, publish, retain
 from raycloud.commands import (
     Command,
     Finish,
@@ -28,6 +28,7 @@ from raycloud.commands import (
 from raycloud.control import Control, ControlSettings
 from raycloud.errors import CheckpointError
 from raycloud.events import (
+    CheckpointFailed,
     CheckpointPublished,
     Event,
     MemberFailed,
@@ -60,8 +61,7 @@ _FINDS_S = 0.5
 _SILENCE_S = 60.0
 _LONG_S = 1e9
 _WELL_S = 10.0  # who was well for so long is well
-_FULL = "CheckpointError"  # the only one that a script gives cause for
-_KNOWN = ("was lost", _FULL)  # why a start may fail
+_KNOWN = ("was lost", "could not be kept")  # why a start may fail
 
 
 @dataclass(eq=False)
@@ -170,7 +170,7 @@ class Driver:
                 self._fleet.drop([event.member])
         self._tell("<", event)
         self._story.rolled_back += isinstance(event, RolledBack)
-        if isinstance(event, MemberFailed) and event.error != _FULL:
+        if isinstance(event, MemberFailed):
             self._story.wrong.append(f"member {event.member}: {event.error}: {event.message}")
         self._carry_out(self.control.on(event, self._world.clock_s))
 
@@ -320,10 +320,12 @@ class Driver:
         )
         try:
             publish(self._store, manifest)
-            retain(self._store, self._job.checkpoint.keep, newest=manifest.step)
-        except CheckpointError as error:  # as in a real run, it ends with it
-            self.finish = Finish(status="failed", error=error.message)
+        except CheckpointError as error:
+            damaged = isinstance(error, DamagedError)
+            failed = CheckpointFailed(step=command.step, why=error.message, damaged=damaged)
+            self._soon(failed, _PUBLISH_S)
             return
+        retain(self._store, self._job.checkpoint.keep, newest=manifest.step)
         published = CheckpointPublished(
             step=manifest.step, path="", state_bytes=manifest.state_bytes, write_s=_PUBLISH_S
         )

@@ -220,7 +220,7 @@ class Fleet:
                 late_s[number] = float(self._world.chance.exponential(0.03))
                 seat.due_s = now_s + _POLL_S
         due_s = {number: seat.due_s for number, seat in self.seats.items()}
-        quiet = [n for n, seat in self.seats.items() if seat.unheard or not self.up[seat.node]]
+        quiet = [n for n, seat in self.seats.items() if seat.unheard or self._is_gone(seat)]
         self._cut_since_s = {n: self._cut_since_s.get(n, self._world.now_s) for n in quiet}
         silent_s = {n: self._world.now_s - s for n, s in self._cut_since_s.items()}
         least_s = self._world.between(*_CUT_S) if quiet else 0.0
@@ -231,6 +231,10 @@ class Fleet:
             cut_s={n: seconds for n, seconds in silent_s.items() if seconds >= least_s},
             reached=frozenset(self.seats.keys() - self._cut_since_s.keys()),
         )
+
+    def _is_gone(self, seat: Seat) -> bool:
+        """Its machine is; one that is only going to be still acknowledges."""
+        return not (seat.alive or self.up[seat.node])
 
     def leave_out(self, member: int) -> None:
         """The driver listens to it no more, and waits for its process to answer again."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-9
 _ASKED = ("norm", "steps", "alike", "every_steps", "least", "members", "shares", "bad", "spoils")
-_THREADED, _WAITING = (member, saver, following, arrivals), (snapshot, handover)
+_THREADED, _WAITING = (member, following, arrivals), (saver, snapshot, handover)
 _UNTIL_S = 3000.0
 _RESTART_S = (1.0, 5.0)
 _STARTS = 30

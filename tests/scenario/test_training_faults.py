@@ -218,10 +218,10 @@ def test_when_all_are_gone_the_checkpoint_is_gone_on_from(tmp_path: Path) -> Non
     assert any("< RolledBack(step=8" in line for line in outcome.story)
 
 
-def test_a_full_disk_ends_a_start_and_no_checkpoint(tmp_path: Path) -> None:
+def test_a_full_disk_costs_a_checkpoint_and_ends_nothing(tmp_path: Path) -> None:
     outcome = sound(hit(Blow(at_step=15, kind=Kind.FULL, lasts_s=6.0)), tmp_path)
-    assert outcome.starts > 1
-    assert any("start 2 from 8" in line for line in outcome.story)
+    assert (outcome.starts, outcome.recoveries) == (1, 0)
+    assert any("PartFailed" in line for line in outcome.story)
 
 
 def test_some_are_cut_off_one_by_one_and_healed_in_another_order(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -84,6 +84,13 @@ class KillingStore:
         self._moment()
         self._inner.remove(name)
         self._moment()
+
+    def remove_all(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.remove(name)
+
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        return self._inner.sizes(prefix)
 
     def read(self, name: str) -> bytes:
         return self._inner.read(name)

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from raycloud import commands as c
 from raycloud import events as e
-from raycloud.control.saving import Saving, interval_s
-from tests.control_events import part
+from raycloud.control import Phase
+from raycloud.control.saving import Failing, Saving, interval_s
+from tests.control_events import part, published
 from tests.control_job import of, only, report
-from tests.control_three import lost, three, to
+from tests.control_three import formed, lost, three, to
 
 
 def lost_share(tau_s: float, cost_s: float, between_s: float) -> float:
@@ -111,3 +112,164 @@ def test_a_word_of_one_member_leaves_it_to_the_tick_that_time_has_passed() -> No
     to(job, 5)
     assert job.on(report(job, 0, 5, 6), 4000.0) == ()  # others have not committed that step
     assert isinstance(only(c.Prepare, job.tick(4000.0)).change, c.Save)
+
+
+def failed(member, step, *, generation=0, why="no room"):
+    hint = "free space there"
+    return e.PartFailed(member=member, step=step, why=why, hint=hint, generation=generation)
+
+
+def saves(job, now_s, step):
+    """Members save, as they are asked to now, before `step`; the number of that change."""
+    [save] = saved(job.tick(now_s))
+    for member in (0, 1, 2):
+        job.on(e.ChangeApplied(member=member, change=save.number, step=step), now_s)
+        job.on(report(job, member, job._state.members[member].step, step), now_s)
+    return save.number
+
+
+def test_a_part_that_fails_costs_that_checkpoint_and_another_is_asked_for_soon():
+    job = three()
+    to(job, 5)
+    for member in (0, 2):
+        assert not of(c.Publish, job.on(part(member, 5), 2.0))
+    told = only(c.Notice, job.on(failed(1, 5), 2.0))
+    assert "step 5 could not be kept" in told.what
+    assert told.detail == {"why": "no room", "in_a_row": 1, "again_s": 5.0}
+    assert not of(c.Notice, job.on(failed(2, 6), 3.0))  # of the same incident
+    assert not saved(job.tick(6.0))
+    saves(job, 7.0, 7)
+    for member in (0, 1, 2):
+        commands = job.on(part(member, 7), 8.0)
+    assert only(c.Publish, commands).step == 7
+    job.on(published(7), 8.0)
+    assert not saved(job.tick(1000.0))
+    assert only(c.Notice, job.on(failed(1, 9), 1001.0)).detail["in_a_row"] == 1  # begun anew
+
+
+def test_too_many_in_a_row_end_the_run_and_name_the_last_good_one():
+    job = three(most_failed=3)
+    to(job, 5)
+    for member in (0, 1, 2):
+        job.on(part(member, 5), 2.0)
+    job.on(published(5), 2.0)
+    assert only(c.Notice, job.on(failed(1, 10), 10.0)).detail["again_s"] == 5.0
+    saves(job, 15.0, 11)
+    assert only(c.Notice, job.on(failed(0, 11), 15.0)).detail["again_s"] == 10.0
+    saves(job, 25.0, 12)
+    finish = only(c.Finish, job.on(failed(0, 12, why="s3://b/c says 503"), 25.0))
+    assert (finish.status, finish.blames) == ("failed", "CheckpointError")
+    assert "step 12 could not be kept, 3 times in a row" in finish.error
+    assert "the last good one is that of step 5: s3://b/c says 503" in finish.error
+    assert "hint: free space there; --resume goes on from the last checkpoint" in finish.error
+
+
+def test_pauses_double_up_to_five_minutes():
+    failing, now_s, pauses = Failing(), 0.0, []
+    for _ in range(9):
+        pauses.append(failing.failed(now_s, ends=False))
+        assert failing.failed(now_s + pauses[-1] / 2, ends=False) is None
+        now_s += pauses[-1]
+    assert pauses == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0]
+    assert failing.failed(now_s, ends=True) == 30.0
+
+
+def test_a_manifest_that_fails_is_published_again_with_the_parts_that_are_there():
+    job = three()
+    to(job, 5)
+    for member in (0, 1, 2):
+        commands = job.on(part(member, 5), 2.0)
+    first = only(c.Publish, commands)
+    only(c.Notice, job.on(e.CheckpointFailed(step=5, why="503"), 3.0))
+    assert not of(c.Publish, job.tick(7.0))
+    commands = job.tick(8.0)
+    assert only(c.Publish, commands) == first
+    assert not saved(commands)
+    job.on(published(5), 9.0)
+    assert job.last_published == 5
+    assert not of(c.Publish, job.tick(100.0))
+
+
+def test_where_its_parts_are_not_sound_another_checkpoint_is_made():
+    job = three()
+    to(job, 5)
+    for member in (0, 1, 2):
+        job.on(part(member, 5), 2.0)
+    job.on(e.CheckpointFailed(step=5, why="a part is missing", damaged=True), 3.0)
+    saves(job, 8.0, 7)
+    for member in (0, 1, 2):
+        commands = job.on(part(member, 7), 9.0)
+    assert only(c.Publish, commands).step == 7
+    job.on(published(7), 10.0)
+    assert job.phase is Phase.TRAINING
+
+
+def done_at(job, step, now_s):
+    """All members are done there; what they have written before was said."""
+    commands = []
+    for member in (0, 1, 2):
+        job.on(report(job, member, job._state.members[member].step, step), now_s)
+    for member in (0, 1, 2):
+        commands += job.on(e.MemberDone(member=member, step=step), now_s)
+    return commands
+
+
+def test_the_last_part_may_come_at_a_later_attempt():
+    job = three()
+    to(job, 5)
+    for member in (0, 1):
+        job.on(part(member, 6), 2.0)
+    only(c.Notice, job.on(failed(2, 6), 2.0))
+    only(c.Notice, job.on(failed(2, 6), 9.0))
+    assert only(c.Publish, job.on(part(2, 6), 12.0)).step == 6
+    assert not of(c.Finish, done_at(job, 6, 13.0))
+    assert only(c.Finish, job.on(published(6), 14.0)).status == "finished"
+
+
+@pytest.mark.parametrize("all_fail", [False, True])
+def test_a_run_whose_last_checkpoint_has_no_part_does_not_end_well(all_fail):
+    job = three()
+    to(job, 5)
+    for member in (0, 1):
+        job.on(failed(member, 6) if all_fail else part(member, 6), 2.0)
+    job.on(failed(2, 6), 2.0)
+    finish = only(c.Finish, done_at(job, 6, 3.0))
+    assert (finish.status, finish.blames) == ("failed", "CheckpointError")
+    assert "step 6 could not be kept; there is none before it: no room" in finish.error
+
+
+def test_the_last_manifest_is_published_again_until_there_were_too_many():
+    job = three(most_failed=3)
+    to(job, 5)
+    for member in (0, 1, 2):
+        job.on(part(member, 6), 2.0)
+    done_at(job, 6, 3.0)
+    assert job.phase is Phase.CLOSING
+    now_s = 4.0
+    for pause_s in (5.0, 10.0):
+        job.on(e.CheckpointFailed(step=6, why="503"), now_s)
+        now_s += pause_s
+        assert only(c.Publish, job.tick(now_s)).step == 6
+    finish = only(c.Finish, job.on(e.CheckpointFailed(step=6, why="503"), now_s))
+    assert (finish.status, finish.blames) == ("failed", "CheckpointError")
+
+
+def test_at_the_end_nothing_replaces_parts_that_are_not_sound():
+    job = three()
+    to(job, 5)
+    for member in (0, 1, 2):
+        job.on(part(member, 6), 2.0)
+    done_at(job, 6, 3.0)
+    gone = e.CheckpointFailed(step=6, why="part 1 is missing", damaged=True)
+    assert "part 1 is missing" in only(c.Finish, job.on(gone, 4.0)).error
+
+
+def test_after_members_meet_anew_what_failed_is_tried_again():
+    job = three(max_workers=3)
+    to(job, 5)
+    job.on(failed(1, 5), 2.0)
+    saves(job, 7.0, 7)
+    job.on(part(0, 7), 7.5)
+    job.on(lost(2), 8.0)
+    job.tick(8.0)
+    assert saved(job.on(formed(job, 7), 9.0))

@@ -175,7 +175,7 @@ def test_what_came_from_members_is_not_written_before_it_is_known_who_is_obeyed(
     driver._session = SimpleNamespace(stop=None, tenure=Followed())
     driver._recorder = SimpleNamespace(written={})
     driver._fleet = SimpleNamespace(poll=lambda _, written: asked.append("poll") or ())
-    driver._pending = []
+    driver._pending, driver._publishing = [], SimpleNamespace(busy=False)
     with pytest.raises(FollowedError):
         driver._turn()
     assert asked == ["poll"]

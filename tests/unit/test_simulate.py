@@ -75,10 +75,14 @@ def test_a_run_that_failed_goes_on_from_its_checkpoint():
     assert (outcome.starts, outcome.steps, outcome.broken) == (2, 300, ())
 
 
-def test_a_full_disk_ends_starts_until_there_is_room_again():
-    outcome = simulate(with_faults({"at_s": 25.0, "kind": Kind.FULL, "lasts_s": 90.0}))
-    assert outcome.starts > 2
-    assert (outcome.steps, outcome.broken) == (300, ())
+def test_a_full_disk_costs_checkpoints_and_ends_no_run_that_goes_on():
+    outcome = simulate(with_faults({"at_s": 25.0, "kind": Kind.FULL, "lasts_s": 20.0}))
+    assert (outcome.starts, outcome.steps, outcome.broken) == (1, 300, ())
+
+
+def test_a_run_that_ends_on_a_full_disk_is_started_again_until_there_is_room():
+    outcome = simulate(with_faults({"at_s": 25.0, "kind": Kind.FULL, "lasts_s": 900.0}))
+    assert (outcome.starts, outcome.steps, outcome.broken) == (2, 300, ())
 
 
 def test_where_machines_lack_a_run_waits_for_them():

@@ -77,7 +77,7 @@ def test_defaults() -> None:
             "codec": "auto",
             "bucket_bytes": "auto",
         },
-        "checkpoint": {"path": None, "every_steps": "auto", "keep": 2},
+        "checkpoint": {"path": None, "every_steps": "auto", "keep": 2, "most_failed": 10},
         "errors": {
             "on_error": "stop",
             "on_nan": "stop",

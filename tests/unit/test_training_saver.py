@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import math
+import resource
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from raycloud.checkpoint import PartRecord, decode
+from raycloud.checkpoint import LimitedStore, PartRecord, Store, decode
 from raycloud.checkpoint.local import LocalStore
+from raycloud.checkpoint.naming import blamed
 from raycloud.checkpoint.payload import read_part
 from raycloud.clock import SystemClock, VirtualClock
 from raycloud.errors import TaskError
-from raycloud.events import MemberFailed, PartWritten
-from raycloud.training.saver import Saver
+from raycloud.events import MemberFailed, PartFailed, PartWritten
+from raycloud.training.saver import AT_THE_END_S, Saver
 
-Told = PartWritten | MemberFailed
+Told = PartWritten | PartFailed | MemberFailed
 
 
 class Gated(LocalStore):
@@ -28,16 +33,20 @@ class Gated(LocalStore):
         self.log: list[str] = []
         self.gate = threading.Event()
         self.began = threading.Event()
+        self.removed = lambda: None
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         self.log.append(f"began {name}")
         self.began.set()
         assert self.gate.wait(20.0)
-        super().write(name, chunks)
+        try:
+            super().write(name, chunks)
+        finally:
+            self.removed()
         self.log.append(f"ended {name}")
 
 
-def saver(store: LocalStore, told: list[Told]) -> Saver:
+def saver(store: Store, told: list[Told]) -> Saver:
     return Saver(store, member=4, clock=SystemClock(), report=told.append)
 
 
@@ -132,10 +141,105 @@ def test_a_store_that_cannot_write_is_reported(tmp_path: Path) -> None:
     mine.save(step=1, rank=0, parts=1, tensors=tensors(), values={})
     mine.wait()
     (failed,) = told
-    assert isinstance(failed, MemberFailed)
-    assert (failed.member, failed.error) == (4, "CheckpointError")
-    assert str(blocked) in failed.message
+    assert isinstance(failed, PartFailed)
+    assert (failed.member, failed.step) == (4, 1)
+    assert str(blocked) in failed.why
     assert failed.hint
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """As where a disk is full: the system itself refuses to write more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_where_there_is_no_room_training_goes_on_and_nothing_half_written_is_left(
+    tmp_path: Path,
+) -> None:
+    store, told = LocalStore(tmp_path), list[Told]()
+    mine = saver(store, told)
+    large = {"a": torch.zeros(2**18)}
+    with files_of_at_most(2**16):
+        mine.save(step=1, rank=0, parts=1, tensors=large, values={})
+        mine.wait()
+    assert not store.sizes()
+    mine.save(step=2, rank=0, parts=1, tensors=large, values={})
+    mine.wait()
+    failed, written = told
+    assert isinstance(failed, PartFailed)
+    assert (failed.step, failed.generation) == (1, 0)
+    assert "File too large" in failed.why
+    assert failed.hint
+    assert isinstance(written, PartWritten)
+    assert written.step == 2
+
+
+class Refusing(LocalStore):
+    """A store that refuses so many writes."""
+
+    def __init__(self, root: Path, times: float) -> None:
+        super().__init__(root)
+        self.times = times
+
+    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+        if self.times > 0:
+            self.times -= 1
+            raise blamed("write", name, OSError(errno.EACCES, "not now"))
+        super().write(name, chunks)
+
+
+class Hurried(VirtualClock):
+    """Whoever looks at it sees that a second has passed."""
+
+    def monotonic_s(self) -> float:
+        self.advance(1.0)
+        return super().monotonic_s()
+
+
+def test_the_last_part_is_written_again_until_the_store_takes_it(tmp_path: Path) -> None:
+    told: list[Told] = []
+    mine = Saver(Refusing(tmp_path, 3), member=4, clock=Hurried(), report=told.append)
+    mine.save(step=9, rank=0, parts=1, tensors=tensors(), values={})
+    mine.finish(lambda: False)
+    assert [type(one) for one in told] == [PartFailed] * 3 + [PartWritten]
+    mine.finish(lambda: False)
+    assert len(told) == 4
+
+
+def test_it_is_given_up_after_a_while_or_where_nobody_waits_any_more(tmp_path: Path) -> None:
+    told: list[Told] = []
+    clock = Hurried()
+    mine = Saver(Refusing(tmp_path, math.inf), member=4, clock=clock, report=told.append)
+    mine.save(step=9, rank=0, parts=1, tensors=tensors(), values={})
+    mine.finish(lambda: True)
+    assert len(told) == 1
+    mine.finish(lambda: False)
+    assert {type(one) for one in told} == {PartFailed}
+    assert AT_THE_END_S <= clock.monotonic_s() <= 2 * AT_THE_END_S
+
+
+def test_an_upload_that_hangs_blocks_nobody_and_is_not_completed_later(tmp_path: Path) -> None:
+    """The store takes the first bytes, and then nothing moves."""
+    inner, told = Gated(tmp_path), list[Told]()
+    mine = saver(LimitedStore(inner, least_s=0.05), told)
+    mine.save(step=1, rank=0, parts=1, tensors=tensors(), values={})
+    mine.wait()
+    [failed] = told
+    assert isinstance(failed, PartFailed)
+    assert "no answer" in failed.why
+    ended = threading.Event()
+    inner.removed = ended.set
+    inner.gate.set()
+    assert ended.wait(20.0)
+    assert not inner.sizes()
+    mine.save(step=2, rank=0, parts=1, tensors=tensors(), values={})
+    mine.wait()
+    assert isinstance(told[-1], PartWritten)
 
 
 def test_a_value_that_cannot_be_stored_is_refused_at_once(tmp_path: Path) -> None:
