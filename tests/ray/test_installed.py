@@ -14,6 +14,7 @@ from tests.live import events, exact_steps, of_kind, ran
 pytestmark = [pytest.mark.timeout(300), pytest.mark.alone]
 
 
+@pytest.mark.full(only="from nothing to a first step in three commands")
 def test_from_nothing_to_a_first_step_in_three_commands(ray_tmpdir: Path, tmp_path: Path) -> None:
     """As a stranger types them, in a fresh directory, on a Ray of the command's own.
 

@@ -41,6 +41,7 @@ class Asking:
                 ask_driver(self.directory, self.wishes.pop(step))
 
 
+@pytest.mark.full(only="workers are changed from outside while a run goes on")
 def test_workers_are_changed_while_the_run_goes_on(tmp_path: Path) -> None:
     gate, run_dir = tmp_path / "gate", tmp_path / "run"
     job = asked(

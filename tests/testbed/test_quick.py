@@ -58,6 +58,7 @@ def test_a_scenario(tmp_path: Path, name: str) -> None:
     assert row["settings_of_testbed"]["window_s"] == row["window_s"] == 6
 
 
+@pytest.mark.full
 def test_the_limit_is_measured_first_and_a_row_is_run_once(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     rows = raced(path, "S1", "--contestants", "torchrun,limit")
