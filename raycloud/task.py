@@ -173,7 +173,8 @@ class Task(ABC):
         """The optimizer of the model's parameters: one, which goes by their gradients alone.
 
         What differs from part to part, such as the learning rate, is given by parameter groups. An
-        optimizer whose `step` needs a closure, such as LBFGS, is refused.
+        optimizer whose `step` needs a closure, such as LBFGS, is refused. One that has `train` and
+        `eval` (schedule-free) is switched around each evaluation.
 
         What else is to change once a step (a teacher that follows its student, an average of the
         parameters, rows with a limited norm) does so in `optimizer.register_step_post_hook`: it is

@@ -31,6 +31,7 @@ from raycloud.training.locality import Held, held
 from raycloud.training.loop import Parts, Seat
 from raycloud.training.meeting import Meeting, leave, meet
 from raycloud.training.memory import keep_freed_memory
+from raycloud.training.mutation import evaluating
 from raycloud.training.ready import ready
 from raycloud.training.replica import Replica
 from raycloud.training.restoring import Restoring, started_from
@@ -209,7 +210,8 @@ class Life:
             left = self._replica.steps - self._step
             trial.last_of_an_epoch(self._arranged.steps, self._position, left)
             if (held_out := self._arranged.supply.held_out) is not None:
-                try_out(self._config.job, self._task, replica.model, held_out)
+                with evaluating(replica.optimizer):
+                    try_out(self._config.job, self._task, replica.model, held_out)
         self._ready = ready(self._config, replica, data=self._see(), speed=speed)
         self._report(self._ready)
         if names := replica.statistics.changing:
@@ -344,12 +346,13 @@ class Life:
             return
         job, model, held_out = self._config.job, self._replica.model, self._arranged.supply.held_out
         states: dict[str, Any] = {}
-        if held_out is not None:
-            rank, size = seat.part, len(seat.holders)
-            metrics = evaluate(job, self._task, model, held_out, rank=rank, size=size)
-            states = states_of(metrics)
         last = step == seat.last_step and seat.part == 0
-        text = show(job, self._task, model) if last else None
+        with evaluating(self._replica.optimizer):
+            if held_out is not None:
+                rank, size = seat.part, len(seat.holders)
+                metrics = evaluate(job, self._task, model, held_out, rank=rank, size=size)
+                states = states_of(metrics)
+            text = show(job, self._task, model) if last else None
         if step == seat.last_step:
             self._parts.saver.wait()  # whatever becomes of what is told, the checkpoint is whole
         self._report(

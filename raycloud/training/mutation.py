@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from raycloud.errors import TaskError
+from raycloud.training.calling import call
 from raycloud.training.randomness import preserved_random
 
 if TYPE_CHECKING:
@@ -247,6 +248,34 @@ class Parameters:
             "Task.optimizer; give it its first value in Task.model; or make it a buffer, which "
             "is averaged over workers",
         )
+
+
+def has_modes(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it evaluates other parameters than it trains, as schedule-free ones do."""
+    return all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval"))
+
+
+@contextmanager
+def evaluating(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """The parameters are those to evaluate; afterwards they are as before, to the bit.
+
+    Going there and back by the optimizer's own formula rounds twice, and members evaluate at unlike
+    times; so copies of the parameters are put back.
+    """
+    if not has_modes(optimizer):
+        yield
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    copies = [p.detach().clone() for p in parameters]
+    modes: Any = optimizer
+    call("optimizer", modes.eval)
+    try:
+        yield
+    finally:
+        call("optimizer", modes.train)
+        with torch.no_grad():
+            for parameter, copy in zip(parameters, copies, strict=True):
+                parameter.copy_(copy)
 
 
 @contextmanager

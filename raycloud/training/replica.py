@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from raycloud.checkpoint import encode
 from raycloud.errors import DivergedError, TaskError, TransportError
 from raycloud.order import stream_seed
 from raycloud.sync.gradients import Exchanged, GradientExchange
@@ -40,6 +41,7 @@ from raycloud.training.device import processor
 from raycloud.training.eager import without_compiler
 from raycloud.training.forward import Forward
 from raycloud.training.kept import Kept
+from raycloud.training.mutation import has_modes
 from raycloud.training.pace import Pace
 from raycloud.training.randomness import seed_compute
 from raycloud.training.share import Share
@@ -107,6 +109,8 @@ class Replica:
             without_compiler()
         self.optimizer = call("optimizer", lambda: task.optimizer(self.model))
         check_optimizer(self.optimizer)
+        if has_modes(self.optimizer):
+            call("optimizer", self.optimizer.train)
         self.trained = Trained(task, self.model, self.optimizer)
         self.steps = steps if isinstance(steps, int) else steps()
         self.scheduler = call("scheduler", lambda: task.scheduler(self.optimizer, self.steps))
@@ -129,7 +133,7 @@ class Replica:
         self.pace = Pace(clock)
         self.kept: Kept | None = None
         self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
-        self._told = False  # this generation knows what is skipped
+        self._told = self._encoded = False  # skips, to this generation; what the first step made
         self.following: Following | None = None
         self.backing: Backing | None = None
         self.settle: Callable[[], None] = lambda: None
@@ -352,6 +356,11 @@ class Replica:
         call("optimizer", self.optimizer.step)
         if self.scheduler is not None:
             call("scheduler", self.scheduler.step)
+        if not self._encoded:
+            encode(
+                self.state.values()
+            )  # what no checkpoint could hold ends the run here, not later
+            self._encoded = True
         self.trained.check_groups(step + 1)
         self.trained.clear()
 

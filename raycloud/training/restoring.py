@@ -38,7 +38,8 @@ class Restoring:
         if it is still needed, `go_back` says what is wrong.
 
         Raises:
-            CheckpointError: What the run starts from cannot be loaded, or is of another model.
+            CheckpointError: What the run starts from cannot be loaded.
+            TaskError: It is of another model, optimizer or schedule.
         """
         if config.back:
             try:
@@ -59,8 +60,9 @@ class Restoring:
         """Stand where the checkpoint does, unless that was done when it was told before.
 
         Raises:
-            CheckpointError: It cannot be loaded, or is of another model; or this member has loaded
-                one, and is to begin at the beginning.
+            CheckpointError: It cannot be loaded; or this member has loaded one, and is to begin at
+                the beginning.
+            TaskError: It is of another model, optimizer or schedule.
             RollbackError: It is not finite, and the job goes back then.
         """
         state = self._replica.state

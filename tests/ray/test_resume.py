@@ -10,7 +10,7 @@ import pytest
 
 import raycloud
 from raycloud import Job
-from raycloud.errors import CheckpointError, JobError, RunDirectoryError, SpecError
+from raycloud.errors import JobError, RunDirectoryError, SpecError, TaskError
 from raycloud.events import GenerationFormed, Noticed, RunStarted, StepsCommitted
 from raycloud.spec import dump_job
 from tests.live import (
@@ -198,7 +198,7 @@ def test_other_data_is_refused(mine: Path) -> None:
 
 def test_another_model_is_refused(mine: Path) -> None:
     other = _steady(1, steps=50, settings={"norm": True})
-    with pytest.raises(CheckpointError, match=r"of this model"):
+    with pytest.raises(TaskError, match=r"of this model"):
         raycloud.train(other, run_dir=mine, resume=True)
     assert checkpoint(mine).step == SHORT
 

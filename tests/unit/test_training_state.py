@@ -20,13 +20,60 @@ from torch.optim.lr_scheduler import (
     MultiStepLR,
     OneCycleLR,
     SequentialLR,
+    StepLR,
 )
 
 from raycloud.checkpoint import Manifest, PartRecord, load, publish
 from raycloud.checkpoint.payload import load_tensors, write_part
-from raycloud.errors import CheckpointError
+from raycloud.errors import TaskError
+from raycloud.training.mutation import evaluating
 from raycloud.training.state import ReplicaState, digest
 from tests.checkpoints import memory_store
+
+
+class Remembers(SGD):
+    """Keeps lists of gradients, and a sum in float64 of float32 parameters."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    state.setdefault("history", []).append(parameter.grad.clone())
+                    state["history"] = state["history"][-3:]
+                    total = state.get("total", torch.zeros((), dtype=torch.float64))
+                    state["total"] = total + parameter.grad.double().sum()
+                    state["pair"] = (len(state["history"]), {"last": parameter.grad.mean()})
+                    parameter.grad.add_(0.1 * sum(state["history"]) + state["total"].float())
+        return super().step(closure)
+
+
+class Warmup(LRScheduler):
+    """Holds the schedule that comes after it, and an object that is called."""
+
+    def __init__(self, optimizer: Optimizer, after: LRScheduler) -> None:
+        self.after, self.counts, self.square = after, Counts(), lambda x: x**2
+        super().__init__(optimizer)
+
+    def get_lr(self) -> Any:
+        self.counts()
+        if self.last_epoch < 4:
+            return [b * self.square((self.last_epoch + 1) / 4) for b in self.base_lrs]
+        return [rate / self.counts.calls for rate in self.after.get_last_lr()]
+
+    def step(self, epoch: int | None = None) -> None:
+        if self.last_epoch >= 4:
+            self.after.step()
+        super().step(epoch)
+
+
+class Counts:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "AdamW": lambda m: AdamW(m.parameters(), lr=0.01, amsgrad=True),
@@ -35,6 +82,8 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "SGD momentum": lambda m: SGD(m.parameters(), lr=0.01, momentum=0.9, nesterov=True),
     "Adagrad": lambda m: Adagrad(m.parameters(), lr=0.01, lr_decay=0.1),
     "RMSprop": lambda m: RMSprop(m.parameters(), lr=0.01, momentum=0.5, centered=True),
+    "tensor rate": lambda m: AdamW(m.parameters(), lr=torch.tensor(0.01)),
+    "lists": lambda m: Remembers(m.parameters(), lr=0.01, momentum=0.9),
     "two groups": lambda m: AdamW(
         [
             {"params": [p for p in m.parameters() if p.dim() > 1], "weight_decay": 0.1},
@@ -50,6 +99,7 @@ SCHEDULERS: dict[str, Callable[[Optimizer], LRScheduler | None]] = {
     "sequential": lambda o: SequentialLR(
         o, [LinearLR(o, total_iters=3), CosineAnnealingLR(o, T_max=9)], milestones=[3]
     ),
+    "one in another": lambda o: Warmup(o, StepLR(o, 3)),
     "chained": lambda o: ChainedScheduler([ConstantLR(o, total_iters=4), ExponentialLR(o, 0.9)]),
 }
 
@@ -128,6 +178,7 @@ def assert_same(one: ReplicaState, other: ReplicaState) -> None:
         *((name, "constant") for name in OPTIMIZERS),
         *(("SGD momentum", name) for name in SCHEDULERS),
         ("AdamW", "one cycle"),
+        ("tensor rate", "one cycle"),
     ],
 )
 def test_a_resumed_run_goes_on_bit_for_bit(optimizer: str, scheduler: str) -> None:
@@ -190,7 +241,7 @@ def test_another_model_is_refused_and_left_alone(build: Callable[[], nn.Module],
     wrote, other = Trained(), Trained(build=build)
     wrote.step(0)
     before = digest(other.state.tensors().items())
-    with pytest.raises(CheckpointError, match=says) as refused:
+    with pytest.raises(TaskError, match=says) as refused:
         other.state.load(*through_a_checkpoint(wrote.state))
     assert "settings the run was started with" in refused.value.hint
     assert digest(other.state.tensors().items()) == before
@@ -199,7 +250,7 @@ def test_another_model_is_refused_and_left_alone(build: Callable[[], nn.Module],
 def test_a_tensor_too_many_is_refused() -> None:
     trained = Trained()
     tensors, values = through_a_checkpoint(trained.state)
-    with pytest.raises(CheckpointError, match="has 'extra', which is not this model's"):
+    with pytest.raises(TaskError, match="has 'extra', which is not this model's"):
         trained.state.load({**tensors, "model/extra": torch.ones(1)}, values)
 
 
@@ -214,7 +265,7 @@ def test_another_optimizer_is_refused_and_the_model_left_alone(other: str, says:
     wrote, changed = Trained("AdamW"), Trained(other)
     wrote.step(0)
     before = digest(changed.state.tensors().items())
-    with pytest.raises(CheckpointError, match=says) as refused:
+    with pytest.raises(TaskError, match=says) as refused:
         changed.state.load(*through_a_checkpoint(wrote.state))
     assert "the run was started with" in refused.value.hint
     assert digest(changed.state.tensors().items()) == before
@@ -225,7 +276,7 @@ def test_optimizer_state_of_an_unknown_parameter_is_refused() -> None:
     trained.step(0)
     tensors, values = through_a_checkpoint(trained.state)
     moved = {n.replace("optimizer/first.bias", "optimizer/gone"): t for n, t in tensors.items()}
-    with pytest.raises(CheckpointError, match="optimizer state of 'gone'"):
+    with pytest.raises(TaskError, match="optimizer state of 'gone'"):
         trained.state.load(moved, values)
 
 
@@ -239,7 +290,7 @@ def test_optimizer_state_of_an_unknown_parameter_is_refused() -> None:
 )
 def test_another_schedule_is_refused(before: str, after: str, says: str) -> None:
     wrote, other = Trained("AdamW", before), Trained("AdamW", after)
-    with pytest.raises(CheckpointError, match=says):
+    with pytest.raises(TaskError, match=says):
         other.state.load(*through_a_checkpoint(wrote.state))
 
 
@@ -256,3 +307,72 @@ def test_digest_is_of_names_and_bits() -> None:
     assert digest({"a": turned}.items()) == digest({"a": turned.contiguous()}.items())
     half = torch.ones(3, dtype=torch.bfloat16)
     assert digest({"a": half}.items()) != digest({"a": half * 2}.items())
+
+
+class Extra(nn.Linear):
+    """A module with state that is no parameter: numbers, and a tensor among them."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.more: dict[str, Any] = {"seen": 0, "scale": [torch.ones(2)]}
+
+    def get_extra_state(self) -> Any:
+        return self.more
+
+    def set_extra_state(self, state: Any) -> None:
+        self.more = state
+
+
+def test_extra_state_of_modules_is_kept() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(Extra(), nn.BatchNorm1d(1))
+
+    whole, resumed = Trained(build=build), Trained(build=build)
+    layer: Any = whole.model[0]  # type: ignore[index]
+    layer.more = {"seen": 7, "scale": [torch.full((5,), 3.0, dtype=torch.float64)]}
+    resumed.state.load(*through_a_checkpoint(whole.state))
+    assert_same(resumed.state, whole.state)
+    loaded: Any = resumed.model[0]  # type: ignore[index]
+    assert loaded.more["seen"] == 7
+    assert torch.equal(loaded.more["scale"][0], layer.more["scale"][0])
+    assert loaded.more["scale"][0] is not layer.more["scale"][0]
+
+
+def test_another_kind_of_object_is_refused() -> None:
+    one, other = Trained("SGD", "one in another"), Trained("SGD", "one in another")
+    tensors, values = through_a_checkpoint(one.state)
+    schedule: Any = other.scheduler
+    schedule.after = ExponentialLR(other.optimizer, 0.9)
+    with pytest.raises(TaskError, match=r"after is a .*StepLR in the checkpoint, the task m"):
+        other.state.load(tensors, values)
+
+
+def test_a_model_in_a_schedule_is_refused_by_its_path() -> None:
+    trained = Trained("SGD", "one in another")
+    schedule: Any = trained.scheduler
+    schedule.teacher = trained.model
+    with pytest.raises(TaskError, match=r"schedule/teacher is a .*Model, a model"):
+        trained.state.values()
+
+
+class Averages(SGD):
+    """Evaluates an average of the parameters, as schedule-free optimizers do: rounds both ways."""
+
+    def eval(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.mul_(1 / 3)
+
+    def train(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.mul_(3)
+
+
+def test_an_optimizer_with_modes_is_as_before_to_the_bit() -> None:
+    model = Model()
+    optimizer = Averages(model.parameters(), lr=0.01)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with evaluating(optimizer):
+        assert torch.equal(model.first.weight, before["first.weight"] * (1 / 3))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
