@@ -180,6 +180,11 @@ class Task(ABC):
         parameters, rows with a limited norm) does so in `optimizer.register_step_post_hook`: it is
         called after each step, with the same model on every worker, and so stays exact.
 
+        A checkpoint, and a worker that joins, get all that `state_dict` gives: numbers, tensors
+        and lists of them, with their types, a rate that is a tensor, and numbers and strings among
+        the optimizer's attributes. What they cannot hold is refused, at the latest after the first
+        step; an object is held as the state of the one that this method has made.
+
         What it moves must be a part of what `model` returns, and its groups are all there from the
         start: a loss with parameters of its own goes into one `nn.ModuleDict` with the model. What
         requires a gradient, and no group has, stays as it is, and a notice counts it. What is to
@@ -189,6 +194,9 @@ class Task(ABC):
 
     def scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:  # noqa: ARG002
         """A learning rate schedule over `steps` steps, stepped once per step; None: constant.
+
+        It may hold other schedules, and objects or callables with state of their own: a checkpoint
+        keeps what their `state_dict` gives, else their attributes.
 
         `steps` are those of the whole job, as it is asked for now. A resumed run restores the
         schedule's own state, so one that holds a length (`OneCycleLR`, `CosineAnnealingLR`) keeps

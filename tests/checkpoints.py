@@ -10,8 +10,10 @@ import torch
 
 from raycloud.checkpoint import Manifest, PartRecord, Store, open_store, publish
 from raycloud.checkpoint.payload import load_tensors, write_part
+from raycloud.checkpoint.values import Tagged
 
-GOLDEN = Path(__file__).parent / "unit" / "golden" / "checkpoint"
+GOLDEN = Path(__file__).parent / "unit" / "golden" / "checkpoint"  # of format 1
+GOLDEN_2 = GOLDEN.with_name("checkpoint-format-2")
 
 
 def tensors_of(step: int) -> list[dict[str, torch.Tensor]]:
@@ -28,7 +30,20 @@ def tensors_of(step: int) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def manifest_of(step: int, parts: list[dict[str, Any]]) -> Manifest:
+HELD = {
+    "rate": Tagged("tensor", "buffer/steps"),
+    "row": Tagged("array", "optimizer/layer.bias/exp_avg"),
+    "after": Tagged(
+        "object", {"kind": "StepLR", "state": {"last": [1.0], "function": Tagged("live", None)}}
+    ),
+    "mode": Tagged("member", "MIN"),
+    "kind": Tagged("dtype", "float32"),
+    "recent": Tagged("deque", [2, [1, (2, 3)]]),
+    "number": Tagged("scalar", "buffer/steps"),
+}
+
+
+def manifest_of(step: int, parts: list[dict[str, Any]], *, held: bool = False) -> Manifest:
     return Manifest(
         step=step,
         epoch=1,
@@ -40,21 +55,23 @@ def manifest_of(step: int, parts: list[dict[str, Any]]) -> Manifest:
             "random": {"seed": 7, "step": step},
             "groups": [{"lr": 0.1, "betas": (0.9, 0.95), "best": float("inf")}],
             "schedule": {"milestones": {3: 1}},
+            **({"held": HELD} if held else {}),
         },
         ledger={"epochs": [[0, [[0, 1000]]], [1, [[0, step * 32]]]]},
         parts=tuple(PartRecord.parse(part) for part in parts),
         raycloud_version="0.1.0",
         torch_version="2.13.0",
+        format=2 if held else 1,
     )
 
 
-def save(store: Store, step: int) -> Manifest:
+def save(store: Store, step: int, *, held: bool = False) -> Manifest:
     """Write and publish a checkpoint of two parts."""
     parts = [
         write_part(store, step=step, rank=rank, parts=2, tensors=tensors)
         for rank, tensors in enumerate(tensors_of(step))
     ]
-    manifest = manifest_of(step, parts)
+    manifest = manifest_of(step, parts, held=held)
     publish(store, manifest)
     return manifest
 

@@ -1,8 +1,10 @@
-"""What a checkpoint says about itself: `manifest.json`, format 1.
+"""What a checkpoint says about itself: `manifest.json`, format 2; format 1 is read, too.
 
 The file is one JSON object, `{"digest": "sha256:...", "manifest": {...}}`. The digest is over the
 bytes of the inner object as they stand in the file, and what surrounds them is compared byte for
 byte, so every truncation and every flipped bit is noticed, also in the digest itself.
+
+In format 1 `values` has no `Tagged` ones.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from raycloud.checkpoint.part import PartRecord
 from raycloud.checkpoint.values import decode, encode
 from raycloud.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2
 LARGEST_BYTES = 32 * 2**20
 
 _OPEN = b'{"digest": "sha256:'
@@ -131,9 +133,9 @@ class Manifest:
         """
         plain = strict.mapping(_parsed(_body(content, place), place), place)
         number = strict.integer(plain.get("format"), f"{place}: format", least=1)
-        if number != FORMAT:
+        if number > FORMAT:
             raise CheckpointError(
-                f"{place} has format {number}; this raycloud reads {FORMAT}",
+                f"{place} has format {number}; this raycloud reads 1 to {FORMAT}",
                 hint="resume with the version of raycloud that wrote it, or a newer one",
             )
         strict.record(plain, tuple(field.name for field in fields(cls)), place)
@@ -159,6 +161,7 @@ class Manifest:
             ),
             raycloud_version=strict.text(plain["raycloud_version"], f"{place}: raycloud_version"),
             torch_version=strict.text(plain["torch_version"], f"{place}: torch_version"),
+            format=number,
         )
 
 

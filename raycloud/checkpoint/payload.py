@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from raycloud.checkpoint.manifest import Manifest
     from raycloud.checkpoint.store import Store
 
-__all__ = ["load_tensors", "read_part", "split_names", "write_part"]
+__all__ = ["check_tensors", "load_tensors", "read_part", "split_names", "write_part"]
 
 FORMAT = "1"
 
@@ -184,6 +184,15 @@ def load_tensors(
         if here := wanted.intersection(part.tensors):
             tensors.update(read_part(store, part, here))
     return tensors
+
+
+def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse what `write_part` could not write.
+
+    Raises:
+        TaskError: Names the tensor.
+    """
+    _header({name: _describe(name, t) for name, t in tensors.items()}, list(tensors))
 
 
 def _describe(name: str, tensor: torch.Tensor) -> TensorRecord:

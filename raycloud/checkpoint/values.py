@@ -8,6 +8,16 @@ themselves in JSON. The rest is an object with one key that starts with `~`:
     {"~counter": [[key, value]]} a collections.Counter
     {"~ordered": [[key, value]]} a collections.OrderedDict
     {"~float": "7ff0000000000000"}  infinities and NaN: the IEEE 754 bits, big-endian
+
+and, from format 2 of a manifest on, what stands for something that is no plain value (`Tagged`):
+
+    {"~tensor": name}, {"~array": name}, {"~scalar": name}  a tensor, a NumPy array or number, whose
+                                 elements are among the tensors
+    {"~object": {"kind": ..., "state": {...}}}  the state of an object that is there already
+    {"~live": null}              what is there already, and has no state: a function, a class
+    {"~member": name}            of the enumeration of which one is there already
+    {"~dtype": "float32"}        a type of torch's
+    {"~deque": [most, [...]]}    a collections.deque
 """
 
 from __future__ import annotations
@@ -16,6 +26,7 @@ import math
 import re
 import struct
 from collections import Counter, OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
 from raycloud.checkpoint.strict import refuse
@@ -24,8 +35,32 @@ from raycloud.errors import TaskError
 DEEPEST = 64
 LARGEST_BITS = 4096
 
+KINDS: dict[str, type] = {
+    "tensor": str,
+    "array": str,
+    "scalar": str,
+    "object": dict,
+    "live": type(None),
+    "member": str,
+    "dtype": str,
+    "deque": list,
+}
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BITS = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """Stands for what is no plain value; what it means is up to who has put it there.
+
+    Attributes:
+        kind: One of `KINDS`.
+        content: Plain values that say which.
+    """
+
+    kind: str
+    content: Any
 
 
 def encode(value: object, *, where: str = "values") -> Any:
@@ -73,6 +108,8 @@ def _encoded(value: object, where: str, depth: int) -> Any:
         return items if type(value) is list else {"~tuple": items}
     if isinstance(value, dict):
         return _encoded_dict(value, where, depth)
+    if type(value) is Tagged:
+        return {f"~{value.kind}": _encoded(value.content, where, depth + 1)}
     if type(value).__module__.partition(".")[0] == "torch":
         raise _unfit(where, f"is a {type(value).__name__}: tensors belong among the tensors")
     raise _unfit(where, f"is a {type(value).__module__}.{type(value).__qualname__}")
@@ -120,6 +157,11 @@ def _decoded(value: Any, where: str, depth: int) -> Any:
         return _decoded_float(content, where)
     if tag == "~tuple" and isinstance(content, list):
         return tuple(_decoded(content, where, depth))
+    if tag[1:] in KINDS:
+        inner = _decoded(content, where, depth + 1)
+        if not isinstance(inner, KINDS[tag[1:]]):
+            raise refuse(where, f"has a {type(inner).__name__} with the tag {tag!r}")
+        return Tagged(tag[1:], inner)
     kinds = {"~dict": dict, "~counter": Counter, "~ordered": OrderedDict}
     if tag in kinds and isinstance(content, list):
         return _decoded_pairs(kinds[tag](), content, where, depth)

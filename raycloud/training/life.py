@@ -31,7 +31,7 @@ from raycloud.training.locality import Held, held
 from raycloud.training.loop import Parts, Seat
 from raycloud.training.meeting import Meeting, leave, meet
 from raycloud.training.memory import keep_freed_memory
-from raycloud.training.mutation import evaluating
+from raycloud.training.mutation import evaluating, has_modes
 from raycloud.training.ready import ready
 from raycloud.training.replica import Replica
 from raycloud.training.restoring import Restoring, started_from
@@ -216,6 +216,9 @@ class Life:
         self._report(self._ready)
         if names := replica.statistics.changing:
             self._notice("buffers averaged over replicas, not exact", buffers=list(names))
+        if replica.own_extra:
+            what = "forward passes change what get_extra_state gives: each worker has its own"
+            self._notice(what, kept="a checkpoint keeps that of the worker that comes first")
         if idle := [name for name, _ in replica.trained.idle]:
             what = "parameters that require a gradient, but no group of the optimizer has"
             self._notice(what, count=len(idle), parameters=idle[:_NAMED])
@@ -347,6 +350,8 @@ class Life:
         job, model, held_out = self._config.job, self._replica.model, self._arranged.supply.held_out
         states: dict[str, Any] = {}
         last = step == seat.last_step and seat.part == 0
+        if has_modes(self._replica.optimizer):
+            self._replica.settle()  # a newcomer gets the parameters that are trained
         with evaluating(self._replica.optimizer):
             if held_out is not None:
                 rank, size = seat.part, len(seat.holders)

@@ -7,6 +7,7 @@ step, and around an evaluation) values are compared, too.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -179,6 +180,12 @@ def buffers_of(model: nn.Module) -> list[Buffer]:
     return found
 
 
+def extra_states(model: nn.Module) -> list[tuple[nn.Module, object]]:
+    """Modules with state of their own (`get_extra_state`), each with a copy of it."""
+    own = [m for m in model.modules() if type(m).get_extra_state is not nn.Module.get_extra_state]
+    return [(module, copy.deepcopy(module.get_extra_state())) for module in own]
+
+
 class Parameters:
     """Watches that nothing but the optimizer changes a model's parameters.
 
@@ -282,8 +289,9 @@ def evaluating(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 def preserved(model: nn.Module, what: str) -> Iterator[None]:
     """Whatever `what` does to the model, its state is as it was afterwards.
 
-    Persistent buffers and gradients are put back, and the state of random generators. Buffers that
-    are not persistent are no state, and may be caches of which their module knows more: they stay.
+    Persistent buffers, modules' own state and gradients are put back, and the state of random
+    generators. Buffers that are not persistent are no state, and may be caches of which their
+    module knows more: they stay.
 
     Raises:
         TaskError: A parameter has another value.
@@ -294,6 +302,7 @@ def preserved(model: nn.Module, what: str) -> Iterator[None]:
     for buffer in buffers:
         if buffer.start is None:
             buffer.keep(whole=True)
+    extra = extra_states(model)
     gradients = [(p, p.grad) for p in model.parameters()]
     for parameter, _ in gradients:
         parameter.grad = None
@@ -305,6 +314,8 @@ def preserved(model: nn.Module, what: str) -> Iterator[None]:
             parameter.grad = gradient
         for buffer in buffers:
             buffer.put_back()
+        for module, state in extra:
+            module.set_extra_state(state)
     if (name := parameters.changed(values)) is not None:
         raise TaskError(
             f"{what} changed the parameter {name!r}",

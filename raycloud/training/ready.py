@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from raycloud.checkpoint import encode
 from raycloud.events import MemberReady
 from raycloud.training.state import digest
 
@@ -30,7 +29,7 @@ def ready(
         TaskError: The optimizer or the schedule holds what no checkpoint could carry.
     """
     tensors = replica.state.tensors()
-    encode(replica.state.values())
+    replica.state.check()
     return MemberReady(
         member=config.member,
         samples=data.samples,

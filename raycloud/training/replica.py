@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from raycloud.checkpoint import encode
 from raycloud.errors import DivergedError, TaskError, TransportError
 from raycloud.order import stream_seed
 from raycloud.sync.gradients import Exchanged, GradientExchange
@@ -41,7 +40,7 @@ from raycloud.training.device import processor
 from raycloud.training.eager import without_compiler
 from raycloud.training.forward import Forward
 from raycloud.training.kept import Kept
-from raycloud.training.mutation import has_modes
+from raycloud.training.mutation import extra_states, has_modes
 from raycloud.training.pace import Pace
 from raycloud.training.randomness import seed_compute
 from raycloud.training.share import Share
@@ -82,6 +81,7 @@ class Replica:
         pace: Of `compute`, which waits for others only in short turns.
         backing: Whom it backs up in this generation, and who backs it up; None: nobody.
         following: It has no state yet, and keeps what it would commit; None: it has.
+        own_extra: Forward passes change what modules hold beside parameters and buffers.
         settle: Called before anything changes; returns once that may be.
     """
 
@@ -133,7 +133,8 @@ class Replica:
         self.pace = Pace(clock)
         self.kept: Kept | None = None
         self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
-        self._told = self._encoded = False  # skips, to this generation; what the first step made
+        # Told what is skipped, in this generation; seen that a checkpoint can hold the state.
+        self.own_extra = self._told = self._held = False
         self.following: Following | None = None
         self.backing: Backing | None = None
         self.settle: Callable[[], None] = lambda: None
@@ -356,13 +357,11 @@ class Replica:
         call("optimizer", self.optimizer.step)
         if self.scheduler is not None:
             call("scheduler", self.scheduler.step)
-        if not self._encoded:
-            encode(
-                self.state.values()
-            )  # what no checkpoint could hold ends the run here, not later
-            self._encoded = True
         self.trained.check_groups(step + 1)
         self.trained.clear()
+        if not self._held:  # the optimizer has made its state by now
+            self.state.check()
+            self._held = True
 
     def suspend(self) -> None:
         """The step has to wait for another generation: what is computed of it is kept.
@@ -385,6 +384,12 @@ class Replica:
 
     def try_out(self, one: Pass) -> None:
         """Forward and backward without any effect: to measure, and to learn what the model does."""
+        kept = extra_states(self.model)
+        before = self.state.extra() if kept else ""
         self.forward.try_out(one)
+        if kept and self.state.extra() != before:
+            self.own_extra = True
+        for module, state in kept:
+            module.set_extra_state(state)
         self.gradients.clear()
         self.trained.clear()

@@ -2,29 +2,34 @@
 
 Names are qualified and the same on every member: `model/<name>` for parameters and persistent
 buffers, `optimizer/<parameter>/<key>` for what the optimizer holds of a parameter, `held/<path>`
-for tensors that lie deeper (`packed`). Everything that is no tensor (settings of parameter groups,
-the schedule, extra state of modules) is a plain value.
+for tensors that lie within other state: in lists, in settings of parameter groups, in the schedule.
+Everything that is no tensor is a plain value.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from raycloud.errors import CheckpointError, TaskError
+from raycloud.checkpoint import encode
+from raycloud.checkpoint.payload import check_tensors
+from raycloud.errors import CheckpointError, RaycloudError, TaskError
 from raycloud.order import Skip, skip_of
-from raycloud.training.packed import like, pack, unpack
+from raycloud.training.contract import raised
+from raycloud.training.nested import Packing, Unpacking, exactly
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
 
-SKIPS, LEFT_OUT, EXTRA = "skips", "left_out", "extra"  # their names among a checkpoint's values
+SKIPS, LEFT_OUT = "skips", "left_out"  # their names among a checkpoint's values
+EXTRA = "extra"  # so is this: what `get_extra_state` of modules has given
 
 
 class ReplicaState:
@@ -58,95 +63,90 @@ class ReplicaState:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The live tensors by name: not copies, and changed by the next commit."""
-        found = {
-            f"model/{name}": t.detach()
-            for name, t in self._model.state_dict().items()
-            if not _is_extra(name)
-        }
-        for index, entries in self._optimizer.state_dict()["state"].items():
-            for key, value in entries.items():
+        packing, found = self._packing(), {}
+        for name, value in self._model.state_dict().items():
+            if _is_extra(name):
+                packing.pack(value, f"model/{name}", objects=False)
+            else:
+                found[f"model/{name}"] = value.detach()
+        for index, entries in self._optimizer.state_dict().get("state", {}).items():
+            for key, value in entries.items() if type(index) is int else ():
                 if isinstance(value, torch.Tensor):
                     found[f"optimizer/{self._names[index]}/{key}"] = value.detach()
-        self._pack(found)
-        return found
+        self._packed_optimizer(packing)
+        self._packed_schedule(packing)
+        return {**found, **packing.tensors}
 
     def is_buffer(self, name: str) -> bool:
         """Whether a forward pass may change this tensor; all others change at a commit only."""
+        name = name.removeprefix("held/")
         return name.startswith("model/") and name not in self._parameters
 
     def values(self) -> dict[str, Any]:
-        """What is no tensor.
-
-        Raises:
-            TaskError: It is nothing that a checkpoint can hold.
-        """
+        """What is no tensor."""
+        packing = self._packing()
+        extra = self._packed_extra(packing)
         return {
             "kinds": self._kinds(),
-            **self._pack({}),
+            "optimizer": self._packed_optimizer(packing),
+            "scheduler": self._packed_schedule(packing),
+            **({EXTRA: extra} if extra else {}),
             **({SKIPS: [skip.to_record() for skip in self.skips]} if self.skips else {}),
             **({LEFT_OUT: sorted(self.left_out)} if self.left_out else {}),
             **self.beside,
         }
 
-    def _pack(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-        """Values of optimizer, schedule and modules; the tensors in them go to `tensors`."""
-        state = self._optimizer.state_dict()
-        scalars = {
-            path: pack(value, f"optimizer/{path}", tensors)
-            for index, entries in state["state"].items()
-            for key, value in entries.items()
-            if not isinstance(value, torch.Tensor) and (path := f"{self._names[index]}/{key}")
-        }
-        groups = [
-            pack({k: v for k, v in g.items() if k != "params"}, f"groups/{i}", tensors)
-            for i, g in enumerate(state["param_groups"])
-        ]
-        schedule = None if self._scheduler is None else self._scheduler.state_dict()
-        extra = {
-            name: pack(value, f"model/{name}", tensors)
-            for name, value in self._model.state_dict().items()
-            if _is_extra(name)
-        }
-        return {
-            "optimizer": {"scalars": scalars, "groups": groups},
-            "scheduler": pack(schedule, "schedule", tensors),
-            **({EXTRA: extra} if extra else {}),
-        }
+    def extra(self) -> str:
+        """A fingerprint of what modules hold beside parameters and buffers (`get_extra_state`)."""
+        packing = self._packing()
+        packed = self._packed_extra(packing)
+        return f"{packed} {digest(packing.tensors.items())}"
+
+    def check(self) -> None:
+        """Refuse a state that no checkpoint could carry.
+
+        Raises:
+            TaskError: Names what is to blame.
+        """
+        encode(self.values())
+        check_tensors(self.tensors())
 
     def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
         """Become the state that `tensors` and `values` describe.
 
         Raises:
-            TaskError: Names or shapes are not this model's, or optimizer or schedule are others.
-                Nothing has changed, but where it is an object that the schedule holds.
+            TaskError: Names or shapes are not this model's, or optimizer or schedule are others:
+                nothing has changed. Or the task's own code for it raised.
         """
         live = self._model.state_dict()
-        wanted = {name: tensor for name, tensor in live.items() if not _is_extra(name)}
+        wanted = {n: t for n, t in live.items() if not _is_extra(n)}
         given = {n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")}
-        _check_names(wanted, given)
+        _check_names(wanted, {n: t for n, t in given.items() if not _is_extra(n)})
         _check_kinds(self._kinds(), values["kinds"])
-        optimizer_state = self._optimizer_state(tensors, values["optimizer"])
-        skips, left_out = _skips(values.get(SKIPS, ())), _steps(values.get(LEFT_OUT, []))
-        extra = {
-            name: unpack(values.get(EXTRA, {}).get(name), live[name], tensors, name)
-            for name in live.keys() - wanted.keys()
-        }
-        self._model.load_state_dict({**given, **extra}, strict=True)
-        self._load_optimizer(optimizer_state)
+        unpacking = Unpacking(tensors=tensors)
+        for name, packed in values.get(EXTRA, {}).items():
+            given[name] = unpacking.unpack(packed, None, f"model/{name}")
+        optimizer_state = self._optimizer_state(tensors, values["optimizer"], unpacking)
+        schedule = None
         if self._scheduler is not None:
-            made = self._scheduler.state_dict()
-            self._scheduler.load_state_dict(
-                unpack(dict(values["scheduler"]), made, tensors, "the schedule")
-            )
+            there = dict(self._scheduler.state_dict())
+            schedule = unpacking.unpack(dict(values["scheduler"]), there, "schedule")
+        skips, left_out = _skips(values.get(SKIPS, ())), _steps(values.get(LEFT_OUT, []))
+        try:
+            for copy in unpacking.copies:
+                copy()
+            self._model.load_state_dict(given, strict=True)
+            self._load_optimizer(optimizer_state)
+            self._put_attributes(values["optimizer"].get("attributes", {}))
+            if self._scheduler is not None and schedule is not None:
+                self._scheduler.load_state_dict(schedule)
+            for load in unpacking.loads:
+                load()
+        except RaycloudError:
+            raise
+        except Exception as error:
+            raise raised("loading the state of model, optimizer and schedule", error) from error
         self.skips, self.left_out = skips, left_out
-
-    def _load_optimizer(self, state: dict[str, Any]) -> None:
-        """Load it; what `load_state_dict` casts to the dtype of a parameter is put right."""
-        self._optimizer.load_state_dict(state)
-        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        for index, entries in state["state"].items():
-            loaded = self._optimizer.state[parameters[index]]
-            loaded.update({key: like(value, loaded[key]) for key, value in entries.items()})
 
     def _kinds(self) -> dict[str, str | None]:
         schedule = self._scheduler
@@ -155,17 +155,92 @@ class ReplicaState:
             "schedule": None if schedule is None else type(schedule).__name__,
         }
 
+    def _packing(self) -> Packing:
+        return Packing((self._model, self._optimizer))
+
+    def _packed_extra(self, packing: Packing) -> dict[str, Any]:
+        return {
+            name: packing.pack(value, f"model/{name}", objects=False)
+            for name, value in self._model.state_dict().items()
+            if _is_extra(name)
+        }
+
+    def _entries(self) -> list[tuple[str, list[tuple[str, Any]]]]:
+        """What the optimizer holds of each parameter, in an order that all members share."""
+        state = self._optimizer.state_dict().get("state", {})
+        return [
+            (self._names[index], sorted(state[index].items()))
+            for index in sorted(key for key in state if type(key) is int)
+        ]
+
+    def _packed_optimizer(self, packing: Packing) -> dict[str, Any]:
+        state = self._optimizer.state_dict()
+        scalars = {
+            f"{name}/{key}": packing.pack(value, f"optimizer/{name}/{key}", objects=False)
+            for name, entries in self._entries()
+            for key, value in entries
+            if not isinstance(value, torch.Tensor)
+        }
+        groups = [
+            {
+                k: packing.pack(v, f"optimizer/groups/{at}/{k}")
+                for k, v in g.items()
+                if k != "params"
+            }
+            for at, g in enumerate(state.get("param_groups", ()))
+        ]
+        others = {
+            key: packing.pack(value, f"optimizer/others/{key}", objects=False)
+            for key, value in sorted(state.get("state", {}).items(), key=str)
+            if type(key) is not int
+        }
+        more = {
+            key: packing.pack(value, f"optimizer/more/{key}")
+            for key, value in state.items()
+            if key not in ("state", "param_groups")
+        }
+        attributes = self._attributes()
+        return {
+            "scalars": scalars,
+            "groups": groups,
+            **({"others": others} if others else {}),
+            **({"more": more} if more else {}),
+            **({"attributes": attributes} if attributes else {}),
+        }
+
+    def _packed_schedule(self, packing: Packing) -> Any:
+        if self._scheduler is None:
+            return None
+        return packing.pack(dict(self._scheduler.state_dict()), "schedule")
+
+    def _attributes(self) -> dict[str, Any]:
+        """Numbers and strings that an optimizer keeps in itself, such as a mode or a count."""
+        return {
+            name: value
+            for name, value in vars(self._optimizer).items()
+            if type(value) in (bool, int, float, str) and name not in _torch_attributes()
+        }
+
+    def _put_attributes(self, attributes: Mapping[str, Any]) -> None:
+        held = vars(self._optimizer)
+        for name in self._attributes().keys() - attributes.keys() if attributes else ():
+            del held[name]
+        held.update(attributes)
+
     def _optimizer_state(
-        self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]
+        self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any], unpacking: Unpacking
     ) -> dict[str, Any]:
         index_of = {name: i for i, name in enumerate(self._names)}
-        state: dict[int, dict[str, Any]] = {}
+        state: dict[Any, dict[str, Any]] = {}
         entries: dict[str, Any] = {
             name.removeprefix("optimizer/"): t
             for name, t in tensors.items()
             if name.startswith("optimizer/")
         }
-        scalars = unpack(values["scalars"], {}, tensors, "the optimizer")
+        scalars = {
+            path: unpacking.unpack(packed, None, f"optimizer/{path}")
+            for path, packed in values["scalars"].items()
+        }
         for path, value in (*entries.items(), *scalars.items()):
             name, _, key = path.rpartition("/")
             if name not in index_of:
@@ -182,17 +257,39 @@ class ReplicaState:
                 f"optimizer {len(live)}",
                 hint="resume with the task the run was started with",
             )
-        for group, saved in zip(live, values["groups"], strict=True):
+        for number, (group, saved) in enumerate(zip(live, values["groups"], strict=True)):
             count = len(group["params"])
-            unpacked = unpack(saved, group, tensors, "a parameter group")
-            groups.append({**unpacked, "params": list(range(at, at + count))})
+            own = unpacking.unpack(saved, group, f"optimizer/groups/{number}")
+            groups.append({**own, "params": list(range(at, at + count))})
             at += count
-        return {"state": state, "param_groups": groups}
+        there = self._optimizer.state_dict()
+        others = {
+            key: unpacking.unpack(
+                packed, there.get("state", {}).get(key), f"optimizer/others/{key}"
+            )
+            for key, packed in values.get("others", {}).items()
+        }
+        more = {
+            key: unpacking.unpack(packed, there.get(key), f"optimizer/more/{key}")
+            for key, packed in values.get("more", {}).items()
+        }
+        return {**more, "state": {**state, **others}, "param_groups": groups}
 
-
-def _is_extra(name: str) -> bool:
-    """Whether it is a module's `get_extra_state`, whatever that is."""
-    return name.rpartition(".")[2] == "_extra_state"
+    def _load_optimizer(self, saved: dict[str, Any]) -> None:
+        """Load it, then put back what loading has cast, copied or read in another way."""
+        self._optimizer.load_state_dict(saved)
+        for group, own in zip(self._optimizer.param_groups, saved["param_groups"], strict=True):
+            group.update({key: value for key, value in own.items() if key != "params"})
+        places = [p for group in self._optimizer.param_groups for p in group["params"]]
+        state = getattr(self._optimizer, "state", {})
+        for key, own in saved["state"].items():
+            at = places[key] if type(key) is int else key
+            if (held := state.get(at)) is None:  # who wraps one may keep it elsewhere
+                continue
+            if not isinstance(held, dict):
+                state[at] = exactly(own, held)
+                continue
+            held.update({k: exactly(v, held.get(k)) for k, v in own.items()})
 
 
 def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
@@ -204,6 +301,17 @@ def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
         if flat.numel():
             found.update(flat.view(torch.uint8).numpy().data)
     return found.hexdigest()[:16]
+
+
+def _is_extra(name: str) -> bool:
+    return name.rpartition(".")[2] == "_extra_state"  # torch's name for it
+
+
+@cache
+def _torch_attributes() -> frozenset[str]:
+    """What every optimizer of torch's has, and what a schedule adds."""
+    plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    return frozenset({*vars(plain), "_opt_called", "_step_count"})
 
 
 def _skips(records: Any) -> tuple[Skip, ...]:

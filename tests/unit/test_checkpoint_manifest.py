@@ -34,8 +34,8 @@ def test_a_newer_format_is_refused_and_not_passed_over(store: Store) -> None:
     content = save(store, 1).to_bytes()
     plain = json.loads(content)["manifest"]
     assert wrapped(plain) == content
-    store.write("step-00000002/manifest.json", [wrapped({"format": 2, "else": True})])
-    with pytest.raises(CheckpointError, match="has format 2; this raycloud reads 1") as caught:
+    store.write("step-00000002/manifest.json", [wrapped({"format": 3, "else": True})])
+    with pytest.raises(CheckpointError, match="has format 3; this raycloud reads 1 to 2") as caught:
         latest(store)
     assert not isinstance(caught.value, DamagedError)
     assert "version" in caught.value.hint

@@ -24,6 +24,8 @@ from raycloud.checkpoint.payload import load_tensors, write_part
 from raycloud.errors import CheckpointError, TaskError
 from tests.checkpoints import (
     GOLDEN,
+    GOLDEN_2,
+    HELD,
     assert_holds,
     damage,
     manifest_of,
@@ -193,17 +195,22 @@ def test_retain_counts_from_the_step_just_published(store: Store) -> None:
     assert found.step == 250
 
 
-def test_the_golden_checkpoint_loads_and_is_rewritten_byte_for_byte(tmp_path: Path) -> None:
-    golden = open_store(GOLDEN)
+@pytest.mark.parametrize(("place", "held"), [(GOLDEN, False), (GOLDEN_2, True)])
+def test_the_golden_checkpoints_load_and_are_rewritten_byte_for_byte(
+    place: Path, held: bool, tmp_path: Path
+) -> None:
+    golden = open_store(place)
     found = latest(golden)
     assert found.manifest is not None
     assert found.skipped == ()
+    assert found.manifest.format == 1 + held
     assert_holds(golden, found.manifest)
     assert found.manifest.values["groups"] == [
         {"lr": 0.1, "betas": (0.9, 0.95), "best": float("inf")}
     ]
+    assert found.manifest.values.get("held") == (HELD if held else None)
     fresh = open_store(tmp_path)
-    assert save(fresh, 3) == found.manifest
+    assert save(fresh, 3, held=held) == found.manifest
     assert fresh.names() == golden.names()
     for name in golden.names():
         assert fresh.read(name) == golden.read(name), name

@@ -252,7 +252,6 @@ DTYPES = [
     torch.float32,
     torch.float64,
     torch.complex64,
-    torch.complex128,
     torch.uint8,
     torch.int16,
     torch.int32,

@@ -347,12 +347,13 @@ def test_another_kind_of_object_is_refused() -> None:
         other.state.load(tensors, values)
 
 
-def test_a_model_in_a_schedule_is_refused_by_its_path() -> None:
+def test_a_model_in_a_schedule_is_kept_once() -> None:
     trained = Trained("SGD", "one in another")
+    before = trained.state.tensors().keys()
     schedule: Any = trained.scheduler
-    schedule.teacher = trained.model
-    with pytest.raises(TaskError, match=r"schedule/teacher is a .*Model, a model"):
-        trained.state.values()
+    schedule.student, schedule.teacher = trained.model, nn.Linear(1, 1)
+    added = trained.state.tensors().keys() - before
+    assert added == {"held/schedule/teacher/weight", "held/schedule/teacher/bias"}
 
 
 class Averages(SGD):
