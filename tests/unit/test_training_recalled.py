@@ -11,6 +11,7 @@ import torch
 from raycloud.commands import Form, Meet
 from raycloud.events import ChangeApplied, StepsCommitted
 from tests.fellows import Fellows
+from tests.tiers import variants
 from tests.unit.test_training_following import asked, check_end
 
 
@@ -23,7 +24,7 @@ def _threads() -> Iterator[None]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", variants(3, 1))
 def test_it_has_no_part_in_what_the_others_did_since(steps: int, tmp_path: Path) -> None:
     job = asked(tmp_path)
     fellows = Fellows(tmp_path / "kept", job, 3, joining=0)

@@ -25,6 +25,7 @@ from raycloud.training.trial import Trial
 from tests.fellows import Fellows
 from tests.live_tasks import Faulty
 from tests.lockstep import job
+from tests.tiers import variants
 from tests.unit.test_training_following import asked, check_end
 
 
@@ -53,7 +54,7 @@ def come_back(fellows: Fellows, process: int, change: int) -> int:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("knows", [True, False])
+@pytest.mark.parametrize("knows", variants(False, True))
 def test_it_keeps_what_it_has_built_and_takes_the_others_state(
     knows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -211,7 +211,10 @@ def test_the_last_part_is_written_again_until_the_store_takes_it(tmp_path: Path)
     assert len(told) == 4
 
 
-def test_it_is_given_up_after_a_while_or_where_nobody_waits_any_more(tmp_path: Path) -> None:
+def test_it_is_given_up_after_a_while_or_where_nobody_waits_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raycloud.training.saver._LOOK_UP_S", 0.001)  # real seconds
     told: list[Told] = []
     clock = Hurried()
     mine = Saver(Refusing(tmp_path, math.inf), member=4, clock=clock, report=told.append)

@@ -17,6 +17,7 @@ from raycloud.training.regroup import adopt
 from tests.lockstep import difference, job, plain_loop
 from tests.poisoned import Looped, Poisoned, hit, ran
 from tests.sockets import gloo_members, together
+from tests.tiers import variants
 
 STEPS = 9
 BAD = (5, 31, 32)  # of 70 samples, 16 a step
@@ -45,8 +46,8 @@ def left_out(asked: Job) -> list[tuple[int, int, int]]:
     return [(step, m.start, m.stop) for step, m in places(asked, BAD)]
 
 
-@pytest.mark.parametrize("shares", SHARES, ids=str)
-@pytest.mark.parametrize("how", ["loss", "backward", "batch"])
+@pytest.mark.parametrize("shares", variants(*((shares,) for shares in reversed(SHARES))), ids=str)
+@pytest.mark.parametrize("how", variants("loss", "backward", "batch"))
 def test_what_fails_each_time_weighs_nothing(
     tmp_path: Path, how: str, shares: tuple[int, ...]
 ) -> None:
@@ -65,8 +66,8 @@ def test_what_fails_each_time_weighs_nothing(
     assert all("of the sequence; ids" in what for what in notices)
 
 
-@pytest.mark.parametrize("shares", SHARES, ids=str)
-@pytest.mark.parametrize("how", ["loss", "backward", "batch"])
+@pytest.mark.parametrize("shares", variants(*((shares,) for shares in reversed(SHARES))), ids=str)
+@pytest.mark.parametrize("how", variants("batch", "loss", "backward"))
 def test_what_fails_once_is_computed_again(
     tmp_path: Path, how: str, shares: tuple[int, ...]
 ) -> None:
@@ -97,8 +98,8 @@ def test_statistics_of_the_others_stand_for_what_is_left_out(tmp_path: Path) -> 
     assert difference(one.replica.model, clean) > 0
 
 
-@pytest.mark.parametrize("shares", SHARES, ids=str)
-@pytest.mark.parametrize("how", ["nan", "hidden"])
+@pytest.mark.parametrize("shares", variants(*((shares,) for shares in reversed(SHARES))), ids=str)
+@pytest.mark.parametrize("how", variants("hidden", "nan"))
 def test_a_step_that_is_not_finite_changes_nothing(
     tmp_path: Path, how: str, shares: tuple[int, ...]
 ) -> None:
@@ -158,8 +159,8 @@ def test_steps_in_a_row_that_are_not_finite_end_the_run(tmp_path: Path) -> None:
         alone(tmp_path, asked, bad=range(70), how="nan")
 
 
-@pytest.mark.parametrize("shares", SHARES, ids=str)
-@pytest.mark.parametrize("most", [2, 5])
+@pytest.mark.parametrize("shares", variants(*((shares,) for shares in reversed(SHARES))), ids=str)
+@pytest.mark.parametrize("most", variants(2, 5))
 def test_passes_become_smaller_where_memory_runs_out(
     tmp_path: Path, shares: tuple[int, ...], most: int
 ) -> None:
@@ -231,7 +232,7 @@ def test_what_is_skipped_is_part_of_the_state(tmp_path: Path) -> None:
     assert other.replica.state.skips == ()
 
 
-@pytest.mark.parametrize("shares", SHARES, ids=str)
+@pytest.mark.parametrize("shares", variants(*((shares,) for shares in reversed(SHARES))), ids=str)
 def test_samples_that_are_not_finite_are_named_by_every_member(
     tmp_path: Path, shares: tuple[int, ...]
 ) -> None:

@@ -12,6 +12,7 @@ from raycloud.errors import TaskError
 from raycloud.training.statistics import RunningStatistics
 from tests.lockstep import Fleet, difference, job, never, plain_loop
 from tests.nets import BuiltTask, Counting, Frozen, Normed, Sometimes
+from tests.tiers import variants
 
 SHARES = [(8,), (5, 3), (8, 0), (3, 3, 2)]
 
@@ -54,7 +55,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("shares", SHARES, ids=str)
+@pytest.mark.parametrize("shares", variants(*((shares,) for shares in reversed(SHARES))), ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_any_split_is_the_single_process(name: str, shares: tuple[int, ...]) -> None:
     asked, task = job(), BuiltTask(MODELS[name])
