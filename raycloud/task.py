@@ -195,6 +195,10 @@ class Task(ABC):
     def scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:  # noqa: ARG002
         """A learning rate schedule over `steps` steps, stepped once per step; None: constant.
 
+        One that goes by what is measured, such as `ReduceLROnPlateau`, is stepped after each
+        measuring of the held-out samples instead: `evaluate.every_steps` says how often. It gets
+        the same number on every worker: the metric `loss`, or the only one that there is.
+
         It may hold other schedules, and objects or callables with state of their own: a checkpoint
         keeps what their `state_dict` gives, else their attributes.
 

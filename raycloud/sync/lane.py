@@ -106,6 +106,14 @@ class Lane:
             finish(self._transport.all_reduce(rows), abandoned)
         return list(rows.tolist())
 
+    def gather_text(self, text: str, abandoned: Callable[[], bool]) -> list[str]:
+        """A text from each member, by rank; nothing that was sent is unread."""
+        octets = text.encode()
+        sizes = [int(row[0]) for row in self.gather([len(octets)], abandoned)]
+        whole = max(sizes)
+        rows = self.gather([*octets, *([0] * (whole - len(octets)))], abandoned)
+        return [bytes(map(int, row[:size])).decode() for row, size in zip(rows, sizes, strict=True)]
+
     def broadcast(self, tensor: torch.Tensor, abandoned: Callable[[], bool]) -> None:
         """Overwrite a tensor, on the CPU, with rank 0's; nothing that was sent is unread."""
         if self._transport.size > 1 and tensor.numel():

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, SparseAdam
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from raycloud.errors import RaycloudError, TaskError
 from raycloud.training.contract import RaisedError, raised
@@ -22,6 +23,7 @@ __all__ = [
     "check_model",
     "check_optimizer",
     "check_scheduler",
+    "goes_by_measured",
 ]
 
 _NEEDED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -111,8 +113,12 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def check_scheduler(scheduler: Any) -> None:
-    """Refuse what is no schedule that is stepped once per step.
+def check_scheduler(scheduler: Any, measures_every: int | None = None) -> None:
+    """Refuse what is no schedule that is stepped once per step, or after each measuring.
+
+    Args:
+        scheduler: What was returned.
+        measures_every: Steps between two measurements; None: there is one, at the end.
 
     Raises:
         TaskError: Names what was returned.
@@ -127,11 +133,26 @@ def check_scheduler(scheduler: Any) -> None:
             hint="return one schedule, such as those of torch.optim.lr_scheduler, or None: "
             "SequentialLR and ChainedScheduler join several",
         )
-    if needed := _needed(scheduler.step):
+    measured = goes_by_measured(scheduler)
+    if measured and measures_every is None:
+        raise TaskError(
+            f"Task.scheduler returned {kind}, which goes by what is measured, and "
+            "evaluate.every_steps is null: nothing is measured before the end",
+            hint="set evaluate.every_steps, such as 100: the schedule is stepped after each",
+        )
+    if not measured and (needed := _needed(scheduler.step)):
         raise TaskError(
             f"Task.scheduler returned {kind}, whose step() needs {needed[0]!r}",
-            hint="return a schedule whose step() can be called without arguments, once per step",
+            hint="return a schedule whose step() can be called without arguments, once per step; "
+            "or with `metrics` alone, after each measuring, as ReduceLROnPlateau",
         )
+
+
+def goes_by_measured(scheduler: Any) -> bool:
+    """Whether a schedule is stepped by what is measured, as `ReduceLROnPlateau`."""
+    return isinstance(scheduler, ReduceLROnPlateau) or (
+        scheduler is not None and _needed(scheduler.step) == ["metrics"]
+    )
 
 
 def _named(value: Any) -> str:

@@ -53,7 +53,29 @@ def evaluate(  # the measured model and who measures which part of what
     return merge_all(_measured(job, task, model, samples, spans))
 
 
-def try_out(job: Job, task: Task, model: torch.nn.Module, samples: Samples) -> None:
+def merged(states: Iterable[Mapping[str, Any]]) -> dict[str, Metric]:
+    """Metrics of all members, of whose states this is."""
+    parts = [{n: Metric.from_state(state) for n, state in one.items()} for one in states]
+    return merge_all(parts)
+
+
+def judged(metrics: Mapping[str, Metric]) -> float:
+    """What a schedule goes by that is stepped after each measuring: `loss`, or the only one.
+
+    Raises:
+        TaskError: There are others, and none of that name.
+    """
+    name = next(iter(metrics)) if len(metrics) == 1 else "loss"
+    if name not in metrics:
+        listed = ", ".join(metrics) or "none"
+        raise TaskError(
+            f"Task.scheduler goes by what is measured, and Task.metrics gave {listed}",
+            hint='let it give what the schedule is to go by under the name "loss", or alone',
+        )
+    return float(metrics[name].value())
+
+
+def try_out(job: Job, task: Task, model: torch.nn.Module, samples: Samples) -> dict[str, Metric]:
     """Measure as many held-out samples as a micro-batch has, and merge, without any effect.
 
     Raises:
@@ -63,18 +85,19 @@ def try_out(job: Job, task: Task, model: torch.nn.Module, samples: Samples) -> N
     if job.evaluate.max_samples is not None:
         count = min(count, job.evaluate.max_samples)
     if count == 0:
-        return
+        return {}
     [part] = _measured(job, task, model, samples, [(0, count)])
     states = json.loads(json.dumps(states_of(part)))
     try:
-        again = {name: Metric.from_state(state) for name, state in states.items()}
-        for metric in merge_all([again, again]).values():
+        found = merged([states, states])
+        for metric in found.values():
             float(metric.value())
     except BaseException as error:
         raise TaskError(
             raised("merging what Task.metrics gave", error).message,
             hint="check merge, value, to_values and from_values of the task's own metrics",
         ) from error
+    return found
 
 
 def states_of(metrics: Mapping[str, Metric]) -> dict[str, Any]:

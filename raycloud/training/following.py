@@ -39,6 +39,7 @@ class Sums:
         left_out: Indices of micro-batches that the others stand for.
         skips: What does not count, as the state keeps it.
         averaged: Numbers of the buffers that `statistics` has beside running averages.
+        measured: It is no step, but what was measured after it.
     """
 
     step: int
@@ -48,6 +49,7 @@ class Sums:
     left_out: tuple[int, ...] = ()
     skips: tuple[Skip, ...] = ()
     averaged: tuple[int, ...] = ()
+    measured: float | None = None
 
     @property
     def bytes(self) -> int:
@@ -117,6 +119,12 @@ class Following:
     def keep_nothing(self, step: int, skips: tuple[Skip, ...]) -> None:
         """The same, of a step that changes nothing: only that it does not count."""
         self._keep(Sums(step=step, count=0, gradients=(), statistics=(), skips=skips))
+
+    def keep_measured(self, steps: int, value: float) -> None:
+        """What was measured after so many steps: the schedule goes by it at its turn."""
+        self._kept.append(
+            Sums(step=steps - 1, count=0, gradients=(), statistics=(), measured=value)
+        )
 
     def _keep(self, sums: Sums) -> None:
         replica = self._replica
@@ -195,6 +203,9 @@ class Following:
     def _commit(self) -> None:
         """The oldest that is kept; an exchange under way is not disturbed."""
         replica, sums = self._replica, self._kept.popleft()
+        if sums.measured is not None:
+            replica.step_schedule(sums.step + 1, sums.measured)
+            return
         if sums.gradients:
             replica.gradients.show(sums.gradients)
             replica.statistics.replay(sums.statistics, sums.count, sums.left_out, sums.averaged)

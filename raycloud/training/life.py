@@ -10,7 +10,7 @@ import torch
 
 from raycloud.checkpoint import LimitedStore, open_store, see
 from raycloud.data.provide import TRAIN
-from raycloud.errors import InternalError
+from raycloud.errors import InternalError, TaskError
 from raycloud.events import DataPreparing, EvaluationPart, MemberDone, MemberReady, Noticed
 from raycloud.order import Position
 from raycloud.training.arrangement import (
@@ -23,7 +23,7 @@ from raycloud.training.arrangement import (
 from raycloud.training.collate import Collate, Making
 from raycloud.training.contract import construct
 from raycloud.training.device import Copies, choose
-from raycloud.training.evaluate import evaluate, show, states_of, try_out
+from raycloud.training.evaluate import evaluate, judged, show, states_of, try_out
 from raycloud.training.fingerprint import SAMPLES, Seen, check_samples
 from raycloud.training.footing import Footing
 from raycloud.training.growth import position_of
@@ -211,7 +211,15 @@ class Life:
             trial.last_of_an_epoch(self._arranged.steps, self._position, left)
             if (held_out := self._arranged.supply.held_out) is not None:
                 with evaluating(replica.optimizer):
-                    try_out(self._config.job, self._task, replica.model, held_out)
+                    found = try_out(self._config.job, self._task, replica.model, held_out)
+                if replica.by_measured:
+                    judged(found)
+            elif replica.by_measured:
+                raise TaskError(
+                    f"Task.scheduler returned {type(replica.scheduler).__name__}, which goes by "
+                    "what is measured, and Task.data gives no held-out samples",
+                    hint="give Splits.held_out",
+                )
         self._ready = ready(self._config, replica, data=self._see(), speed=speed)
         self._report(self._ready)
         if names := replica.statistics.changing:
@@ -344,9 +352,9 @@ class Life:
             clock=self._clock,
         )
 
-    def _evaluate(self, step: int, seat: Seat) -> None:
+    def _evaluate(self, step: int, seat: Seat) -> dict[str, Any]:
         if seat.part is None:
-            return
+            return {}
         job, model, held_out = self._config.job, self._replica.model, self._arranged.supply.held_out
         states: dict[str, Any] = {}
         last = step == seat.last_step and seat.part == 0
@@ -369,6 +377,7 @@ class Life:
                 generation=seat.generation,
             )
         )
+        return states
 
     def _notice(self, what: str, **detail: object) -> None:
         self._report(Noticed(what=what, member=self._config.member, detail=detail))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from raycloud.spec.sizes import report_s, ring_bytes
 from raycloud.sync.lane import Lane, LaneReport
 from raycloud.sync.transport import Abandoned
 from raycloud.training.consistency import Company, Consistency
+from raycloud.training.evaluate import judged, merged
 from raycloud.training.feed import Feed
 from raycloud.training.growth import LAYOUT, layout_record
 from raycloud.training.outcome import Others, all_hold, find_outcome
@@ -150,8 +152,8 @@ class Loop:
         try:
             if self._broke and self.step > self._parts.first_step:
                 self._between_steps()
-            elif self.step >= self._course.last_step:  # resumed at its end
-                self._evaluate()
+            elif self.step >= self._course.last_step or self._lacks_measured():
+                self._evaluate()  # resumed at its end, or at what was its end
             while self.step < self._course.last_step:
                 if self._abandoned():  # an exchange asks only while it waits
                     raise Abandoned(f"the generation was abandoned before step {self.step}")
@@ -348,15 +350,43 @@ class Loop:
         if done in (first, last) or self._tally.age_s >= report_s(self.seat.size):
             self._report()
         every = job.checkpoint.every_steps
-        if done == last or (isinstance(every, int) and done % every == 0):
+        saves = done == last or (isinstance(every, int) and done % every == 0)
+        if saves and (done == last or not self._parts.replica.by_measured):
             self.save()
-        measure = job.evaluate.every_steps
-        if done == last or (measure is not None and done % measure == 0):
+        if done == last or self._measures(done):
             self._report()
             self._evaluate()
+        if saves:  # a schedule that goes by what is measured has heard of it now
+            self.save()
+
+    def _measures(self, done: int) -> bool:
+        every = self._parts.job.evaluate.every_steps
+        return every is not None and done > 0 and done % every == 0
+
+    def _lacks_measured(self) -> bool:
+        """Whether the run has ended here before, so that its schedule was stepped no more."""
+        replica, at = self._parts.replica, self.step
+        if not replica.by_measured or not self._broke or not self._measures(at):
+            return False
+        measured = replica.state.measured
+        known = replica.following is not None or (measured is not None and measured[0] >= at)
+        return not all(row[0] for row in self._lane.gather([float(known)], self._abandoned))
 
     def _evaluate(self) -> None:
-        self._parts.evaluate(self.step, replace(self.seat, last_step=self._course.last_step))
+        seat = replace(self.seat, last_step=self._course.last_step)
+        states = self._parts.evaluate(self.step, seat)
+        replica = self._parts.replica
+        if not replica.by_measured or self.step == seat.last_step:
+            return
+        value = replica.state.measured
+        known = value[1] if value is not None and value[0] == self.step else None
+        if replica.following is not None:
+            known, states = None, {}
+        told = json.dumps({"known": known, "states": dict(states)})
+        heard = [json.loads(text) for text in self._lane.gather_text(told, self._abandoned)]
+        values = [one["known"] for one in heard if one["known"] is not None]
+        found = values[0] if values else judged(merged([one["states"] for one in heard]))
+        replica.take_measured(self.step, found)
 
     def _report(self) -> None:
         if (made := self._tally.report()) is not None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raycloud.events import GenerationFormed
 
@@ -85,7 +85,7 @@ class Parts:
     Attributes:
         steps: The cut of the sequence, as it is known at the start.
         evaluate: Called after a step with how many are done, and with the seat, whose `last_step`
-            is then what it has become.
+            is then what it has become. Gives the states of this member's metrics.
         extend: Makes `collate` read grown data from an epoch on. Called in the loop's thread, once
             all members hold the change at hand and before any feed asks for a step of that epoch.
             None where the data cannot grow.
@@ -101,7 +101,7 @@ class Parts:
     changes: Changes
     clock: Clock
     report: Callable[[Event], None]
-    evaluate: Callable[[int, Seat], None]
+    evaluate: Callable[[int, Seat], Mapping[str, Any]]
     extend: Callable[[Extend, int], None] | None = None
     layout: Callable[[int], Layout | None] = lambda _: None
     first_step: int = 0

@@ -22,9 +22,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from raycloud.errors import DivergedError, TaskError, TransportError
+from raycloud.errors import DivergedError, TransportError
 from raycloud.order import stream_seed
 from raycloud.sync.gradients import Exchanged, GradientExchange
 from raycloud.training.again import compute_again, skip, trouble_of
@@ -35,6 +34,7 @@ from raycloud.training.calling import (
     check_model,
     check_optimizer,
     check_scheduler,
+    goes_by_measured,
 )
 from raycloud.training.device import processor
 from raycloud.training.eager import without_compiler
@@ -81,6 +81,7 @@ class Replica:
         pace: Of `compute`, which waits for others only in short turns.
         backing: Whom it backs up in this generation, and who backs it up; None: nobody.
         following: It has no state yet, and keeps what it would commit; None: it has.
+        by_measured: Its schedule is not stepped once per step, but by `take_measured`.
         own_extra: Forward passes change what modules hold beside parameters and buffers.
         settle: Called before anything changes; returns once that may be.
     """
@@ -114,12 +115,8 @@ class Replica:
         self.trained = Trained(task, self.model, self.optimizer)
         self.steps = steps if isinstance(steps, int) else steps()
         self.scheduler = call("scheduler", lambda: task.scheduler(self.optimizer, self.steps))
-        check_scheduler(self.scheduler)
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            raise TaskError(
-                "Task.scheduler returned ReduceLROnPlateau, which waits for a measured loss",
-                hint="return a schedule that is stepped once per step",
-            )
+        check_scheduler(self.scheduler, job.evaluate.every_steps)
+        self.by_measured = goes_by_measured(self.scheduler)
         self.state = ReplicaState(self.model, self.optimizer, self.scheduler)
         trained = self.trained.parameters
         gradient_bytes = sum(p.numel() * p.element_size() for _, p in trained)
@@ -355,13 +352,29 @@ class Replica:
         self.trained.check(step)
         seed_compute(stream_seed(self._job.seed, _UPDATE_STREAM, step), self._device)
         call("optimizer", self.optimizer.step)
-        if self.scheduler is not None:
+        if self.scheduler is not None and not self.by_measured:
             call("scheduler", self.scheduler.step)
         self.trained.check_groups(step + 1)
         self.trained.clear()
         if not self._held:  # the optimizer has made its state by now
             self.state.check()
             self._held = True
+
+    def take_measured(self, steps: int, value: float) -> None:
+        """The schedule goes by what is measured after so many steps, once; or it is kept."""
+        if self.following is not None:
+            self.following.keep_measured(steps, value)
+        else:
+            self.step_schedule(steps, value)
+
+    def step_schedule(self, steps: int, value: float) -> None:
+        """The same of one that has the state, or is catching up."""
+        if self.state.measured is not None and self.state.measured[0] >= steps:
+            return
+        self.settle()
+        schedule: Any = self.scheduler
+        call("scheduler", lambda: schedule.step(value))
+        self.state.measured = steps, value
 
     def suspend(self) -> None:
         """The step has to wait for another generation: what is computed of it is kept.

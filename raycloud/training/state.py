@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 
 SKIPS, LEFT_OUT = "skips", "left_out"  # their names among a checkpoint's values
-EXTRA = "extra"  # so is this: what `get_extra_state` of modules has given
+MEASURED = "measured"  # so is this: what the schedule was stepped by last, and after which step
+EXTRA = "extra"  # and this: what `get_extra_state` of modules has given
 
 
 class ReplicaState:
@@ -45,6 +46,7 @@ class ReplicaState:
             replaced whole.
         skips: What steps took and did not count, by step: a part of the state like any other.
         left_out: Steps that are to be skipped as a whole: so is this.
+        measured: After how many steps a schedule was stepped by what was measured, and by what.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class ReplicaState:
         self.beside: Mapping[str, Any] = {}
         self.skips: tuple[Skip, ...] = ()
         self.left_out: frozenset[int] = frozenset()
+        self.measured: tuple[int, float] | None = None
         by_identity = {id(p): name for name, p in model.named_parameters()}
         self._parameters = {f"model/{name}" for name in by_identity.values()}
         self._names = [by_identity[id(p)] for g in optimizer.param_groups for p in g["params"]]
@@ -93,6 +96,7 @@ class ReplicaState:
             **({EXTRA: extra} if extra else {}),
             **({SKIPS: [skip.to_record() for skip in self.skips]} if self.skips else {}),
             **({LEFT_OUT: sorted(self.left_out)} if self.left_out else {}),
+            **({MEASURED: list(self.measured)} if self.measured else {}),
             **self.beside,
         }
 
@@ -132,6 +136,7 @@ class ReplicaState:
             there = dict(self._scheduler.state_dict())
             schedule = unpacking.unpack(dict(values["scheduler"]), there, "schedule")
         skips, left_out = _skips(values.get(SKIPS, ())), _steps(values.get(LEFT_OUT, []))
+        measured = _measured(values.get(MEASURED))
         try:
             for copy in unpacking.copies:
                 copy()
@@ -146,7 +151,7 @@ class ReplicaState:
             raise
         except Exception as error:
             raise raised("loading the state of model, optimizer and schedule", error) from error
-        self.skips, self.left_out = skips, left_out
+        self.skips, self.left_out, self.measured = skips, left_out, measured
 
     def _kinds(self) -> dict[str, str | None]:
         schedule = self._scheduler
@@ -322,6 +327,19 @@ def _skips(records: Any) -> tuple[Skip, ...]:
             f"what the checkpoint says of skipped samples cannot be used: {error}",
             hint="resume from another checkpoint",
         ) from error
+
+
+def _measured(value: Any) -> tuple[int, float] | None:
+    match value:
+        case None:
+            return None
+        case [int() as step, float() as number]:
+            return step, number
+        case _:
+            raise CheckpointError(
+                f"what the checkpoint says of what was measured cannot be used: {value!r:.80}",
+                hint="resume from another checkpoint",
+            )
 
 
 def _steps(numbers: Any) -> frozenset[int]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from raycloud.checkpoint import latest
 from raycloud.checkpoint.payload import load_tensors
@@ -146,7 +147,10 @@ def plain_loop(name: str, folder: Path) -> dict[str, Tensor]:
                 (task.loss(model, batch) * (weight / sum(weights))).backward()
             nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm or float("inf"))
             optimizer.step()
-            if scheduler is not None:
+            if isinstance(scheduler, ReduceLROnPlateau):
+                if (number + 1) % (job.evaluate.every_steps or steps) == 0:
+                    scheduler.step(_mean_loss(task, model, splits.held_out))
+            elif scheduler is not None:
                 scheduler.step()
             optimizer.zero_grad()
         return {n: t.detach() for n, t in model.state_dict().items() if isinstance(t, Tensor)}
@@ -164,6 +168,15 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
         if x.numel():
             found = max(found, float((x - y).abs().max() / y.abs().max().clamp(min=1e-30)))
     return found
+
+
+def _mean_loss(task: Task, model: nn.Module, held_out: Any) -> float:
+    model.eval()
+    with torch.no_grad():
+        batch = task.batch([held_out[i] for i in range(len(held_out))], None)
+        loss = float(task.loss(model, batch))
+    model.train()
+    return loss
 
 
 def _read(samples: Any, ids: Any) -> Any:
