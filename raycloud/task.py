@@ -226,8 +226,8 @@ class Task(ABC):
         Anything random about a sample must draw from `rng`, here and not in the data set. The
         global generators of torch, numpy and Python are not seeded for this thread, and torch's is
         the one that a forward pass draws from meanwhile: a transform that uses them makes the
-        result depend on timing. It is refused where the first batches draw from torch's or numpy's;
-        later draws, and Python's `random`, go unseen. For torch, seed a generator:
+        result depend on timing. It is refused where the first batches draw from one of them; later
+        draws go unseen. For torch, seed a generator:
         `torch.Generator().manual_seed(int(rng.integers(2**63)))`.
         """
         from torch.utils.data import default_collate
@@ -236,6 +236,9 @@ class Task(ABC):
 
     def weight(self, batch: Batch, samples: int) -> float:  # noqa: ARG002
         """How much `batch` counts in the global mean: its samples, or for text its tokens.
+
+        The loss is the mean over what this counts. Of targets that the loss leaves out
+        (`ignore_index`, padding) nothing is to be counted.
 
         A number of any kind, also a tensor with a single one.
         """

@@ -194,4 +194,18 @@ MUTANTS = (
         new="",
         breaks="a split that is drawn without a generator is another one in each worker",
     ),
+    Mutant(
+        file="training/trial.py",
+        old="            elif unlike > limit:\n",
+        new="            elif unlike > 1e9 * limit:\n",
+        breaks="a contrastive loss is fused",
+        tests=("tests/unit/test_training_fusing.py",),
+    ),
+    Mutant(
+        file="training/collate.py",
+        old="        if self.joins:\n            batch = concatenate(",
+        new="        if group:\n            batch = concatenate(",
+        breaks="graphs that were collated one by one are joined, offsets and all",
+        tests=("tests/unit/test_training_fusing.py", "tests/cases/test_cases.py"),
+    ),
 )

@@ -158,11 +158,11 @@ class CollatorActor:
         self._collator.begin(order)
 
     def passes(
-        self, micro_batches: Sequence[MicroBatch], fuse: int, version: int
+        self, micro_batches: Sequence[MicroBatch], fuse: int, version: int, *, joins: bool
     ) -> Delivery | Unable | RaycloudError:
         """See `Collator.passes`; an error of ours is returned, so that it travels as it is."""
         try:
-            return self._collator.passes(micro_batches, fuse, version)
+            return self._collator.passes(micro_batches, fuse, version, joins=joins)
         except RaycloudError as error:
             return error
 

@@ -75,7 +75,7 @@ class Collator:
             self._versions = [0]
 
     def passes(
-        self, micro_batches: Sequence[MicroBatch], fuse: int, version: int
+        self, micro_batches: Sequence[MicroBatch], fuse: int, version: int, *, joins: bool
     ) -> Delivery | Unable:
         """See `Collate.passes`; tensors are packed, for the way.
 
@@ -83,9 +83,11 @@ class Collator:
             micro_batches: Of one step.
             fuse: Micro-batches per pass.
             version: Of the data that the step is a step of.
+            joins: See `Collate`.
         """
         if self._collate is None or version not in self._versions:
             return Unable(why=self._why or f"it was not told of version {version} of the data")
+        self._collate.joins = joins
         made = self._collate.passes(micro_batches, fuse)
         packed = tuple(replace(one, batch=_map(one.batch, _packed)) for one in made)
         return Delivery(passes=packed, notices=tuple(self._provider.notices()))
@@ -168,7 +170,9 @@ class RayCollators:
             turned = [names[(self._turn + i) % len(names)] for i in range(len(names))]
             name = min(turned, key=self._waiting.__getitem__)
             self._waiting[name] += 1
-            call = self._actors[name].passes.remote(micro_batches, fuse, self._version)
+            call = self._actors[name].passes.remote(
+                micro_batches, fuse, self._version, joins=self._own.joins
+            )
         return Asked(self, name, call, micro_batches, fuse)
 
     def extend(self, version: int, epoch: int, layout: Layout | None) -> None:

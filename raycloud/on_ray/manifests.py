@@ -56,6 +56,7 @@ def manifest_of(command: Publish, job: Job, *, samples: int, ledger: Mapping[str
         values={
             **values,
             "fuses": [decode(part["values"])["fuse"] for part in by_rank],
+            "pass_sizes": [decode(part["values"])["pass_size"] for part in by_rank],
             "random": {"seed": job.seed},
         },
         ledger=ledger,

@@ -66,7 +66,11 @@ its micro-batches at once: where that is short, write a small number. Fusing is 
   detected, discarded, and computed again one micro-batch at a time.
 - **A loss that is a mean over the batch's weight units** (samples by default, tokens for text). The
   mean over a fused pass is then the weighted mean of its micro-batches. A loss that looks at the
-  batch as a whole, such as a contrastive one, is not such a mean: write `fuse: 1`.
+  batch as a whole, such as a contrastive one, is not such a mean, nor is one that leaves out
+  some targets, unless `Task.weight` counts those that are left.
+
+Before the first step a few micro-batches are computed both ways and compared. Where weights, losses
+or gradients differ by more than rounding, nothing is fused, and a notice says so.
 
 Where a pass is fused, the sums are the same and only their rounding differs, as between two batch
 sizes. `fuse: 1` computes every micro-batch alone.

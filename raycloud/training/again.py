@@ -20,6 +20,7 @@ import torch
 
 from raycloud.errors import InternalError, TaskError
 from raycloud.training.calling import RaisedError, call_backward
+from raycloud.training.contract import DrawnError
 from raycloud.training.todo import Todo
 
 if TYPE_CHECKING:
@@ -83,7 +84,12 @@ def compute_again(replica: Replica, span: StepSpan, collate: Collate, first: Tro
     trouble: Trouble | None = first
     while trouble is not None:
         mine, many = trouble.micro_batches, len(trouble.micro_batches)
-        if trouble.memory and many > 1:
+        if isinstance(trouble.error, DrawnError):
+            size = 1
+            what = "numpy's or Python's random generator was drawn from as micro-batches were "
+            what += "computed: it is seeded for each from now on, and passes are not fused"
+            replica.notice(what, {"step": span.step})
+        elif trouble.memory and many > 1:
             replica.fuse = size = many // 2
             what = f"memory ran out: passes are of at most {size} micro-batches from now on"
             replica.notice(what, {"step": span.step, "was": many, "error": str(trouble.error)})

@@ -127,6 +127,9 @@ class Collate:
         pinned: Put batches into page-locked memory, for a GPU.
         making: How a feed has them made.
         clock: For the seconds that are told; None: they are not measured.
+
+    Attributes:
+        joins: Batches of single micro-batches may be joined: that was seen to change nothing.
     """
 
     def __init__(
@@ -147,6 +150,12 @@ class Collate:
         self._view = View(samples, order)
         self._own = threading.local()
         self._draws = False  # whether Task.batch was seen to draw
+        self.joins = False
+
+    @property
+    def draws(self) -> bool:
+        """Whether `Task.batch` was seen to draw, so that each micro-batch is collated alone."""
+        return self._draws
 
     @property
     def order(self) -> Order:
@@ -222,13 +231,15 @@ class Collate:
         return self._apart(group, *read)
 
     def _apart(self, group: list[MicroBatch], samples: Any, read_s: float) -> list[Pass]:
-        """Augmentation: each micro-batch has its own random state. Joined where that can be."""
+        """Augmentation: each micro-batch has its own random state. Joined where that may be."""
         singles, at = [], 0
         for m in group:
             share_s = read_s * m.samples / len(samples)
             singles.append(self._pass([m], samples[at : at + m.samples], share_s)[0])
             at += m.samples
-        batch = concatenate([one.batch for one in singles])
+        batch = None
+        if self.joins:
+            batch = concatenate([one.batch for one in singles], [m.samples for m in group])
         if batch is None:
             return singles
         whole = replace(

@@ -26,6 +26,10 @@ class RaisedError(TaskError):
     """The user's code raised: on other samples it may not, and with less at once."""
 
 
+class DrawnError(RaisedError):
+    """A pass drew from numpy's or Python's generator before anything was known of that."""
+
+
 def raised(what: str, error: BaseException) -> TaskError:
     """The task's fault for what its code raised; `what` begins the sentence: `Task.data`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import platform
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -120,23 +120,30 @@ def arrived(batch: Any, device: torch.device) -> Any:
     return _map(batch.batch, take, _move_to(device))
 
 
-def concatenate(batches: list[Any]) -> Any:
-    """Batches joined along their first dimension; None where their form does not allow it."""
+def concatenate(batches: list[Any], samples: Sequence[int]) -> Any:
+    """Batches joined along their first dimension; None where their form does not allow it.
+
+    Args:
+        batches: All alike.
+        samples: How many each is of. Only tensors of which that is the first dimension are joined:
+            any other may hold edges, offsets, or time.
+    """
     first = batches[0]
     if any(type(b) is not type(first) for b in batches):
         return None
     if isinstance(first, torch.Tensor):
-        alike = {(b.dim(), b.shape[1:], b.dtype) for b in batches}
-        return torch.cat(batches) if first.dim() > 0 and len(alike) == 1 else None
+        alike = {(b.shape[1:], b.dtype) for b in batches}
+        each = all(b.shape[:1] == (count,) for b, count in zip(batches, samples, strict=True))
+        return torch.cat(batches) if each and len(alike) == 1 else None
     if isinstance(first, Mapping):
         if any(b.keys() != first.keys() for b in batches):
             return None
-        joined = {key: concatenate([b[key] for b in batches]) for key in first}
+        joined = {key: concatenate([b[key] for b in batches], samples) for key in first}
         return None if any(value is None for value in joined.values()) else joined
     if isinstance(first, (list, tuple)):
         if any(len(b) != len(first) for b in batches):
             return None
-        parts = [concatenate(list(column)) for column in zip(*batches, strict=True)]
+        parts = [concatenate(list(column), samples) for column in zip(*batches, strict=True)]
         if any(part is None for part in parts):
             return None
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)

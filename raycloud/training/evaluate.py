@@ -16,7 +16,7 @@ from raycloud.order import stream_seed
 from raycloud.training.contract import raised
 from raycloud.training.device import move
 from raycloud.training.mutation import preserved
-from raycloud.training.randomness import seed_compute
+from raycloud.training.randomness import Randomness
 
 if TYPE_CHECKING:
     from raycloud.spec import Job
@@ -129,12 +129,13 @@ def _measured(
     """Metrics of the held-out samples [start, stop) of each of `spans`."""
     device = next(model.parameters()).device
     read = _reader(samples)
-    parts = []
+    parts, randomness = [], Randomness(device)
     model.eval()
     try:
         with preserved(model, "measuring the held-out samples"):
             for start, stop in spans:
-                seed_compute(stream_seed(job.seed, _EVALUATION_STREAM, start), device)
+                seed = stream_seed(job.seed, _EVALUATION_STREAM, start)
+                randomness.seed(seed, everything=True)
                 batch = task.batch(read(start, stop), None)
                 with torch.no_grad(), _cast(job, device):
                     metrics = task.metrics(model, move(batch, device), stop - start)
@@ -144,6 +145,7 @@ def _measured(
     except BaseException as error:
         raise TaskError(raised("measuring the held-out samples", error).message) from error
     finally:
+        randomness.release()
         model.train()
     return parts
 

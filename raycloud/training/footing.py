@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raycloud.events import Noticed
 from raycloud.sync.lane import Lane
+from raycloud.training.forward import Fusing
 from raycloud.training.growth import position_of
 from raycloud.training.lines import Backups
 from raycloud.training.locality import agreed
@@ -42,7 +43,8 @@ class Footing:
         parts: What its loop works with.
         position: Where the sequence stands before `parts.first_step`.
         last_step: One past the last step, as it is known at the start.
-        fuses: By rank, how many micro-batches a pass fused where the checkpoint was written.
+        values: The checkpoint's that it begins with: what is known of passes, and by rank their
+            sizes. Empty: there is none.
         held: Which bytes of the rows the nodes hold, by rank.
         address: This node's, that other members can reach.
 
@@ -57,7 +59,7 @@ class Footing:
         position: Position,
         last_step: int,
         *,
-        fuses: Sequence[int],
+        values: Mapping[str, Any],
         held: Callable[[tuple[str, ...]], Held],
         address: str,
     ) -> None:
@@ -65,7 +67,7 @@ class Footing:
         self._parts = parts
         self._position = position
         self._last_step = last_step
-        self._fuses = fuses
+        self._values = values
         self._held = held
         self._address = address
         self._suspects = suspects_of(parts.job.errors.on_error)
@@ -84,7 +86,7 @@ class Footing:
         self.let_go()
         self._parts = replace(self._parts, first_step=manifest.step)
         self._position = position_of(manifest)
-        self._fuses = tuple(manifest.values["fuses"])
+        self._values = manifest.values
         self._suspects = suspects_of(self._parts.job.errors.on_error)
         self._passing = Passing(self._parts, self._address)
         self._backups = Backups(self._parts, self._address)
@@ -149,6 +151,8 @@ class Footing:
             own = replace(own, step=loop.step, begun=int(not self._passing.lacking), **known)
         idle = () if loop is None else loop.seat.following
         gone = self._suspects.meet(meeting.members, idle, planned=meeting.planned)
+        if gone:
+            parts.replica.forward.size.lost()
         brought = Own(
             replica=parts.replica,
             position=self._position if loop is None else loop.position,
@@ -159,14 +163,19 @@ class Footing:
             gone=bool(gone),
         )
         at, talk = brought.position, Talk(lane, abandoned)
+        fusing = min(parts.replica.forward.fusing, self._values.get("fusing", Fusing.UNKNOWN))
         own = replace(
             own,
             epoch=at.epoch,
             offset=at.offset,
             follows=int(self._passing.may_follow),
             processor=parts.replica.processor_number,
+            fusing=fusing,
         )
         everyone = talk.standings(own)
+        fusing = Fusing(min(one.fusing for one in everyone))
+        parts.replica.may_fuse(fusing)
+        parts.collate.joins = fusing is Fusing.JOINED
         if not any(one.begun for one in everyone):
             self._begin(meeting, gradients, lane, abandoned)
         newest = max(everyone, key=lambda one: one.agreed)
@@ -183,6 +192,8 @@ class Footing:
             leave_out(parts.replica, ground.step, ground.suspects, parts.collate, tells=tells)
         if ground.adopted is not None:
             self._suspects.deal(ground.adopted)
+        if self._suspects.pressing:
+            parts.replica.forward.size.be_careful()
         if self.loop is not None:
             self.loop.learn_loss(ground.loss)
         statistics = parts.replica.statistics
@@ -203,8 +214,11 @@ class Footing:
         if not alike(replica, gradients, lane, abandoned):
             what = "members began from different parameters; rank 0's were taken"
             self._parts.report(Noticed(what=what, member=meeting.members[meeting.rank]))
-        if len(self._fuses) == len(meeting.shares):  # round as this rank did
-            replica.fuse = min(replica.fuse, self._fuses[meeting.rank])
+        fuses = self._values.get("fuses", ())
+        if len(fuses) == len(meeting.shares):  # round as this rank did
+            replica.fuse = min(replica.forward.size.most, fuses[meeting.rank])
+            sizes = self._values.get("pass_sizes", fuses)  # an older checkpoint has none
+            replica.forward.size.resume(sizes[meeting.rank])
 
     def _took(self, meeting: Meeting, step: int, position: Position) -> None:
         """Another one stands at `step`, whose state is this member's, now or soon.

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from raycloud.training.calling import call, call_backward, check_loss
+from raycloud.training.contract import DrawnError
 from raycloud.training.device import arrived
-from raycloud.training.randomness import random_state, seed_compute
+from raycloud.training.randomness import Randomness, others_state
+from raycloud.training.sizing import Memory, PassSize
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
@@ -25,6 +28,20 @@ if TYPE_CHECKING:
     from raycloud.training.todo import Todo
 
 
+class Fusing(IntEnum):
+    """What is known of passes of several micro-batches. Where members know unlike, the least holds.
+
+    `NEVER`: one was seen to differ from its micro-batches, computed one by one. `COLLATED`: they
+    are the same, where `Task.batch` makes one batch of all samples. `JOINED`: the same, too, where
+    the batches of single micro-batches are joined. `UNKNOWN`: none was compared.
+    """
+
+    NEVER = 0
+    COLLATED = 1
+    JOINED = 2
+    UNKNOWN = 3
+
+
 class Forward:
     """Computes passes: losses, and of a step's passes all backward ones but the last.
 
@@ -34,9 +51,12 @@ class Forward:
         model: Its model.
         statistics: The model's.
         device: Where to compute.
+        notice: Tells a person what is done in another way.
 
     Attributes:
-        fuse: Micro-batches of a pass, at most.
+        size: Micro-batches of a pass, at most.
+        fusing: Whether passes of several are known to be exact.
+        randomness: What passes draw from.
         loss: Sum of weight * loss over the passes of the present step.
         at: The micro-batches of the pass under way.
         gradients: Whose no backward pass but the step's own may make; None: nobody's.
@@ -49,6 +69,7 @@ class Forward:
         model: nn.Module,
         statistics: RunningStatistics,
         device: torch.device,
+        notice: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
         """Passes may be as large as the job allows."""
         self._job, self._task, self._device = job, task, device
@@ -58,7 +79,15 @@ class Forward:
             if job.compile
             else model
         )
-        self.fuse = self._largest_pass()
+        memory = Memory(device, job.resources.worker.memory_bytes)
+        self.size = PassSize(
+            self._largest_pass(),
+            stepwise=job.fuse == "auto",
+            holds_twice=memory.holds_twice,
+            notice=notice,
+        )
+        self.fusing = Fusing.UNKNOWN
+        self.randomness = Randomness(device)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.at: tuple[MicroBatch, ...] = ()
         self.gradients: GradientExchange | None = None
@@ -78,7 +107,7 @@ class Forward:
             self.at = one.micro_batches
             loss = self._exact(one, count)
             if loss is None:
-                todo.instead(collate.passes(one.micro_batches, self.fuse))
+                todo.instead(collate.passes(one.micro_batches, self.size.now))
                 continue
             if one.weight == 0.0:  # computed for the model's statistics alone
                 continue
@@ -91,27 +120,37 @@ class Forward:
             self._statistics.check_parameters()
         return last
 
-    def try_out(self, one: Pass) -> None:
-        """A pass of which nothing stays but gradients, and what is learned of the model."""
+    def try_out(self, one: Pass) -> torch.Tensor:
+        """A pass of which nothing stays but gradients, and what is learned of the model.
+
+        Returns:
+            Its loss, of which the gradients are, times its weight.
+        """
         self._statistics.begin_trial()
+        randomness = self.randomness
 
         def again() -> torch.Tensor:
-            seed_compute(one.seed, self._device)
+            randomness.seed(one.seed, everything=True)
             return self.plain(one, index=0, count=1)
 
-        seed_compute(one.seed, self._device)
-        before = random_state(self._device)
-        loss = self.plain(one, index=0, count=1)
-        if self.gradients is not None:
-            self.gradients.check_none()
-        if random_state(self._device) != before:
-            self.fuse = 1
-        call_backward(loss * one.weight)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        self._statistics.end_trial(loss, again)
-        if self._statistics.changing:  # by each micro-batch: a fused pass would do it less often
-            self.fuse = 1
+        try:
+            randomness.seed(one.seed, everything=True)
+            before, others = randomness.torch_state(), others_state()
+            loss = self.plain(one, index=0, count=1)
+            if self.gradients is not None:
+                self.gradients.check_none()
+            call_backward(loss * one.weight)
+            drawn, others_drawn = randomness.torch_state() != before, others_state() != others
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            self._statistics.end_trial(loss, again)
+        finally:
+            randomness.release()
+        randomness.everything |= others_drawn
+        # By each micro-batch: a fused pass would do it less often.
+        if drawn or others_drawn or self._statistics.changing:
+            self.size.most = 1
+        return loss.detach()
 
     def worth_computing(self, passes: Sequence[Pass]) -> list[Pass]:
         """All that weigh something, last; and before them the others, where they leave a trace."""
@@ -124,19 +163,28 @@ class Forward:
 
         Each micro-batch has a random state of its own, so a fused pass that draws from the
         generator is not what was asked. It is thrown away, and nothing is fused from then on.
+
+        Raises:
+            DrawnError: It draws from numpy's or Python's generator, which was not seeded for it.
+                From now on it is.
         """
+        randomness = self.randomness
         fused = len(one.micro_batches) > 1
-        if fused and len(one.micro_batches) > self.fuse:
+        if fused and len(one.micro_batches) > self.size.now:
             return None
-        seed_compute(one.seed, self._device)
-        before = random_state(self._device) if fused else b""
+        randomness.seed(one.seed)
+        before = randomness.torch_state() if fused else b""
+        others = None if randomness.everything else others_state()
         loss = self.plain(one, index=one.micro_batches[0].index, count=count)
-        if fused and random_state(self._device) != before:
-            self.fuse = 1
+        if others is not None and others_state() != others:
+            randomness.everything, self.size.most = True, 1
+            raise DrawnError("numpy's or Python's global random generator was drawn from")
+        if fused and randomness.torch_state() != before:
+            self.size.most = 1
             return None
         stands = self._statistics.check(fused=fused)
         if self._statistics.begun or not stands:
-            self.fuse = 1
+            self.size.most = 1
         return loss if stands else None
 
     def plain(self, one: Pass, *, index: int, count: int) -> torch.Tensor:

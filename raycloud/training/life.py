@@ -138,7 +138,7 @@ class Life:
             Footing,
             position=self._position,
             last_step=min(self._replica.steps, config.only_steps or self._replica.steps),
-            fuses=tuple(manifest.values["fuses"]) if manifest is not None else (),
+            values=manifest.values if manifest is not None else {},
             held=self._held,
             address=config.address,
         )
@@ -169,7 +169,9 @@ class Life:
         self._footing = self._standing(self._parts)
         self._ready = replace(self._ready, member=config.member)
         self._replica.discard()
-        self._trial().warm_up(self._ready.fixed_s, self._ready.micro_batch_s)
+        trial = self._trial()
+        trial.warm_up(self._ready.fixed_s, self._ready.micro_batch_s)
+        trial.end()
         return self._ready
 
     @property
@@ -202,6 +204,8 @@ class Life:
     def measure(self) -> None:
         """Compute a little without effect, and report how fast, how much and from what state."""
         replica, trial, joins = self._replica, self._trial(), self._config.joins
+        if not joins or self._config.back is not None:  # nobody has the state: nobody else knows
+            trial.compare()
         if (speed := self._config.speed) is None:
             speed = trial.joining_speed() if joins else trial.speed()
         elif joins:
@@ -220,6 +224,7 @@ class Life:
                     "what is measured, and Task.data gives no held-out samples",
                     hint="give Splits.held_out",
                 )
+        trial.end()
         self._ready = ready(self._config, replica, data=self._see(), speed=speed)
         self._report(self._ready)
         if names := replica.statistics.changing:

@@ -109,6 +109,11 @@ class Loop:
             clock=parts.clock,
         )
 
+    def _collate_anew(self) -> None:
+        """Nothing that was collated ahead is computed: passes are others from this step on."""
+        self._feed.close()
+        self._feed = self._collating()
+
     @property
     def last_step(self) -> int:
         """One past the last step, as it is known now."""
@@ -183,7 +188,9 @@ class Loop:
             "epoch": self.position.epoch,
             "offset": self.position.offset,
             "generation": self.seat.generation,
-            "fuse": replica.fuse,
+            "fuse": replica.forward.size.most,
+            "pass_size": replica.fuse,
+            "fusing": int(replica.forward.fusing),
             **(self._whole_values() if self.seat.part == 0 else {}),
         }
         self._parts.saver.save(
@@ -248,6 +255,8 @@ class Loop:
         if all_hold(found.exchanged, others):
             self._agree()
         self._compare()
+        if parts.replica.forward.size.committed([len(one.micro_batches) for one in work.passes]):
+            self._collate_anew()
 
     def _scale(self) -> float:
         return 1.0 / self._weighed().weight
@@ -321,8 +330,7 @@ class Loop:
         match due.change:
             case Reshare():
                 self.seat = self.seat.reshared(due.change)
-                self._feed.close()  # what was collated ahead is for the old shares
-                self._feed = self._collating()
+                self._collate_anew()  # what was collated ahead is for the old shares
                 if self.seat.rank == 0:
                     self._parts.report(replace(self.seat, step=self.step).formed)
             case Save() | Halt():

@@ -18,6 +18,7 @@ from raycloud.order import Position, deal
 from raycloud.sync.agree import same_everywhere, take_from
 from raycloud.sync.stream import Place
 from raycloud.sync.transport import finish
+from raycloud.training.forward import Fusing
 from raycloud.training.handover import hand_over
 from raycloud.training.state import digest
 
@@ -49,6 +50,7 @@ class Standing:
         offset: with its sample.
         follows: 1 where it would follow the others while it takes the state, if it may.
         processor: A number for the kind of its processor.
+        fusing: What it knows of fused passes, see `forward.Fusing`.
     """
 
     step: int
@@ -62,6 +64,7 @@ class Standing:
     offset: int = 0
     follows: int = 1
     processor: int = 0
+    fusing: int = Fusing.UNKNOWN.value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

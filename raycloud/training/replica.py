@@ -25,7 +25,7 @@ import torch
 
 from raycloud.errors import DivergedError, TransportError
 from raycloud.order import stream_seed
-from raycloud.sync.gradients import Exchanged, GradientExchange
+from raycloud.sync.gradients import Exchanged, GradientExchange, Gradients
 from raycloud.training.again import compute_again, skip, trouble_of
 from raycloud.training.calling import (
     RaisedError,
@@ -38,11 +38,11 @@ from raycloud.training.calling import (
 )
 from raycloud.training.device import processor
 from raycloud.training.eager import without_compiler
-from raycloud.training.forward import Forward
+from raycloud.training.forward import Forward, Fusing
 from raycloud.training.kept import Kept
 from raycloud.training.mutation import extra_states, has_modes
 from raycloud.training.pace import Pace
-from raycloud.training.randomness import seed_compute
+from raycloud.training.randomness import others_state
 from raycloud.training.share import Share
 from raycloud.training.state import ReplicaState
 from raycloud.training.statistics import RunningStatistics
@@ -118,18 +118,20 @@ class Replica:
         check_scheduler(self.scheduler, job.evaluate.every_steps)
         self.by_measured = goes_by_measured(self.scheduler)
         self.state = ReplicaState(self.model, self.optimizer, self.scheduler)
-        trained = self.trained.parameters
-        gradient_bytes = sum(p.numel() * p.element_size() for _, p in trained)
-        self.gradients = GradientExchange(trained, bucket_bytes=job.bucket_bytes(gradient_bytes))
+        bucket_bytes = job.bucket_bytes(
+            sum(p.numel() * p.element_size() for _, p in self.trained.parameters)
+        )
+        self.gradients = GradientExchange(self.trained.parameters, bucket_bytes=bucket_bytes)
         self.statistics = RunningStatistics(self.model)
-        self.statistics.notice = lambda *told: self.notice(*told)  # noqa: PLW0108 - set later
-        self.forward = Forward(job, task, self.model, self.statistics, device)
+        self.statistics.notice = self._tell
+        self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
+        self.forward = Forward(job, task, self.model, self.statistics, device, self._tell)
         self.forward.gradients = self.gradients
+        self._update_draws = True  # from numpy's or Python's generator; or none was made yet
         self._transport: Transport | None = None
         self._broken: TransportError | None = None
         self.pace = Pace(clock)
         self.kept: Kept | None = None
-        self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
         # Told what is skipped, in this generation; seen that a checkpoint can hold the state.
         self.own_extra = self._told = self._held = False
         self.following: Following | None = None
@@ -149,11 +151,15 @@ class Replica:
     @property
     def fuse(self) -> int:
         """Micro-batches of a pass, at most."""
-        return self.forward.fuse
+        return self.forward.size.now
 
     @fuse.setter
     def fuse(self, most: int) -> None:
-        self.forward.fuse = most
+        self.forward.size.most = most
+
+    def _tell(self, what: str, detail: Mapping[str, Any]) -> None:
+        """As `notice` does by then."""
+        self.notice(what, detail)
 
     @property
     def errors(self) -> ErrorsSection:
@@ -200,6 +206,7 @@ class Replica:
         try:
             done = self._compute(work, collate, self.pace.waiting(scale), at_hand)
         finally:
+            self.forward.randomness.release()
             self.pace.end(done=done is not None and bool(work.passes))
         return done
 
@@ -348,12 +355,25 @@ class Replica:
         self.state.skips += skips
 
     def update(self, step: int) -> None:
-        """Optimizer and schedule take the gradients that are there."""
+        """Optimizer and schedule take the gradients that are there, seeded alike everywhere.
+
+        The first one shows whether numpy's and Python's generators have to be seeded, too.
+        """
         self.trained.check(step)
-        seed_compute(stream_seed(self._job.seed, _UPDATE_STREAM, step), self._device)
-        call("optimizer", self.optimizer.step)
-        if self.scheduler is not None and not self.by_measured:
-            call("scheduler", self.scheduler.step)
+        randomness, everything = self.forward.randomness, self._update_draws
+        randomness.seed(stream_seed(self._job.seed, _UPDATE_STREAM, step), everything=everything)
+        before = others_state()
+        try:
+            call("optimizer", self.optimizer.step)
+            if self.scheduler is not None and not self.by_measured:
+                call("scheduler", self.scheduler.step)
+            self._update_draws = others_state() != before
+        finally:
+            randomness.release()
+        if self._update_draws and not everything:
+            what = "the optimizer began to draw from numpy's or Python's generator: in this step "
+            what += "replicas may have drawn unlike numbers, from now on they draw the same"
+            self.notice(what, {"step": step})
         self.trained.check_groups(step + 1)
         self.trained.clear()
         if not self._held:  # the optimizer has made its state by now
@@ -395,14 +415,29 @@ class Replica:
         """Sum of weight * loss over this member's micro-batches of the step computed last."""
         return float(self.forward.loss)
 
-    def try_out(self, one: Pass) -> None:
-        """Forward and backward without any effect: to measure, and to learn what the model does."""
+    def try_out(
+        self, one: Pass, keep: Callable[[Pass, torch.Tensor, Gradients], None] | None = None
+    ) -> None:
+        """Forward and backward without any effect: to measure, and to learn what the model does.
+
+        Args:
+            one: A pass.
+            keep: Gets it, with its loss and the gradients of that times its weight.
+        """
         kept = extra_states(self.model)
         before = self.state.extra() if kept else ""
-        self.forward.try_out(one)
+        loss = self.forward.try_out(one)
         if kept and self.state.extra() != before:
             self.own_extra = True
         for module, state in kept:
             module.set_extra_state(state)
+        if keep is not None:
+            keep(one, loss, self.gradients.take())
         self.gradients.clear()
         self.trained.clear()
+
+    def may_fuse(self, fusing: Fusing) -> None:
+        """All members know this of fused passes, and go by it."""
+        self.forward.fusing = fusing
+        if fusing in (Fusing.NEVER, Fusing.UNKNOWN):
+            self.forward.size.most = 1

@@ -24,8 +24,15 @@ def room_bytes(reserved_bytes: int | None, root: Path = Path("/")) -> int:
     """
     left = [_machine_bytes(root), *_groups_bytes(root)]
     if reserved_bytes is not None:
-        left.append(reserved_bytes - 1024 * (_number(root / "proc/self/status", "VmRSS") or 0))
+        left.append(reserved_bytes - process_bytes(root)[0])
     return max(0, min(left)) // _PART
+
+
+def process_bytes(root: Path = Path("/")) -> tuple[int, int]:
+    """What this process has in memory now, and what it has had at most; zeros: it is not told."""
+    status = root / "proc/self/status"
+    now_kb, most_kb = (_number(status, name) or 0 for name in ("VmRSS", "VmHWM"))
+    return 1024 * now_kb, 1024 * most_kb
 
 
 def _machine_bytes(root: Path) -> int:

@@ -69,6 +69,15 @@ class Suspects:
         self._dealt = dict.fromkeys(missing, _NOBODY) if gone else {}
         return tuple(k for k in missing if self._losses[k] >= self._most)
 
+    @property
+    def pressing(self) -> bool:
+        """Whether micro-batches of the step become suspect if one more member is lost with them.
+
+        What ended those may be the memory that they took, and no micro-batch: so each is computed
+        alone now, which takes the least.
+        """
+        return any(losses >= self._most - 1 for losses in self._losses.values())
+
     def deal(self, adopted: Adopted) -> None:
         """What each rank of those that have met computes of the step, beside what it has kept."""
         for member, some in zip(self._members, adopted, strict=True):
@@ -93,7 +102,9 @@ def leave_out(
     if errors.on_error == "stop" or before + len(some) > errors.most_skipped:
         raise TaskError(
             f"each worker that computed it was lost: {where}",
-            hint="look at these samples, and at what the workers' logs say last; errors.on_error "
+            hint="look at these samples, and at what the workers' logs say last: if they were "
+            "killed for lack of memory, though in the end each micro-batch was computed alone, "
+            "give them more or make micro_batch smaller; errors.on_error "
             f"skip leaves out errors.most_skipped = {errors.most_skipped} micro-batches",
         )
     if not tells:

@@ -7,11 +7,13 @@ does together, in threads of its own, can be repeated event for event.
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -219,20 +221,36 @@ class Stage:
         if process.frozen:
             process.held[strand] = ticket
             return
+        before = _random_state()
         with self.on_behalf_of(process):
             strand.go.release()
             self.back.acquire()
+        _set_random_state(before)
 
     def _give_back(self, strand: Strand) -> None:
         """As each process has its own random numbers, so has each thread here."""
         if self.closing:
             raise EndedError
-        state = torch.default_generator.get_state()
+        state = _random_state()
         self.back.release()
         strand.go.acquire()
         if self.closing:
             raise EndedError
-        torch.default_generator.set_state(state)
+        _set_random_state(state)
+
+
+def _random_state() -> tuple[Any, ...]:
+    """Of torch's, numpy's and Python's generators, and which one is numpy's."""
+    numpys = np.random.get_bit_generator()
+    return torch.default_generator.get_state(), numpys, np.random.get_state(), random.getstate()
+
+
+def _set_random_state(state: tuple[Any, ...]) -> None:
+    torchs, generator, numpys, pythons = state
+    torch.default_generator.set_state(torchs)
+    np.random.set_bit_generator(generator)
+    np.random.set_state(numpys)
+    random.setstate(pythons)
 
 
 def _closed() -> threading.Lock:

@@ -62,37 +62,37 @@ def begun(*fails: int) -> Collator:
 def test_a_collator_tells_why_it_could_not_begin_and_may_begin_again() -> None:
     one = collator(0)
     one.begin(ORDER)
-    found = one.passes(FIRST, 1, 0)
+    found = one.passes(FIRST, 1, 0, joins=False)
     assert isinstance(found, Unable)
     assert "DataError: version 0 is gone" in found.why
     one._provider.fails.clear()
     one.begin(ORDER)
-    assert isinstance(one.passes(FIRST, 1, 0), Delivery)
+    assert isinstance(one.passes(FIRST, 1, 0, joins=False), Delivery)
 
 
 def test_a_collator_makes_no_passes_of_data_that_it_was_not_told_of() -> None:
     one = begun()
-    assert "version 1" in why(one.passes(LATER, 1, 1))
+    assert "version 1" in why(one.passes(LATER, 1, 1, joins=False))
     one.extend(0, 1, 1, None)
     one.extend(0, 1, 1, None)  # each member says so
     for version in (0, 1):  # a member that is not there yet is served too
-        assert isinstance(one.passes(LATER, 1, version), Delivery)
+        assert isinstance(one.passes(LATER, 1, version, joins=False), Delivery)
 
 
 def test_a_growth_that_failed_is_told_and_tried_again_for_the_next_member() -> None:
     one = begun(1)
     one.extend(0, 1, 1, None)
-    assert "DataError: version 1 is gone" in why(one.passes(LATER, 1, 1))
+    assert "DataError: version 1 is gone" in why(one.passes(LATER, 1, 1, joins=False))
     one._provider.fails.clear()
     one.extend(0, 1, 1, None)
-    assert isinstance(one.passes(LATER, 1, 1), Delivery)
+    assert isinstance(one.passes(LATER, 1, 1, joins=False), Delivery)
 
 
 def test_a_later_growth_does_not_make_up_for_one_that_was_missed() -> None:
     one = begun(1)
     one.extend(0, 1, 1, None)
     one.extend(1, 2, 2, None)
-    assert "missed version 1" in why(one.passes(LATER, 1, 2))
+    assert "missed version 1" in why(one.passes(LATER, 1, 2, joins=False))
 
 
 class Calls:
@@ -129,7 +129,7 @@ class Cancels:
     def begin(self, order: Order) -> None:
         """Nothing to build."""
 
-    def passes(self, *asked: Any) -> Exception:
+    def passes(self, *asked: Any, joins: bool) -> Exception:
         return TaskCancelledError()
 
 

@@ -141,6 +141,7 @@ def test_augmented_batches_fuse_into_what_each_micro_batch_is_alone(draws: int, 
         return batch
 
     made = collate(Numbers(draws=draws, form=form))
+    made.joins = True
     (fused,) = made.passes(EVERY, 4)
     singles = made.passes(EVERY, 1)
     assert torch.equal(values(fused), torch.cat([values(one) for one in singles]))
@@ -150,6 +151,7 @@ def test_augmented_batches_fuse_into_what_each_micro_batch_is_alone(draws: int, 
 
 def test_augmented_batches_that_cannot_be_joined_stay_apart() -> None:
     made = collate(Numbers(draws=1, form="total"))
+    made.joins = True
     passes = made.passes(EVERY, 4)
     assert [len(one.micro_batches) for one in passes] == [1, 1, 1, 1]
     assert all(same(one, made.one(m)) for one, m in zip(passes, EVERY, strict=True))
@@ -254,6 +256,7 @@ def test_rows_are_gathered_once_a_step(fuse: int) -> None:
 def test_augmented_rows_are_those_of_each_micro_batch(spoils: bool) -> None:
     samples, task = Blocks(), RowNumbers(draws=3, spoils=spoils)
     made = Collate(task, samples, ORDER, pinned=False)
+    made.joins = True
     first, second = made.passes(EVERY, 4)[0], made.passes(EVERY, 4)[0]
     assert (len(samples.asked), task.batches) == (3, 1 + 4 + 4)  # once it drew, no more is tried
     apart = torch.cat([one.batch for one in collate(Numbers(draws=3)).passes(EVERY, 1)])

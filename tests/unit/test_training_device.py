@@ -55,9 +55,16 @@ def row(*values: float) -> torch.Tensor:
     ],
 )
 def test_batches_are_joined_along_their_first_dimension(batches: list[Any], joined: Any) -> None:
-    made = concatenate(batches)
+    made = concatenate(batches, [len(first(batch)) for batch in batches])
     assert plain(made) == joined
     assert type(made) is type(batches[0])
+
+
+def first(batch: Any) -> torch.Tensor:
+    """Its first tensor."""
+    while not isinstance(batch, torch.Tensor):
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    return batch
 
 
 @pytest.mark.parametrize(
@@ -79,7 +86,15 @@ def test_batches_are_joined_along_their_first_dimension(batches: list[Any], join
     ],
 )
 def test_what_cannot_be_joined_is_none(batches: list[Any]) -> None:
-    assert concatenate(batches) is None
+    assert concatenate(batches, [1] * len(batches)) is None
+
+
+def test_what_has_no_row_for_each_sample_is_not_joined() -> None:
+    """Edges, offsets, or time."""
+    batches = [(row(1), row(1, 2, 3)), (row(2), row(4, 5, 6))]
+    assert concatenate(batches, [1, 1]) is not None
+    assert concatenate(batches, [3, 3]) is None
+    assert concatenate([batch[1] for batch in batches], [2, 2]) is None
 
 
 def test_moving_keeps_the_form() -> None:

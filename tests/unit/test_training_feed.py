@@ -16,7 +16,7 @@ from raycloud.errors import InternalError, TaskError
 from raycloud.order import MicroBatch, Order, Position, Steps, StepSpan
 from raycloud.training.collate import Collate, Making
 from raycloud.training.feed import Feed
-from raycloud.training.randomness import random_state, seed_compute
+from raycloud.training.randomness import Randomness
 from tests.lockstep import CPU, NetTask, feeding
 
 STEPS = Steps(samples=40, global_batch=8, micro_batch=4)
@@ -245,12 +245,13 @@ def test_hints_are_given_once_a_step_and_well_ahead(feeds: list[Feed]) -> None:
 
 
 def test_seeds_are_of_the_place_and_not_of_what_ran_before() -> None:
-    seed_compute(5, CPU)
-    before, first = random_state(CPU), torch.rand(3)
-    assert random_state(CPU) != before
+    randomness = Randomness(CPU)
+    randomness.seed(5)
+    before, first = randomness.torch_state(), torch.rand(3)
+    assert randomness.torch_state() != before
     torch.rand(7)
-    seed_compute(5, CPU)
-    assert random_state(CPU) == before
+    randomness.seed(5)
+    assert randomness.torch_state() == before
     assert torch.equal(torch.rand(3), first)
 
 
