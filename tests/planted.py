@@ -208,4 +208,18 @@ MUTANTS = (
         breaks="graphs that were collated one by one are joined, offsets and all",
         tests=("tests/unit/test_training_fusing.py", "tests/cases/test_cases.py"),
     ),
+    Mutant(
+        file="training/loop.py",
+        old="        if sums.places != all_places(many):\n",
+        new="        if sums.places[0] > 2.0 * many:\n",
+        breaks="a micro-batch that nobody computes, or two members do, is not seen",
+        tests=("tests/unit/test_training_dealing.py",),
+    ),
+    Mutant(
+        file="training/collate.py",
+        old="(*(() if kept is None else kept.micro_batches), *self.indices)",
+        new="self.indices",
+        breaks="what a member has kept of a step that broke counts as not computed",
+        tests=("tests/unit/test_training_regroup.py", "tests/unit/test_training_survivor.py"),
+    ),
 )

@@ -1,19 +1,24 @@
 """The control lane: a few numbers per step beside the gradients, on the CPU, never compressed.
 
 At the start of step s every member gives what the others must know before its gradients can be
-scaled (the weight of its share of s) and what they want to know of the step before (its loss). Now
-and then a digest of its state goes with that.
+scaled (the weight of its share of s), which micro-batches that is of, so that a fault in dealing
+them is seen before it counts, and what they want to know of the step before (its loss). Now and
+then a digest of its state goes with that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from raycloud.sync.transport import Transport, Work, finish
 
+Places = tuple[float, float, float]
+"""Of micro-batches: their number, and the sums of their indices and of the squares of these."""
+
+NO_PLACES: Places = (0.0, 0.0, 0.0)
 DIGEST_WORDS = 3  # of 16 bits each: sums of squares stay exact for 2**21 members
 
 
@@ -46,17 +51,34 @@ class LaneDigest:
         return all(int(self.given) * int(square) == int(word) ** 2 for word, square in pairs)
 
 
+def places_of(indices: Iterable[int]) -> Places:
+    """Of these micro-batches of a step."""
+    found = tuple(indices)
+    return float(len(found)), float(sum(found)), float(sum(k * k for k in found))
+
+
+def all_places(count: int) -> Places:
+    """Of all `count` micro-batches of a step, each once.
+
+    >>> all_places(5) == places_of(range(5))
+    True
+    """
+    return float(count), count * (count - 1) / 2, (count - 1) * count * (2 * count - 1) / 6
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneReport:
     """What one member gives, or (as `Lane.read` returns it) the sums over all members.
 
     Attributes:
         weight: Weight of the micro-batches of the step that begins.
+        places: Which they are.
         loss: Sum of weight * loss of the step before; 0 at the first step.
         digest: Of the state before the step that begins.
     """
 
     weight: float
+    places: Places = NO_PLACES
     loss: float = 0.0
     digest: LaneDigest = field(default_factory=LaneDigest)
 
@@ -68,12 +90,12 @@ class Lane:
         """Use a transport of the lane's own, so that its order is free of the gradients'."""
         self._transport = transport
         self._work: Work | None = None
-        self._buffer = torch.zeros(4 + 2 * DIGEST_WORDS, dtype=torch.float64)
+        self._buffer = torch.zeros(7 + 2 * DIGEST_WORDS, dtype=torch.float64)
 
     def send(self, report: LaneReport) -> None:
         """Start this step's exchange; returns at once."""
         digest = report.digest
-        told = (report.weight, report.loss, digest.holds_off, digest.given)
+        told = (report.weight, *report.places, report.loss, digest.holds_off, digest.given)
         self._buffer = torch.tensor((*told, *digest.words, *digest.squares), dtype=torch.float64)
         self._work = self._transport.all_reduce(self._buffer) if self._transport.size > 1 else None
 
@@ -82,14 +104,16 @@ class Lane:
         if self._work is not None:
             finish(self._work, abandoned)
             self._work = None
-        weight, loss, holds_off, given, *words = self._buffer.tolist()
+        weight, *places, loss, holds_off, given = self._buffer[:7].tolist()
+        words = self._buffer[7:].tolist()
         digest = LaneDigest(
             holds_off=holds_off,
             given=given,
             words=tuple(words[:DIGEST_WORDS]),
             squares=tuple(words[DIGEST_WORDS:]),
         )
-        return LaneReport(weight=weight, loss=loss, digest=digest)
+        count, total, squares = places
+        return LaneReport(weight=weight, places=(count, total, squares), loss=loss, digest=digest)
 
     def sum(self, values: Sequence[float], abandoned: Callable[[], bool]) -> list[float]:
         """Sums over members of as many numbers from each; nothing that was sent is unread."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from raycloud.errors import RaycloudError, TaskError
 from raycloud.order import MicroBatch, Order, StepSpan, stream_seed
+from raycloud.sync.lane import Places, places_of
 from raycloud.training.calling import RaisedError
 from raycloud.training.contract import raised
 from raycloud.training.device import Copies, concatenate, pin
@@ -86,6 +87,10 @@ class StepWork:
         """
         before = 0.0 if kept is None else kept.weight + len(kept.skipped)
         return before + self.weight + len(self.failed)
+
+    def places(self, kept: Kept | None) -> Places:
+        """Which micro-batches that weight is of."""
+        return places_of((*(() if kept is None else kept.micro_batches), *self.indices))
 
     @property
     def read_s(self) -> float:

@@ -11,7 +11,7 @@ from raycloud.commands import Extend, Halt, Meet, Reshare, Save
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.events import ChangeApplied, Noticed
 from raycloud.spec.sizes import report_s, ring_bytes
-from raycloud.sync.lane import Lane, LaneReport
+from raycloud.sync.lane import NO_PLACES, Lane, LaneReport, Places, all_places
 from raycloud.sync.transport import Abandoned
 from raycloud.training.consistency import Company, Consistency
 from raycloud.training.evaluate import judged, merged
@@ -224,7 +224,8 @@ class Loop:
         waited_s = self._feed.waited_s
         work = self._feed.take()
         began_s, self._lane_s = clock.monotonic_s(), 0.0
-        self._send_lane(weight=work.expected_weight(parts.replica.kept))
+        kept, self._begun = parts.replica.kept, work.span
+        self._send_lane(weight=work.expected_weight(kept), places=work.places(kept))
         others = Others(self._lane, self._abandoned, lambda: parts.changes.next_at_hand)
         work = parts.replica.compute(work, parts.collate, self._scale, others.at_hand)
         sums = self._weighed()
@@ -265,6 +266,7 @@ class Loop:
         """What the lane says of this step, read once."""
         if self._sums is None:
             self._sums = self._read_lane()
+            self._check_places(self._sums)
         if self._sums.weight <= 0.0:
             raise TaskError(
                 f"the samples of step {self.step} weigh nothing together",
@@ -272,10 +274,20 @@ class Loop:
             )
         return self._sums
 
-    def _send_lane(self, *, weight: float) -> None:
+    def _check_places(self, sums: LaneReport) -> None:
+        """Each micro-batch of the step is computed by one member, or nothing of the step counts."""
+        span = self._begun
+        many = -(-span.samples // span.micro_batch)
+        if sums.places != all_places(many):
+            raise InternalError(
+                f"members compute {sums.places[0]:.0f} of the {many} micro-batches of step "
+                f"{span.step}, or not each of them once"
+            )
+
+    def _send_lane(self, *, weight: float, places: Places = NO_PLACES) -> None:
         loss = self.owed.loss if self.owed is not None else 0.0
         digest = self._consistency.told(self.step)
-        self._lane.send(LaneReport(weight=weight, loss=loss, digest=digest))
+        self._lane.send(LaneReport(weight=weight, places=places, loss=loss, digest=digest))
 
     def _read_lane(self) -> LaneReport:
         began_s = self._parts.clock.monotonic_s()

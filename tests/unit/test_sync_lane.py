@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raycloud.errors import TransportError
-from raycloud.sync.lane import Lane, LaneReport
+from raycloud.sync.lane import Lane, LaneReport, all_places, places_of
 from raycloud.sync.loopback import Loopback
 from raycloud.sync.transport import Abandoned
 from tests.lockstep import never
@@ -44,3 +44,18 @@ def test_reading_ends_when_the_generation_does() -> None:
     hub.cut("gone")
     with pytest.raises(TransportError, match="gone"):
         lane.read(never)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 4096])
+def test_all_micro_batches_are_those_from_zero_on(count: int) -> None:
+    assert all_places(count) == places_of(range(count))
+
+
+def test_a_fault_in_dealing_shows_in_the_sums() -> None:
+    """One that is missing, one twice, and one in the place of another."""
+    every, whole = list(range(9)), all_places(9)
+    for one in every:
+        without = [k for k in every if k != one]
+        assert places_of(without) != whole
+        assert places_of([*every, one]) != whole
+        assert all(places_of([*without, other]) != whole for other in without)
