@@ -81,7 +81,7 @@ def _written(store: Store, step: int) -> Publish:
     """What the members report once their parts are there."""
     tensors = {f"parameter/{n}": torch.full((100,), float(step)) for n in range(4 * PARTS)}
     sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
-    values = encode({"epoch": 0, "offset": 0, "generation": 0, "fuse": 1})
+    values = encode({"epoch": 0, "offset": 0, "generation": 0, "fuse": 1, "pass_size": 1})
     parts = {}
     for rank, names in enumerate(split_names(sizes, PARTS)):
         mine = {name: tensors[name] for name in names}

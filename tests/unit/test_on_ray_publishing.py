@@ -71,7 +71,7 @@ def publishing(store: Counting) -> Any:
 def written(store: Counting, step: int, parts: int) -> Publish:
     tensors = {f"parameter/{n}": torch.full((3,), float(step)) for n in range(80)}
     sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
-    values = encode({"epoch": 0, "offset": 0, "generation": 0, "fuse": 1})
+    values = encode({"epoch": 0, "offset": 0, "generation": 0, "fuse": 1, "pass_size": 1})
     told = {}
     for rank, names in enumerate(split_names(sizes, parts)):
         mine = {name: tensors[name] for name in names}
