@@ -15,6 +15,7 @@ CPUS = 2
 STEPS = 60
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("cluster")
 def test_the_result_is_the_same_and_each_sample_counts_once(tmp_path: Path) -> None:
     """One of two workers needs many times as long for a micro-batch from about step 10 on."""

@@ -159,6 +159,7 @@ def made(ray_tmpdir: Path) -> tuple[str, ...]:
     )
 
 
+@pytest.mark.full(only="`make train`")
 def test_make_train(made: tuple[str, ...], tmp_path: Path) -> None:
     """Two steps of it, in a place of its own."""
     short = " ".join([*SHORT, "--run-dir", str(tmp_path / "run")])

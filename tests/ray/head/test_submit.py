@@ -53,6 +53,7 @@ def test_without_a_token_it_is_refused(head: Head, tmp_path: Path) -> None:
     assert not (head.home / "raycloud").exists()
 
 
+@pytest.mark.full(only="a submitted run goes on through a killed driver")
 def test_submit_through_a_killed_driver(head: Head, tmp_path: Path) -> None:
     job = write_project(tmp_path / "project", steps=STEPS)
     with submitted(head, tmp_path / "project", "--set", "checkpoint.every_steps=20") as one:
