@@ -15,6 +15,9 @@ Unsigned = npt.NDArray[np.uint64]
 
 ROUNDS = 6
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_ONE = np.uint64(1)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def numbers(seed: int, count: int) -> Unsigned:
@@ -57,17 +60,20 @@ def permute(places: Unsigned, sizes: Unsigned, bits: Unsigned, keys: Unsigned) -
 
 def scatter(values: Unsigned) -> Unsigned:
     """`seeds.mix` on an array; products wrap at 64 bits on purpose."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    scattered: Unsigned = values ^ (values >> np.uint64(31))
+    first, second, third = _SHIFTS
+    scattered: Unsigned = values ^ (values >> first)
+    scattered *= _FACTORS[0]
+    scattered ^= scattered >> second
+    scattered *= _FACTORS[1]
+    scattered ^= scattered >> third
     return scattered
 
 
 def _encrypt(values: Unsigned, bits: Unsigned, keys: Unsigned) -> Unsigned:
-    left_mask, right_mask = (np.uint64(1) << bits) - np.uint64(1)
+    left_mask, right_mask = (_ONE << bits) - _ONE
     left, right = values >> bits[1], values & right_mask
     for even, odd in zip(keys[::2], keys[1::2], strict=True):
-        left = left ^ (scatter(right ^ even) & left_mask)
-        right = right ^ (scatter(left ^ odd) & right_mask)
+        left ^= scatter(right ^ even) & left_mask
+        right ^= scatter(left ^ odd) & right_mask
     joined: Unsigned = (left << bits[1]) | right
     return joined

@@ -194,10 +194,10 @@ class ReplicaState:
             }
             for at, g in enumerate(state.get("param_groups", ()))
         ]
+        held = state.get("state", {})
         others = {
-            key: packing.pack(value, f"optimizer/others/{key}", objects=False)
-            for key, value in sorted(state.get("state", {}).items(), key=str)
-            if type(key) is not int
+            key: packing.pack(held[key], f"optimizer/others/{key}", objects=False)
+            for key in sorted((key for key in held if type(key) is not int), key=str)
         }
         more = {
             key: packing.pack(value, f"optimizer/more/{key}")
