@@ -189,8 +189,9 @@ class Looped:
         return self.loop.run()
 
     def notices(self) -> list[str]:
-        """What a person is told."""
-        return [event.what for event in self.events if isinstance(event, Noticed)]
+        """What a person is told, but for random numbers that others draw: here they share those."""
+        told = [event.what for event in self.events if isinstance(event, Noticed)]
+        return [what for what in told if "draw" not in what]
 
     def skips(self) -> list[dict[str, Any]]:
         """What did not count, as reported."""
