@@ -13,6 +13,7 @@
     │   ├── TransportError      an exchange between members broke
     │   └── CheckpointError     a checkpoint is missing, damaged or cannot be written
     └── InternalError           raycloud's own fault: please report it
+        └── DealingError        members have trained on other samples than they were to
 
 Every error says what happened in one sentence and, in `hint`, what would do. Errors cross actors,
 so each one survives pickling with all of its fields.
@@ -23,6 +24,7 @@ from __future__ import annotations
 __all__ = [
     "CheckpointError",
     "DataError",
+    "DealingError",
     "DivergedError",
     "InternalError",
     "JobError",
@@ -132,3 +134,7 @@ class CheckpointError(MachineError):
 
 class InternalError(RaycloudError):
     """Raycloud broke one of its own promises."""
+
+
+class DealingError(InternalError):
+    """Members have trained on other samples than their steps take, or not on each of them once."""

@@ -44,5 +44,5 @@ def audit(
             from raycloud.report.audited import audited_text
 
             typer.echo(audited_text(found))
-    if not found.ledger.exact:
+    if not found.exact:
         raise typer.Exit(_NOT_EXACT)

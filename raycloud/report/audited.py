@@ -30,9 +30,9 @@ _WHY = {
 def audited_text(found: RunAudit) -> str:
     """What is proved, what is not, and what happened on the way."""
     ledger, run = found.ledger, printable_line(str(found.run))
-    verdict = "exact" if ledger.exact else "NOT EXACT"
-    what = "each sample counted once" if ledger.exact else "not every sample counted exactly once"
-    if ledger.exact and ledger.skips:
+    verdict = "exact" if found.exact else "NOT EXACT"
+    what = "each sample counted once" if found.exact else "not every sample counted exactly once"
+    if found.exact and ledger.skips:
         what += ", but for those that were skipped"
     through = ledger.through
     lines = [
@@ -43,6 +43,7 @@ def audited_text(found: RunAudit) -> str:
     ]
     if ledger.torn:
         lines.append(_row("", "its last line is unfinished, and was left out"))
+    lines += _listed("misread", [found.misread] if found.misread else [])
     lines += _listed("skipped", [f"{skip}: {_WHY[skip.why]}" for skip in ledger.skips])
     for kind in Kind:
         lines += _listed(kind.value, [f"{fault}: {_MEANING[kind]}" for fault in ledger.of(kind)])
@@ -51,6 +52,8 @@ def audited_text(found: RunAudit) -> str:
     if not ledger.whole:
         lines.append(_row("", "so much is wrong that the rest was not read"))
     lines.append(_row("run", f"{found.status}, {_count(found.generations, 'generation')}"))
+    if found.error:
+        lines.append(_row("", _cut(found.error)))
     lines.append(_row("recoveries", counts_text(counts(found.recoveries))))
     for recovery, name in NAMES.items():
         of_kind = map(_recovery, found.recoveries_of(recovery))
@@ -62,13 +65,18 @@ def _row(label: str, text: str) -> str:
     return f"  {label:<{_WIDTH}}{text}".rstrip()
 
 
+def _cut(text: str) -> str:
+    line = printable_line(redact_text(text))
+    return line if len(line) <= _WIDEST else f"{line[:_WIDEST]} …"
+
+
 def _listed(label: str, texts: Iterable[str]) -> Iterator[str]:
     """A row with how many there are, and a line for each of the first."""
-    lines = [printable_line(redact_text(text)) for text in texts]
+    lines = [_cut(text) for text in texts]
     if lines:
         yield _row(label, str(len(lines)))
     for line in lines[:_MOST_NAMED]:
-        yield _row("", line if len(line) <= _WIDEST else f"{line[:_WIDEST]} …")
+        yield _row("", line)
     if len(lines) > _MOST_NAMED:
         yield _row("", f"and {len(lines) - _MOST_NAMED} more, which --json names")
 

@@ -13,13 +13,13 @@ from raycloud.bounded import open_regular, text_lines
 from raycloud.errors import RunDirectoryError
 from raycloud.order import Expected, Kind, LedgerAudit, Position, audit_ledger
 from raycloud.redact import redact
-from raycloud.report.log import read_events
 from raycloud.report.recoveries import LOST, RESUMED, counts
-from raycloud.report.tally import Tally
+from raycloud.report.snapshot import fold_of
 from raycloud.spec.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from raycloud.order import Fault
+    from raycloud.report.tally import Tally
     from raycloud.spec.job import Job
 
 FORMAT = 2  # in 1, recoveries were those alone after which training went on in place
@@ -38,6 +38,8 @@ class RunAudit:
             where it was killed, the log.
         ledger: What the ledger proves.
         generations: Formed in all starts.
+        error: Why it ended, where it failed.
+        misread: What members say of steps for which other samples were read than they take.
         recoveries: As in its summary; None for seconds that are no number.
     """
 
@@ -46,7 +48,14 @@ class RunAudit:
     logged_steps: int
     ledger: LedgerAudit
     generations: int
+    error: str | None = None
+    misread: str | None = None
     recoveries: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """By the ledger, and by what members have read."""
+        return self.ledger.exact and self.misread is None
 
     def recoveries_of(self, kind: str) -> list[Mapping[str, Any]]:
         """The recoveries of a kind."""
@@ -58,8 +67,10 @@ class RunAudit:
         record = {
             "format": FORMAT,
             "run": str(self.run),
-            "exact": ledger.exact,
+            "exact": self.exact,
             "status": self.status,
+            "error": self.error,
+            "misread": self.misread,
             "steps": ledger.steps,
             "logged_steps": self.logged_steps,
             "through": asdict(ledger.through),
@@ -95,9 +106,7 @@ def audit(directory: Path) -> RunAudit:
             f"{directory} holds no run: there is no {run.job_yaml.name}",
             hint="name the directory of a run, such as runs/gpt-1",
         )
-    job, tally = run.job(), Tally()
-    for t, event in read_events(run.events_jsonl):
-        tally.add(t, event)
+    job, tally = run.job(), fold_of(run.events_jsonl).tally
     steps = tally.steps if tally.ended_at is None else tally.ended_at
     return RunAudit(
         run=directory,
@@ -105,6 +114,8 @@ def audit(directory: Path) -> RunAudit:
         logged_steps=steps,
         ledger=_ledger(run.ledger, steps, _expected(tally, job)),
         generations=tally.generations,
+        error=tally.error,
+        misread=tally.misread,
         recoveries=tuple(map(_finite, tally.recoveries)),
     )
 

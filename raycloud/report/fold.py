@@ -73,11 +73,15 @@ class Fold:
 
     tally: Tally = field(default_factory=Tally)
     members: dict[int, Member] = field(default_factory=dict)
-    notes: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=_MOST_NOTES))
+    notes: deque[tuple[float, str]] = field(default_factory=deque)
     last_t: float | None = None
     words: dict[int, int] = field(default_factory=dict)
     skips: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)
     _prepared: set[tuple[str, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Of one that was read back, too, the notes are bounded."""
+        self.notes = deque(self.notes, maxlen=_MOST_NOTES)
 
     def add(
         self, t: float, event: Event, word: tuple[int, int] | None = None

@@ -105,10 +105,14 @@ class _Life:
     told_t: float = 0.0
     wall_s: float = 0.0
     told: Parts = field(default_factory=Parts)
-    newest: deque[_Report] = field(default_factory=lambda: deque(maxlen=_NEWEST))
+    newest: deque[_Report] = field(default_factory=deque)
     awaits: int | None = None
     ended_t: float | None = None
     lost: bool = False
+
+    def __post_init__(self) -> None:
+        """Of one that was read back, too, there are few."""
+        self.newest = deque(self.newest, maxlen=_NEWEST)
 
     def parts(self, now_t: float) -> Parts:
         """Its seconds until it ended, or until now."""
@@ -139,10 +143,6 @@ class _Life:
         self.told.beside_s -= seconds
 
 
-def _unsaved() -> deque[_Report]:
-    return deque(maxlen=_MOST_KEPT)
-
-
 @dataclass(eq=False)
 class Goodput:
     """The fold of a run's events into `Parts`, over all of its starts."""
@@ -151,7 +151,11 @@ class Goodput:
     _lives: dict[int, _Life] = field(default_factory=dict)
     _now_t: float = 0.0
     _formed: int = -1
-    _reports: deque[_Report] = field(default_factory=_unsaved)  # since the last checkpoint
+    _reports: deque[_Report] = field(default_factory=deque)  # since the last checkpoint
+
+    def __post_init__(self) -> None:
+        """Of one that was read back, too, reports are bounded."""
+        self._reports = deque(self._reports, maxlen=_MOST_KEPT)
 
     def add(self, t: float, event: Event) -> None:
         """Take in what happened at `t`."""

@@ -15,8 +15,9 @@ from raycloud.events import DataPrepared, Event
 from raycloud.report.card import to_line
 from raycloud.report.figures import printable_line
 from raycloud.report.follow import total_steps
-from raycloud.report.log import Entry, entries_of, read_events
+from raycloud.report.log import Entry, entries_of
 from raycloud.report.progress import note
+from raycloud.report.snapshot import fold_of
 from raycloud.report.standing import Card, Identity, card_of
 from raycloud.report.tally import Tally
 from raycloud.spec.requests import ask_range, parse_range
@@ -52,9 +53,8 @@ def standing_of(directory: Path, clock: Clock) -> Card:
         RunDirectoryError: There is no run, or its log cannot be read.
         SpecError: Its job cannot be read.
     """
-    held, tally = driver_of(directory) is not None, Tally()  # in this order: see its last words
-    for t, event in read_events(RunDirectory(directory).events_jsonl):
-        tally.add(t, event)
+    held = driver_of(directory) is not None  # before reading: its last words are read
+    tally = fold_of(RunDirectory(directory).events_jsonl).tally
     alive = _is_alive(directory, tally, clock, held=held)
     return _card(directory, tally, clock, alive=alive)
 

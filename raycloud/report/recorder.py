@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from raycloud.errors import MachineError, RunDirectoryError
 from raycloud.events import Evaluated, Event, RunStarted, StepsCommitted
-from raycloud.report.fold import Fold
 from raycloud.report.log import (
     MOST_MERGED,
     Entry,
     cut_torn_line,
-    read_log,
     to_line,
     to_merged_line,
     to_microseconds,
 )
 from raycloud.report.scalars import ScalarFile
+from raycloud.report.snapshot import Keeper, path_of
 from raycloud.report.summary import Summary, summarize, write_summary
 
 if TYPE_CHECKING:
@@ -73,7 +72,6 @@ class Recorder:
         listener: Callable[[float, int, Mapping[str, float]], None] | None = None,
     ) -> None:
         """Open the files, cut torn last lines off, and take in what the log already holds."""
-        self.fold = Fold()
         self._run, self._listener = run, listener
         self._clock = clock
         self._opened_s, self._opened_t = clock.monotonic_s(), clock.unix_s()
@@ -86,9 +84,8 @@ class Recorder:
             self.lock = _hold(self._events, run.path)
             for path in (run.events_jsonl, run.ledger):
                 cut_torn_line(path)
-            if run.events_jsonl.exists():
-                for entry in read_log(run.events_jsonl):
-                    self.fold.add(*entry)
+            self._keeper = Keeper(run.events_jsonl)
+            self.fold = self._keeper.fold
             self._ledger = run.ledger.open("a", encoding="utf-8", buffering=1)
 
     @property
@@ -167,6 +164,8 @@ class Recorder:
                     metrics = entry.event.metrics
                     values = {f"eval/{name}": value for name, value in metrics.items()}
                     self._tell(entry.t, entry.event.step, values)
+        with _Disk("write", path_of(self._run.events_jsonl)):
+            self._keeper.wrote(line, len(entries))
 
     def append_ledger(self, lines: Iterable[str]) -> None:
         """Append lines to the ledger, given without their newlines.

@@ -14,7 +14,7 @@ from raycloud.bounded import json_value, read_whole
 from raycloud.errors import RunDirectoryError
 from raycloud.redact import redact
 from raycloud.report import rates
-from raycloud.report.log import read_events
+from raycloud.report.snapshot import fold_of
 from raycloud.report.tally import Tally
 from raycloud.spec.rundir import RunDirectory
 
@@ -252,8 +252,8 @@ def of_run(directory: Path) -> Summary:
             raise RunDirectoryError(
                 f"{plan} cannot be read: {error}", hint="move it away: the rest is shown without it"
             ) from error
-    entries = read_events(run.events_jsonl)
-    return fold(entries, predicted=predicted if isinstance(predicted, dict) else {})
+    tally = fold_of(run.events_jsonl).tally
+    return summarize(tally, predicted=predicted if isinstance(predicted, dict) else {})
 
 
 def write_summary(path: Path, summary: Summary) -> None:

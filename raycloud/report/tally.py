@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from raycloud.errors import DealingError
 from raycloud.events import (
     CheckpointPublished,
     DataPrepared,
@@ -119,6 +120,7 @@ class Tally:
     version: str = ""
     status: str = "unfinished"
     error: str | None = None
+    misread: str | None = None
     stop_reason: str | None = None
     ended_at: int | None = None
     steps: int = 0
@@ -242,6 +244,7 @@ class Tally:
     def _start(self, t: float, event: RunStarted) -> None:
         self.job, self.version = event.job, event.version
         self.status, self.error, self.stop_reason = "unfinished", None, None
+        self.misread = None
         self.ended_at, self._back = None, False
         if event.taken_over:
             self._go_on(t, event)
@@ -361,6 +364,8 @@ class Tally:
                 self._back = False
             case MemberFailed() if self._counts(event.member):
                 self.error = f"member {event.member}: {event.error}: {event.message}"
+                if event.error == DealingError.__name__:
+                    self.misread = event.message
             case Noticed() if len(self.notices) < _MOST_NOTICES:
                 notice = {"t": t, "what": event.what, "detail": dict(event.detail)}
                 self.notices.append({**notice, "member": event.member})

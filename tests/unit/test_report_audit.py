@@ -16,6 +16,7 @@ from raycloud.cli import auditing
 from raycloud.events import (
     Event,
     GenerationFormed,
+    MemberFailed,
     MemberLost,
     Recovered,
     RunFinished,
@@ -238,3 +239,33 @@ def test_what_was_skipped_is_named_and_is_no_fault(tmp_path: Path) -> None:
     assert "each sample counted once, but for those that were skipped" in told
     assert "epoch 0 [28, 32), step 3, error: it failed each time" in told
     assert "epoch 0 [32, 40), step 4, nan: the loss or gradient was not finite" in told
+
+
+def test_what_members_have_misread_is_not_exact_though_the_ledger_has_it(tmp_path: Path) -> None:
+    told = [entry for entry in entries() if not isinstance(entry[1], RunFinished)]
+    misread = "for steps 0 to 9 members have read other samples than these steps take"
+    told += [
+        (STARTED_T + 20, MemberFailed(member=1, error="DealingError", message=misread)),
+        (STARTED_T + 21, RunFinished(status="failed", steps=10, error=f"member 1: {misread}")),
+    ]
+    run = run_with(tmp_path / "gpt-1", told, records(10))
+    code, out, _ = call(run)
+    assert code == 1
+    assert out.startswith(f"{run}: NOT EXACT: not every sample counted exactly once")
+    assert f"\n  misread       1\n                {misread}\n" in out
+    record = json.loads(call(run, "--json")[1])
+    assert (record["exact"], record["misread"]) == (False, misread)
+    resumed = [*told, (STARTED_T + 30, RunStarted(job="gpt", version="0.1.0"))]
+    assert audit(run_with(tmp_path / "gpt-2", resumed, records(10))).misread is None
+
+
+def test_a_run_that_failed_says_why(tmp_path: Path) -> None:
+    told = [entry for entry in entries() if not isinstance(entry[1], RunFinished)]
+    told.append((STARTED_T + 20, RunFinished(status="failed", steps=10, error="no more room")))
+    run = run_with(tmp_path / "gpt-1", told, records(10))
+    code, out, _ = call(run)
+    assert code == 0
+    assert out.endswith(
+        "failed, 1 generation\n                no more room\n  recoveries    none\n"
+    )
+    assert json.loads(call(run, "--json")[1])["error"] == "no more room"

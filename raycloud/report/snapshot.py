@@ -1,0 +1,160 @@
+"""The fold of a run's log, kept beside it now and then: a long log is not read from its start.
+
+A snapshot holds the fold of the first `size` bytes of the log, and a digest of the last of them. It
+is a copy: one that is damaged, of another format or of another log is passed over, and the whole
+log is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from raycloud.bounded import open_regular, read_whole
+from raycloud.report.fold import Fold
+from raycloud.report.log import read_log
+
+FORMAT = 1  # raised whenever `Fold` comes to something else, or is kept otherwise
+EVERY = 10_000  # entries of the log; to read as many takes about a second
+
+_DIGESTED_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """A fold, and of which part of a log it is.
+
+    Attributes:
+        format: See `FORMAT`.
+        size: Bytes of the log, whole lines.
+        lines: As many.
+        digest: Of the last of these bytes.
+        fold: What they come to.
+    """
+
+    format: int
+    size: int
+    lines: int
+    digest: str
+    fold: Fold
+
+
+@cache
+def _adapter() -> TypeAdapter[list[Snapshot]]:
+    # In a list, since a type adapter of a dataclass takes no configuration.
+    return TypeAdapter(list[Snapshot], config=ConfigDict(ser_json_inf_nan="constants"))
+
+
+def path_of(log: Path) -> Path:
+    """Where the snapshot of a log is kept."""
+    return log.with_suffix(".snapshot.json")
+
+
+class Keeper:
+    """Makes a snapshot of a log that this process writes, each time that it has grown by `EVERY`.
+
+    Args:
+        log: It ends with a whole line.
+
+    Attributes:
+        fold: What the log comes to.
+
+    Raises:
+        RunDirectoryError: As `read_log`.
+    """
+
+    def __init__(self, log: Path) -> None:
+        """Take in what there is."""
+        self._log = log
+        kept = snapshot_of(log)
+        before = (0, 0) if kept is None else (kept.size, kept.lines)
+        self.fold = fold_of(log, kept)
+        with open_regular(log) as file:
+            self._size = os.fstat(file.fileno()).st_size
+            self._lines = before[1] + _lines(file, before[0])
+        self._new = self._lines - before[1]
+
+    def wrote(self, line: str, entries: int) -> None:
+        """A line was appended, given without its newline, and its `entries` were folded.
+
+        Raises:
+            OSError: The fold cannot be written.
+        """
+        self._size += len(line.encode()) + 1
+        self._lines += 1
+        self._new += entries
+        if self._new >= EVERY:
+            self.keep()
+
+    def keep(self) -> None:
+        """Make a snapshot now; the one before stays whole until then.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self._new = 0
+        with open_regular(self._log) as file:
+            digest = _digest(file, self._size)
+        if digest is None:
+            return  # someone else has written to the log
+        kept = Snapshot(
+            format=FORMAT, size=self._size, lines=self._lines, digest=digest, fold=self.fold
+        )
+        path = path_of(self._log)
+        draft = path.with_suffix(".draft")
+        draft.write_bytes(_adapter().dump_json([kept]))
+        draft.replace(path)
+
+
+def fold_of(log: Path, kept: Snapshot | None = None) -> Fold:
+    """What a log comes to.
+
+    Args:
+        log: Which.
+        kept: Its snapshot; None: it is looked for.
+
+    Raises:
+        RunDirectoryError: As `read_log`.
+    """
+    kept = snapshot_of(log) if kept is None else kept
+    fold, size, lines = (Fold(), 0, 0) if kept is None else (kept.fold, kept.size, kept.lines)
+    for entry in read_log(log, size, lines):
+        fold.add(*entry)
+    return fold
+
+
+def snapshot_of(log: Path) -> Snapshot | None:
+    """The snapshot of a log; None where there is none that is of use."""
+    try:
+        text = read_whole(path_of(log))
+        kept = _adapter().validate_json(text)[0]
+        with open_regular(log) as file:
+            digest = _digest(file, kept.size)
+    except (OSError, ValueError, IndexError, ValidationError, RecursionError):
+        return None
+    return kept if kept.format == FORMAT and digest == kept.digest else None
+
+
+def _lines(file: IO[Any], at: int) -> int:
+    """How many lines stand behind the first `at` bytes of a log."""
+    file.seek(at)
+    count = 0
+    while block := file.read(_BLOCK_BYTES):
+        count += block.count(b"\n")
+    return count
+
+
+def _digest(file: IO[Any], size: int) -> str | None:
+    """Of the bytes before `size`; None where there are fewer, or they end within a line."""
+    if size < 0 or os.fstat(file.fileno()).st_size < size:
+        return None
+    file.seek(max(0, size - _DIGESTED_BYTES))
+    read = file.read(min(size, _DIGESTED_BYTES))
+    return None if read[-1:] not in {b"", b"\n"} else hashlib.sha256(read).hexdigest()
