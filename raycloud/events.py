@@ -206,7 +206,8 @@ class StepsCommitted:
     other threads, `read_s` of samples, `collate_s` of batches. Byte counts are this member's own,
     of gradients alone: sent (`bytes_last` with the last message), and what it would have sent
     uncompressed, by the ring's formula. `skips` are records of what these steps took and did not
-    count: see `order.Skip`.
+    count: see `order.Skip`. `micro_batches` are this member's own; `computed` are those of all
+    members, as they told each other before the steps counted.
     """
 
     member: int
@@ -232,6 +233,7 @@ class StepsCommitted:
     collate_s: float = 0.0
     lane_s: float = 0.0
     bytes_last: int = 0
+    computed: int = 0
     skips: tuple[Mapping[str, Any], ...] = ()
 
 

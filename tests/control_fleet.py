@@ -263,6 +263,7 @@ class Fleet(Samples, Following, Restoring, Troubles):
             self.step,
             generation=self.generation,
             at=self.position,
+            computed=sum(map(self.cut, range(body.reported, self.step))),
             micro_batches=body.micro_batches,
             compute_s=body.compute_s,
             bytes_last=self.nearby,

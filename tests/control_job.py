@@ -12,6 +12,11 @@ def control(**settings):
     return Control(ControlSettings(**{**values, "micro_batch": 1, **settings}))
 
 
+def of_all(job, first, last):
+    """The micro-batches that all members together compute in steps from `first` to `last`."""
+    return job._state.formed().micro_batches(first, last)
+
+
 def report(job, member, first, last, *, generation=None, compute_s=None, share=4):
     """A member's word that it did `share` micro-batches in each step from `first` to `last`."""
     micro_batches = share * (last - first)
@@ -21,6 +26,7 @@ def report(job, member, first, last, *, generation=None, compute_s=None, share=4
         last,
         generation=job.generation if generation is None else generation,
         at=job.position_at(last),
+        computed=of_all(job, first, last),
         micro_batches=micro_batches,
         compute_s=micro_batches * 0.1 if compute_s is None else compute_s,
     )

@@ -71,5 +71,10 @@ class Samples:
     def after(self, at):
         return self.settled(Position(epoch=at.epoch, offset=at.offset + self.taken(at)))
 
+    def cut(self, step):
+        """Micro-batches of a step that is computed."""
+        _, start, stop = self.spans[step]
+        return -(-(stop - start) // self.scene.settings.micro_batch)
+
     def taken(self, at):
         return min(self.scene.settings.global_batch, self.size(at.epoch) - at.offset)

@@ -216,6 +216,26 @@ MUTANTS = (
         tests=("tests/unit/test_training_dealing.py",),
     ),
     Mutant(
+        file="training/reading.py",
+        old="            found[-1] = (m.epoch, found[-1][1], m.stop)\n",
+        new="            found[-1] = (m.epoch, found[-1][1] - 1, m.stop - 1)\n",
+        breaks="neighbouring micro-batches are read one sample too early",
+        tests=("tests/unit/test_training_dealing.py", "tests/unit/test_training_feed.py"),
+    ),
+    Mutant(
+        file="training/dealing.py",
+        old="        if self._collate.row_sum(_joined(spans)) % ROWS != told:\n",
+        new="        if told < 0:\n",
+        breaks="samples that are not the step's are read, and nobody says so",
+        tests=("tests/unit/test_training_dealing.py",),
+    ),
+    Mutant(
+        file="control/guards.py",
+        old="    if event.computed != many:\n",
+        new="    if event.computed > many:\n",
+        breaks="steps of which members have computed nothing are committed",
+    ),
+    Mutant(
         file="training/collate.py",
         old="(*(() if kept is None else kept.micro_batches), *self.indices)",
         new="self.indices",

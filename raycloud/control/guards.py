@@ -330,6 +330,10 @@ def _check_steps(state: JobState, event: StepsCommitted) -> None:
         if not progress.same_position(reached, due):
             what = f"after step {event.last_step} the sequence stands at {due}"
             raise illegal(state, event, what)
+    many = progress.micro_batches(event.first_step, event.last_step)
+    if event.computed != many:
+        what = f"the steps have {many} micro-batches, members have computed {event.computed}"
+        raise illegal(state, event, what)
     if event.skips and (wrong := why_wrong(event)):
         raise illegal(state, event, wrong)
 

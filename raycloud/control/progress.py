@@ -77,6 +77,7 @@ class Progress:
         self.took = StepSeconds()
         self._generations: list[tuple[int, int]] = [(step, generation)]  # (first step, number)
         self._asked: tuple[int, Position] | None = None
+        self._counted: tuple[tuple[int, int], int] | None = None
         self._growths: list[tuple[int, int, int]] = []  # (step, first epoch, samples)
 
     def position_at(self, step: int) -> Position:
@@ -93,6 +94,14 @@ class Progress:
             position = self.steps.position_after(step - self._first_step, self._first_position)
             self._asked = step, position
         return self._asked[1]
+
+    def micro_batches(self, first_step: int, last_step: int) -> int:
+        """Of steps [first_step, last_step)."""
+        of = first_step, last_step
+        if self._counted is None or self._counted[0] != of:  # many members ask for the same
+            at = self.position_at(first_step)
+            self._counted = of, self.steps.micro_batches(last_step - first_step, at)
+        return self._counted[1]
 
     def same_position(self, one: Position, other: Position) -> bool:
         """Both lead to the same next sample."""
@@ -117,6 +126,7 @@ class Progress:
         epoch = self.position_at(step).next_epoch
         self.ledger.grow(epoch, samples)
         self.steps, self._asked = self.steps.grown(epoch, samples), None
+        self._counted = None
         self._growths.append((step, epoch, samples))
         return epoch
 

@@ -176,6 +176,30 @@ class Steps:
         epochs, left = divmod(left, self.per_epoch(epoch))
         return Position(epoch=epoch + epochs, offset=left * self.global_batch)
 
+    def micro_batches(self, steps: int, at: Position) -> int:
+        """How many micro-batches the `steps` steps from `at` on have, without walking there.
+
+        >>> Steps(samples=10, global_batch=4, micro_batch=2).micro_batches(4, Position(offset=4))
+        7
+        """
+        at, end = self._skip_tail(at), self.position_after(steps, at)
+        if at.epoch == end.epoch:
+            return self._cut(end.offset - at.offset)
+        many = self._cut(self._left_to_take(at)) + self._cut(end.offset)
+        for first, last, _ in self.sizes.alike(at.epoch + 1, end.epoch):
+            many += (last - first) * self._cut(self._left_to_take(Position(epoch=first)))
+        return many
+
+    def _cut(self, samples: int) -> int:
+        """Micro-batches of so many samples in a row, cut into steps."""
+        whole, rest = divmod(samples, self.global_batch)
+        return whole * -(-self.global_batch // self.micro_batch) - (-rest // self.micro_batch)
+
+    def _left_to_take(self, at: Position) -> int:
+        """Samples from `at` to the end of its epoch that steps take."""
+        left = self.samples_in(at.epoch) - at.offset
+        return left - left % self.global_batch if self.drop_last else left
+
     def _left_in_epoch(self, at: Position) -> int:
         left = self.samples_in(at.epoch) - at.offset
         return left // self.global_batch if self.drop_last else -(-left // self.global_batch)

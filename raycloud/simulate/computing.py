@@ -102,10 +102,19 @@ class Computing:
         self.useful_s = 0.0
         self.wrong = ""
         self.stop: Callable[[], None] = lambda: None  # `Ending` knows how
+        self._counted = ((0, 0), 0)
 
     def position(self, step: int) -> Position:
         """Where the sequence stands before `step`."""
         return self.cut.position_after(step - self.origin.step, self.origin.at)
+
+    def micro_batches(self, first_step: int, last_step: int) -> int:
+        """Of steps [first_step, last_step), of all members."""
+        asked = first_step, last_step
+        if self._counted[0] != asked:  # members tell of the same steps, one after the other
+            at = self.position(first_step)
+            self._counted = asked, self.cut.micro_batches(last_step - first_step, at)
+        return self._counted[1]
 
     def go_back(self, kept: Kept | None) -> None:
         """Nobody has the state any more: whoever meets next begins where the checkpoint stands."""
@@ -120,6 +129,7 @@ class Computing:
         """So many has each epoch that begins before the group's present step, or later."""
         epoch = self.position(group.step).next_epoch
         group.cut = self.cut = self.cut.grown(epoch, samples)
+        self._counted = ((0, 0), 0)
 
     def bodies(self, group: Lockstep) -> list[Body | None]:
         """Its members by rank, as far as the driver still holds them."""
@@ -143,7 +153,8 @@ class Computing:
     def tell(self, body: Body, step: int, at: Position | None = None) -> None:
         """It tells of all steps before `step`, where the sequence stands `at`, if it has not."""
         at = self.position(step) if at is None else at
-        word = committed(body, step, at, self.fleet.micro_batch_s(body))
+        computed = self.micro_batches(body.told, step)
+        word = committed(body, step, at, computed, self.fleet.micro_batch_s(body))
         self.words.say(body, word)
         body.told, body.owes = step, 0
 

@@ -181,13 +181,16 @@ def ready(body: Body, *, samples: int, micro_batch_s: float, node: int) -> Membe
     )
 
 
-def committed(body: Body, last_step: int, at: Position, micro_batch_s: float) -> StepsCommitted:
+def committed(
+    body: Body, last_step: int, at: Position, computed: int, micro_batch_s: float
+) -> StepsCommitted:
     """A member's word that it committed all steps from what it told last to before `last_step`.
 
     Args:
         body: Whose.
         last_step: One past the last step.
         at: Where the sequence stands then.
+        computed: Micro-batches of these steps, of all members.
         micro_batch_s: How long a micro-batch takes it.
     """
     compute_s = body.owes * micro_batch_s
@@ -202,6 +205,7 @@ def committed(body: Body, last_step: int, at: Position, micro_batch_s: float) ->
         weight=1.0,
         samples=body.owes,
         micro_batches=body.owes,
+        computed=computed,
         grad_norm=1.0,
         learning_rate=1.0,
         wall_s=compute_s,

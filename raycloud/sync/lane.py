@@ -2,8 +2,8 @@
 
 At the start of step s every member gives what the others must know before its gradients can be
 scaled (the weight of its share of s), which micro-batches that is of, so that a fault in dealing
-them is seen before it counts, and what they want to know of the step before (its loss). Now and
-then a digest of its state goes with that.
+them is seen before it counts, a sum over the samples that were read for them, and what they want to
+know of the step before (its loss). Now and then a digest of its state goes with that.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ Places = tuple[float, float, float]
 """Of micro-batches: their number, and the sums of their indices and of the squares of these."""
 
 NO_PLACES: Places = (0.0, 0.0, 0.0)
+_NUMBERS = 8  # of a report, before its digest's words
 DIGEST_WORDS = 3  # of 16 bits each: sums of squares stay exact for 2**21 members
 
 
@@ -73,12 +74,14 @@ class LaneReport:
     Attributes:
         weight: Weight of the micro-batches of the step that begins.
         places: Which they are.
+        rows: Sum over the samples that were read for them; see `training.dealing`.
         loss: Sum of weight * loss of the step before; 0 at the first step.
         digest: Of the state before the step that begins.
     """
 
     weight: float
     places: Places = NO_PLACES
+    rows: float = 0.0
     loss: float = 0.0
     digest: LaneDigest = field(default_factory=LaneDigest)
 
@@ -90,13 +93,14 @@ class Lane:
         """Use a transport of the lane's own, so that its order is free of the gradients'."""
         self._transport = transport
         self._work: Work | None = None
-        self._buffer = torch.zeros(7 + 2 * DIGEST_WORDS, dtype=torch.float64)
+        self._buffer = torch.zeros(_NUMBERS + 2 * DIGEST_WORDS, dtype=torch.float64)
 
     def send(self, report: LaneReport) -> None:
         """Start this step's exchange; returns at once."""
         digest = report.digest
-        told = (report.weight, *report.places, report.loss, digest.holds_off, digest.given)
-        self._buffer = torch.tensor((*told, *digest.words, *digest.squares), dtype=torch.float64)
+        told = (report.weight, *report.places, report.rows, report.loss)
+        also = (digest.holds_off, digest.given, *digest.words, *digest.squares)
+        self._buffer = torch.tensor((*told, *also), dtype=torch.float64)
         self._work = self._transport.all_reduce(self._buffer) if self._transport.size > 1 else None
 
     def read(self, abandoned: Callable[[], bool]) -> LaneReport:
@@ -104,8 +108,9 @@ class Lane:
         if self._work is not None:
             finish(self._work, abandoned)
             self._work = None
-        weight, *places, loss, holds_off, given = self._buffer[:7].tolist()
-        words = self._buffer[7:].tolist()
+        numbers = self._buffer.tolist()
+        weight, *places, rows, loss, holds_off, given = numbers[:_NUMBERS]
+        words = numbers[_NUMBERS:]
         digest = LaneDigest(
             holds_off=holds_off,
             given=given,
@@ -113,7 +118,8 @@ class Lane:
             squares=tuple(words[DIGEST_WORDS:]),
         )
         count, total, squares = places
-        return LaneReport(weight=weight, places=(count, total, squares), loss=loss, digest=digest)
+        every = count, total, squares
+        return LaneReport(weight=weight, places=every, rows=rows, loss=loss, digest=digest)
 
     def sum(self, values: Sequence[float], abandoned: Callable[[], bool]) -> list[float]:
         """Sums over members of as many numbers from each; nothing that was sent is unread."""

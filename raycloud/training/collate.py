@@ -14,6 +14,7 @@ from raycloud.order import MicroBatch, Order, StepSpan, stream_seed
 from raycloud.sync.lane import Places, places_of
 from raycloud.training.calling import RaisedError
 from raycloud.training.contract import raised
+from raycloud.training.dealing import ROWS, Codes, codes_of, row_sum, row_sum_of
 from raycloud.training.device import Copies, concatenate, pin
 from raycloud.training.reading import View, joined
 
@@ -36,13 +37,15 @@ class Pass:
     """What a device computes at once: one micro-batch, or several fused.
 
     `seed` belongs to the first micro-batch; it is what anything random in this pass depends on.
-    `read_s` and `collate_s` went into reading its samples and into `Task.batch`.
+    `rows` is the sum over the samples that were read for it (see `dealing`); `read_s` and
+    `collate_s` went into reading them and into `Task.batch`.
     """
 
     micro_batches: tuple[MicroBatch, ...]
     batch: Any
     weight: float
     seed: int
+    rows: int = 0
     read_s: float = 0.0
     collate_s: float = 0.0
 
@@ -54,7 +57,7 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepWork:
-    """This member's part of one step; of what `failed` there are no passes.
+    """This member's part of one step; of what `failed` there are no passes, but `failed_rows`.
 
     In `idle_s` of computing it, its member waited for another, or computed what does not count.
     """
@@ -62,6 +65,7 @@ class StepWork:
     span: StepSpan
     passes: tuple[Pass, ...]
     failed: Failures = ()
+    failed_rows: int = 0
     idle_s: float = 0.0
 
     @property
@@ -93,6 +97,15 @@ class StepWork:
         return places_of((*(() if kept is None else kept.micro_batches), *self.indices))
 
     @property
+    def rows(self) -> int:
+        """Sum over the samples that were read for these; see `dealing`."""
+        return self.failed_rows + sum(p.rows for p in self.passes)
+
+    def told_rows(self, kept: Kept | None) -> float:
+        """As this member tells the others, of this and of what is kept of the step."""
+        return float((self.rows + (0 if kept is None else kept.rows)) % ROWS)
+
+    @property
     def read_s(self) -> float:
         """Seconds of reading samples."""
         return sum(p.read_s for p in self.passes)
@@ -120,6 +133,20 @@ class Making:
     copies: Copies | None = None
     skips: bool = False
     apart: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Samples that were read, the code of each, and the seconds that took."""
+
+    samples: Any
+    codes: Codes
+    seconds: float
+
+    def cut(self, at: int, stop: int) -> _Read:
+        """Some of them."""
+        share_s = self.seconds * (stop - at) / len(self.codes)
+        return _Read(self.samples[at:stop], self.codes[at:stop], share_s)
 
 
 class Collate:
@@ -183,12 +210,10 @@ class Collate:
         groups += [todo[at : at + fuse] for at in range(cut, len(todo), fuse)]
         made: list[Pass] = []
         if view.as_rows and len(groups) > 1:  # cheaper to read at once, and cut without a copy
-            rows, read_s = self._read(view, todo)
-            at = 0
+            read, at = self._read(view, todo), 0
             for group in groups:
                 stop = at + sum(m.samples for m in group)
-                share_s = read_s * (stop - at) / len(rows)
-                made += self._group(view, group, (rows[at:stop], share_s))
+                made += self._group(view, group, read.cut(at, stop))
                 at = stop
         else:
             for group in groups:
@@ -215,6 +240,11 @@ class Collate:
         where = micro_batch.epoch, micro_batch.start, micro_batch.stop
         return tuple(self._view.order.ids(*where).tolist())
 
+    def row_sum(self, micro_batches: Iterable[MicroBatch]) -> int:
+        """Of their samples, whoever reads them; see `dealing`."""
+        order = self._view.order
+        return sum(row_sum(order.ids(m.epoch, m.start, m.stop)) for m in micro_batches)
+
     def want(self, micro_batches: Iterable[MicroBatch], later: int) -> None:
         """Hint that what stands `later` places after these will be asked for.
 
@@ -225,22 +255,21 @@ class Collate:
     def _now_s(self) -> float:
         return 0.0 if self._clock is None else self._clock.monotonic_s()
 
-    def _group(self, view: View, group: list[MicroBatch], read: tuple[Any, float]) -> list[Pass]:
+    def _group(self, view: View, group: list[MicroBatch], read: _Read) -> list[Pass]:
         """The passes of a group whose samples are read; several only where they cannot be one."""
         if len(group) == 1 or not self._draws:
-            made, drew = self._pass(group, *read)
+            made, drew = self._pass(group, read)
             if not drew:
                 return [made]
             self._draws = True
             read = self._read(view, group)  # again: the task may have changed what it was given
-        return self._apart(group, *read)
+        return self._apart(group, read)
 
-    def _apart(self, group: list[MicroBatch], samples: Any, read_s: float) -> list[Pass]:
+    def _apart(self, group: list[MicroBatch], read: _Read) -> list[Pass]:
         """Augmentation: each micro-batch has its own random state. Joined where that may be."""
         singles, at = [], 0
         for m in group:
-            share_s = read_s * m.samples / len(samples)
-            singles.append(self._pass([m], samples[at : at + m.samples], share_s)[0])
+            singles.append(self._pass([m], read.cut(at, at + m.samples))[0])
             at += m.samples
         batch = None
         if self.joins:
@@ -252,31 +281,32 @@ class Collate:
             micro_batches=tuple(group),
             batch=batch,
             weight=self._weight(batch, at),
-            read_s=read_s,
+            rows=row_sum_of(read.codes),
+            read_s=read.seconds,
             collate_s=sum(one.collate_s for one in singles),
         )
         return [whole]
 
-    def _read(self, view: View, group: list[MicroBatch]) -> tuple[Any, float]:
-        """The samples of a group, and the seconds that took."""
+    def _read(self, view: View, group: list[MicroBatch]) -> _Read:
+        """The samples of a group."""
         began_s = self._now_s()
-        places = [view.ids(one) for one in joined(group)]
+        ids = np.concatenate([view.ids(one) for one in joined(group)])
         try:
-            samples = view.read(np.concatenate(places))
+            samples = view.read(ids)
         except RaycloudError:
             raise
         except BaseException as error:
             raise _fault("reading the samples", error, group) from error
-        return samples, self._now_s() - began_s
+        return _Read(samples, codes_of(ids), self._now_s() - began_s)
 
-    def _pass(self, group: list[MicroBatch], samples: Any, read_s: float) -> tuple[Pass, bool]:
+    def _pass(self, group: list[MicroBatch], read: _Read) -> tuple[Pass, bool]:
         """The pass of `group`; and, of several micro-batches, whether making it drew."""
         seed, first = self._view.order.seed, group[0]
         rng = self._generator(stream_seed(seed, _COLLATE_STREAM, first.epoch, first.start))
         before = _drawn(rng) if len(group) > 1 else None
         began_s = self._now_s()
         try:
-            batch = self._task.batch(samples, rng)
+            batch = self._task.batch(read.samples, rng)
         except RaycloudError:
             raise
         except BaseException as error:
@@ -287,7 +317,8 @@ class Collate:
             batch=batch,
             weight=self._weight(batch, sum(m.samples for m in group)),
             seed=stream_seed(seed, _COMPUTE_STREAM, first.epoch, first.start),
-            read_s=read_s,
+            rows=row_sum_of(read.codes),
+            read_s=read.seconds,
             collate_s=collate_s,
         )
         return made, before is not None and _drawn(rng) != before

@@ -144,7 +144,12 @@ class Feed:
                     continue
             try:
                 passes, failed = make()
-                made = StepWork(span=span, passes=self._sent(passes), failed=failed)
+                made = StepWork(
+                    span=span,
+                    passes=self._sent(passes),
+                    failed=failed,
+                    failed_rows=self._collate.row_sum(one for one, _ in failed),
+                )
                 future.set_result(made)
             except BaseException as error:  # noqa: BLE001 - raised to who takes the step
                 future.set_exception(error)

@@ -19,12 +19,14 @@ class Kept:
         step: Which step.
         micro_batches: Indices in the step of those that it has computed, rising.
         weight: Their weight.
+        rows: Sum over the samples that were read for them; see `dealing`.
         skipped: Those among them that cannot be computed, and are not to be tried again.
     """
 
     step: int
     micro_batches: tuple[int, ...] = ()
     weight: float = 0.0
+    rows: int = 0
     skipped: tuple[int, ...] = ()
 
     def and_also(self, work: StepWork) -> Kept:
@@ -37,8 +39,8 @@ class Kept:
         both = sorted([*self.micro_batches, *new])
         if self.step != work.span.step or len(set(both)) < len(both):
             raise InternalError(f"{new} of step {work.span.step} were to be computed beside {self}")
-        weight = self.weight + work.weight
-        return replace(self, micro_batches=tuple(both), weight=weight)
+        weight, rows = self.weight + work.weight, self.rows + work.rows
+        return replace(self, micro_batches=tuple(both), weight=weight, rows=rows)
 
     def without(self, index: int) -> Kept:
         """The same, where `index` is one that cannot be computed."""

@@ -14,6 +14,7 @@ from raycloud.spec.sizes import report_s, ring_bytes
 from raycloud.sync.lane import NO_PLACES, Lane, LaneReport, Places, all_places
 from raycloud.sync.transport import Abandoned
 from raycloud.training.consistency import Company, Consistency
+from raycloud.training.dealing import Reads
 from raycloud.training.evaluate import judged, merged
 from raycloud.training.feed import Feed
 from raycloud.training.growth import LAYOUT, layout_record
@@ -56,6 +57,7 @@ class Loop:
         )
         self._tally = Tally(member=seat.member, clock=parts.clock)
         self._consistency = Consistency(parts.replica, parts.clock)
+        self._reads = Reads(parts.collate)
         self.owed: Owed | None = None
         self.loss = float("nan")  # the mean of the newest step of which it is known
         self._computed: Counted | None = None  # of the step under way
@@ -96,6 +98,7 @@ class Loop:
         self._feed = self._collating()
         company = Company(members=seat.members, unlike=unlike)
         self._consistency.enter(company, seat.rank, seat.step)
+        self._reads.enter(seat.rank, seat.size)
 
     def _collating(self) -> Feed:
         """The steps from the present one on, under the shares that are known now."""
@@ -136,6 +139,7 @@ class Loop:
             raise InternalError(f"step {self.step} is committed without this member's part of it")
         skips = tuple(s for s in self._parts.replica.state.skips if s.step == self.step)
         self._tally.add(replace(computed, skips=skips))
+        self._reads.add(self._begun, computed.rows)
         if not any(skip.whole_step for skip in skips):
             self.owed = Owed(loss=0.0, own_weight=0.0, weight=computed.weight)
         self.step, self.position = self.step + 1, computed.after
@@ -143,6 +147,7 @@ class Loop:
     def begin_anew(self) -> None:
         """Others have gone on without this member: what it knows of its steps counts no more."""
         self.owed, self.loss, self._computed = None, float("nan"), None
+        self._reads.forget()
 
     def run(self) -> bool:
         """Compute until the last step, a halt, or the `next` generation.
@@ -225,7 +230,11 @@ class Loop:
         work = self._feed.take()
         began_s, self._lane_s = clock.monotonic_s(), 0.0
         kept, self._begun = parts.replica.kept, work.span
-        self._send_lane(weight=work.expected_weight(kept), places=work.places(kept))
+        self._send_lane(
+            weight=work.expected_weight(kept),
+            places=work.places(kept),
+            rows=work.told_rows(kept),
+        )
         others = Others(self._lane, self._abandoned, lambda: parts.changes.next_at_hand)
         work = parts.replica.compute(work, parts.collate, self._scale, others.at_hand)
         sums = self._weighed()
@@ -235,6 +244,8 @@ class Loop:
             generation=self.seat.generation,
             after=self._course.steps.after(work.span),
             weight=sums.weight,
+            computed=int(sums.places[0]),
+            rows=int(sums.rows),
             learning_rate=parts.replica.learning_rate,
             compute_s=clock.monotonic_s() - began_s - self._lane_s - work.idle_s,
             data_s=self._feed.waited_s - waited_s,
@@ -243,6 +254,7 @@ class Loop:
         follows = parts.replica.following is not None
         found.take(parts.replica, work, tells=self.seat.rank == 0)
         self._sums, self.position = None, self._computed.after
+        self._reads.add(work.span, self._computed.rows)
         self.step += 1
         if follows:  # it tells of no step that it has not committed with all others
             self._tally.begin()
@@ -284,10 +296,11 @@ class Loop:
                 f"{span.step}, or not each of them once"
             )
 
-    def _send_lane(self, *, weight: float, places: Places = NO_PLACES) -> None:
+    def _send_lane(self, *, weight: float, places: Places = NO_PLACES, rows: float = 0.0) -> None:
         loss = self.owed.loss if self.owed is not None else 0.0
         digest = self._consistency.told(self.step)
-        self._lane.send(LaneReport(weight=weight, places=places, loss=loss, digest=digest))
+        told = LaneReport(weight=weight, places=places, rows=rows, loss=loss, digest=digest)
+        self._lane.send(told)
 
     def _read_lane(self) -> LaneReport:
         began_s = self._parts.clock.monotonic_s()
@@ -409,5 +422,6 @@ class Loop:
         replica.take_measured(self.step, found)
 
     def _report(self) -> None:
+        self._reads.check()
         if (made := self._tally.report()) is not None:
             self._parts.report(made)

@@ -115,7 +115,12 @@ def leave_out(
     kept = replica.kept or Kept(step=step)
     indices = [one.index for one in some]
     both = tuple(sorted({*kept.micro_batches, *indices}))
-    replica.kept = replace(kept, micro_batches=both, skipped=(*kept.skipped, *indices))
+    replica.kept = replace(
+        kept,
+        micro_batches=both,
+        skipped=(*kept.skipped, *indices),
+        rows=kept.rows + collate.row_sum(some),
+    )
     ids = [i for one in some for i in collate.ids(one)]
     replica.notice(
         f"skipped, since each worker that computed it was lost: {where}",

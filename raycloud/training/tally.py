@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Counted:
     """What one committed step adds. Seconds and bytes are this member's own.
 
-    Of a step that broke here, while others committed it, the exchange is not known.
+    Of a step that broke here, while others committed it, the exchange is not known. `computed` and
+    `rows` are of all members: see `StepsCommitted` and `dealing`.
     """
 
     step: int
@@ -31,6 +32,8 @@ class Counted:
     learning_rate: float
     compute_s: float
     data_s: float
+    computed: int = 0
+    rows: int = 0
     read_s: float = 0.0
     collate_s: float = 0.0
     norm: float = float("nan")
@@ -120,6 +123,7 @@ class Tally:
             weight=sum(s.weight for s in steps),
             samples=sum(s.samples for s in steps),
             micro_batches=sum(s.micro_batches for s in steps),
+            computed=sum(s.computed for s in steps),
             grad_norm=last.norm,
             learning_rate=last.learning_rate,
             wall_s=_short(now_s - self._since_s),

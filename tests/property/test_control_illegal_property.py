@@ -63,7 +63,14 @@ def any_event(draw):
                     generation=draw(few), members=(0, 1), shares=(2, 2), first_step=0
                 ),
                 e.ChangeApplied(member=member, change=draw(few), step=step),
-                committed(member, first, step, generation=draw(few), at=Position(offset=draw(few))),
+                committed(
+                    member,
+                    first,
+                    step,
+                    generation=draw(few),
+                    at=Position(offset=draw(few)),
+                    computed=draw(few),
+                ),
                 part(member, step),
                 published(step),
                 e.EvaluationPart(member=member, step=step, states={}),
@@ -95,7 +102,7 @@ def life(*, stopped, grown):
 
     def did(member, first, last):
         at = Position(offset=4 * last)
-        return committed(member, first, last, generation=0, at=at)
+        return committed(member, first, last, generation=0, at=at, computed=4 * (last - first))
 
     for m in (0, 1):
         yield e.MemberSpawned(member=m)

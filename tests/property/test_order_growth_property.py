@@ -72,6 +72,9 @@ def test_walking_jumping_and_counting_agree_with_the_definition(steps, count, da
     assert walked == expected
     epoch, start, _ = expected[count]
     assert steps.position_after(count, at) == Position(epoch=epoch, offset=start)
+    cut = steps.micro_batch
+    many = sum(-(-(stop - start) // cut) for _, start, stop in expected[:count])
+    assert steps.micro_batches(count, at) == many
     for last in range(at.epoch, epoch + 1):
         assert steps.until_epoch(last, at) == sum(e < last for e, _, _ in expected)
     for whole in range(at.epoch + 1, epoch):

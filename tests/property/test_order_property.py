@@ -84,6 +84,14 @@ def test_micro_batches_tile_every_span(steps, data):
 
 
 @examples(200)
+@given(cuts(), st.integers(0, 30), st.data())
+def test_micro_batches_are_counted_as_walking_finds_them(steps, count, data):
+    at = data.draw(places(steps))
+    walked = zip(steps.walk(0, at), range(count), strict=False)
+    assert steps.micro_batches(count, at) == sum(len(span.micro_batches) for span, _ in walked)
+
+
+@examples(200)
 @given(cuts())
 def test_an_epoch_has_per_epoch_steps(steps):
     spans = zip(steps.walk(0, Position()), range(100), strict=False)

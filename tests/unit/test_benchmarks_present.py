@@ -29,7 +29,10 @@ def log(*, joining_s: float = 2.0) -> Iterator[tuple[float, Event]]:
         for k in range(5 if whole else 4):
             now_s += joining_s if whole and generation and k == 0 else 2.0 if whole else 2.5
             for member in members:
-                yield now_s, committed(member, step, step + 1, generation=0, at=Position())
+                yield (
+                    now_s,
+                    committed(member, step, step + 1, generation=0, at=Position(), computed=0),
+                )
             step += 1
         if whole and generation < 6:
             now_s = 20.0 * (generation // 2 + 1)  # five steps, and then nothing for a while
@@ -68,8 +71,8 @@ def test_an_arrival_costs_what_its_step_is_longer_than_those_before(
 
 
 def test_the_steps_of_a_report_are_equally_long() -> None:
-    two = replace(committed(0, 0, 2, generation=0, at=Position()), wall_s=3.0)
-    story = read([(10.0, two), (12.0, committed(0, 2, 3, generation=0, at=Position()))])
+    two = replace(committed(0, 0, 2, generation=0, at=Position(), computed=0), wall_s=3.0)
+    story = read([(10.0, two), (12.0, committed(0, 2, 3, generation=0, at=Position(), computed=0))])
     assert story.committed_s == {0: 8.5, 1: 10.0, 2: 12.0}
 
 

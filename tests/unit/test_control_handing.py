@@ -8,7 +8,7 @@ from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control.handing import at_once
 from tests.control_events import committed, ready
-from tests.control_job import on_and_tick, only
+from tests.control_job import on_and_tick, only, report
 from tests.control_three import three
 from tests.control_three import to as three_to
 from tests.unit.test_control_growing import applied, formed, to, two
@@ -29,6 +29,7 @@ def meeting(*paces, **settings):
             6,
             generation=0,
             at=job.position_at(6),
+            computed=8,
             micro_batches=4,
             exchange_s=exchange_s,
             bytes_last=bytes_last,
@@ -56,12 +57,12 @@ def test_who_is_left_alone_goes_by_what_links_were_like_before():
     """It exchanges nothing; its newcomer would follow it for many of its steps."""
     job = two()
     to(job, 5)
-    one = {"generation": 0, "at": job.position_at(6), "micro_batches": 4}
+    one = {"generation": 0, "at": job.position_at(6), "computed": 8, "micro_batches": 4}
     job.on(committed(0, 5, 6, **one), 1.0)
     job.on(committed(1, 5, 6, exchange_s=0.0, bytes_last=1, **one), 1.0)
     on_and_tick(job, e.MemberLost(member=1, reason="died"), 2.0)
     job.on(formed(job, 6), 3.0)
-    job.on(committed(0, 6, 8, **{**one, "generation": 1, "at": job.position_at(8)}), 4.0)
+    job.on(report(job, 0, 6, 8), 4.0)
     assert only(c.Prepare, on_and_tick(job, ready(2), 8.0)).change.following == ()
 
 
@@ -72,7 +73,7 @@ def test_who_has_gone_back_goes_by_the_steps_of_before():
     back = saved(job, 5)
     at = job.position_at(6)
     for member in job.group:
-        one = {"at": at, "micro_batches": 3, "exchange_s": 0.33, "bytes_last": 1}
+        one = {"at": at, "computed": 8, "micro_batches": 3, "exchange_s": 0.33, "bytes_last": 1}
         job.on(committed(member, 5, 6, generation=0, **one), 1.0)
     all_lost(job)
     job.on(back, 3.0)
@@ -110,9 +111,7 @@ def test_who_takes_the_state_at_once_computes_from_there_on():
     job.on(formed(job, 7), 9.0)
     assert (job.group, job.shares) == ((0, 1, 2), (3, 3, 2))
     for member in job.group:
-        word = committed(
-            member, 7 if member == 2 else 6, 9, generation=1, at=job.position_at(9), micro_batches=3
-        )
-        job.on(word, 10.0)
+        first = 7 if member == 2 else 6
+        job.on(report(job, member, first, 9, share=3), 10.0)
     assert job.committed_step == 9
     assert job.ledger.audit().exact

@@ -58,6 +58,8 @@ def test_the_ledger_at_a_step_is_exact_whatever_was_reported():
         ({"last_step": 2}, "next step is 3"),
         ({"generation": 1}, "generations 0 to 0 are possible"),
         ({"offset": 9}, "the sequence stands at"),
+        ({"computed": 0}, "the steps have 24 micro-batches, members have computed 0"),
+        ({"computed": 25}, "members have computed 25"),
         ({"member": 7}, "no member 7"),
     ],
 )

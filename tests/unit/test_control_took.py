@@ -13,7 +13,7 @@ from tests.control_events import committed
 
 
 def told(member: int, first: int, last: int, wall_s: float) -> StepsCommitted:
-    report = committed(member, first, last, generation=0, at=Position(offset=last))
+    report = committed(member, first, last, generation=0, at=Position(offset=last), computed=0)
     return replace(report, wall_s=wall_s)
 
 

@@ -58,6 +58,7 @@ def commit(first: int, last: int, loss: float = 2.5) -> StepsCommitted:
         bytes_dense=2048,
         read_s=0.5,
         collate_s=0.75,
+        computed=16 * (last - first),
     )
 
 
@@ -102,12 +103,20 @@ def test_lines_come_back() -> None:
         assert line.isascii()
 
 
+def test_lines_from_before_members_told_what_all_compute_are_read() -> None:
+    lines = GOLDEN.with_name("events-before-computed.jsonl").read_text().splitlines()
+    read = [from_line(line)[1] for line in lines]
+    known = [event for _, event in EVENTS]
+    before = [replace(e, computed=0) if isinstance(e, StepsCommitted) else e for e in known]
+    assert repr(read) == repr(before)
+
+
 def test_lines_from_before_data_was_prepared_are_read() -> None:
     lines = GOLDEN.with_name("events-before-data.jsonl").read_text().splitlines()
     entries = [entry for entry in EVENTS if not isinstance(entry[1], DataPrepared)]
     for (t, event), line in zip(entries, lines, strict=True):
         steps = isinstance(event, StepsCommitted)
-        then = replace(event, read_s=0.0, collate_s=0.0) if steps else event
+        then = replace(event, read_s=0.0, collate_s=0.0, computed=0) if steps else event
         assert repr(from_line(line)) == repr((t, then))
 
 

@@ -212,10 +212,11 @@ def test_words_that_come_twice_are_seen(monkeypatch):
 
 def test_a_word_of_steps_is_as_one_that_is_made_openly():
     at = Position(epoch=1, offset=8)
-    word = committed(Body(number=3, told=2, owes=4), 5, at, 0.25)
+    word = committed(Body(number=3, told=2, owes=4), 5, at, 12, 0.25)
     assert type(word) is StepsCommitted
     assert word == replace(word)
     assert (word.member, word.last_step, word.compute_s, word.skips) == (3, 5, 1.0, ())
+    assert (word.micro_batches, word.computed) == (4, 12)
     with pytest.raises(FrozenInstanceError):
         word.member = 4
 

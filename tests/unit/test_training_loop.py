@@ -31,6 +31,7 @@ from raycloud.sync.lane import Lane
 from raycloud.sync.loopback import Loopback
 from raycloud.training.changes import Changes
 from raycloud.training.collate import Collate
+from raycloud.training.dealing import Reads
 from raycloud.training.loop import Loop, Parts, Seat
 from raycloud.training.replica import Replica
 from raycloud.training.saver import Saver
@@ -150,6 +151,7 @@ def test_new_shares_begin_a_generation(
     tmp_path: Path, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Loop, "_check_places", lambda _loop, _sums: None)  # half is computed
+    monkeypatch.setattr(Reads, "check", lambda _reads: None)
     asked = job(data={"prefetch_steps": ahead})
     alone = Alone(tmp_path, asked)
     alone.loop._feed.close()
