@@ -11,10 +11,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from raycloud.order.seeds import mix
+
 Unsigned = npt.NDArray[np.uint64]
 
 ROUNDS = 6
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_FEW = 8  # places
 _ONE = np.uint64(1)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -44,9 +47,13 @@ def permute(places: Unsigned, sizes: Unsigned, bits: Unsigned, keys: Unsigned) -
     >>> sorted(permute(np.arange(10, dtype=np.uint64), size, bits, keys).tolist())
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
+    if len(sizes) == 1 and len(places) <= _FEW:
+        one = _One(int(sizes[0]), bits, keys)
+        return np.array([one.place(place) for place in places.tolist()], np.uint64)
     out = _encrypt(places, bits, keys)
     at = np.flatnonzero(out >= sizes)
-    while at.size:  # those that fell beyond their size walk on until they are within
+    least = _FEW if len(sizes) == 1 else 0
+    while at.size > least:  # those that fell beyond their size walk on until they are within
         if len(sizes) > 1:
             walked = _encrypt(out[at], bits[:, at], keys[:, at])
             beyond = walked >= sizes[at]
@@ -55,6 +62,9 @@ def permute(places: Unsigned, sizes: Unsigned, bits: Unsigned, keys: Unsigned) -
             beyond = walked >= sizes
         out[at] = walked
         at = at[beyond]
+    if at.size:
+        one = _One(int(sizes[0]), bits, keys)
+        out[at] = [one.walked(value) for value in out[at].tolist()]
     return out
 
 
@@ -67,6 +77,35 @@ def scatter(values: Unsigned) -> Unsigned:
     scattered *= _FACTORS[1]
     scattered ^= scattered >> third
     return scattered
+
+
+class _One:
+    """One permutation, for a place at a time: so few that arrays would cost more than they save."""
+
+    def __init__(self, size: int, bits: Unsigned, keys: Unsigned) -> None:
+        left, right = bits[:, 0].tolist()
+        self._size, self._shift = size, right
+        self._left, self._right = (1 << left) - 1, (1 << right) - 1
+        rounds = keys[:, 0].tolist()
+        self._rounds = list(zip(rounds[::2], rounds[1::2], strict=True))
+
+    def place(self, value: int) -> int:
+        """Where one place stands."""
+        return self.walked(self._encrypt(value))
+
+    def walked(self, value: int) -> int:
+        """The first one within the size, from an encrypted one on."""
+        while value >= self._size:
+            value = self._encrypt(value)
+        return value
+
+    def _encrypt(self, value: int) -> int:
+        left, right = value >> self._shift, value & self._right
+        for even, odd in self._rounds:
+            left ^= mix(right ^ even) & self._left
+            right ^= mix(left ^ odd) & self._right
+        joined: int = (left << self._shift) | right
+        return joined
 
 
 def _encrypt(values: Unsigned, bits: Unsigned, keys: Unsigned) -> Unsigned:
