@@ -100,17 +100,24 @@ class Keeper:
             OSError: It cannot be written.
         """
         self._new = 0
-        with open_regular(self._log) as file:
-            digest = _digest(file, self._size)
-        if digest is None:
-            return  # someone else has written to the log
-        kept = Snapshot(
-            format=FORMAT, size=self._size, lines=self._lines, digest=digest, fold=self.fold
-        )
-        path = path_of(self._log)
-        draft = path.with_suffix(".draft")
-        draft.write_bytes(_adapter().dump_json([kept]))
-        draft.replace(path)
+        keep(self._log, self.fold, size=self._size, lines=self._lines)
+
+
+def keep(log: Path, fold: Fold, *, size: int, lines: int) -> None:
+    """Write the snapshot of a log: what its first `size` bytes, which are `lines`, come to.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with open_regular(log) as file:
+        digest = _digest(file, size)
+    if digest is None:
+        return  # someone else has written to the log
+    kept = Snapshot(format=FORMAT, size=size, lines=lines, digest=digest, fold=fold)
+    path = path_of(log)
+    draft = path.with_suffix(".draft")
+    draft.write_bytes(_adapter().dump_json([kept]))
+    draft.replace(path)
 
 
 def fold_of(log: Path, kept: Snapshot | None = None) -> Fold:
