@@ -55,6 +55,8 @@ train: setup  ## train a small GPT on real text with two local workers
 
 # What needs no Ray of its own has a process for each core; of those with a Ray two run at a time, but
 # for those that time the machine or look at all of it, which share it with nobody.
+# Processes that tests start load compiled modules, whatever the environment says.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
 test: TIER := not full
 test: check  ## every check, and every kind of test, one case per promise; what is not marked `full`
 test-all: TIER := full or not full
@@ -65,8 +67,8 @@ test test-all:
 ifeq ($(ARGS),)
 	@failed=; \
 	$(BIN)/python -m pytest --numprocesses logical --dist worksteal -m 'not ray and not testbed and ($(TIER))' || failed=1; \
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'ray and not alone and ($(TIER))' || failed=1; \
-	$(BIN)/python -m pytest -m '(testbed or alone) and ($(TIER))' || failed=1; \
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/ray -m 'not alone and ($(TIER))' || failed=1; \
+	$(BIN)/python -m pytest tests/ray tests/testbed -m '(testbed or alone) and ($(TIER))' || failed=1; \
 	test -z "$$failed"
 else
 	$(BIN)/python -m pytest -m '$(TIER)' $(ARGS)

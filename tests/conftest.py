@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -46,6 +47,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(kind)
         if item.get_closest_marker("ray") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(RAY_TIMEOUT_S))
+        if item.get_closest_marker("alone") and kind != "ray":  # `make test` looks for it there
+            raise pytest.UsageError(f"{item.path}: only tests below tests/ray are `alone`")
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: the collector of garbage need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

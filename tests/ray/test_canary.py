@@ -140,6 +140,7 @@ def failed(named: Field) -> Command:
     return one
 
 
+@pytest.mark.full(only="secrets in what a failed run leaves")
 def test_nothing_that_a_failed_run_leaves_holds_a_secret(
     failed: Command, named: Field, ray_tmpdir: Path
 ) -> None:

@@ -120,6 +120,7 @@ def test_a_resumed_run_knows_what_was_skipped(tmp_path: Path) -> None:
     assert apart(tmp_path / "run", clean(job, without=lambda m: hit(job, task, m))) <= EXACT
 
 
+@pytest.mark.full(only="a step that is not finite, on Ray")
 @pytest.mark.parametrize("how", variants("nan", "hidden"))
 def test_a_step_that_is_not_finite_is_skipped_by_all(tmp_path: Path, how: str) -> None:
     job = poisoned(2, how, 5, tmp_path, errors=SKIP)
@@ -173,6 +174,7 @@ def test_passes_become_smaller_where_memory_runs_out(tmp_path: Path) -> None:
     assert all("at most 2 micro-batches" in what for what in told)
 
 
+@pytest.mark.full(only="a sample that ends its process")
 def test_a_sample_that_ends_its_process_is_left_out(tmp_path: Path) -> None:
     """After two workers: what both were to compute, which the sample is among."""
     bad = late(poisoned(3, "exit", 0, tmp_path))

@@ -216,6 +216,7 @@ def test_where_only_a_connection_breaks_or_hangs_all_meet_anew(
     assert run.summary["workers"] == 3
 
 
+@pytest.mark.full(only="a killed worker is replaced, on Ray")
 @pytest.mark.parametrize("norm", variants(True, False))
 def test_a_killed_worker_is_replaced(norm: bool, tmp_path: Path, ray_tmpdir: Path) -> None:
     gate = tmp_path / "gate"

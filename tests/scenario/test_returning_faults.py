@@ -37,6 +37,7 @@ def test_it_is_silent_at_any_point_of_its_work(kind: Kind, point: str, tmp_path:
     assert story.count("MemberCaughtUp(member=") == outcome.returned
 
 
+@pytest.mark.full(only="two are silent, one after the other")
 @pytest.mark.parametrize("point", variants("send", *MEETING, "receive", "load", "copy"))
 def test_another_is_silent_while_they_meet_or_while_it_follows(point: str, tmp_path: Path) -> None:
     blows = (silent(8, "compute"), silent(24, point), silent(24, point))

@@ -64,6 +64,7 @@ def hit(*blows: Blow, **settings: object) -> Scenario:
     return replace(SHORT, blows=blows, **settings)
 
 
+@pytest.mark.full(only="ten faults one after the other")
 @pytest.mark.parametrize("seed", variants(*SEEDS))
 def test_ten_faults_in_two_hundred_steps(seed: int, tmp_path: Path) -> None:
     sound(drawn(seed), tmp_path, f"repeat: python -m tests.scenario --seed {seed}")

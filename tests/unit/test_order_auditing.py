@@ -208,6 +208,7 @@ def test_a_long_ledger_is_a_matter_of_seconds():
     assert took_s < 20.0
 
 
+@pytest.mark.full(only="memory of a long ledger")
 def test_a_long_ledger_takes_no_more_memory_than_a_short_one():
     peaks = []
     for records in (1_000, 10_000):

@@ -97,6 +97,7 @@ def test_one_is_lost_while_it_is_backed_up_or_backs_up(tmp_path: Path, goes: str
     check_end(fellows, job, left)
 
 
+@pytest.mark.full(only="backups: one that cannot connect")
 @pytest.mark.timeout(120)
 def test_who_cannot_connect_is_backed_up_by_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -234,6 +234,7 @@ torch.save(found, sys.argv[1])
 """
 
 
+@pytest.mark.full(only="a processor without AVX")
 def test_a_real_unlike_processor_stays_within_the_bound(tmp_path: Path) -> None:
     """The same gradients on this processor, with the instructions it has and with the least."""
     found = []

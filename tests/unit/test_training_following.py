@@ -126,6 +126,7 @@ def test_a_newcomer_catches_up_bit_by_bit(tmp_path: Path, gate: threading.Event)
     assert {p.part["rank"] for p in fellows.of(PartWritten) if p.generation == 1} <= {0, 1}
 
 
+@pytest.mark.full(only="over real sockets: several follow")
 @pytest.mark.timeout(120)
 def test_several_follow_while_another_is_lost(tmp_path: Path, gate: threading.Event) -> None:
     job = asked(tmp_path)
@@ -144,6 +145,7 @@ def test_several_follow_while_another_is_lost(tmp_path: Path, gate: threading.Ev
     assert sum(one.micro_batches for one in fellows.of(StepsCommitted, 3)) > 0
 
 
+@pytest.mark.full(only="over real sockets: the others wait")
 @pytest.mark.timeout(120)
 def test_where_nothing_more_can_be_kept_the_others_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -259,6 +261,7 @@ def test_who_follows_begins_anew_where_one_leaves(tmp_path: Path, gate: threadin
     check_end(fellows, job, (2,))
 
 
+@pytest.mark.full(only="over real sockets: skipped meanwhile")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", variants("nan", "loss", "backward", "hidden"))
 def test_what_is_skipped_meanwhile_is_skipped_by_who_follows(

@@ -88,6 +88,7 @@ def test_whose_process_goes_on_as_another_hangs_up_at_once(tmp_path: Path) -> No
     check_end(fellows, job, (0,))
 
 
+@pytest.mark.full(only="a meeting that is withdrawn")
 @pytest.mark.timeout(120)
 def test_what_was_met_ahead_and_withdrawn_is_left(tmp_path: Path) -> None:
     job = asked(tmp_path)
@@ -103,6 +104,7 @@ def test_what_was_met_ahead_and_withdrawn_is_left(tmp_path: Path) -> None:
     check_end(fellows, job, (0, 1))
 
 
+@pytest.mark.full(only="a meeting that was withdrawn before")
 @pytest.mark.timeout(120)
 def test_what_is_met_when_it_is_withdrawn_already_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

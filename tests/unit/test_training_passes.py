@@ -82,6 +82,7 @@ def test_bf16_computes_in_half_precision_and_keeps_everything_in_fp32() -> None:
     assert difference(half.replicas[0].model, half.replicas[1].model) == 0
 
 
+@pytest.mark.full(only="torch.compile with g++ gives the same")
 @pytest.mark.timeout(180)
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, compiling
 @pytest.mark.skipif(

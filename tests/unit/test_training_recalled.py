@@ -24,7 +24,7 @@ def _threads() -> Iterator[None]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("steps", variants(3, 1))
+@pytest.mark.parametrize("steps", variants(1, 3))
 def test_it_has_no_part_in_what_the_others_did_since(steps: int, tmp_path: Path) -> None:
     job = asked(tmp_path)
     fellows = Fellows(tmp_path / "kept", job, 3, joining=0)

@@ -131,6 +131,7 @@ def test_one_that_is_told_at_its_start_has_loaded_it_when_it_is_ready(
     assert fellows.of(StepsCommitted, 2)[0].first_step == step
 
 
+@pytest.mark.full(only="over real sockets: one that was silent goes back")
 def test_one_that_was_silent_goes_back_like_all_others_and_has_none_of_its_states(
     tmp_path: Path,
 ) -> None:

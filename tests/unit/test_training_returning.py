@@ -101,6 +101,7 @@ def test_it_keeps_what_it_has_built_and_takes_the_others_state(
     check_end(fellows, job, (0, member))
 
 
+@pytest.mark.full(only="over real sockets: back twice")
 @pytest.mark.timeout(120)
 def test_it_comes_back_twice(tmp_path: Path) -> None:
     job = asked(tmp_path)
@@ -115,6 +116,7 @@ def test_it_comes_back_twice(tmp_path: Path) -> None:
     check_end(fellows, job, (0, member))
 
 
+@pytest.mark.full(only="over real sockets: frozen while it follows")
 @pytest.mark.timeout(120)
 def test_it_freezes_while_it_follows_and_comes_back(tmp_path: Path) -> None:
     job = asked(tmp_path)

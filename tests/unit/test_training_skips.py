@@ -177,11 +177,13 @@ def test_passes_become_smaller_where_memory_runs_out(
         assert member.replica.fuse * 2 <= most or not member.notices()
 
 
+@pytest.mark.full(only="memory too little for one micro-batch")
 def test_memory_that_is_too_little_for_one_is_an_error_of_that_one(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"can't allocate memory.*each time, on micro-batch 0 of"):
         alone(tmp_path, job(), how="memory", most=1)
 
 
+@pytest.mark.full(only="skipped as a generation breaks")
 def test_what_is_skipped_when_a_generation_breaks_is_told_in_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
