@@ -77,7 +77,8 @@ endif
 mutants: setup  ## planted bugs, one at a time: does the fast tier catch them?
 	$(BIN)/python -m tests.mutants
 
-check: lint types layers docs rows audit  ## style, types, layers, generated docs, rows of races, advisories
+check: setup  ## style, types, layers, generated docs, rows of races, advisories
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint types layers docs rows audit
 
 lint: setup  ## ruff: rules and format
 	$(BIN)/ruff check

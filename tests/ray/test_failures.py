@@ -31,6 +31,7 @@ from tests.live import (
     ran,
     wait_for,
 )
+from tests.tiers import variants
 
 CPUS = 2
 
@@ -86,13 +87,14 @@ def test_command_tells_a_task_error_and_ends_with_2(tmp_path: Path, cluster: str
 
 @pytest.mark.parametrize(
     ("settings", "kind", "message"),
-    [
+    variants(
         ({"fault": "data"}, TaskError, "Task.data raised KeyError: .*label"),
-        ({"fault": "batch", "after": 100}, TaskError, r"sample 7 .*\(epoch \d, samples \[\d+,"),
         ({"fault": "nan", "after": 100}, DivergedError, r"gradient's norm is nan at step \d+"),
+        ({"fault": "batch", "after": 100}, TaskError, r"sample 7 .*\(epoch \d, samples \[\d+,"),
         ({"fault": "metric"}, TaskError, "Task.metrics gave 'accuracy' as str"),
-    ],
-    ids=["data", "batch", "nan", "metric"],
+        fast=2,
+    ),
+    ids=["data", "nan", "batch", "metric"],
 )
 def test_broken_task(
     tmp_path: Path, settings: dict[str, Any], kind: type[RaycloudError], message: str

@@ -39,6 +39,7 @@ CPUS = 2
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
+@pytest.mark.full(only="the same blocks as without Ray")
 @pytest.mark.parametrize("data", variants({"stratify": "label"}, {}), ids=["stratified", "plain"])
 def test_same_blocks_and_ids_as_without_ray(tmp_path: Path, data: dict[str, Any]) -> None:
     written(tmp_path / "data")

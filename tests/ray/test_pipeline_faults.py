@@ -155,6 +155,7 @@ def test_source_that_is_not_there_is_the_same_error_for_all(tmp_path: Path) -> N
                 provided(one, job)
 
 
+@pytest.mark.full(only="a source that answers 503, on Ray")
 @pytest.mark.parametrize("only", variants("GET", ""), ids=["while reading", "any"])
 def test_source_that_answers_503_twice(tmp_path: Path, only: str) -> None:
     file = files_in(written(tmp_path / "data", files=1))[0]

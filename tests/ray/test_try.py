@@ -171,6 +171,7 @@ def test_allow_goes_on_or_begins(here: Path, cluster: str) -> None:
     check_result(again, longer, Steady(), 9)
 
 
+@pytest.mark.full(only="what --try says of a job, on Ray")
 def test_the_command(tmp_path: Path, cluster: str) -> None:
     """What it prints, its exit codes, and that the folder is as it was."""
     place = tmp_path / "place"

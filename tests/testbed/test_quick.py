@@ -40,6 +40,7 @@ def raced(path: Path, scenario: str, *more: str) -> dict[str, dict[str, Any]]:
     return {row["contestant"]: row for row in load(path)}
 
 
+@pytest.mark.full(only="a race on real links, from start to end")
 @pytest.mark.parametrize("name", variants(*SCENARIOS))
 def test_a_scenario(tmp_path: Path, name: str) -> None:
     row = raced(tmp_path / "rows.json", name)["raycloud"]

@@ -36,6 +36,7 @@ def check_cores(machine: testbed.Machine, asked: float) -> None:
     assert found == pytest.approx(asked, rel=0.1)
 
 
+@pytest.mark.full(only="a quota that changes")
 def test_a_quota_holds_and_changes(make_bed: MakeBed, tmp_path: Path) -> None:
     bed = make_bed(NodeSpec(name="n1", cores=0.2), NodeSpec(name="n2", cores=0.4))
     burning = [start(bed[name], tmp_path, "burn") for name in ("n1", "n2")]
