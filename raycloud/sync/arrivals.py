@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,9 +14,9 @@ from raycloud.errors import TransportError
 from raycloud.sync.stream import Listener
 
 if TYPE_CHECKING:
-    import socket
-
     from raycloud.sync.stream import Stream
+
+MOST_STRANGERS = 64  # that have not said the key; the oldest makes room for another
 
 
 class Arrivals:
@@ -42,6 +45,7 @@ class Arrivals:
         self._count, self._hear, self._fail = count, hear, fail
         self._turn = threading.Lock()
         self._streams: dict[int, Stream] = {}
+        self._strangers: deque[socket.socket] = deque()
         self._closed = False
         threading.Thread(target=self._accept, name="arrivals", daemon=True).start()
 
@@ -58,6 +62,9 @@ class Arrivals:
         self._listener.hang_up()
         for stream in self.streams:
             stream.hang_up()
+        with self._turn:
+            while self._strangers:
+                _hang_up(self._strangers.popleft())
 
     def _accept(self) -> None:
         while not self._all_here():
@@ -74,11 +81,17 @@ class Arrivals:
             return self._closed or len(self._streams) == self._count
 
     def _serve(self, connection: socket.socket) -> None:
+        with self._turn:
+            self._strangers.append(connection)
+            if len(self._strangers) > MOST_STRANGERS:
+                _hang_up(self._strangers.popleft())
         work = partial(self._answer, connection)
         threading.Thread(target=work, name="arrival", daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:
         known = self._listener.welcome(connection)
+        with self._turn, contextlib.suppress(ValueError):
+            self._strangers.remove(connection)
         if known is None:
             return
         rank, stream = known
@@ -99,3 +112,9 @@ class Arrivals:
             self._fail(TransportError(f"what a member sent could not be taken: {error}"))
         finally:
             stream.close()
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """Nothing comes from it any more; its thread closes it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
