@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from raycloud.training.contract import raised
 from raycloud.training.device import move
 from raycloud.training.mutation import preserved
 from raycloud.training.randomness import Randomness
+from raycloud.training.reading import reader
 
 if TYPE_CHECKING:
     from raycloud.spec import Job
@@ -128,7 +129,7 @@ def _measured(
 ) -> list[dict[str, Metric]]:
     """Metrics of the held-out samples [start, stop) of each of `spans`."""
     device = next(model.parameters()).device
-    read = _reader(samples)
+    read = reader(samples)
     parts, randomness = [], Randomness(device)
     model.eval()
     try:
@@ -136,7 +137,7 @@ def _measured(
             for start, stop in spans:
                 seed = stream_seed(job.seed, _EVALUATION_STREAM, start)
                 randomness.seed(seed, everything=True)
-                batch = task.batch(read(start, stop), None)
+                batch = task.batch(read(np.arange(start, stop)), None)
                 with torch.no_grad(), _cast(job, device):
                     metrics = task.metrics(model, move(batch, device), stop - start)
                 parts.append(_checked(metrics, stop - start))
@@ -148,14 +149,6 @@ def _measured(
         randomness.release()
         model.train()
     return parts
-
-
-def _reader(samples: Samples) -> Callable[[int, int], Any]:
-    """How to read samples [start, stop): as rows at once, or one by one."""
-    gather = getattr(samples, "gather", None)
-    if gather is not None:
-        return lambda start, stop: gather(np.arange(start, stop))
-    return lambda start, stop: [samples[i] for i in range(start, stop)]
 
 
 def _checked(metrics: object, samples: int) -> dict[str, Metric]:

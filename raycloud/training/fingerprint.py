@@ -26,11 +26,11 @@ import torch
 from raycloud.errors import DataError, RaycloudError, TaskError
 from raycloud.training.calling import call
 from raycloud.training.contract import raised
-from raycloud.training.reading import View
+from raycloud.training.reading import reader
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-    from raycloud.order import Order
+    from raycloud.task import Samples
     from raycloud.training.supply import Supply
 
 SAMPLES = "samples"  # its name among a checkpoint's values
@@ -72,7 +72,7 @@ class Seen:
     fingerprint: Mapping[str, str]
 
     @classmethod
-    def of(cls, supply: Supply, order: Order, clock: Clock) -> Seen:
+    def of(cls, supply: Supply, clock: Clock) -> Seen:
         """Read some samples.
 
         Raises:
@@ -81,13 +81,12 @@ class Seen:
         train, held_out = supply.train, supply.held_out
         found: dict[str, str] = {}
         if not hasattr(train, "gather"):
-            view = View(train, order)
-            found |= _split(TRAIN, lambda id_: view.read(np.array([id_]))[0], len(train), clock)
+            found |= _split(TRAIN, _one_by_one(train), len(train), clock)
         count = 0
         if held_out is not None:
             count = call("data", lambda: len(held_out))
             if not hasattr(held_out, "gather"):
-                found |= _split(HELD_OUT, held_out.__getitem__, count, clock)
+                found |= _split(HELD_OUT, _one_by_one(held_out), count, clock)
         return cls(samples=len(train), held_out=count, fingerprint=found)
 
 
@@ -113,6 +112,11 @@ def check_samples(now: Mapping[str, str], kept: Any) -> str:
             "unless it is given a generator and draws for each sample by itself",
         )
     return ", ".join(other)
+
+
+def _one_by_one(samples: Samples) -> Callable[[int], Any]:
+    read = reader(samples)
+    return lambda id_: read(np.array([id_]))[0]
 
 
 def _ids(names: Iterable[str]) -> str:

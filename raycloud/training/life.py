@@ -239,7 +239,7 @@ class Life:
     def _see(self) -> Seen:
         """Look at some samples; refuse them where they are not those of the checkpoint."""
         supply, beside = self._arranged.supply, self._replica.state.beside
-        seen = Seen.of(supply, self._arranged.order, self._clock)
+        seen = Seen.of(supply, self._clock)
         trained = None if self._trained is None else self._trained.values.get(SAMPLES)
         if not self._config.joins and (other := check_samples(seen.fingerprint, trained)):
             self._notice("some samples are others than at the checkpoint", samples=other)

@@ -1,10 +1,18 @@
-"""Reading samples: how a data set is asked for many, and where in the sequence they stand."""
+"""Reading samples: how a data set is asked for many, and where in the sequence they stand.
+
+What may be gone at the next try, as a lost connection is, is tried again a little later.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
+from operator import getitem
 from typing import TYPE_CHECKING, Any
+
+from raycloud.data import patience
+from raycloud.data.patience import patiently
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,6 +23,8 @@ if TYPE_CHECKING:
 
 Range = tuple[int, int, int]
 """An epoch, and samples [start, stop) of it."""
+
+PAUSE = patience.wait
 
 _KEPT = 64  # ranges
 
@@ -32,7 +42,7 @@ class View:
         """Look up how samples are read."""
         self.order = order
         self._known: dict[Range, npt.NDArray[np.int64]] = {}
-        self.read = _reader(samples)
+        self.read = reader(samples)
         self.as_rows = hasattr(samples, "gather")
         self._want: Callable[[npt.NDArray[np.int64]], None] | None = getattr(samples, "want", None)
 
@@ -57,15 +67,15 @@ class View:
                 del self._known[next(iter(self._known))]
 
 
-def _reader(samples: Samples) -> Callable[[npt.NDArray[np.int64]], Any]:
+def reader(samples: Samples) -> Callable[[npt.NDArray[np.int64]], Any]:
     """How to read many samples: as rows, by the data set's `__getitems__`, or one by one."""
     gather: Callable[[npt.NDArray[np.int64]], Any] | None = getattr(samples, "gather", None)
     if gather is not None:
-        return gather
+        return gather  # of our own, which reads files
     many = getattr(samples, "__getitems__", None)
     if many is not None:
-        return lambda ids: many(ids.tolist())
-    return lambda ids: [samples[i] for i in ids.tolist()]
+        return lambda ids: patiently(lambda: many(ids.tolist()), PAUSE)
+    return lambda ids: [patiently(partial(getitem, samples, i), PAUSE) for i in ids.tolist()]
 
 
 def joined(micro_batches: Iterable[MicroBatch]) -> list[Range]:

@@ -14,6 +14,7 @@ from raycloud.clock import VirtualClock
 from raycloud.errors import DataError, TaskError
 from raycloud.order import MicroBatch, Order, Position, Steps
 from raycloud.rows import Rows
+from raycloud.training import reading
 from raycloud.training.collate import Collate, Making, Pass
 from tests.lockstep import NetTask
 
@@ -303,3 +304,61 @@ def test_the_generator_is_a_fresh_one_whatever_was_drawn_before() -> None:
             fresh.integers(0, 9, 3, dtype=np.uint32).tolist()  # half a number is left over
         )
         assert rng.standard_normal() == fresh.standard_normal()
+
+
+class Shaken:
+    """Samples whose reading fails as often as it is told to."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3 and self.errors:
+            raise self.errors.pop(0)
+        return index
+
+
+class ShakenTogether(Shaken):
+    """The same, asked for many at once."""
+
+    def __getitems__(self, ids: list[int]) -> list[int]:
+        return [self[index] for index in ids]
+
+
+LOST = ConnectionResetError(104, "Connection reset by peer")
+
+
+@pytest.mark.parametrize("kind", [Shaken, ShakenTogether])
+@pytest.mark.parametrize("errors", [(LOST,), (TimeoutError("too slow"), LOST)], ids=len)
+def test_a_lost_connection_is_waited_for(
+    kind: type[Shaken], errors: tuple[Exception, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused: list[float] = []
+    monkeypatch.setattr(reading, "PAUSE", paused.append)
+    samples = kind(*errors)
+    made = Collate(Numbers(), samples, Order(samples=SAMPLES, seed=5), pinned=False)
+    whole = Steps(samples=SAMPLES, global_batch=SAMPLES, micro_batch=4).span(0, Position())
+    passes = made.passes(whole.micro_batches, 4)
+    assert sorted(int(value) for one in passes for value in one.batch) == list(range(SAMPLES))
+    assert paused == [0.5, 2.0][: len(errors)]
+
+
+@pytest.mark.parametrize(
+    ("errors", "pauses", "said"),
+    [([LOST] * 3, 2, "ConnectionResetError"), ([KeyError("label")], 0, "KeyError")],
+)
+def test_what_does_not_pass_is_an_error(
+    errors: list[Exception], pauses: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused: list[float] = []
+    monkeypatch.setattr(reading, "PAUSE", paused.append)
+    samples = Shaken(*errors)
+    made = Collate(Numbers(), samples, Order(samples=SAMPLES, seed=5), pinned=False)
+    whole = Steps(samples=SAMPLES, global_batch=SAMPLES, micro_batch=4).span(0, Position())
+    with pytest.raises(TaskError, match=f"reading the samples raised {said}"):
+        made.passes(whole.micro_batches, 4)
+    assert len(paused) == pauses
+    assert samples.errors == []

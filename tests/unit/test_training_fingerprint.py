@@ -19,7 +19,6 @@ from torch.utils.data import TensorDataset
 
 from raycloud.clock import VirtualClock
 from raycloud.errors import DataError, TaskError
-from raycloud.order import Order
 from raycloud.training.fingerprint import Seen, check_samples, digest_of
 from raycloud.training.supply import Supply
 
@@ -140,9 +139,7 @@ class Counted:
 
 
 def seen(train: Any, held_out: Any = None, clock: VirtualClock | None = None) -> Seen:
-    order = Order(samples=len(train), seed=0)
-    supply = Supply(train=train, held_out=held_out)
-    return Seen.of(supply, order, clock or VirtualClock())
+    return Seen.of(Supply(train=train, held_out=held_out), clock or VirtualClock())
 
 
 def test_few_samples_are_read() -> None:
