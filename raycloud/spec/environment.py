@@ -76,3 +76,9 @@ class Environment:
             cloud=variables.get("RAYCLOUD_CLOUD", "").strip().lower() or None,
             variables=dict(variables),
         )
+
+
+def set_defaults(variables: Mapping[str, str]) -> None:
+    """Set those of these that nobody has set: for libraries that take their settings from there."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)

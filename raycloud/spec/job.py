@@ -230,7 +230,8 @@ class Job(Section):
     def bucket_bytes(self, gradient_bytes: int) -> int:
         """Bytes of gradient that travel as one message, of a model with this much of it."""
         asked = self.sync.bucket_bytes
-        return bucket_bytes(gradient_bytes) if asked == "auto" else asked
+        on_gpu = self.resources.worker.gpus > 0
+        return bucket_bytes(gradient_bytes, on_gpu=on_gpu) if asked == "auto" else asked
 
     @property
     def sync_point(self) -> SyncPoint:

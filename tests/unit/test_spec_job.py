@@ -307,3 +307,5 @@ def test_import_is_light() -> None:
 def test_messages_are_as_large_as_asked_or_fit_the_gradient() -> None:
     assert job(sync={"bucket_bytes": 4096}).bucket_bytes(2**30) == 4096
     assert [job().bucket_bytes(2**power) >> 20 for power in (20, 24, 30)] == [1, 2, 4]
+    on_gpu = job(resources={"worker": {"gpus": 1}})
+    assert [on_gpu.bucket_bytes(2**power) >> 20 for power in (20, 24, 30)] == [1, 2, 25]
