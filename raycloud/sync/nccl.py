@@ -9,8 +9,13 @@ import torch
 from torch import distributed as dist
 
 from raycloud.errors import TransportError
+from raycloud.spec.environment import set_defaults
 
 _POLL_S = 0.0002
+_CONNECTING_S = 30.0
+# Else torch ends the process of a member that survives, where an exchange breaks or hangs: what
+# becomes of one is decided here. Who has set these knows why.
+_SETTINGS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 _IDLE = threading.Event()  # never set: a wait that lets other threads run
 
 
@@ -21,14 +26,28 @@ class NcclTransport:
         store: Where members meet; a prefix of its own for each generation.
         rank: This member's rank in the generation.
         size: Number of members; each needs a GPU of its own.
+        device: That GPU.
+
+    Raises:
+        TransportError: The members do not connect to each other.
     """
 
-    def __init__(self, store: dist.Store, *, rank: int, size: int) -> None:
-        """Prepare the group; the connection is made at the first exchange."""
+    def __init__(self, store: dist.Store, *, rank: int, size: int, device: torch.device) -> None:
+        """Connect to the others, by a first exchange: here one that hangs keeps nobody."""
         self.rank = rank
         self.size = size
+        set_defaults(_SETTINGS)
         group: Any = dist.ProcessGroupNCCL  # torch's type stub lacks its methods
         self._group = group(store, rank, size)
+        try:
+            self._connect(device)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, device: torch.device) -> None:
+        if not self.all_reduce(torch.zeros(1, device=device)).wait(_CONNECTING_S):
+            raise TransportError(f"NCCL has not connected the members in {_CONNECTING_S:g} s")
 
     def all_reduce(self, tensor: torch.Tensor) -> NcclWork:
         """Sum over members, in place, on NCCL's own stream after the current one."""

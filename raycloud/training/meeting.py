@@ -128,7 +128,7 @@ def _meet(meeting: Meeting, address: str, device: torch.device) -> tuple[Transpo
         return gloo(_Purpose.GRADIENTS, _THREADS), lane
     with roll(_Purpose.GRADIENTS) as members:
         store = _store(members, address, rank=meeting.rank, size=size)
-    return NcclTransport(store, rank=meeting.rank, size=size), lane
+    return NcclTransport(store, rank=meeting.rank, size=size, device=device), lane
 
 
 def _store(members: Roll, address: str, *, rank: int, size: int) -> dist.Store:
