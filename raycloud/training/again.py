@@ -21,6 +21,7 @@ import torch
 from raycloud.errors import InternalError, TaskError
 from raycloud.training.calling import RaisedError, call_backward
 from raycloud.training.contract import DrawnError
+from raycloud.training.device import failure
 from raycloud.training.todo import Todo
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def trouble_of(micro_batches: tuple[MicroBatch, ...], error: RaisedError) -> Tro
         traceback.clear_frames(one.__traceback__)
         one = one.__cause__
     found = Trouble(micro_batches=micro_batches, error=error)
-    if "CUDA error" in str(error.__cause__) and not found.memory:
+    if failure(error) and not found.memory:
         raise error
     if found.memory:
         gc.collect()

@@ -31,6 +31,25 @@ def choose(gpus: int) -> torch.device:
     return torch.device("cuda", 0)
 
 
+def failure(error: BaseException) -> str:
+    r"""What a GPU says that computes nothing any more in this process; empty: it does.
+
+    That is any error of CUDA but for too little memory: after one, each call ends with it.
+
+    >>> failure(RuntimeError("CUDA error: uncorrectable ECC error encountered\nmore"))
+    'CUDA error: uncorrectable ECC error encountered'
+    >>> failure(ValueError("no")), failure(RuntimeError("CUDA error: out of memory"))
+    ('', '')
+    """
+    one: BaseException | None = error
+    while one is not None:
+        text = str(one)
+        if isinstance(one, RuntimeError) and "CUDA error" in text and "out of memory" not in text:
+            return text[text.index("CUDA error") :].splitlines()[0]
+        one = one.__cause__
+    return ""
+
+
 def processor(device: torch.device) -> str:
     """The kind of processor: replicas on two of one kind round in the same way.
 
@@ -86,10 +105,13 @@ class Copies:
         """
         if self._stream is None:
             return batch
-        with torch.cuda.stream(self._stream):
-            there = _map(pin(batch), _copy_to(self._device))
-            done = torch.cuda.Event()
-            done.record(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                there = _map(pin(batch), _copy_to(self._device))
+                done = torch.cuda.Event()
+                done.record(self._stream)
+        except torch.OutOfMemoryError:  # it goes there when it is needed: there may be room then
+            return batch
         return _Sent(there, done)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from raycloud.training.calling import call, call_backward, check_loss
-from raycloud.training.contract import DrawnError
+from raycloud.training.contract import DrawnError, raised
 from raycloud.training.device import arrived
 from raycloud.training.randomness import Randomness, others_state
 from raycloud.training.sizing import Memory, PassSize
@@ -189,7 +189,10 @@ class Forward:
 
     def plain(self, one: Pass, *, index: int, count: int) -> torch.Tensor:
         """The loss of a pass, whatever that draws."""
-        batch = arrived(one.batch, self._device)
+        try:
+            batch = arrived(one.batch, self._device)
+        except RuntimeError as error:  # there may be too little memory for it
+            raise raised("moving a batch to the device", error) from error
         single = len(one.micro_batches) == 1
         if single:
             self._statistics.before()

@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from raycloud.commands import Extend, Meet
 from raycloud.errors import InternalError, RaycloudError, TaskError, TransportError, public_name
-from raycloud.events import Event, ExchangeBroken, MemberFailed, Noticed, StepNotFinite
+from raycloud.events import (
+    Event,
+    ExchangeBroken,
+    MemberFailed,
+    MemberLost,
+    Noticed,
+    StepNotFinite,
+)
 from raycloud.redact import redacted
 from raycloud.sync.transport import Abandoned
 from raycloud.training.changes import Changes
 from raycloud.training.config import MemberConfig
 from raycloud.training.contract import raised
+from raycloud.training.device import failure
 from raycloud.training.life import Life
 from raycloud.training.meeting import Meeting, leave
 from raycloud.training.rollback import RollbackError
@@ -181,7 +189,7 @@ class Member:
 
     def _report(self, event: Event) -> None:
         if isinstance(
-            event, MemberFailed | ExchangeBroken | Noticed
+            event, MemberFailed | MemberLost | ExchangeBroken | Noticed
         ):  # the secrets of this node are known here
             event = redacted(event)
         with self._wake:
@@ -294,8 +302,10 @@ class Member:
             raise InternalError("the data was to grow before there was any")
         return self._life
 
-    def _failed(self, error: BaseException) -> MemberFailed:
+    def _failed(self, error: BaseException) -> MemberFailed | MemberLost:
         member = self._config.member
+        if why := failure(error):  # the machine's fault: another process may go on
+            return MemberLost(member=member, reason=f"its GPU failed: {why}")
         if not isinstance(error, Exception):  # nothing of raycloud raises it in this thread
             cause, error = error, raised("the task's code", error)
             error.__cause__ = cause
