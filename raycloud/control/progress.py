@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from statistics import median_high
 from typing import TYPE_CHECKING, Any
 
@@ -159,8 +161,12 @@ class Progress:
         return ledger.state()
 
     def _commits(self, first_step: int, last_step: int) -> Iterator[Commit]:
-        ends = [first for first, _ in self._generations[1:]] + [last_step]
-        for (begin, generation), end in zip(self._generations, ends, strict=True):
+        known = self._generations
+        at = max(
+            0, bisect_right(known, first_step, key=itemgetter(0)) - 1
+        )  # there may be very many
+        ends = [first for first, _ in known[at + 1 :]] + [last_step]
+        for (begin, generation), end in zip(known[at:], ends, strict=True):
             first, last = max(begin, first_step), min(end, last_step)
             if first < last:
                 yield from lockstep_commits(
