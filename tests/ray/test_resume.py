@@ -44,9 +44,10 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory, ray_tmpdir: Path) -> P
     """A run of two workers, its driver killed after the second checkpoint, its gate opened."""
     folder = tmp_path_factory.mktemp("interrupted")
     gate, run_dir = folder / "gate", folder / "run"
-    # Member 0 makes 5 batches a step: it gets to about step 26 and waits there.
+    # Member 0 makes 22 batches in the five steps of an epoch, the last of which is short, and a few
+    # before the first: it gets beyond step 20 and waits before step 28.
     job_file = folder / "job.yaml"
-    job_file.write_text(dump_job(_gated(gate, 5 * 27, [5, 3])))
+    job_file.write_text(dump_job(_gated(gate, 120, [5, 3])))
     with command(folder, RAYCLOUD, "train", job_file, "--run-dir", run_dir) as one:
         wait_for("a second checkpoint", lambda: _killable(one.process.poll(), run_dir))
         members = dict.fromkeys(members_below(ray_tmpdir), "a member")
