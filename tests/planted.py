@@ -220,7 +220,7 @@ MUTANTS = (
         old="            found[-1] = (m.epoch, found[-1][1], m.stop)\n",
         new="            found[-1] = (m.epoch, found[-1][1] - 1, m.stop - 1)\n",
         breaks="neighbouring micro-batches are read one sample too early",
-        tests=("tests/unit/test_training_dealing.py", "tests/unit/test_training_feed.py"),
+        tests=("tests/unit/test_training_collate.py",),
     ),
     Mutant(
         file="training/dealing.py",

@@ -5,8 +5,8 @@ bytes, and gets those of all once the last one has come. So a member makes one c
 many others there are, and the server keeps nothing of a round that is over.
 
 What travels: a member connects and says the key (`stream.greeting`); then a header, `Head`; then
-each round's bytes after their number. Back comes how many bytes follow, and then the same for each
-rank, in order. Bytes are compressed by zlib. Nothing that arrives is unpickled.
+each round's bytes after their number. Back comes how many bytes follow, then how many are of each
+rank, and then these, in order. Bytes are compressed by zlib. Nothing that arrives is unpickled.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import threading
 import zlib
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from torch import distributed as dist
@@ -42,6 +43,7 @@ MOST_BYTES = 2**20  # of a member in a round, compressed
 _HEAD = struct.Struct(">QIII")  # generation, purpose, rank, size
 _LENGTH = struct.Struct(">I")
 _PART_BYTES = 2**18
+_AT_ONCE = 64  # connections that are taken before others are heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +147,14 @@ class Rendezvous:
         self._woken.close()
 
     def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.door.accept()
-        except OSError:  # it is gone again, or there are no descriptors left
-            return
+        for _ in range(_AT_ONCE):
+            try:
+                connection, _ = self._listener.door.accept()
+            except OSError:  # no other one; or it is gone again, or no descriptors are left
+                return
+            self._receive(connection)
+
+    def _receive(self, connection: socket.socket) -> None:
         strangers = sum(not member.welcome for member in self._known)
         if strangers >= MOST_STRANGERS:
             connection.close()
@@ -196,7 +202,7 @@ class Rendezvous:
                 raise ValueError("too much at once")
             if len(member.come) < _LENGTH.size + size:
                 return
-            given = bytes(member.come[: _LENGTH.size + size])
+            given = bytes(member.come[_LENGTH.size : _LENGTH.size + size])
             del member.come[: _LENGTH.size + size]
             self._give(member.head, given)
         if not member.welcome and len(member.come) > GREETING_BYTES:
@@ -220,7 +226,9 @@ class Rendezvous:
         if len(there.given) < there.size:
             return
         parts = [there.given[rank] for rank in range(there.size)]
-        everything = memoryview(b"".join((_LENGTH.pack(sum(map(len, parts))), *parts)))
+        sizes = struct.pack(f">{there.size}I", *map(len, parts))
+        whole = len(sizes) + sum(map(len, parts))
+        everything = memoryview(b"".join((_LENGTH.pack(whole), sizes, *parts)))
         there.given.clear()
         for member in list(there.members.values()):
             member.out.append(everything)
@@ -316,12 +324,9 @@ class Roll:
             raise TransportError(
                 f"generation {self._head.generation} did not meet: {error}"
             ) from error
-        parts, at = [], 0
-        for _ in range(self._head.size):
-            size = _LENGTH.unpack_from(come, at)[0]
-            parts.append(come[at + _LENGTH.size : at + _LENGTH.size + size])
-            at += _LENGTH.size + size
-        return parts
+        sizes = struct.unpack_from(f">{self._head.size}I", come)
+        ends = list(accumulate(sizes, initial=_LENGTH.size * self._head.size))
+        return [come[at:end] for at, end in pairwise(ends)]
 
     def _take(self, size: int) -> memoryview:
         """So many bytes.
