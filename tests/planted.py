@@ -197,7 +197,7 @@ MUTANTS = (
     Mutant(
         file="training/trial.py",
         old="            elif unlike > limit:\n",
-        new="            elif unlike > 1e9 * limit:\n",
+        new="            elif unlike > 1e20 * limit:\n",
         breaks="a contrastive loss is fused",
         tests=("tests/unit/test_training_fusing.py",),
     ),
@@ -206,7 +206,7 @@ MUTANTS = (
         old="        if self.joins:\n            batch = concatenate(",
         new="        if group:\n            batch = concatenate(",
         breaks="graphs that were collated one by one are joined, offsets and all",
-        tests=("tests/unit/test_training_fusing.py", "tests/cases/test_cases.py"),
+        tests=("tests/unit/test_training_collate.py",),
     ),
     Mutant(
         file="training/loop.py",
@@ -240,6 +240,6 @@ MUTANTS = (
         old="(*(() if kept is None else kept.micro_batches), *self.indices)",
         new="self.indices",
         breaks="what a member has kept of a step that broke counts as not computed",
-        tests=("tests/unit/test_training_regroup.py", "tests/unit/test_training_survivor.py"),
+        tests=("tests/scenario/test_training_faults.py",),
     ),
 )

@@ -306,6 +306,14 @@ def test_the_generator_is_a_fresh_one_whatever_was_drawn_before() -> None:
         assert rng.standard_normal() == fresh.standard_normal()
 
 
+@pytest.mark.parametrize("joins", [False, True])
+def test_what_draws_is_joined_only_where_that_was_seen_to_change_nothing(joins: bool) -> None:
+    drawing = collate(Numbers(draws=1))
+    drawing.joins = joins
+    sizes = [len(one.micro_batches) for one in drawing.passes(EVERY, 4)]
+    assert sizes == ([4] if joins else [1, 1, 1, 1])
+
+
 class Shaken:
     """Samples whose reading fails as often as it is told to."""
 
