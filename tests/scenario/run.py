@@ -16,7 +16,7 @@ from unittest import mock
 
 import numpy as np
 
-from raycloud.checkpoint import latest
+from raycloud.checkpoint import latest, limited
 from raycloud.checkpoint.payload import load_tensors
 from raycloud.errors import RaycloudError
 from raycloud.order import read_ledger, stream_seed
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-9
 _ASKED = ("norm", "steps", "alike", "every_steps", "least", "members", "shares", "bad", "spoils")
-_THREADED, _WAITING = (member, following, arrivals), (saver, snapshot, handover)
+_THREADED = (member, following, arrivals)
+_WAITING = (saver, snapshot, handover, limited)
 _UNTIL_S = 3000.0
 _RESTART_S = (1.0, 5.0)
 _STARTS = 30
