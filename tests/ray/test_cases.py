@@ -32,7 +32,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory):
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(CASES / name)
             try:
-                raycloud.train(threads.asked(name, workers), run_dir=folder)
+                asked = threads.asked(name, workers).resolved()  # workers are elsewhere
+                raycloud.train(asked, run_dir=folder)
             except RaycloudError as found:
                 error, said = public_name(found), str(found)
         noticed = of_kind(Noticed, events(folder)) if folder.is_dir() else []

@@ -8,7 +8,7 @@ import pytest
 
 import raycloud
 from raycloud.checkpoint import open_store
-from raycloud.errors import CheckpointError, MachineError, RaycloudError, TaskError
+from raycloud.errors import MachineError, RaycloudError, TaskError
 from raycloud.events import (
     CheckpointPublished,
     Evaluated,
@@ -147,7 +147,7 @@ def test_a_state_that_cannot_be_read_back(here: Path, tmp_path: Path, cluster: s
     """Each process names a layer otherwise: training and saving work, and resuming would not."""
     seen: list[Event] = []
     job = asked("Steady", 1).model_copy(update={"task": task(tmp_path, CHANGING)})
-    with pytest.raises(CheckpointError):
+    with pytest.raises(TaskError, match="the checkpoint lacks"):
         try_out(job, observer=seen.append)
     assert [c.step for c in of_kind(CheckpointPublished, seen)] == [2]
     assert len(of_kind(MemberFailed, seen)) == 1
