@@ -73,9 +73,17 @@ def two(ray_tmpdir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             cluster.shutdown()
 
 
+def sent(job: Any) -> tuple[Any, Any]:
+    """The task's code and the job, as they go to workers: other nodes have no tests."""
+    from raycloud.on_ray.tasks import code_of
+
+    code = code_of(job, Points)
+    return code, code.named_in(job)
+
+
 @ray.remote(num_cpus=0)
 def read(
-    job: Any, node: str, name: str, home: str, *, kill: bool = False
+    code: Any, job: Any, node: str, name: str, home: str, *, kill: bool = False
 ) -> tuple[list[int], set[str]]:
     """What a member there sees: the ids of all rows, and what its provider noticed.
 
@@ -89,7 +97,7 @@ def read(
         node=node,
         address="",
         job=job,
-        task=Points,
+        task=code,
         checkpoints="",
         pipeline=name,
         home=home,
@@ -119,7 +127,9 @@ def test_blocks_are_fetched_from_the_node_that_made_them(two: Two, tmp_path: Pat
         for node in two.nodes:
             there = NodeAffinitySchedulingStrategy(node, soft=False)
             call = read.options(scheduling_strategy=there)
-            found, noticed = ray.get(call.remote(job, node, one._config.pipeline, two.nodes[0]))
+            found, noticed = ray.get(
+                call.remote(*sent(job), node, one._config.pipeline, two.nodes[0])
+            )
             ids.append(found)
             assert noticed == set()
         assert ids == [IDS, IDS]
@@ -180,7 +190,7 @@ def test_block_of_another_node_after_the_pipelines_death(two: Two, tmp_path: Pat
     with provider(job) as one:
         name = one._config.pipeline
         call = read.options(scheduling_strategy=there)
-        ids, told = ray.get(call.remote(job, two.nodes[1], name, two.nodes[0], kill=True))
+        ids, told = ray.get(call.remote(*sent(job), two.nodes[1], name, two.nodes[0], kill=True))
     assert ids == IDS
     assert told >= {
         "a node's blocks are out of reach",
