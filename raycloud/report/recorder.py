@@ -22,7 +22,7 @@ from raycloud.report.log import (
     to_microseconds,
 )
 from raycloud.report.scalars import ScalarFile
-from raycloud.report.snapshot import Keeper, path_of
+from raycloud.report.snapshot import Keeper
 from raycloud.report.summary import Summary, summarize, write_summary
 
 if TYPE_CHECKING:
@@ -164,8 +164,7 @@ class Recorder:
                     metrics = entry.event.metrics
                     values = {f"eval/{name}": value for name, value in metrics.items()}
                     self._tell(entry.t, entry.event.step, values)
-        with _Disk("write", path_of(self._run.events_jsonl)):
-            self._keeper.wrote(line, len(entries))
+        self._keeper.wrote(line, len(entries))
 
     def append_ledger(self, lines: Iterable[str]) -> None:
         """Append lines to the ledger, given without their newlines.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import IO, Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from raycloud.bounded import open_regular, read_whole
+from raycloud.bounded import json_value, open_regular, read_whole
 from raycloud.report.fold import Fold
 from raycloud.report.log import read_log
 
@@ -84,14 +85,14 @@ class Keeper:
     def wrote(self, line: str, entries: int) -> None:
         """A line was appended, given without its newline, and its `entries` were folded.
 
-        Raises:
-            OSError: The fold cannot be written.
+        A snapshot that cannot be written is one later: it is a copy, and the log has all of it.
         """
         self._size += len(line.encode()) + 1
         self._lines += 1
         self._new += entries
         if self._new >= EVERY:
-            self.keep()
+            with suppress(OSError):
+                self.keep()
 
     def keep(self) -> None:
         """Make a snapshot now; the one before stays whole until then.
@@ -140,8 +141,8 @@ def fold_of(log: Path, kept: Snapshot | None = None) -> Fold:
 def snapshot_of(log: Path) -> Snapshot | None:
     """The snapshot of a log; None where there is none that is of use."""
     try:
-        text = read_whole(path_of(log))
-        kept = _adapter().validate_json(text)[0]
+        found = json_value(read_whole(path_of(log)), constants=True)
+        kept = _adapter().validate_python(found)[0]
         with open_regular(log) as file:
             digest = _digest(file, kept.size)
     except (OSError, ValueError, IndexError, ValidationError, RecursionError):

@@ -165,6 +165,19 @@ def test_a_summary_is_the_same(tmp_path: Path) -> None:
     assert repr(summarize(fold_of(path).tally)) == repr(expected)
 
 
+def test_one_that_cannot_be_written_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "EVERY", 5)
+    run, clock = RunDirectory(tmp_path), VirtualClock()
+    path_of(run.events_jsonl).mkdir()
+    with Recorder(run, clock) as recorder:
+        for event in long():
+            recorder.record(event)
+    assert snapshot_of(run.events_jsonl) is None
+    assert as_kept(fold_of(run.events_jsonl)) == as_kept(recorder.fold)
+
+
 DAMAGES = {
     "none": lambda text: None,
     "empty": lambda text: b"",
@@ -177,6 +190,9 @@ DAMAGES = {
     "of a longer log": lambda text: text.replace(b'"size":', b'"size":1'),
     "of less than nothing": lambda text: text.replace(b'"size":', b'"size":-'),
     "of part of a line": lambda text: text.replace(b'"size":', b'"size":1.0,"was":'),
+    "of very many values": lambda text: text.replace(
+        b'"spawned":[', b'"spawned":[' + b"1," * 10**6
+    ),
     "larger than any": lambda text: b" " * (33 << 20),
 }
 
