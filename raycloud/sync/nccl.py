@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -38,7 +40,8 @@ class NcclTransport:
         self.size = size
         set_defaults(_SETTINGS)
         group: Any = dist.ProcessGroupNCCL  # torch's type stub lacks its methods
-        self._group = group(store, rank, size)
+        with _told():
+            self._group = group(store, rank, size)
         try:
             self._connect(device)
         except BaseException:
@@ -51,13 +54,15 @@ class NcclTransport:
 
     def all_reduce(self, tensor: torch.Tensor) -> NcclWork:
         """Sum over members, in place, on NCCL's own stream after the current one."""
-        return NcclWork(self._group.allreduce([tensor], dist.AllreduceOptions()))
+        with _told():
+            return NcclWork(self._group.allreduce([tensor], dist.AllreduceOptions()))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> NcclWork:
         """Copy from the member of rank `source`, in place."""
         options = dist.BroadcastOptions()
         options.rootRank = source
-        return NcclWork(self._group.broadcast([tensor], options))
+        with _told():
+            return NcclWork(self._group.broadcast([tensor], options))
 
     def hang_up(self) -> None:
         """Nothing: what is pending is aborted by `close`, in the thread that has asked for it."""
@@ -66,6 +71,15 @@ class NcclTransport:
         """Abort what is pending and drop the group."""
         self._group.abort()
         del self._group
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """What torch raises of other members is told as the exchange's end, and ends no survivor."""
+    try:
+        yield
+    except dist.DistError as error:
+        raise TransportError(f"an exchange with the other members broke: {error}") from error
 
 
 class NcclWork:
@@ -87,5 +101,6 @@ class NcclWork:
         error = self._work.exception()
         if error is not None:
             raise TransportError(f"an exchange with the other members broke: {error}")
-        self._work.wait()  # the current stream joins NCCL's; nothing is left to wait for
+        with _told():
+            self._work.wait()  # the current stream joins NCCL's; nothing is left to wait for
         return True

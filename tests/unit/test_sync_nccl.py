@@ -96,3 +96,17 @@ def test_one_that_does_not_connect_is_given_up(
     with pytest.raises(TransportError, match=said):
         joined()
     assert group.made[0].aborted
+
+
+@pytest.mark.parametrize("call", ["allreduce", "broadcast"])
+def test_what_torch_raises_of_others_is_the_end_of_an_exchange(
+    call: str, group: type[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = joined()
+
+    def gone(*_: Any) -> None:
+        raise dist.DistBackendError("remote process exited")
+
+    monkeypatch.setattr(Group, call, gone, raising=False)
+    with pytest.raises(TransportError, match="remote process exited"):
+        one.all_reduce(torch.zeros(1)) if call == "allreduce" else one.broadcast(torch.zeros(1), 0)
