@@ -95,6 +95,25 @@ class Paced(Steady):
         return super().batch(samples, rng)
 
 
+class FailingGpu(Steady):
+    """One worker, whichever comes first, computes `after` losses, and then its GPU is said to fail.
+
+    So does every loss that it computes from then on.
+    """
+
+    def __init__(self, *, first: str | None = None, after: int = 0, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.first, self.after = first, after
+        self.calls, self.fails = 0, False
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.calls += 1
+        self.fails = self.fails or (self.calls > self.after and claim(self.first))
+        if self.fails:
+            raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+        return super().loss(model, batch)
+
+
 class Faulty(Steady):
     """Breaks where `fault` says; in the middle of a run after `after` calls."""
 

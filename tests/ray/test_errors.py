@@ -22,8 +22,9 @@ from raycloud.order import MicroBatch, Position, Steps, StepSpan
 from raycloud.report.audited import audited_text
 from raycloud.report.auditing import RunAudit, audit
 from raycloud.spec import Job
-from tests.live import ROOT, apart, events, of_kind
+from tests.live import ROOT, apart, asked, check_result, events, of_kind
 from tests.live_poison import Poison
+from tests.live_tasks import FailingGpu
 from tests.lockstep import job as small_job
 from tests.lockstep import plain_loop
 from tests.poisoned import Poisoned, hit
@@ -200,3 +201,15 @@ def test_a_sample_that_ends_its_process_ends_the_run_by_default(tmp_path: Path) 
     with pytest.raises(TaskError, match=rf"each worker that computed it was lost: .*\b{bad}\b"):
         raycloud.train(poisoned(4, "exit", bad, folder), run_dir=tmp_path / "run")
     assert len(list(folder.iterdir())) == 3
+
+
+@pytest.mark.full(only="a GPU that is said to fail costs its worker alone, on Ray")
+def test_a_gpu_that_fails_costs_its_worker_alone(tmp_path: Path) -> None:
+    elastic = {"min_workers": 1, "max_workers": 2}
+    settings = {"first": str(tmp_path / "first"), "after": 60}
+    job = asked("FailingGpu", 2, steps=60, elastic=elastic, settings=settings)
+    run = raycloud.train(job, run_dir=tmp_path / "run")
+    (lost,) = of_kind(MemberLost, run.events)
+    assert lost.reason == "its GPU failed: CUDA error: uncorrectable ECC error encountered"
+    assert (tmp_path / "first").exists()
+    check_result(run, job, FailingGpu(), 60)
