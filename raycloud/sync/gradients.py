@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import nn
@@ -195,21 +196,32 @@ class GradientExchange:
             if work is not None:
                 finish(work, abandoned)
                 self._works[b] = None
-        behind, astray, late = map(bool, self.buckets[-1].flat[-3:].tolist())  # one transfer
+        (behind, astray, late), norms, used = self._read()
         payload = sum(ring_bytes(bucket.payload_bytes, size) for bucket in self.buckets)
         if astray:
             return Exchanged(
                 norm=math.nan, bytes_sent=payload, agreed=not behind, late=late, astray=True
             )
-        norms = []
-        for bucket in self.buckets:
-            norms.append(float(torch.linalg.vector_norm(bucket.values)))
-            _show(bucket, bucket.used, bucket.slots)
+        for bucket, any_used in zip(self.buckets, used, strict=True):
+            _show(bucket, any_used, bucket.slots)
         last = ring_bytes(self.buckets[-1].payload_bytes, size)
         norm = math.hypot(*norms)
         return Exchanged(
             norm=norm, bytes_sent=payload, agreed=not behind, late=late, bytes_last=last
         )
+
+    def _read(self) -> tuple[Sequence[bool], Sequence[float], Sequence[Sequence[float]]]:
+        """What arrived that is no gradient: flags, each bucket's norm, which slots are used.
+
+        All of it in one transfer, however many buckets there are: a GPU stands still meanwhile.
+        """
+        flags = self.buckets[-1].flat[-3:]
+        norms = [torch.linalg.vector_norm(bucket.values)[None] for bucket in self.buckets]
+        used = [bucket.used for bucket in self.buckets]
+        told = torch.cat([part.double() for part in (flags, *norms, *used)]).tolist()
+        ends = list(accumulate((len(part) for part in used), initial=3 + len(norms)))
+        slots = [told[start:end] for start, end in pairwise(ends)]
+        return [bool(flag) for flag in told[:3]], told[3 : ends[0]], slots
 
     @property
     def under_way(self) -> bool:
@@ -236,7 +248,7 @@ class GradientExchange:
         """Make such copies the parameters' `.grad`; an exchange under way is not disturbed."""
         for bucket, flat in zip(self.buckets, sums, strict=True):
             _, used, slots = bucket.cut(flat.to(bucket.flat.device))
-            _show(bucket, used, slots)
+            _show(bucket, used.tolist(), slots)
 
     def clip(self, norm: float, limit: float) -> None:
         """Scale the mean gradients so that their global norm is at most `limit`.
@@ -341,7 +353,7 @@ class GradientExchange:
             self._broken = error
 
 
-def _show(bucket: Bucket, used: torch.Tensor, slots: Sequence[torch.Tensor]) -> None:
+def _show(bucket: Bucket, used: Sequence[float], slots: Sequence[torch.Tensor]) -> None:
     """Each parameter that anyone has used has its slot as gradient, the others have none."""
-    for parameter, slot, any_used in zip(bucket.parameters, slots, used.tolist(), strict=True):
+    for parameter, slot, any_used in zip(bucket.parameters, slots, used, strict=True):
         parameter.grad = slot if any_used else None

@@ -93,6 +93,7 @@ class RunningStatistics:
         self._model, self._parameters = model, Parameters(model)
         self._tried = False  # values are compared in the first trial, versions in each
         self._values: list[int] = []  # of the parameters, before it
+        self._calls: list[torch.Tensor] = []  # a micro-batch's, see `_counts`
         self._flats: list[torch.Tensor] = []
         self._works: list[Work | None] = []
         self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
@@ -218,13 +219,15 @@ class RunningStatistics:
     def stage(self) -> None:
         """A step begins: remember where the averages stand."""
         self._averages = [a for a in self._every if a.module.training]
-        for a in self._averages:
-            mean, var, count = _buffers(a.module)
+        counts = self._counts()
+        for a, count in zip(self._averages, [] if counts is None else counts.tolist(), strict=True):
+            mean, var, _ = _buffers(a.module)
             a.start_mean.copy_(mean)
             a.start_var.copy_(var)
-            a.start_count = int(count)
+            a.start_count = count
             a.sum_mean.zero_()
             a.sum_var.zero_()
+        self._calls = []
         for other in self._changing:
             other.look()
             other.keep(whole=True)
@@ -244,18 +247,20 @@ class RunningStatistics:
                 buffer.zero_()
 
     def after(self, index: int, count: int) -> None:
-        """Micro-batch `index` of the step's `count` is computed: add its term."""
+        """Micro-batch `index` of the step's `count` is computed: add its term.
+
+        How often each average was updated is read for the first one, and compared in `collect`: a
+        GPU would stand still to tell it.
+        """
+        if (counts := self._counts()) is None:
+            return
+        self._calls.append(counts)
+        if any(a.calls is None for a in self._averages):
+            for a, calls in zip(self._averages, counts.tolist(), strict=True):
+                a.calls = calls if a.calls is None else a.calls
         for a in self._averages:
-            mean, var, tracked = _buffers(a.module)
-            calls = int(tracked)
-            if a.calls is None:
-                a.calls = calls
-            if calls != a.calls:
-                raise TaskError(
-                    f"batch normalisation {a.name!r} was applied {calls} times in one "
-                    f"micro-batch and {a.calls} times in another",
-                    hint="apply it equally often, or normalise without running statistics",
-                )
+            mean, var, _ = _buffers(a.module)
+            calls = a.calls or 0
             if calls == 0:
                 continue
             if a.module.momentum is None:
@@ -288,11 +293,33 @@ class RunningStatistics:
         self._flats, self._works = [], []
 
     def collect(self, abandoned: Callable[[], bool]) -> None:
-        """Wait for the sums."""
+        """Wait for the sums.
+
+        Raises:
+            TaskError: A batch normalisation was not applied equally often in each micro-batch.
+            TransportError: The exchange broke, or was abandoned.
+        """
+        self._check_calls()
         for work in self._works:
             if work is not None:
                 finish(work, abandoned)
         self._works = []
+
+    def _counts(self) -> torch.Tensor | None:
+        """How often each average was updated since the counters were set; None: there is none."""
+        counts = [_buffers(a.module)[2] for a in self._averages]
+        return torch.stack(counts) if counts else None
+
+    def _check_calls(self) -> None:
+        rows = torch.stack(self._calls).tolist() if self._calls else []
+        for row in rows:
+            for a, calls in zip(self._averages, row, strict=True):
+                if calls != a.calls:
+                    raise TaskError(
+                        f"batch normalisation {a.name!r} was applied {calls} times in one "
+                        f"micro-batch and {a.calls} times in another",
+                        hint="apply it equally often, or normalise without running statistics",
+                    )
 
     def suspend(self) -> None:
         """The step has to wait: the model's buffers are as before it, and its terms are kept."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import raycloud
 from raycloud.errors import TaskError
 from raycloud.training.statistics import RunningStatistics
 from tests.lockstep import Fleet, difference, job, never, plain_loop
@@ -162,8 +168,52 @@ def test_the_first_micro_batch_sets_how_often_statistics_are_applied(pattern: st
     odd = max(pattern.index("+"), pattern.index("0"))
     for index in range(odd):
         micro_batch(index)
+    micro_batch(odd)
     with pytest.raises(TaskError, match="'norm' was applied"):
-        micro_batch(odd)
+        statistics.collect(never)
+
+
+class Deep(nn.Module):
+    """Several layers, each normalised."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        layers = [(nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6)) for _ in range(depth)]
+        self.body = nn.Sequential(*chain.from_iterable(layers))
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.body(x))
+        return out
+
+
+def test_a_step_reads_as_often_from_a_gpu_whatever_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each number that is read makes a GPU stand still: not per layer, micro-batch or bucket."""
+    reads: list[Path] = []
+
+    def counted(method: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        def read(tensor: Tensor) -> Any:
+            reads.append(Path(sys._getframe(1).f_code.co_filename))
+            return method(tensor)
+
+        return read
+
+    def reads_of_a_step(depth: int, micro_batches: int, buckets: int) -> int:
+        task, asked = BuiltTask(partial(Deep, depth)), job(global_batch=2 * micro_batches)
+        fleet = Fleet(asked, task, (micro_batches,))
+        assert len(fleet.replicas[0].gradients.buckets) == buckets
+        fleet.step(0)
+        with monkeypatch.context() as patch:
+            for name in ("item", "tolist", "cpu", "__int__", "__float__", "__bool__", "numpy"):
+                patch.setattr(Tensor, name, counted(getattr(Tensor, name)))
+            reads.clear()
+            fleet.step(1)
+        # Not those of the task, of a weight on the CPU, and of Adam, which counts its steps there.
+        return sum(Path(raycloud.__file__).parent in path.parents for path in reads)
+
+    assert reads_of_a_step(8, 6, 4) == reads_of_a_step(1, 2, 2) <= 5
 
 
 def test_statistics_without_a_variance_are_refused() -> None:
