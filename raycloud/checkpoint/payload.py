@@ -142,11 +142,35 @@ def read_part(
             f"{part.file} holds no tensor {unknown[0]!r}",
             hint="the model's parameters have changed",
         )
-    place = f"{store.place}/{part.file}"
+    tensors = parse_part(read_content(store, part), part, store.place)
+    return {name: tensors[name] for name in part.tensors if name in wanted}
+
+
+def read_content(store: Store, part: PartRecord) -> bytes:
+    """The bytes of a part's file; only their number is compared with the record.
+
+    Raises:
+        DamagedError: The file is missing or has another size.
+    """
     size = store.size(part.file)  # first, so that a swapped file cannot fill the memory
     if size != part.bytes:
+        place = f"{store.place}/{part.file}"
         raise DamagedError(f"{place} has {size} bytes, not {part.bytes}", hint=_HINT_OLDER)
-    content = store.read(part.file)
+    return store.read(part.file)
+
+
+def parse_part(content: bytes, part: PartRecord, store: str) -> dict[str, torch.Tensor]:
+    """The tensors in the content of a part's file, compared with the record first.
+
+    Args:
+        content: The file's.
+        part: What the manifest says of it.
+        store: Where the file is, for people.
+
+    Raises:
+        DamagedError: It is not what was written.
+    """
+    place = f"{store}/{part.file}"
     if hashlib.sha256(content).hexdigest() != part.sha256:
         raise DamagedError(f"{place} is not what was written: its digest differs", hint=_HINT_OLDER)
     try:
@@ -158,7 +182,7 @@ def read_part(
     found = {name: _describe(name, tensor) for name, tensor in tensors.items()}
     if found != part.tensors:
         raise DamagedError(f"{place} holds other tensors than its record says", hint=_HINT_OLDER)
-    return {name: tensors[name] for name in part.tensors if name in wanted}
+    return tensors
 
 
 def load_tensors(

@@ -206,7 +206,8 @@ def _limit_s(state: JobState, member: Member) -> float:
         computing = state.turns.states[MemberState.ACTIVE] > 0 and any(
             m.state is MemberState.ACTIVE for m in state.in_group()
         )
-        if going_back(state):  # it may load a checkpoint first, as one that builds does
+        resumes = state.phase is Phase.FORMING and state.settings.step > 0
+        if resumes or going_back(state):  # they load a checkpoint there, which takes its time
             return max(state.settings.silence_s, state.settings.spawn_s)
         return state.settings.silence_s if computing else state.settings.form_s
     return float("inf")

@@ -25,8 +25,8 @@ class MemberConfig:
     the names of the processes that make batches in the members' place. `only_steps` ends it after
     so many steps, whatever the job's length, which the task's schedule is made for all the same.
     One that `joins` takes its state from the others, who began with the checkpoint `origin`; where
-    nobody is left who has it, it has loaded the checkpoint of step `back` by the time it is ready,
-    if that is there. `price_per_hour` is what this node is labelled to cost. `speed` are the
+    nobody is left who has it, all are going to load the checkpoint of step `back` together.
+    `price_per_hour` is what this node is labelled to cost. `speed` are the
     seconds of T(b), as in `MemberReady`, of the member whose place it has taken; None: it has to
     find out its own.
     """

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raycloud.events import Noticed
+from raycloud.order import Position
 from raycloud.sync.lane import Lane
 from raycloud.training.forward import Fusing
 from raycloud.training.growth import position_of
@@ -29,7 +30,7 @@ from raycloud.training.suspects import leave_out, suspects_of
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
-    from raycloud.order import Position, StepSpan
+    from raycloud.order import StepSpan
     from raycloud.sync.transport import Transport
     from raycloud.training.locality import Held
     from raycloud.training.meeting import Meeting
@@ -41,12 +42,11 @@ class Footing:
 
     Args:
         parts: What its loop works with.
-        position: Where the sequence stands before `parts.first_step`.
+        manifest: The checkpoint that it begins with; None: there is none.
         last_step: One past the last step, as it is known at the start.
-        values: The checkpoint's that it begins with: what is known of passes, and by rank their
-            sizes. Empty: there is none.
         held: Which bytes of the rows the nodes hold, by rank.
         address: This node's, that other members can reach.
+        restore: Loads the checkpoint that all begin from, if they do, together with the others.
 
     Attributes:
         loop: Its loop; None before it has stood anywhere.
@@ -56,20 +56,22 @@ class Footing:
     def __init__(
         self,
         parts: Parts,
-        position: Position,
+        manifest: Manifest | None,
         last_step: int,
         *,
-        values: Mapping[str, Any],
         held: Callable[[tuple[str, ...]], Held],
         address: str,
+        restore: Callable[[Transport, Callable[[], bool]], None],
     ) -> None:
         """It stands at the start."""
         self._parts = parts
-        self._position = position
+        self._position = Position() if manifest is None else position_of(manifest)
         self._last_step = last_step
-        self._values = values
+        # What is known of passes, and by rank their sizes.
+        self._values: Mapping[str, Any] = {} if manifest is None else manifest.values
         self._held = held
         self._address = address
+        self._restore = restore
         self._suspects = suspects_of(parts.job.errors.on_error)
         self._passing = Passing(parts, address)
         self._backups = Backups(parts, address)
@@ -106,6 +108,9 @@ class Footing:
 
         Raises:
             TransportError: The meeting broke, or was abandoned.
+            CheckpointError: What all begin from cannot be loaded.
+            TaskError: It is of another model, optimizer or schedule.
+            RollbackError: It is not finite, and the job goes back then.
         """
         self._parts.changes.settle(meeting.settled)
         ground = self._ground(meeting, gradients, lane, abandoned)
@@ -211,6 +216,7 @@ class Footing:
     ) -> None:
         """Nobody has computed yet: all begin from the same parameters."""
         replica = self._parts.replica
+        self._restore(lane, abandoned)
         if not alike(replica, gradients, lane, abandoned):
             what = "members began from different parameters; rank 0's were taken"
             self._parts.report(Noticed(what=what, member=meeting.members[meeting.rank]))

@@ -136,11 +136,11 @@ class Life:
         )
         self._standing = partial(
             Footing,
-            position=self._position,
+            manifest=manifest,
             last_step=min(self._replica.steps, config.only_steps or self._replica.steps),
-            values=manifest.values if manifest is not None else {},
             held=self._held,
             address=config.address,
+            restore=self._restoring.load,
         )
         self._footing = self._standing(self._parts)
         for split, prepared in self._arranged.supply.prepared.items():
@@ -277,7 +277,7 @@ class Life:
         Raises:
             TransportError: The generation broke, or was abandoned. Nothing but the step under way
                 is undone, and another call goes on with it in the next generation.
-            CheckpointError: What it is to go back to cannot be loaded.
+            CheckpointError: What it is to begin from, or to go back to, cannot be loaded.
             RollbackError: It, or a step, is not finite, and the job goes back then.
         """
         if meeting.back is not None:

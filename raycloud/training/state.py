@@ -115,6 +115,37 @@ class ReplicaState:
         encode(self.values())
         check_tensors(self.tensors())
 
+    def check_fits(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:
+        """Refuse a state of another model, optimizer or schedule, before its tensors are read.
+
+        Args:
+            shapes: Of its tensors, by name.
+            values: Its plain values.
+
+        Raises:
+            TaskError: Names what differs.
+        """
+        wanted = {n: t for n, t in self._model.state_dict().items() if not _is_extra(n)}
+        given = {n.removeprefix("model/"): s for n, s in shapes.items() if n.startswith("model/")}
+        _check_names(wanted, {n: s for n, s in given.items() if not _is_extra(n)})
+        _check_kinds(self._kinds(), values["kinds"])
+        held = [n.removeprefix("optimizer/") for n in shapes if n.startswith("optimizer/")]
+        names = set(self._names)
+        for path in (*held, *values["optimizer"]["scalars"]):
+            name, _, _ = path.rpartition("/")
+            if name not in names:
+                raise TaskError(
+                    f"the checkpoint has optimizer state of {name!r}, which this model lacks",
+                    hint="resume with the task the run was started with",
+                )
+        live, groups = self._optimizer.param_groups, values["optimizer"]["groups"]
+        if len(live) != len(groups):
+            raise TaskError(
+                f"the checkpoint has {len(groups)} parameter groups, the task's "
+                f"optimizer {len(live)}",
+                hint="resume with the task the run was started with",
+            )
+
     def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
         """Become the state that `tensors` and `values` describe.
 
@@ -122,11 +153,8 @@ class ReplicaState:
             TaskError: Names or shapes are not this model's, or optimizer or schedule are others:
                 nothing has changed. Or the task's own code for it raised.
         """
-        live = self._model.state_dict()
-        wanted = {n: t for n, t in live.items() if not _is_extra(n)}
+        self.check_fits({name: tuple(t.shape) for name, t in tensors.items()}, values)
         given = {n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")}
-        _check_names(wanted, {n: t for n, t in given.items() if not _is_extra(n)})
-        _check_kinds(self._kinds(), values["kinds"])
         unpacking = Unpacking(tensors=tensors)
         for name, packed in values.get(EXTRA, {}).items():
             given[name] = unpacking.unpack(packed, None, f"model/{name}")
@@ -248,20 +276,9 @@ class ReplicaState:
         }
         for path, value in (*entries.items(), *scalars.items()):
             name, _, key = path.rpartition("/")
-            if name not in index_of:
-                raise TaskError(
-                    f"the checkpoint has optimizer state of {name!r}, which this model lacks",
-                    hint="resume with the task the run was started with",
-                )
             state.setdefault(index_of[name], {})[key] = value
         groups, at = [], 0
         live = self._optimizer.param_groups
-        if len(live) != len(values["groups"]):
-            raise TaskError(
-                f"the checkpoint has {len(values['groups'])} parameter groups, the task's "
-                f"optimizer {len(live)}",
-                hint="resume with the task the run was started with",
-            )
         for number, (group, saved) in enumerate(zip(live, values["groups"], strict=True)):
             count = len(group["params"])
             own = unpacking.unpack(saved, group, f"optimizer/groups/{number}")
@@ -351,16 +368,16 @@ def _steps(numbers: Any) -> frozenset[int]:
     return frozenset(numbers)
 
 
-def _check_names(wanted: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
+def _check_names(wanted: Mapping[str, torch.Tensor], given: Mapping[str, tuple[int, ...]]) -> None:
     hint = "resume with the task and settings the run was started with"
     if missing := sorted(set(wanted) - set(given)):
         raise TaskError(f"the checkpoint lacks {missing[0]!r} of this model", hint=hint)
     if extra := sorted(set(given) - set(wanted)):
         raise TaskError(f"the checkpoint has {extra[0]!r}, which is not this model's", hint=hint)
     for name, tensor in wanted.items():
-        if tensor.shape != given[name].shape:
+        if tuple(tensor.shape) != given[name]:
             raise TaskError(
-                f"{name!r} has shape {tuple(given[name].shape)} in the checkpoint and "
+                f"{name!r} has shape {given[name]} in the checkpoint and "
                 f"{tuple(tensor.shape)} in this model",
                 hint=hint,
             )

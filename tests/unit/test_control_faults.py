@@ -83,6 +83,17 @@ def test_where_a_generation_does_not_form_a_member_is_lost():
     assert only(c.Spawn, tick(job, 106.0)).members == (2,)
 
 
+def test_a_run_that_resumes_has_longer_since_members_load_the_checkpoint_where_they_meet():
+    first = training_to(14)
+    at = {"step": 12, "position": first.position_at(12), "ledger": first.ledger_at(12)}
+    job = control(form_s=5.0, spawn_s=200.0, silence_s=50.0, **at)
+    job.start(0.0)
+    for member in (0, 1):
+        job.on(ready(member), 100.0)
+    assert job.overdue(299.0) is None
+    assert job.overdue(301.0).reason.startswith("generation 0 was not formed after 200 s")
+
+
 def test_the_member_heard_least_recently_is_taken_for_lost():
     job = training(silence_s=10.0)
     job.on(report(job, 1, 0, 2), 1.0)

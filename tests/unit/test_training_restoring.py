@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from raycloud.checkpoint import open_store, publish
+from raycloud.checkpoint import DamagedError, Manifest, Store, open_store, publish
+from raycloud.checkpoint.payload import write_part
 from raycloud.commands import Back, Form, Halt, Publish, Save
 from raycloud.events import (
     Event,
@@ -18,18 +22,23 @@ from raycloud.events import (
     MemberDone,
     MemberFailed,
     MemberReady,
-    Noticed,
     PartWritten,
     StepNotFinite,
     StepsCommitted,
 )
-from raycloud.on_ray.manifests import manifest_of
+from raycloud.on_ray import manifests
 from raycloud.order import Ledger
 from raycloud.spec import ErrorsSection, Job
+from raycloud.sync.loopback import Loopback
+from raycloud.sync.transport import Abandoned
+from raycloud.training import restoring
 from raycloud.training.member import Member
+from raycloud.training.restoring import read_together
+from tests.checkpoints import damage, manifest_of
 from tests.fellows import WAIT_S, Fellows
 from tests.live_tasks import Paced, Steady
-from tests.lockstep import difference, job, plain_loop
+from tests.lockstep import difference, job, never, plain_loop
+from tests.sockets import together
 
 STEPS = 60
 
@@ -58,7 +67,8 @@ def saved(fellows: Fellows, job: Job, folder: Path, change: Save | Halt) -> int:
     [samples] = {e.samples for e in fellows.of(MemberReady, 0)}
     ledger = Ledger(samples=samples).state()
     command = Publish(step=step, parts=parts)
-    publish(open_store(folder), manifest_of(command, job, samples=samples, ledger=ledger))
+    manifest = manifests.manifest_of(command, job, samples=samples, ledger=ledger)
+    publish(open_store(folder), manifest)
     return step
 
 
@@ -115,15 +125,12 @@ def test_those_that_have_computed_go_back_once_and_a_new_one_with_them(tmp_path:
     assert (told[0].first_step, told[-1].last_step) == (step, STEPS)
 
 
-def test_one_that_is_told_at_its_start_has_loaded_it_when_it_is_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_comes_where_nobody_is_left_goes_back(tmp_path: Path) -> None:
     job, folder = asked(tmp_path), tmp_path / "kept"
     fellows = Fellows(folder, job, 2, joining=0)
     step = saved(fellows, job, folder, Halt(reason="nobody is to compute while another builds"))
     fellows.until(MemberDone, (0, 1))
     comes(fellows, 2, step)
-    monkeypatch.setattr(fellows.replica(2).state, "load", None)  # is not needed any more
     back = Back(step=step, generation=1)
     fellows.form(Form(generation=1, members=(2,), shares=(8,), step=step, settled=1, back=back))
     assert formed(fellows, 1) == step
@@ -166,9 +173,6 @@ def test_one_that_is_gone_is_not_needed_where_others_have_the_state(tmp_path: Pa
     job = asked(tmp_path)
     fellows = Fellows(tmp_path / "kept", job, 1, joining=0)
     comes(fellows, 1, 7)
-    assert "the checkpoint of step 7 could not be loaded ahead" in [
-        event.what for event in fellows.of(Noticed, 1)
-    ]
     fellows.form(Form(generation=0, members=(0, 1), shares=(5, 3), step=0))
     fellows.come_to(1, 3)
     check_end(fellows, job, (0, 1))
@@ -209,6 +213,92 @@ def test_one_that_has_loaded_a_checkpoint_does_not_begin_at_the_beginning(tmp_pa
     step = saved(fellows, job, folder, Halt(reason="nobody is to compute while another builds"))
     fellows.until(MemberDone, (0, 1))
     comes(fellows, 2, step)
-    back = Back(step=0, generation=1)
-    fellows.form(Form(generation=1, members=(2,), shares=(8,), step=0, settled=1, back=back))
+    form = Form(generation=1, members=(2,), shares=(8,), step=step, settled=1)
+    fellows.form(replace(form, back=Back(step=step, generation=1)))
+    assert formed(fellows, 1) == step
+    fellows.form(replace(form, generation=2, step=0, back=Back(step=0, generation=2)))
     assert f"it began from step {step}" in failure(fellows.members[2])
+
+
+class Counting:
+    """A store that counts how often each file is read."""
+
+    def __init__(self, store: Store) -> None:
+        self.reads: Counter[str] = Counter()
+        self._store, self._turn = store, threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def read(self, name: str) -> bytes:
+        with self._turn:
+            self.reads[name] += 1
+        return self._store.read(name)
+
+
+def published(store: Store, parts: int, values: int) -> tuple[Manifest, dict[str, torch.Tensor]]:
+    """A checkpoint of so many parts, and its tensors."""
+    tensors = {
+        f"model/{rank}": torch.randn(values, generator=torch.Generator().manual_seed(rank))
+        for rank in range(parts)
+    }
+    tensors["model/0"] = torch.tensor(3)
+    records = [
+        write_part(store, step=1, rank=rank, parts=parts, tensors={name: tensor})
+        for rank, (name, tensor) in enumerate(tensors.items())
+    ]
+    manifest = manifest_of(1, records)
+    publish(store, manifest)
+    return manifest, tensors
+
+
+@pytest.mark.parametrize(("parts", "size"), [(7, 1), (7, 3), (2, 3), (1, 2)])
+def test_members_read_each_part_once_and_all_have_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int, size: int
+) -> None:
+    monkeypatch.setattr(restoring, "_CHUNK_BYTES", 1000)
+    store = Counting(open_store(tmp_path))
+    manifest, tensors = published(store, parts, 700)
+    read = [partial(read_together, store, manifest, m, never) for m in Loopback(size).members]
+    for found in together(read):
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert store.reads == {part.file: 1 for part in manifest.parts}
+
+
+def test_a_part_that_is_damaged_is_noticed_by_all(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    manifest, _ = published(store, 3, 10)
+    damage(store, manifest.parts[1].file)
+    read = [partial(read_together, store, manifest, m, never) for m in Loopback(2).members]
+
+    def why(work: Callable[[], object]) -> str:
+        with pytest.raises(DamagedError) as told:
+            work()
+        return str(told.value)
+
+    for said in together(partial(why, work) for work in read):
+        assert f"{manifest.parts[1].file} is not what was written" in said
+
+
+def test_a_part_that_cannot_be_read_ends_it_for_the_others_once_they_are_told(
+    tmp_path: Path,
+) -> None:
+    store, over = open_store(tmp_path), threading.Event()
+    manifest, _ = published(store, 2, 10)
+    store.remove(manifest.parts[1].file)
+    first, second = Loopback(2).members
+
+    def reader() -> str:
+        with pytest.raises(DamagedError) as told:
+            read_together(store, manifest, second, over.is_set)
+        over.set()
+        return str(told.value)
+
+    def other() -> str:
+        with pytest.raises(Abandoned) as told:
+            read_together(store, manifest, first, over.is_set)
+        return str(told.value)
+
+    said, _ = together([reader, other])
+    assert manifest.parts[1].file in said
