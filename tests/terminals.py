@@ -23,9 +23,10 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|[()][A-Z0-9]|[=>])")
 _HOME = "\x1b[H"
 _WAIT_S = 30.0
 
-# The command's own terminal, so that Ctrl-C is a signal to it.
+# The command's own terminal, so that Ctrl-C is a signal to it, as its end is, also below nohup.
 _TAKE_TERMINAL = (
-    "import fcntl, os, sys, termios;"
+    "import fcntl, os, signal, sys, termios;"
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL);"
     "fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
