@@ -81,8 +81,10 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     gcs = GcsClient(address=given.address)
     gcs.get_all_node_info()  # by now it answers; the socket says so
-    with _Server(str(given.socket), _Question) as server:
+    draft = given.socket.with_suffix(".draft")
+    with _Server(str(draft), _Question) as server:
         server.gcs = gcs
+        draft.rename(given.socket)  # it is bound before it listens: who finds it then is refused
         server.serve_forever()
     return 0
 
