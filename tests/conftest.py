@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,14 +48,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(kind)
         if item.get_closest_marker("ray") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(RAY_TIMEOUT_S))
-        if item.get_closest_marker("alone") and kind != "ray":  # `make test` looks for it there
-            raise pytest.UsageError(f"{item.path}: only tests below tests/ray are `alone`")
+        # `make test` looks for it there.
+        if item.get_closest_marker("alone") and kind not in {"ray", "testbed"}:
+            raise pytest.UsageError(f"{item.path}: only those with a Ray or a testbed are `alone`")
 
 
 def pytest_collection_finish() -> None:
     """What is there by now stays: the collector of garbage need not look at it again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _fellows() -> Iterator[None]:
+    """Members in threads of this process end with their test."""
+    yield
+    if (fellows := sys.modules.get("tests.fellows")) is not None:
+        fellows.end_all()
 
 
 @pytest.fixture(autouse=True)

@@ -18,11 +18,23 @@ from raycloud.events import Event, MemberFailed, MemberReady
 from raycloud.spec import Job
 from raycloud.sync.rendezvous import Rendezvous
 from raycloud.task import Task
+from raycloud.training.meeting import leave
+from raycloud.training.member import _OVER as OVER
 from raycloud.training.member import Meeting, Member, MemberConfig
 from raycloud.training.replica import Replica
 from tests.live_tasks import Paced
 
 WAIT_S = 60.0
+_ENDS_S = 5.0  # for what a member computes just then
+
+_OPEN: list[Fellows] = []
+
+
+def end_all() -> None:
+    """End the members of the test that is over: a generation left open costs time for ever."""
+    for fellows in _OPEN:
+        fellows.close()
+    _OPEN.clear()
 
 
 class Fellows:
@@ -35,6 +47,7 @@ class Fellows:
         self.events: list[Event] = []
         self.members: list[Member] = []
         self._pause = threading.Event()
+        _OPEN.append(self)
         for number in range(count + joining):
             told = MemberConfig(
                 member=number,
@@ -47,6 +60,18 @@ class Fellows:
             )
             self.members.append(Member(told, SystemClock()))
             self.until(MemberReady, members=[number])
+
+    def close(self) -> None:
+        """End all members, and their rendezvous."""
+        lives = [member._life for member in self.members]  # who ends badly lets go of it
+        for member in self.members:
+            member.abandon(OVER)
+            member._meetings.put(None)
+        for member, life in zip(self.members, lives, strict=True):
+            member._thread.join(_ENDS_S)
+            if life is not None:
+                leave(life._met[1])
+        self._rendezvous.close()
 
     def form(self, told: Form) -> None:
         """Its members meet; all others are left out."""

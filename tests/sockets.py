@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -18,14 +19,23 @@ from raycloud.sync.gloo import GlooDevice, GlooTransport
 @contextmanager
 def gloo_members(size: int, *, meeting_s: float = 20.0) -> Iterator[list[GlooTransport]]:
     """Transports that have met over this machine's loopback interface."""
-    host, limit = "127.0.0.1", datetime.timedelta(seconds=meeting_s)
-    meeting = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)
+    store = dist.HashStore()
+    store.set_timeout(datetime.timedelta(seconds=meeting_s))
 
     def meet(rank: int) -> GlooTransport:
-        store = dist.TCPStore(host, meeting.port, is_master=False, timeout=limit)
-        return GlooTransport(store, rank=rank, size=size, device=GlooDevice(host))
+        return GlooTransport(store, rank=rank, size=size, device=GlooDevice("127.0.0.1"))
 
-    yield together(partial(meet, rank) for rank in range(size))
+    members = together(partial(meet, rank) for rank in range(size))
+    try:
+        yield members
+    finally:
+        for member in members:  # at times gloo takes seconds
+            threading.Thread(target=_close, args=(member,), name="close", daemon=True).start()
+
+
+def _close(member: GlooTransport) -> None:
+    with suppress(AttributeError):  # the test has closed it
+        member.close()
 
 
 def together(calls: Iterable[Callable[[], Any]]) -> list[Any]:

@@ -11,7 +11,7 @@ from raycloud.spec import load_job
 from tests.installing import built, installed
 from tests.live import events, exact_steps, of_kind, ran
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.alone]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.full(only="from nothing to a first step in three commands")

@@ -32,8 +32,6 @@ from tests.live import (
 from tests.live_tasks import Gated, Steady
 from tests.tiers import variants
 
-pytestmark = pytest.mark.alone
-
 CPUS = 3
 STEPS, EVERY = 50, 10
 SHORT = 18

@@ -25,7 +25,7 @@ from tests.ray.test_regroup import Opening, Trouble, kill
 CPUS = 3
 STEPS = 300
 
-pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.alone]
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 class Asking:

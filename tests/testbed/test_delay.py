@@ -26,6 +26,8 @@ from tests.testbed.conftest import MakeBed
 from tests.testbed.measuring import nearest
 from tests.tiers import variants
 
+pytestmark = pytest.mark.alone
+
 NEAR, FAR = "10.77.0.1", "10.77.0.2"
 LIMIT_S = 20.0
 PINGS = 20

@@ -17,6 +17,8 @@ from tests.testbed.programs import PORT
 from tests.testbed.remains import LIMIT_S, first, let_pass, listening, said, start
 from tests.tiers import variants
 
+pytestmark = pytest.mark.alone
+
 MBIT = 1_000_000
 WARM_UP_S = 1.0
 WINDOW_S = 2.0

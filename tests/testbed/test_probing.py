@@ -17,6 +17,8 @@ from tests.testbed.programs import PORT
 from tests.testbed.remains import LIMIT_S, first, let_pass, listening, said, start
 from tests.tiers import variants
 
+pytestmark = pytest.mark.alone
+
 NAMES = ("n1", "n2", "n3")
 SETTLED = 40  # turns
 THIN_BITS_PER_S = 20e6

@@ -20,6 +20,8 @@ from tests.testbed.conftest import MakeBed
 from tests.testbed.measuring import come_first, nearest
 from tests.testbed.remains import LIMIT_S, first, let_pass, runs, start
 
+pytestmark = pytest.mark.alone
+
 WINDOW_S = 2.0
 
 
