@@ -18,11 +18,11 @@ from raycloud.events import Event, MemberFailed, MemberReady
 from raycloud.spec import Job
 from raycloud.sync.rendezvous import Rendezvous
 from raycloud.task import Task
-from raycloud.training.meeting import leave
 from raycloud.training.member import _OVER as OVER
 from raycloud.training.member import Meeting, Member, MemberConfig
 from raycloud.training.replica import Replica
 from tests.live_tasks import Paced
+from tests.sockets import close_all
 
 WAIT_S = 60.0
 _ENDS_S = 5.0  # for what a member computes just then
@@ -67,10 +67,9 @@ class Fellows:
         for member in self.members:
             member.abandon(OVER)
             member._meetings.put(None)
-        for member, life in zip(self.members, lives, strict=True):
+        for member in self.members:
             member._thread.join(_ENDS_S)
-            if life is not None:
-                leave(life._met[1])
+        close_all(t for life in lives if life is not None for t in life._met[1])
         self._rendezvous.close()
 
     def form(self, told: Form) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ import torch
 from torch import distributed as dist
 
 from raycloud.sync.gloo import GlooDevice, GlooTransport
+from raycloud.sync.transport import Transport
 
 
 @contextmanager
@@ -29,13 +29,17 @@ def gloo_members(size: int, *, meeting_s: float = 20.0) -> Iterator[list[GlooTra
     try:
         yield members
     finally:
-        for member in members:  # at times gloo takes seconds
-            threading.Thread(target=_close, args=(member,), name="close", daemon=True).start()
+        close_all(members)
 
 
-def _close(member: GlooTransport) -> None:
-    with suppress(AttributeError):  # the test has closed it
-        member.close()
+def close_all(members: Iterable[Transport]) -> None:
+    """Let go of transports of one meeting, which may be broken, or closed by the test."""
+    held = list(members)
+    for member in held:
+        member.hang_up()
+    for member in held:
+        with suppress(AttributeError):
+            member.close()
 
 
 def together(calls: Iterable[Callable[[], Any]]) -> list[Any]:
