@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,7 @@ class Footing:
         *,
         held: Callable[[tuple[str, ...]], Held],
         address: str,
-        restore: Callable[[Transport, Callable[[], bool]], None],
+        restore: Callable[[Transport | None, Callable[[], bool]], None],
     ) -> None:
         """It stands at the start."""
         self._parts = parts
@@ -182,7 +182,7 @@ class Footing:
         parts.replica.may_fuse(fusing)
         parts.collate.joins = fusing is Fusing.JOINED
         if not any(one.begun for one in everyone):
-            self._begin(meeting, gradients, lane, abandoned)
+            self._begin(meeting, gradients, talk, [one.step for one in everyone])
         newest = max(everyone, key=lambda one: one.agreed)
         if loop is not None and newest.agreed > own.agreed:
             loop.take_growth(newest.due_step)
@@ -211,11 +211,16 @@ class Footing:
         self,
         meeting: Meeting,
         gradients: Transport,
-        lane: Transport,
-        abandoned: Callable[[], bool],
+        talk: Talk,
+        steps: Sequence[int],
     ) -> None:
         """Nobody has computed yet: all begin from the same parameters."""
-        replica = self._parts.replica
+        replica, lane, abandoned = self._parts.replica, talk.transport, talk.abandoned
+        newest = max(steps)
+        if min(steps) < newest:  # some have not been told of a checkpoint, and take the state
+            if steps[meeting.rank] == newest:
+                self._restore(None, abandoned)
+            return
         self._restore(lane, abandoned)
         if not alike(replica, gradients, lane, abandoned):
             what = "members began from different parameters; rank 0's were taken"

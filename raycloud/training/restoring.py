@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from raycloud.checkpoint import load
-from raycloud.checkpoint.payload import parse_part, read_content
+from raycloud.checkpoint.payload import load_tensors, parse_part, read_content
 from raycloud.errors import CheckpointError
 from raycloud.sync.transport import finish
 from raycloud.training.rollback import check
@@ -83,8 +83,12 @@ class Restoring:
         self._manifest = load(self._store, back.step)
         footing.go_back(self._manifest)
 
-    def load(self, transport: Transport, abandoned: Callable[[], bool]) -> None:
+    def load(self, transport: Transport | None, abandoned: Callable[[], bool]) -> None:
         """Load it, where it begins from one; all members call this, since nobody has computed.
+
+        Args:
+            transport: Any of the generation for tensors on the CPU; None: this member reads all.
+            abandoned: Says that the generation is over.
 
         Raises:
             CheckpointError: It cannot be read.
@@ -95,7 +99,10 @@ class Restoring:
         manifest, replica = self._manifest, self._replica
         if manifest is None:
             return
-        tensors = read_together(self._store, manifest, transport, abandoned)
+        if transport is None:
+            tensors = load_tensors(self._store, manifest)
+        else:
+            tensors = read_together(self._store, manifest, transport, abandoned)
         if replica.kept is not None:
             replica.discard()
         self._loaded = manifest.step

@@ -36,6 +36,7 @@ from raycloud.training.member import Member
 from raycloud.training.restoring import read_together
 from tests.checkpoints import damage, manifest_of
 from tests.fellows import WAIT_S, Fellows
+from tests.live import wait_for
 from tests.live_tasks import Paced, Steady
 from tests.lockstep import difference, job, never, plain_loop
 from tests.sockets import together
@@ -136,6 +137,25 @@ def test_one_that_comes_where_nobody_is_left_goes_back(tmp_path: Path) -> None:
     assert formed(fellows, 1) == step
     check_end(fellows, job, (2,))
     assert fellows.of(StepsCommitted, 2)[0].first_step == step
+
+
+def test_who_has_gone_back_gives_the_state_to_one_that_was_not_told_to(tmp_path: Path) -> None:
+    """Its meeting broke once the driver knew of it, and those that meet then are not told again."""
+    job, folder = asked(tmp_path), tmp_path / "kept"
+    fellows = Fellows(folder, job, 2, joining=0)
+    step = saved(fellows, job, folder, Halt(reason="nobody is to compute while another builds"))
+    fellows.until(MemberDone, (0, 1))
+    comes(fellows, 2, step)
+    comes(fellows, 3, step)
+    form = Form(generation=1, members=(9, 2), shares=(4, 4), step=step, settled=1)
+    back = replace(form, back=Back(step=step, generation=1))
+    fellows.members[2].form(fellows._meeting(back, 1))
+    life = fellows.members[2]._life
+    assert life is not None
+    wait_for("it goes back", lambda: life._restoring._gone_back == 1)
+    fellows.form(replace(form, generation=2, members=(3, 2)))
+    assert formed(fellows, 2) == step
+    check_end(fellows, job, (3, 2))
 
 
 @pytest.mark.full(only="over real sockets: one that was silent goes back")
