@@ -103,7 +103,7 @@ class Restore:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Back:
-    """Members load the checkpoint of `step` before they meet; 0: they are new, and begin.
+    """Members load the checkpoint of `step` where they meet; 0: they are new, and begin.
 
     Each does so once, when it is first told to meet as `generation` or a later one. Steps `without`
     which they go on from there change nothing this time.

@@ -32,7 +32,15 @@ if TYPE_CHECKING:
     from raycloud.checkpoint.manifest import Manifest
     from raycloud.checkpoint.store import Store
 
-__all__ = ["check_tensors", "load_tensors", "read_part", "split_names", "write_part"]
+__all__ = [
+    "check_tensors",
+    "load_tensors",
+    "parse_part",
+    "read_content",
+    "read_part",
+    "split_names",
+    "write_part",
+]
 
 FORMAT = "1"
 

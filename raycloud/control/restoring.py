@@ -167,7 +167,7 @@ def gathered(state: JobState) -> bool:
 
 
 def gather(state: JobState, now_s: float) -> Iterator[Command]:
-    """Those that are ready load the checkpoint, and meet."""
+    """Those that are ready meet, and load the checkpoint there."""
     step = state.formed().committed_step
     new = [m for m in spares(state) if not m.leaving][: state.workers[1]]
     state.group = tuple(member.number for member in new)

@@ -206,8 +206,10 @@ def _limit_s(state: JobState, member: Member) -> float:
         computing = state.turns.states[MemberState.ACTIVE] > 0 and any(
             m.state is MemberState.ACTIVE for m in state.in_group()
         )
-        resumes = state.phase is Phase.FORMING and state.settings.step > 0
-        if resumes or going_back(state):  # they load a checkpoint there, which takes its time
+        # Where they load a checkpoint they have as long as to build.
+        if going_back(state):
             return max(state.settings.silence_s, state.settings.spawn_s)
+        if state.settings.step > 0 and state.formed().committed_step == state.settings.step:
+            return max(state.settings.form_s, state.settings.spawn_s)
         return state.settings.silence_s if computing else state.settings.form_s
     return float("inf")

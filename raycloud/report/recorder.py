@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from raycloud.errors import MachineError, RunDirectoryError
-from raycloud.events import Evaluated, Event, RunStarted, StepsCommitted
+from raycloud.events import Evaluated, Event, Noticed, RunStarted, StepsCommitted
 from raycloud.report.log import (
     MOST_MERGED,
     Entry,
@@ -84,7 +84,7 @@ class Recorder:
             self.lock = _hold(self._events, run.path)
             for path in (run.events_jsonl, run.ledger):
                 cut_torn_line(path)
-            self._keeper = Keeper(run.events_jsonl)
+            self._keeper, self._told = Keeper(run.events_jsonl), False  # told that it fails
             self.fold = self._keeper.fold
             self._ledger = run.ledger.open("a", encoding="utf-8", buffering=1)
 
@@ -164,7 +164,10 @@ class Recorder:
                     metrics = entry.event.metrics
                     values = {f"eval/{name}": value for name, value in metrics.items()}
                     self._tell(entry.t, entry.event.step, values)
-        self._keeper.wrote(line, len(entries))
+        error = self._keeper.wrote(line, len(entries))
+        if error is not None and not self._told:
+            self._told = True
+            self.record(Noticed(what="the log has no snapshot", detail={"why": str(error)}))
 
     def append_ledger(self, lines: Iterable[str]) -> None:
         """Append lines to the ledger, given without their newlines.

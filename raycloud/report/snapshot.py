@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -82,17 +81,21 @@ class Keeper:
             self._lines = before[1] + _lines(file, before[0])
         self._new = self._lines - before[1]
 
-    def wrote(self, line: str, entries: int) -> None:
+    def wrote(self, line: str, entries: int) -> OSError | None:
         """A line was appended, given without its newline, and its `entries` were folded.
 
-        A snapshot that cannot be written is one later: it is a copy, and the log has all of it.
+        Returns:
+            Why a snapshot could not be written: one is tried later, and the log has all of it.
         """
         self._size += len(line.encode()) + 1
         self._lines += 1
         self._new += entries
         if self._new >= EVERY:
-            with suppress(OSError):
+            try:
                 self.keep()
+            except OSError as error:
+                return error
+        return None
 
     def keep(self) -> None:
         """Make a snapshot now; the one before stays whole until then.

@@ -46,7 +46,7 @@ class Footing:
         last_step: One past the last step, as it is known at the start.
         held: Which bytes of the rows the nodes hold, by rank.
         address: This node's, that other members can reach.
-        restore: Loads the checkpoint that all begin from, if they do, together with the others.
+        restore: `Restoring.load`: of the checkpoint that all begin from, if they do.
 
     Attributes:
         loop: Its loop; None before it has stood anywhere.
@@ -151,16 +151,16 @@ class Footing:
     ) -> Ground:
         parts, loop = self._parts, self.loop
         own = Standing(parts.first_step, 0, parts.changes.agreed, parts.changes.due_step())
-        if loop is not None:
-            known = {} if self._passing.lacking else known_loss(loop.owed, loop.loss)
-            own = replace(own, step=loop.step, begun=int(not self._passing.lacking), **known)
+        has_state = loop is not None and not self._passing.lacking
+        if loop is not None and has_state:
+            own = replace(own, step=loop.step, begun=1, **known_loss(loop.owed, loop.loss))
         idle = () if loop is None else loop.seat.following
         gone = self._suspects.meet(meeting.members, idle, planned=meeting.planned)
         if gone:
             parts.replica.forward.size.lost()
         brought = Own(
             replica=parts.replica,
-            position=self._position if loop is None else loop.position,
+            position=loop.position if loop is not None and has_state else self._position,
             span=self._span if loop is None else loop.span,
             took=partial(self._took, meeting),
             address=self._address,

@@ -40,10 +40,10 @@ class Restoring:
     def __init__(self, store: Store, replica: Replica) -> None:
         """It begins at the beginning."""
         self._store, self._replica = store, replica
-        self._origin: Manifest | None = None
+        self._origin: Manifest | None = None  # of the run's start
         self._manifest: Manifest | None = None  # the one to begin from
         self._without: frozenset[int] = frozenset()
-        self._gone_back, self._loaded = -1, -1
+        self._gone_back = -1
 
     def begin(self, config: MemberConfig, origin: Manifest | None) -> None:
         """Begin from what the run starts from; it is loaded where members meet.
@@ -60,22 +60,22 @@ class Restoring:
     def begin_anew(self) -> None:
         """It is another member from now on, with none of the states that it had."""
         self._manifest, self._without = self._origin, frozenset()
-        self._gone_back = self._loaded = -1
+        self._gone_back = -1
 
     def go_back(self, back: Back, footing: Footing) -> None:
         """Stand where the checkpoint does, unless that was done when it was told before.
 
         Raises:
-            CheckpointError: Its manifest cannot be read; or this member has loaded one, and is to
-                begin at the beginning.
+            CheckpointError: Its manifest cannot be read; or this member was to begin from one, and
+                is now to begin at the beginning.
         """
         if back.generation <= self._gone_back:
             return
         self._gone_back, self._without = back.generation, frozenset(back.without)
         if back.step == 0:
-            if self._loaded >= 0:
+            if self._manifest is not None:
                 raise CheckpointError(
-                    f"it began from step {self._loaded}, and all go back to the beginning",
+                    f"it began from step {self._manifest.step}, and all go back to the beginning",
                     hint="another worker comes in its place",
                 )
             self._replica.state.left_out |= self._without  # it is new
@@ -84,7 +84,9 @@ class Restoring:
         footing.go_back(self._manifest)
 
     def load(self, transport: Transport | None, abandoned: Callable[[], bool]) -> None:
-        """Load it, where it begins from one; all members call this, since nobody has computed.
+        """Load it, where it begins from one: nobody has computed.
+
+        All members call this together, but where some were told of no checkpoint.
 
         Args:
             transport: Any of the generation for tensors on the CPU; None: this member reads all.
@@ -105,7 +107,6 @@ class Restoring:
             tensors = read_together(self._store, manifest, transport, abandoned)
         if replica.kept is not None:
             replica.discard()
-        self._loaded = manifest.step
         replica.state.load(tensors, manifest.values)
         replica.state.left_out |= self._without
         replica.statistics.settle()

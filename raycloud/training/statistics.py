@@ -296,7 +296,8 @@ class RunningStatistics:
         """Wait for the sums.
 
         Raises:
-            TaskError: A batch normalisation was not applied equally often in each micro-batch.
+            TaskError: A batch normalisation was not applied equally often in each micro-batch. The
+                others may commit this step, which no checkpoint of theirs alone completes.
             TransportError: The exchange broke, or was abandoned.
         """
         self._check_calls()

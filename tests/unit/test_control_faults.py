@@ -92,6 +92,12 @@ def test_a_run_that_resumes_has_longer_since_members_load_the_checkpoint_where_t
         job.on(ready(member), 100.0)
     assert job.overdue(299.0) is None
     assert job.overdue(301.0).reason.startswith("generation 0 was not formed after 200 s")
+    job.on(
+        e.MemberLost(member=0, reason="died"), 110.0
+    )  # another meeting, and nobody has loaded it
+    job.on(ready(2), 120.0)
+    assert job.overdue(309.0) is None
+    assert job.overdue(321.0) is not None
 
 
 def test_the_member_heard_least_recently_is_taken_for_lost():

@@ -176,6 +176,8 @@ def test_one_that_cannot_be_written_ends_nothing(
             recorder.record(event)
     assert snapshot_of(run.events_jsonl) is None
     assert as_kept(fold_of(run.events_jsonl)) == as_kept(recorder.fold)
+    told = [event for _, event in log.read_events(run.events_jsonl) if isinstance(event, Noticed)]
+    assert [event.what for event in told].count("the log has no snapshot") == 1
 
 
 DAMAGES = {
