@@ -151,16 +151,16 @@ class Footing:
     ) -> Ground:
         parts, loop = self._parts, self.loop
         own = Standing(parts.first_step, 0, parts.changes.agreed, parts.changes.due_step())
-        has_state = loop is not None and not self._passing.lacking
-        if loop is not None and has_state:
-            own = replace(own, step=loop.step, begun=1, **known_loss(loop.owed, loop.loss))
+        stands = None if self._passing.lacking else loop
+        if stands is not None:
+            own = replace(own, step=stands.step, begun=1, **known_loss(stands.owed, stands.loss))
         idle = () if loop is None else loop.seat.following
         gone = self._suspects.meet(meeting.members, idle, planned=meeting.planned)
         if gone:
             parts.replica.forward.size.lost()
         brought = Own(
             replica=parts.replica,
-            position=loop.position if loop is not None and has_state else self._position,
+            position=self._position if stands is None else stands.position,
             span=self._span if loop is None else loop.span,
             took=partial(self._took, meeting),
             address=self._address,

@@ -1,8 +1,7 @@
 """Restore from a checkpoint, in place: members read it together where they meet.
 
 Each part of a checkpoint is read from the store by one member, which broadcasts it to the others:
-the store gives each byte once, however many members restore. The process, its model and its data
-stay.
+the store gives each byte to one of them, however many restore. Process, model and data stay.
 """
 
 from __future__ import annotations
