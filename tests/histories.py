@@ -98,7 +98,7 @@ def record() -> dict[str, dict[str, str]]:
                 str(step): digest(load_tensors(store, load(store, step)).items())
                 for step in steps(store)
             }
-            print(f"{name}: {len(found[name])} steps, {found[name][str(STEPS)]}")  # noqa: T201
+            _say(f"{name}: {len(found[name])} steps, {found[name][str(STEPS)]}")
     return found
 
 
@@ -122,11 +122,16 @@ def main(words: Sequence[str]) -> int:
             return 0
         case ["compare", before, after]:
             told = differences(*(json.loads(Path(file).read_text()) for file in (before, after)))
-            print("\n".join(told) or "bitwise the same")  # noqa: T201
+            _say("\n".join(told) or "bitwise the same")
             return bool(told)
         case _:
-            print(__doc__)  # noqa: T201
+            _say(__doc__)
             return 2
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -92,6 +92,16 @@ def comes(fellows: Fellows, number: int, back: int) -> None:
     fellows.until(MemberReady, (number,))
 
 
+def left_alone(folder: Path) -> tuple[Fellows, Job, int]:
+    """Members 0 and 1 have ended after a checkpoint of this step, and 2 is there to go back."""
+    job, kept = asked(folder), folder / "kept"
+    fellows = Fellows(kept, job, 2, joining=0)
+    step = saved(fellows, job, kept, Halt(reason="nobody is to compute while another builds"))
+    fellows.until(MemberDone, (0, 1))
+    comes(fellows, 2, step)
+    return fellows, job, step
+
+
 def check_end(
     fellows: Fellows, job: Job, members: tuple[int, ...], without: int | None = None
 ) -> None:
@@ -127,11 +137,7 @@ def test_those_that_have_computed_go_back_once_and_a_new_one_with_them(tmp_path:
 
 
 def test_one_that_comes_where_nobody_is_left_goes_back(tmp_path: Path) -> None:
-    job, folder = asked(tmp_path), tmp_path / "kept"
-    fellows = Fellows(folder, job, 2, joining=0)
-    step = saved(fellows, job, folder, Halt(reason="nobody is to compute while another builds"))
-    fellows.until(MemberDone, (0, 1))
-    comes(fellows, 2, step)
+    fellows, job, step = left_alone(tmp_path)
     back = Back(step=step, generation=1)
     fellows.form(Form(generation=1, members=(2,), shares=(8,), step=step, settled=1, back=back))
     assert formed(fellows, 1) == step
@@ -141,11 +147,7 @@ def test_one_that_comes_where_nobody_is_left_goes_back(tmp_path: Path) -> None:
 
 def test_who_has_gone_back_gives_the_state_to_one_that_was_not_told_to(tmp_path: Path) -> None:
     """Its meeting broke once the driver knew of it, and those that meet then are not told again."""
-    job, folder = asked(tmp_path), tmp_path / "kept"
-    fellows = Fellows(folder, job, 2, joining=0)
-    step = saved(fellows, job, folder, Halt(reason="nobody is to compute while another builds"))
-    fellows.until(MemberDone, (0, 1))
-    comes(fellows, 2, step)
+    fellows, job, step = left_alone(tmp_path)
     comes(fellows, 3, step)
     form = Form(generation=1, members=(9, 2), shares=(4, 4), step=step, settled=1)
     back = replace(form, back=Back(step=step, generation=1))
@@ -228,11 +230,7 @@ def test_a_checkpoint_that_is_gone_is_told(tmp_path: Path) -> None:
 
 
 def test_one_that_has_loaded_a_checkpoint_does_not_begin_at_the_beginning(tmp_path: Path) -> None:
-    job, folder = asked(tmp_path), tmp_path / "kept"
-    fellows = Fellows(folder, job, 2, joining=0)
-    step = saved(fellows, job, folder, Halt(reason="nobody is to compute while another builds"))
-    fellows.until(MemberDone, (0, 1))
-    comes(fellows, 2, step)
+    fellows, _, step = left_alone(tmp_path)
     form = Form(generation=1, members=(2,), shares=(8,), step=step, settled=1)
     fellows.form(replace(form, back=Back(step=step, generation=1)))
     assert formed(fellows, 1) == step
