@@ -25,6 +25,9 @@ _PYTHON_BYTES = _random.Random.__basicsize__ - _HEADER
 _NUMPY_BYTES = 625 * 4  # 624 words and a position: numpy's mt19937_state
 _CPYTHON = sys.implementation.name == "cpython"
 _NUMPY_SEEDS = 2**32
+# numpy reads a generator that it does not hold: freed by another thread meanwhile, all would end.
+_FIRST = _NUMPY.get_bit_generator()
+_OWN = np.random.MT19937(0)  # in the place of numpy's while that is seeded
 
 
 class Randomness:
@@ -44,7 +47,6 @@ class Randomness:
         """Nothing is known to draw from numpy's and Python's."""
         self._device = device
         self.everything = False
-        self._own = np.random.MT19937(0)  # in the place of numpy's while that is seeded
         self._held: tuple[Any, Any] | None = None
 
     def seed(self, seed: int, *, everything: bool = False) -> None:
@@ -55,8 +57,9 @@ class Randomness:
         if not (everything or self.everything):
             return
         if self._held is None:
-            self._held = _NUMPY.get_bit_generator(), random.getstate()
-            _NUMPY.set_bit_generator(self._own)
+            numpys = _NUMPY.get_bit_generator()  # `_OWN` where another thread has seeded
+            self._held = _FIRST if numpys is _OWN else numpys, random.getstate()
+            _NUMPY.set_bit_generator(_OWN)
         np.random.seed(seed % _NUMPY_SEEDS)  # forgets what is left of a pair of normal values, too
         random.seed(seed)
 

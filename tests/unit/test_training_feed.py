@@ -255,6 +255,18 @@ def test_seeds_are_of_the_place_and_not_of_what_ran_before() -> None:
     assert torch.equal(torch.rand(3), first)
 
 
+def test_what_stands_in_for_numpys_generator_is_never_freed() -> None:
+    seen: list[Any] = []
+    numpys: Any = np.random
+    for _ in range(2):
+        randomness = Randomness(CPU)
+        randomness.seed(5, everything=True)
+        seen.append(numpys.get_bit_generator())
+        randomness.release()
+    assert seen[0] is seen[1]
+    assert numpys.get_bit_generator() is not seen[0]
+
+
 class Opens:
     """A clock whose first reading lets a thread go."""
 
