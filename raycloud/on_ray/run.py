@@ -241,6 +241,8 @@ def imported(job: Job) -> Iterator[Callable[[], Any]]:
         except BaseException as error:  # noqa: BLE001 - raised again where it is asked for
             found.append(error)
 
+    # It has hooks at a fork. Ray forks meanwhile, and would call the latter half of them alone.
+    importlib.import_module("concurrent.futures.thread")
     thread = threading.Thread(target=work, name="imports", daemon=True)
     thread.start()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,33 @@ def no_module_is_kept() -> Iterator[None]:
 def written(folder: Path, name: str, *, here: str = "", there: str = "") -> Job:
     (folder / f"{name}.py").write_text(TASK.format(here=here, there=there))
     return Job(task=f"{folder / name}.py:Guarded", steps=1)
+
+
+_HOOKED = """
+import os, sys, threading
+found, register = [], os.register_at_fork
+
+def noted(**hooks):
+    if threading.current_thread() is not threading.main_thread():
+        found.extend(hooks.keys() & {"before", "after_in_parent"})
+    register(**hooks)
+
+os.register_at_fork = noted
+from raycloud.on_ray.run import imported
+from raycloud.spec import Job
+
+with imported(Job(task=sys.argv[1], steps=1)) as ready:
+    ready()
+print(found)
+"""
+
+
+def test_what_is_imported_while_ray_forks_takes_no_part_in_it(tmp_path: Path) -> None:
+    task = written(tmp_path, "guarded_d", here="from contextlib import nullcontext as guard").task
+    told = subprocess.run(
+        [sys.executable, "-c", _HOOKED, str(task)], capture_output=True, check=True
+    )
+    assert told.stdout.decode() == "[]\n"
 
 
 def test_what_cannot_be_sent_is_named(tmp_path: Path) -> None:
