@@ -18,7 +18,8 @@ from raycloud.order import Position
 from tests.control_events import committed, part, published, ready, stop
 from tests.tiers import examples
 
-MEMOS = {"_asked"}  # what was last computed from the rest: asking for it is no change
+# What was last computed from the rest: asking for it is no change.
+MEMOS = {"_asked", "_of", "_past"}
 
 
 def frozen(value):
@@ -32,7 +33,8 @@ def frozen(value):
     if isinstance(value, np.ndarray):
         return tuple(value.tolist())
     if is_dataclass(value):
-        return (type(value), tuple(frozen(getattr(value, f.name)) for f in fields(value)))
+        names = [f.name for f in fields(value) if f.name not in MEMOS]
+        return (type(value), tuple(frozen(getattr(value, name)) for name in names))
     if isinstance(value, Enum) or not hasattr(value, "__dict__"):
         return value
     return (type(value), frozen({k: v for k, v in vars(value).items() if k not in MEMOS}))
