@@ -32,7 +32,6 @@ from torch import Tensor, distributed, nn
 
 from benchmarks.statistics import paired_ratio
 from raycloud import Job, Splits, Task
-from raycloud.clock import SystemClock
 from raycloud.commands import Form
 from raycloud.events import MemberFailed, MemberReady, StepsCommitted
 from raycloud.spec import CheckpointSection, ElasticSection
@@ -119,7 +118,7 @@ def member(number: int, port: int, asked: Asked, slow: str) -> None:
     told = MemberConfig(
         member=number, node="", address=_HOST, job=job, task=Layers, checkpoints=tempfile.mkdtemp()
     )
-    one, step = Member(told, SystemClock()), -1
+    one, step = Member(told), -1
     while True:
         for event in one.poll(0.005):
             if isinstance(event, MemberReady):

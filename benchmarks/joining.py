@@ -31,7 +31,6 @@ from torch import Tensor, distributed, nn
 
 from benchmarks.testbed import NodeSpec, Spec, Testbed
 from raycloud import Job, Splits, Task
-from raycloud.clock import SystemClock
 from raycloud.commands import Form, Meet, Reshare
 from raycloud.events import MemberCaughtUp, MemberFailed, MemberReady
 from raycloud.order import deal
@@ -133,7 +132,7 @@ def member(number: int, case: str, place: str, *, joins: bool) -> None:
         checkpoints=tempfile.mkdtemp(),
         joins=joins,
     )
-    one = Member(told, SystemClock())
+    one = Member(told)
     threading.Thread(target=_clock_steps, args=(one, number), daemon=True).start()
     heard = 0
     while True:

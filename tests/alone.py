@@ -11,7 +11,6 @@ import torch
 
 from raycloud.checkpoint import Manifest, load, open_store, publish
 from raycloud.checkpoint.payload import load_tensors
-from raycloud.clock import SystemClock
 from raycloud.commands import Extend, Publish
 from raycloud.control.progress import Progress
 from raycloud.data.index import Input
@@ -64,7 +63,7 @@ class Run:
             checkpoints=self.checkpoints,
             resume_step=resume,
         )
-        self.member = Member(config, SystemClock(), self.provider)
+        self.member = Member(config, provider=self.provider)
         self.until(MemberReady)
         SEEN[self.tag] = []
 

@@ -57,7 +57,7 @@ class Fellows:
                 checkpoints=str(folder),
                 joins=number >= count,
             )
-            self.members.append(Member(told, SystemClock()))
+            self.members.append(Member(told))
             self.until(MemberReady, members=[number])
 
     def close(self) -> None:

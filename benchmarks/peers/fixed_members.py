@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
@@ -20,14 +20,13 @@ from benchmarks.workload import WORKERS
 from raycloud.clock import SystemClock
 from raycloud.commands import Form
 from raycloud.on_ray.cluster import attached
-from raycloud.on_ray.meeting import MeetingPlace
 from raycloud.spec import Job
+from raycloud.sync.rendezvous import Rendezvous
 from raycloud.training.changes import Changes
 from raycloud.training.config import MemberConfig
+from raycloud.training.host import HOST
 from raycloud.training.life import Life
-
-if TYPE_CHECKING:
-    from raycloud.training.meeting import Meeting
+from raycloud.training.meeting import Meeting
 
 
 class FixedMember:
@@ -36,7 +35,7 @@ class FixedMember:
     def __init__(self, config: MemberConfig) -> None:
         """Build, and measure itself."""
         changes = Changes(feed_depth=config.job.data.prefetch_steps)
-        self._life = Life(config, SystemClock(), changes, lambda _: None)
+        self._life = Life(config, HOST, changes, lambda _: None)
         self._life.measure()
 
     def train(self, meeting: Meeting) -> None:
@@ -77,8 +76,9 @@ def main() -> None:
         share = job.global_batch // job.micro_batch // WORKERS
         numbers = tuple(range(WORKERS))
         form = Form(generation=0, members=numbers, shares=(share,) * WORKERS, step=0)
-        place = MeetingPlace()
-        ray.get([one.train.remote(place.of(form, n, ())) for n, one in enumerate(members)])
+        rendezvous = Rendezvous(address, SystemClock())
+        meetings = [Meeting.of(form, n, rendezvous.place) for n in numbers]
+        ray.get([one.train.remote(told) for one, told in zip(members, meetings, strict=True)])
 
 
 if __name__ == "__main__":

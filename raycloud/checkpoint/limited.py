@@ -7,15 +7,16 @@ What it wrote by then is a draft, or an upload that is not completed: nobody rea
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raycloud.checkpoint.naming import StoreError
+from raycloud.threads import THREADS
 
 if TYPE_CHECKING:
     from raycloud.checkpoint.store import Store
+    from raycloud.threads import Threads
 
 Result = TypeVar("Result")
 
@@ -29,9 +30,9 @@ _HINT = "see that the place can be reached and is not overloaded, or set `checkp
 class _Call:
     """One call under way, and how far it has come."""
 
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._work = work
-        self._turn = threading.Condition()
+    def __init__(self, work: Callable[[], Any], threads: Threads) -> None:
+        self._work, self._threads = work, threads
+        self._turn = threads.condition()
         self._result: Any = None
         self._error: BaseException | None = None
         self._over = self._abandoned = False
@@ -55,7 +56,7 @@ class _Call:
         Raises:
             StoreError: It has come no further for too long.
         """
-        threading.Thread(target=self._run, name="store", daemon=True).start()
+        self._threads.thread(self._run, name="store").start()
         with self._turn:
             while not self._over:
                 pieces = self._pieces
@@ -87,11 +88,14 @@ class LimitedStore:
     Args:
         store: The other one.
         least_s: How long a call may come no further; longer where many bytes were given to it.
+        threads: Where calls are made.
     """
 
-    def __init__(self, store: Store, *, least_s: float = LEAST_S) -> None:
+    def __init__(
+        self, store: Store, *, least_s: float = LEAST_S, threads: Threads = THREADS
+    ) -> None:
         """Nothing is called yet."""
-        self._store, self._least_s = store, least_s
+        self._store, self._least_s, self._threads = store, least_s, threads
         self.read, self.stream = store.read, store.stream
 
     @property
@@ -101,7 +105,7 @@ class LimitedStore:
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Write, as long as it comes further."""
-        call = _Call(lambda: self._store.write(name, counted))
+        call = _Call(lambda: self._store.write(name, counted), self._threads)
         counted = call.counted(chunks)
         call.result(self._least_s, f"cannot write {self.place}/{name}")
 
@@ -135,5 +139,5 @@ class LimitedStore:
         self._limited(partial(self._store.remove_all, names), what)
 
     def _limited(self, work: Callable[[], Result], what: str) -> Result:
-        found: Result = _Call(work).result(self._least_s, f"cannot {what}")
+        found: Result = _Call(work, self._threads).result(self._least_s, f"cannot {what}")
         return found

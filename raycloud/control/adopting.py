@@ -65,7 +65,7 @@ def adopt(state: JobState, adoption: Adoption, now_s: float) -> Iterator[Command
     if settings.ledger is not None:
         ledger.restore(settings.ledger)
     yield from take_over_skips(state, ledger, adoption.skips, settings.step)
-    state.started_s, state.generation = adoption.began_s, settings.first_generation
+    state.started_s, state.generation = adoption.began_s, settings.first_generation - 1
     state.saving = Saving(began_s=now_s) if settings.saves else None
     state.checkpoints.last_published = adoption.published
     state.next_member = settings.first_member

@@ -68,7 +68,7 @@ class MemberActor:
         self._journal = Journal(config.member, SystemClock(), lambda: self._member.step)
         self._journal.listen()
         sys.stdout, sys.stderr = map(self._journal.hear, (sys.stdout, sys.stderr))
-        self._member = Member(placed, SystemClock(), self._provider)
+        self._member = Member(placed, provider=self._provider)
         cloud, run = Environment.from_process().cloud, context.get_job_id()
         self._number, self._node = config.member, here
         self._words, self._turn, self._driver = Words(config.member), threading.Lock(), 0

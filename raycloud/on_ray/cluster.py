@@ -64,6 +64,13 @@ def attached(
                 yield ours
 
 
+def joined() -> bool:
+    """Whether this process has joined a cluster that was there before, and is named there."""
+    import ray
+
+    return bool(ray.get_runtime_context().namespace == NAMESPACE)
+
+
 def hash_seeded(*, always: bool = False) -> dict[str, Any]:
     """Options of an actor whose process, and those that it starts, hash strings as all others do.
 

@@ -6,19 +6,19 @@ import itertools
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import placement_group_table
 
-from raycloud.commands import LeaveOut, Readmit, Release
 from raycloud.control.hearing import Heard
 from raycloud.errors import PlacementError
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.on_ray.keeper import Keeper, Opaque
 from raycloud.on_ray.seat import POLL_S, Seat
 from raycloud.on_ray.vacancies import Vacancies
+from raycloud.run.driver import ENDED
 from raycloud.sync.probing import Probes
 from raycloud.training.journal import Lines
 from raycloud.training.pace import Behind
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 _LOOK_S = 0.5  # between two looks whether there is a place
 _PLACE_S = 60
 _DOUBT_S = 0.05  # between two looks whether a machine is gone that has not answered as usual
-_ENDED = "its process has ended"
 
 
 class Fleet:
@@ -46,15 +45,15 @@ class Fleet:
     Args:
         resources: What each worker reserves.
         clock: To see who answers in time.
-        keeper: Makes and holds the processes; None: this process does.
+        keeper: Makes and holds the processes; None: one of its own, in this process.
     """
 
     def __init__(
-        self, resources: RoleResources, clock: Clock, keeper: Tenure | None = None
+        self, resources: RoleResources, clock: Clock, keeper: Keeper | Tenure | None = None
     ) -> None:
         """No members yet."""
-        self._keeper: Keeper | Tenure = Keeper(clock) if keeper is None else keeper
-        self._driver = 0 if keeper is None else keeper.number
+        self._keeper = Keeper(clock) if keeper is None else keeper
+        self._driver = self._keeper.number
         self._vacancies = Vacancies(self._keeper, clock)
         self._resources = resources
         self._clock = clock
@@ -207,18 +206,6 @@ class Fleet:
                     events.append(MemberReturned(member=member, late_s=late_s))
         return events
 
-    def obey(self, command: Release | LeaveOut | Readmit) -> None:
-        """Do with processes as control says."""
-        match command:
-            case Release(members=members):
-                self.release(members)
-            case LeaveOut(member=member):
-                self.leave_out(member)
-            case Readmit(member=member, process=process):
-                self.readmit(member, process)
-            case _:
-                assert_never(command)
-
     def leave_out(self, member: int) -> None:
         """Listen to a member no more, and look whether its process answers again."""
         if seat := self._seats.pop(member, None):
@@ -231,7 +218,7 @@ class Fleet:
         """Go on with a process that has returned, as another member."""
         seat = self._returned.pop(process, None)
         if seat is None:  # it has died since
-            self._untold.append(MemberLost(member=member, reason=_ENDED))
+            self._untold.append(MemberLost(member=member, reason=ENDED))
             return
         self._keeper.rename(process, member)
         poll, due_s = seat.actor.rejoin.remote(member, self._driver), self._clock.monotonic_s()
@@ -257,6 +244,10 @@ class Fleet:
     def _ask(self, seat: Seat, written: int = 0) -> None:
         seat.ask(self._driver, self._probes.place, written=written)
         seat.due_s = self._clock.monotonic_s() + POLL_S
+
+    def holds(self, member: int) -> bool:
+        """Whether there is a process of this member that is listened to."""
+        return member in self._seats
 
     def heard(self) -> Heard:
         """Which members have answered since the last call, and until when the next answers are due.
@@ -287,8 +278,6 @@ class Fleet:
         """Tell a member where to meet the others."""
         if seat := self._seats.get(member):
             seat.actor.form.remote(meeting, self._driver)
-        else:  # it had done its part, and its end was no loss then
-            self._untold.append(MemberLost(member=member, reason=_ENDED))
 
     def prepare(self, member: int, number: int, change: Change) -> None:
         """Send a change ahead to a member."""

@@ -19,6 +19,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raycloud.clock import SystemClock
+from raycloud.errors import RunDirectoryError
 from raycloud.on_ray.actors import MemberActor
 from raycloud.on_ray.cluster import hash_seeded
 from raycloud.on_ray.crew import Crew
@@ -43,12 +44,21 @@ class Opaque:
     ref: Any
 
 
+class FollowedError(RunDirectoryError):
+    """Another driver has taken the run over: this one leaves it alone."""
+
+
 class Keeper:
     """The processes of one run, and what they have reserved.
 
     Args:
         clock: Where seconds come from.
+
+    Attributes:
+        number: Of the driver that it obeys; there is one.
     """
+
+    number = 0
 
     def __init__(self, clock: Clock) -> None:
         """None."""
@@ -56,7 +66,7 @@ class Keeper:
         self._actors: dict[int, Any] = {}
         self._crew = Crew(clock)
         self._pipeline: Any = None
-        self._known: Any = None
+        self._known: dict[str, Any] = {}
 
     def reserve(
         self, member: int, bundle: Mapping[str, float], labels: Mapping[str, str]
@@ -130,11 +140,14 @@ class Keeper:
         _, self._pipeline = pipeline_of(name, lambda: config.ref, home)
         return self._pipeline
 
-    def remember(self, known: Any) -> None:
-        """Keep what the next driver has to know."""
-        self._known = known
+    def check(self) -> None:
+        """A keeper in the driver's own process obeys no other one."""
 
-    def found(self) -> tuple[Any, dict[int, Any], tuple[str, ...]]:
+    def remember(self, known: Mapping[str, Any]) -> None:
+        """Keep what the next driver has to know, beside what is known already."""
+        self._known.update(known)
+
+    def found(self) -> tuple[dict[str, Any], dict[int, Any], tuple[str, ...]]:
         """What was to be remembered, the members' handles, and the collators' names."""
         return self._known, dict(self._actors), self._crew.names
 
@@ -145,7 +158,7 @@ class Keeper:
         if self._pipeline is not None:
             with contextlib.suppress(RayError):
                 ray.kill(self._pipeline)
-        self._pipeline = self._known = None
+        self._pipeline, self._known = None, {}
 
 
 class Reign:

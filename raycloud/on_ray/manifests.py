@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint whose parts the members have written."""
+"""What a start of a run keeps: its log, its ledger, and the manifests of its checkpoints."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from raycloud.checkpoint import (
     PartRecord,
     StoreError,
     decode,
+    latest,
     publish,
     retain,
+    withdraw,
 )
 from raycloud.errors import CheckpointError
-from raycloud.events import CheckpointFailed, CheckpointPublished, Noticed
+from raycloud.events import CheckpointFailed, CheckpointPublished, Noticed, RolledBack
 from raycloud.spec.secrets import kept
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Store
     from raycloud.commands import Publish
-    from raycloud.events import Event, RolledBack
+    from raycloud.events import Event
     from raycloud.on_ray.session import Session
     from raycloud.spec import Job
 
@@ -64,6 +66,57 @@ def manifest_of(command: Publish, job: Job, *, samples: int, ledger: Mapping[str
         raycloud_version=__version__,
         torch_version=torch.__version__,
     )
+
+
+def found_back(
+    store: Store,
+    origin: Manifest | None,
+    published: int | None = None,
+    newest: int | None = None,
+) -> tuple[RolledBack, list[Noticed]]:
+    """The newest sound checkpoint, where no sound state is left; what is damaged is told.
+
+    Args:
+        store: Where checkpoints are.
+        origin: The one that this start began with: members' data is laid out from there.
+        published: Step of the newest that is known to have been there.
+        newest: Those of later steps are not sound either, and are withdrawn.
+
+    Raises:
+        CheckpointError: The store cannot be read, or only older ones are sound, or none is that
+            were there.
+    """
+    withdrawn = withdraw(store, newest) if newest is not None else ()
+    found = latest(store)
+    step = 0 if found.manifest is None else found.manifest.step
+    if origin is not None and step < origin.step:
+        raise CheckpointError(
+            f"no sound state is left, and no checkpoint from step {origin.step} on is sound",
+            hint="`raycloud train --resume` goes on from an older one, if there is any",
+        )
+    if published in withdrawn:
+        published = None
+    if found.manifest is None and (found.skipped or published):
+        gone = [(published, "it is not there any more")] if published else []
+        named = "; ".join(f"that of step {at}: {why}" for at, why in found.skipped or gone)
+        raise CheckpointError(
+            f"no worker is left, and no checkpoint in {store.place} is sound ({named})",
+            hint="put one back and --resume; --resume allow sets the run's files aside and begins "
+            "again",
+        )
+    damaged = [
+        Noticed(
+            what=f"the checkpoint of step {at} is damaged and was passed over", detail={"why": why}
+        )
+        for at, why in found.skipped
+    ]
+    what = "its parameters are not finite, or come from a step that is left out"
+    damaged += [
+        Noticed(what=f"the checkpoint of step {at} is withdrawn", detail={"why": what})
+        for at in withdrawn
+    ]
+    ledger = dict(found.manifest.ledger) if found.manifest is not None and step else {}
+    return RolledBack(step=step, ledger=ledger), damaged
 
 
 class Publishing:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raycloud.events import CapacityChanged, MemberLeaving, Noticed, RangeChanged
+from raycloud.events import (
+    CapacityChanged,
+    MemberLeaving,
+    Noticed,
+    RangeChanged,
+    StopRequested,
+)
 from raycloud.on_ray.cluster import inventory
 from raycloud.on_ray.draining import draining
 from raycloud.planning.inventory import Inventory, capacity
@@ -15,6 +21,7 @@ if TYPE_CHECKING:
 
     from raycloud.clock import Clock
     from raycloud.events import Event
+    from raycloud.on_ray.run import StopSwitch
     from raycloud.spec import RoleResources
     from raycloud.spec.rundir import RunDirectory
 
@@ -30,6 +37,7 @@ class Outside:
         resources: What one member reserves.
         directory: Where people leave what they ask for.
         clock: To look from time to time.
+        stop: What a caller turns to end the run; None: nothing.
 
     Attributes:
         inventory: The machines as they were last seen.
@@ -41,12 +49,14 @@ class Outside:
         resources: RoleResources,
         directory: RunDirectory,
         clock: Clock,
+        stop: StopSwitch | None = None,
     ) -> None:
         """Nothing has changed yet."""
         self.inventory = inventory
         self._resources = resources
         self._directory = directory
         self._clock = clock
+        self._stop = stop
         self._looked_s = self._asked_s = clock.monotonic_s()
         self._leaving: set[str] = set()  # nodes
         self._told: set[int] = set()  # members on them
@@ -69,6 +79,9 @@ class Outside:
         """
         now_s = self._clock.monotonic_s()
         found: list[Event] = []
+        if self._stop is not None and (why := self._stop.reason) is not None:
+            self._stop = None
+            found.append(StopRequested(reason=why))
         if now_s - self._asked_s >= _ASKED_S:
             self._asked_s = now_s
             found += [*self._asked(), *self._drained(placed())]

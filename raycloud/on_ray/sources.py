@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +17,16 @@ from raycloud.errors import RaycloudError, RunDirectoryError
 from raycloud.events import DataPrepared, Noticed
 from raycloud.on_ray.keeper import Opaque
 from raycloud.on_ray.pipeline import PipelineConfig
-from raycloud.on_ray.pipeline_actor import living, pipeline_of
+from raycloud.on_ray.pipeline_actor import living
 from raycloud.task import Task
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from raycloud.events import Event
+    from raycloud.on_ray.keeper import Keeper
     from raycloud.on_ray.session import Session
+    from raycloud.on_ray.tenure import Tenure
     from raycloud.spec import Job
 
 FORMAT = 1
@@ -53,24 +54,26 @@ class Sources:
 
     Args:
         session: The start of the run.
+        keeper: Makes the pipeline, and ends it.
+
+    Attributes:
+        pipeline: What it is called.
+        known: The inputs of the training samples, in their order.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, keeper: Keeper | Tenure) -> None:
         """Read what the run knew, if it goes on.
 
         Raises:
             RunDirectoryError: `data.json` is damaged.
         """
-        taken = session.taken
-        self.pipeline = pipeline_name() if taken is None else taken.pipeline
-        self._tenure = session.tenure
+        self.pipeline = pipeline_name()
+        self._keeper = keeper
         self._file = session.directory.path / "data.json"
         self._job = session.job
         self._task, self._code = session.task, session.code
-        self._own: Any = None  # keeps the pipeline alive
         self._clock = session.clock
-        goes_on = taken is not None and session.job.data.refresh
-        self._look_s = session.clock.monotonic_s() + REFRESH_S if goes_on else float("inf")
+        self._look_s = float("inf")
         self._looking: Any = None
         self._told: set[str] = set()
         self.known = read_known(self._file) if session.resume else ()
@@ -83,17 +86,14 @@ class Sources:
         if self._task.preprocess is not Task.preprocess:  # which is for the rows of a `Source`
             job, code = self._code.named_in(self._job), self._code
             config = PipelineConfig(job=job, task=code, known=self.known)
-            if self._tenure is None:
-                _, self._own = pipeline_of(self.pipeline, lambda: config, here())
-            else:
-                self._own = self._tenure.pipeline(self.pipeline, Opaque(ray.put(config)), here())
-            self._own.call.remote("begin")
+            made = self._keeper.pipeline(self.pipeline, Opaque(ray.put(config)), here())
+            made.call.remote("begin")
 
-    def close(self) -> None:
-        """End the pipeline that was started here; a keeper ends what it has made itself."""
-        if self._own is not None and self._tenure is None:
-            with suppress(RayError):  # the cluster is going away itself
-                ray.kill(self._own)
+    def adopt(self, pipeline: str) -> None:
+        """Go on with a pipeline that is there."""
+        self.pipeline = pipeline
+        if self._job.data.refresh:
+            self._look_s = self._clock.monotonic_s() + REFRESH_S
 
     def told(self) -> dict[str, Any]:
         """What members are told, as fields of `MemberConfig`."""

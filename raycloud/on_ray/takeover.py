@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -14,11 +14,14 @@ from raycloud import __version__
 from raycloud.checkpoint import Manifest
 from raycloud.control.adopting import Adoption
 from raycloud.errors import RaycloudError
-from raycloud.on_ray.tenure import Tenure, outlives
+from raycloud.events import MemberLost, Noticed, RunStarted
+from raycloud.on_ray.session import Origin
+from raycloud.on_ray.tenure import Tenure
 from raycloud.order import Ledger, read_ledger
 from raycloud.spec.load import dump_job
 
 if TYPE_CHECKING:
+    from raycloud.events import Event
     from raycloud.on_ray.session import Session
     from raycloud.report.recorder import Recorder
     from raycloud.training.words import Survivor
@@ -48,41 +51,41 @@ class Takeover:
     collators: tuple[str, ...]
     adoption: Adoption
 
-    @property
-    def generation(self) -> int:
-        """The newest that any of them knows of."""
-        return max(one.newest for one in self.survivors)
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Their numbers."""
-        return tuple(one.member for one in self.survivors)
-
-
-def known_of(session: Session, origin: Manifest | None, pipeline: str) -> dict[str, Any]:
-    """What the next driver has to know, and by what it sees that it is another run by now."""
-    return {
-        **_alike(session),
-        "origin": None if origin is None else origin.to_bytes(),
-        "pipeline": pipeline,
-    }
+    def starts_at(self, session: Session) -> Origin:
+        """Where the start goes on: at the end of the ledger's file."""
+        started = RunStarted(
+            job=session.job.name,
+            version=__version__,
+            taken_over=tuple(one.member for one in self.survivors),
+        )
+        why = "it did not outlive its driver"
+        lost = (MemberLost(member=member, reason=why) for member in self.adoption.lost)
+        return Origin(
+            manifest=self.origin,
+            step=self.ledger.next_step,
+            position=self.ledger.newest,
+            ledger=self.ledger.state(),
+            generation=max(one.newest for one in self.survivors),
+            opening=(started, *lost),
+        )
 
 
 @contextlib.contextmanager
-def held(session: Session, recorder: Recorder) -> Iterator[Session]:
+def held(
+    session: Session, recorder: Recorder
+) -> Iterator[tuple[Tenure, Takeover | None, tuple[Event, ...]]]:
     """Let what a start makes outlive it if it is killed; and take over what the last one has left.
 
     Yields:
-        The start, with its tenure, and with what it takes over. What is left and cannot be taken
-        over has ended.
+        What makes and holds its processes, the members to go on with, and what the log is told of
+        those that were left and could not be taken over: they have ended.
 
     Raises:
         RunDirectoryError: Another driver drives the run.
     """
-    if not outlives(session):
-        yield session
-        return
     tenure = Tenure.follow(session, recorder) if session.resume else None
+    found: Takeover | None = None
+    told: tuple[Event, ...] = ()
     if tenure is not None:
         try:
             found, why = _found(session, recorder, tenure)
@@ -91,12 +94,14 @@ def held(session: Session, recorder: Recorder) -> Iterator[Session]:
             raise
         if found is None:
             tenure.close()
-            tenure, session = None, replace(session, not_taken=why)
-        else:
-            session = replace(session, taken=found)
+            tenure = None
+            what = "workers were left, and could not be taken over"
+            told = (Noticed(what=what, detail={"why": why}),)
     tenure = tenure or Tenure.begin(session, recorder)
     try:
-        yield replace(session, tenure=tenure)
+        if found is None:
+            tenure.remember(_alike(session))
+        yield tenure, found, told
     finally:
         tenure.close()
 
@@ -104,7 +109,7 @@ def held(session: Session, recorder: Recorder) -> Iterator[Session]:
 def _found(session: Session, recorder: Recorder, tenure: Tenure) -> tuple[Takeover | None, str]:
     """The members to go on with; or why there are none."""
     known, actors, collators = tenure.found()
-    if known is None:
+    if "pipeline" not in known:
         return None, "they had not begun"
     for name, value in _alike(session).items():
         if known[name] != value:
@@ -148,7 +153,7 @@ def _found(session: Session, recorder: Recorder, tenure: Tenure) -> tuple[Takeov
 
 
 def _alike(session: Session) -> dict[str, Any]:
-    """What has to be the same for members to go on as they are."""
+    """What has to be the same for members to go on as they are; else it is another run by now."""
     return {
         "version of raycloud": __version__,
         "job": dump_job(session.written),

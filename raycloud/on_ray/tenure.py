@@ -13,8 +13,8 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycloud.errors import MachineError, RunDirectoryError
-from raycloud.on_ray.cluster import NAMESPACE, hash_seeded
-from raycloud.on_ray.keeper import ANSWER_S, LEASE_S, KeeperActor
+from raycloud.on_ray.cluster import hash_seeded
+from raycloud.on_ray.keeper import ANSWER_S, LEASE_S, FollowedError, KeeperActor
 from raycloud.on_ray.sources import here
 
 if TYPE_CHECKING:
@@ -31,20 +31,10 @@ _TURN_S = 0.2
 _FIRST = 1  # the number of the first driver that a keeper obeys
 
 
-def outlives(session: Session) -> bool:
-    """Whether a run's members may outlive its driver: on a cluster that its command joined."""
-    joined: bool = ray.get_runtime_context().namespace == NAMESPACE
-    return joined and session.only_steps is None
-
-
 def keeper_name(session: Session, recorder: Recorder) -> str:
     """The name of a run's keeper: that of no other run, and the same however often it goes on."""
     run = f"{recorder.first_t:.6f} {session.checkpoints}"
     return f"raycloud-run-{hashlib.sha256(run.encode()).hexdigest()[:16]}"
-
-
-class FollowedError(RunDirectoryError):
-    """Another driver has taken the run over: this one leaves it alone."""
 
 
 class Tenure:
@@ -161,11 +151,11 @@ class Tenure:
         """See `Keeper.pipeline`."""
         return self._ask("pipeline", name, config, home)
 
-    def remember(self, known: Any) -> None:
+    def remember(self, known: Mapping[str, Any]) -> None:
         """See `Keeper.remember`."""
-        self._ask("remember", known)
+        self._ask("remember", dict(known))
 
-    def found(self) -> tuple[Any, dict[int, Any], tuple[str, ...]]:
+    def found(self) -> tuple[dict[str, Any], dict[int, Any], tuple[str, ...]]:
         """See `Keeper.found`."""
         known, members, collators = self._ask("found")
         return known, members, collators

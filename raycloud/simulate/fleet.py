@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.control.hearing import Heard
 from raycloud.events import MemberLeaving, MemberLost, MemberReturned, MemberSpawned
+from raycloud.run.driver import ENDED
 from raycloud.simulate.words import Body, ready
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ _CUT_S = (0.22, 1.0)  # until a machine counts as cut off that acknowledges noth
 _MEMBER_S = 0.00125  # as much more for each member
 _FEW = 64  # members whose answers come late by chance
 _ANEW_S = (0.05, 2.0)  # until a process that is back has ended what it did
-ENDED = "its process has ended"
 
 
 class Fleet:

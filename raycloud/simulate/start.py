@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from raycloud.control import ControlSettings, Phase
 from raycloud.events import DataGrew
+from raycloud.run.driver import Driver
+from raycloud.simulate.cluster import VirtualCluster
 from raycloud.simulate.computing import Computing, Origin
-from raycloud.simulate.driver import Driver
 from raycloud.simulate.ending import Ending
 from raycloud.simulate.fleet import Fleet
+from raycloud.simulate.watched import WatchedControl
 from raycloud.simulate.words import Words
 from raycloud.spec.sizes import report_s
 
@@ -68,10 +70,12 @@ class Start:
             step=origin.step,
             position=origin.at,
             ledger=None if kept is None else kept.ledger,
-            first_generation=0 if kept is None else max(kept.generation, story.generation) + 1,
+            first_generation=story.next_generation,
             first_member=story.spawned,
         )
-        self.driver = Driver(settings, self.ending, self.computing, story, clock)
+        control = WatchedControl(settings, world, self.fleet, story, clock)
+        self.cluster = VirtualCluster(control, self.ending, self.computing, story)
+        self.driver = Driver(control, self.cluster, self.cluster, lambda: world.clock_s)
         self._awake_until_s = 0.0
         self._dozing = False
 
@@ -90,9 +94,13 @@ class Start:
                 world.happen()
                 continue
             world.now_s = max(word_s, world.now_s)
-            if (event := words.take()) is not None:
-                driver.take(event)
+            self._hear()
         return True
+
+    def _hear(self) -> None:
+        """Take in the next word."""
+        if (event := self.words.take()) is not None and self.cluster.sees(event):
+            self.driver.take(event)
 
     @property
     def _report_s(self) -> float:
@@ -113,8 +121,7 @@ class Start:
             self.computing.round(everyone=True)
             self.words.hurry()
             while self.words.next_s <= self._world.now_s and self.driver.finish is None:
-                if (event := self.words.take()) is not None:
-                    self.driver.take(event)
+                self._hear()
             self.driver.turn()
             self.fleet.later(_TURN_S, self._turn)
             self.fleet.later(self._report_s, self._round)

@@ -56,3 +56,8 @@ class Story:
     took_s: array[float] = field(default_factory=lambda: array("d"))
     worst: str = ""
     worst_s: float = 0.0
+
+    @property
+    def next_generation(self) -> int:
+        """Number of the first generation of the next start."""
+        return 0 if self.kept is None else max(self.kept.generation, self.generation) + 1

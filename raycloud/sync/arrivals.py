@@ -7,14 +7,15 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from raycloud.errors import TransportError
-from raycloud.sync.stream import Listener
+from raycloud.sync.stream import SOCKETS, Listener
+from raycloud.threads import THREADS
 
 if TYPE_CHECKING:
-    from raycloud.sync.stream import Stream
+    from raycloud.sync.stream import Sockets, Stream
+    from raycloud.threads import Threads
 
 MOST_STRANGERS = 64  # that have not said the key; the oldest makes room for another
 
@@ -27,6 +28,8 @@ class Arrivals:
         count: How many.
         hear: Given the rank of each and its stream, which is closed once it returns.
         fail: Told where one does not come, or `hear` raises.
+        threads: Where each is heard.
+        sockets: Over which they come.
 
     Attributes:
         place: Where they are to connect.
@@ -38,16 +41,19 @@ class Arrivals:
         count: int,
         hear: Callable[[int, Stream], None],
         fail: Callable[[TransportError], None],
+        threads: Threads = THREADS,
+        sockets: Sockets = SOCKETS,
     ) -> None:
         """Listen, and hear who comes."""
-        self._listener = Listener(address)
+        self._threads = threads
+        self._listener = Listener(address, sockets=sockets)
         self.place = self._listener.place
         self._count, self._hear, self._fail = count, hear, fail
         self._turn = threading.Lock()
         self._streams: dict[int, Stream] = {}
         self._strangers: deque[socket.socket] = deque()
         self._closed = False
-        threading.Thread(target=self._accept, name="arrivals", daemon=True).start()
+        threads.thread(self._accept, name="arrivals").start()
 
     @property
     def streams(self) -> list[Stream]:
@@ -85,8 +91,7 @@ class Arrivals:
             self._strangers.append(connection)
             if len(self._strangers) > MOST_STRANGERS:
                 _hang_up(self._strangers.popleft())
-        work = partial(self._answer, connection)
-        threading.Thread(target=work, name="arrival", daemon=True).start()
+        self._threads.thread(self._answer, connection, name="arrival").start()
 
     def _answer(self, connection: socket.socket) -> None:
         known = self._listener.welcome(connection)

@@ -26,7 +26,6 @@ from raycloud.sync.own_sockets import end_if_hung, listening
 
 FORMAT = 1
 SILENT_S = 30.0  # so long may a peer have nothing to say
-CHUNK_BYTES = 2**20
 
 _GREETING = struct.Struct(">8sHQI")  # what this is, format, key, the sender's rank
 GREETING_BYTES = _GREETING.size
@@ -49,16 +48,62 @@ class Place:
     key: int
 
 
+class Sockets:
+    """TCP connections of this machine; tests have others, which break where a script says.
+
+    Attributes:
+        chunk_bytes: At most so many are sent, and checked, together.
+    """
+
+    chunk_bytes = 2**20
+
+    def listen(self, address: str) -> socket.socket:
+        """Listen on a free port."""
+        made: list[socket.socket] = []
+
+        def listen() -> None:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            made.append(socket.create_server((address, 0), family=family))
+
+        listening(listen)  # else it could be taken for one of gloo's that is opened just now
+        return made[0]
+
+    def connect(self, where: tuple[str, int], timeout_s: float) -> socket.socket:
+        """Open a connection."""
+        return socket.create_connection(where, timeout_s)
+
+    def readable(self, connection: socket.socket, timeout_s: float) -> bool:
+        """Whether something has come, or the end, within `timeout_s`."""
+        poll = select.poll()  # `select` would know no descriptor from 1,024 on
+        poll.register(connection, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000.0))
+
+    def unacknowledged(self, connection: socket.socket) -> int:
+        """Bytes that lie in the kernel or travel; 0 where it does not say."""
+        found = array("i", [0])
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(connection, termios.TIOCOUTQ, found)
+        return found[0]
+
+    def new_key(self) -> int:
+        """A key that nobody guesses."""
+        return secrets.randbits(_KEY_BITS)
+
+
+SOCKETS = Sockets()
+
+
 class Stream:
     """One end of a connection.
 
     Args:
         connection: It is this stream's from now on.
+        sockets: Where it comes from.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, sockets: Sockets = SOCKETS) -> None:
         """Nothing was said yet."""
-        self._socket = connection
+        self._socket, self._sockets = connection, sockets
         self._socket.settimeout(SILENT_S)
 
     def tell(self, header: Mapping[str, Any]) -> None:
@@ -67,7 +112,7 @@ class Stream:
         self.give(_HEADER.pack(len(text)), text)
 
     def send(self, chunk: memoryview) -> None:
-        """Send at most `CHUNK_BYTES`; the caller may reuse them once this returns."""
+        """Send at most `chunk_bytes`; the caller may reuse them once this returns."""
         self.give(_CHUNK.pack(len(chunk), zlib.crc32(chunk)), chunk)
 
     def hear(self) -> dict[str, Any]:
@@ -96,7 +141,7 @@ class Stream:
         at = 0
         while at < len(place):
             size, check = _CHUNK.unpack(self.take(_CHUNK.size))
-            if not 0 < size <= min(CHUNK_BYTES, len(place) - at):
+            if not 0 < size <= min(self._sockets.chunk_bytes, len(place) - at):
                 raise TransportError(f"a chunk of {size} bytes came, {len(place) - at} are missing")
             chunk = place[at : at + size]
             self._fill(chunk)
@@ -115,11 +160,11 @@ class Stream:
 
     def heard(self, timeout_s: float) -> bool:
         """Whether something has come from the peer, or the end, within `timeout_s`."""
-        return _readable(self._socket, timeout_s)
+        return self._sockets.readable(self._socket, timeout_s)
 
     def on_its_way(self) -> int:
         """How many bytes were sent and have not arrived, as far as the system tells."""
-        return _unacknowledged(self._socket)
+        return self._sockets.unacknowledged(self._socket)
 
     def send_at_once(self) -> None:
         """From now on nothing small waits to be sent with more: an answer is waited for."""
@@ -192,22 +237,7 @@ class Stream:
             at += got
 
 
-def _readable(connection: socket.socket, timeout_s: float) -> bool:
-    """Whether something has come, or the end; `select` would know no descriptor from 1,024 on."""
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000.0))
-
-
-def _unacknowledged(connection: socket.socket) -> int:
-    """Bytes that lie in the kernel or travel; 0 where it does not say."""
-    found = array("i", [0])
-    with contextlib.suppress(OSError):
-        fcntl.ioctl(connection, termios.TIOCOUTQ, found)
-    return found[0]
-
-
-def connect(place: Place, rank: int) -> Stream:
+def connect(place: Place, rank: int, sockets: Sockets = SOCKETS) -> Stream:
     """Open a connection to who listens at `place`, and say whose it is.
 
     Raises:
@@ -215,12 +245,12 @@ def connect(place: Place, rank: int) -> Stream:
     """
     where = place.address, place.port
     try:
-        connection = socket.create_connection(where, SILENT_S)
+        connection = sockets.connect(where, SILENT_S)
     except OSError as error:
         raise TransportError(f"a member cannot be reached at {where}: {error}") from error
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     end_if_hung(connection)
-    stream = Stream(connection)
+    stream = Stream(connection, sockets)
     try:
         stream.give(greeting(place.key, rank))
     except TransportError:
@@ -240,25 +270,22 @@ class Listener:
     Args:
         address: This node's, that peers can reach.
         wait_s: For the next connection; None: for ever.
+        sockets: Where they come from.
 
     Attributes:
         place: To be told to those who are to connect.
     """
 
-    def __init__(self, address: str, wait_s: float | None = SILENT_S) -> None:
+    def __init__(
+        self, address: str, wait_s: float | None = SILENT_S, sockets: Sockets = SOCKETS
+    ) -> None:
         """Listen on a free port."""
-        made: list[socket.socket] = []
-
-        def listen() -> None:
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            made.append(socket.create_server((address, 0), family=family))
-
-        listening(listen)  # else it could be taken for one of gloo's that is opened just now
-        self._socket = made[0]
+        self._sockets = sockets
+        self._socket = sockets.listen(address)
         self._socket.settimeout(wait_s)
         self._wait_s = wait_s
         port = self._socket.getsockname()[1]
-        self.place = Place(address, port, secrets.randbits(_KEY_BITS))
+        self.place = Place(address, port, sockets.new_key())
 
     @property
     def door(self) -> socket.socket:
@@ -281,7 +308,7 @@ class Listener:
 
     def welcome(self, connection: socket.socket) -> tuple[int, Stream] | None:
         """The sender's rank and its stream; None for one who does not know the key."""
-        stream = Stream(connection)
+        stream = Stream(connection, self._sockets)
         with contextlib.suppress(TransportError):
             told = _GREETING.unpack(stream.take(_GREETING.size))
             if told[:3] == (_NAME, FORMAT, self.place.key):

@@ -7,19 +7,21 @@ the others compute; each commit is bit for bit theirs.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raycloud.sync.transport import Abandoned
+from raycloud.threads import THREADS
 
 if TYPE_CHECKING:
+    import threading
+
     import torch
 
     from raycloud.order import Skip
+    from raycloud.threads import Threads
     from raycloud.training.replica import Replica
     from raycloud.training.snapshot import Incoming
 
@@ -69,6 +71,7 @@ class Following:
         room_bytes: How much may be kept, and one step more.
         abandoned: Says that the generation is over.
         caught_up: Told the step that is to be committed next.
+        threads: Where the state is read.
     """
 
     def __init__(
@@ -79,14 +82,17 @@ class Following:
         room_bytes: int,
         abandoned: Callable[[], bool],
         caught_up: Callable[[int], None],
+        threads: Threads = THREADS,
     ) -> None:
         """Nothing is kept yet."""
+        self._threads = threads
         self._replica, self._incoming = replica, incoming
         self._room_bytes = room_bytes
         self._abandoned, self._caught_up = abandoned, caught_up
         self._kept: deque[Sums] = deque()
         self._room: tuple[torch.Tensor, ...] = ()  # for the next sums
-        self._loading: Future[None] | None = None
+        self._loading: threading.Event | None = None  # set once that has come to its end
+        self._failed: BaseException | None = None
         self._loaded = False
 
     def keep(
@@ -163,7 +169,7 @@ class Following:
         """The state is not waited for any more; nobody writes to the replica from here."""
         self._incoming.close()
         if self._loading is not None:
-            wait([self._loading])
+            self._loading.wait()
 
     def _wait(self) -> None:
         """There is no more room: the others have to wait."""
@@ -185,20 +191,22 @@ class Following:
             return True
         if self._loading is None:
             if self._incoming.whole(timeout_s):
-                self._loading = Future()
-                threading.Thread(target=self._read, args=(self._loading,), daemon=True).start()
-        elif wait([self._loading], timeout_s).done:
-            self._loading.result()
+                self._loading = self._threads.event()
+                self._threads.thread(self._read, self._loading, name="load").start()
+        elif self._loading.wait(timeout_s):
+            if self._failed is not None:
+                raise self._failed
             self._replica.statistics.settle()
             self._loaded = True
         return self._loaded
 
-    def _read(self, loading: Future[None]) -> None:
+    def _read(self, over: threading.Event) -> None:
         try:
             self._replica.state.load(*self._incoming.take())
-            loading.set_result(None)
         except BaseException as error:  # noqa: BLE001 - raised to who waits
-            loading.set_exception(error)
+            self._failed = error
+        finally:
+            over.set()
 
     def _commit(self) -> None:
         """The oldest that is kept; an exchange under way is not disturbed."""

@@ -166,6 +166,7 @@ class Footing:
             address=self._address,
             suspects=partial(self._suspects.found, gone=gone),
             gone=bool(gone),
+            host=parts.host,
         )
         at, talk = brought.position, Talk(lane, abandoned)
         fusing = min(parts.replica.forward.fusing, self._values.get("fusing", Fusing.UNKNOWN))

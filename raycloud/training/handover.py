@@ -10,22 +10,23 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raycloud.checkpoint import decode, encode
 from raycloud.errors import TransportError
 from raycloud.sync.arrivals import Arrivals
-from raycloud.sync.stream import CHUNK_BYTES, SILENT_S, connect
+from raycloud.sync.stream import SILENT_S, connect
 from raycloud.sync.transport import Abandoned
 from raycloud.training.as_bytes import Row, Tensors, described, room_for
 
 if TYPE_CHECKING:
+    import threading
+
     from raycloud.sync.stream import Place, Stream
+    from raycloud.training.host import Host
     from raycloud.training.regroup import Talk
     from raycloud.training.state import ReplicaState
 
@@ -43,6 +44,7 @@ def hand_over(
     takers: Sequence[int],
     address: str,
     talk: Talk,
+    host: Host,
 ) -> None:
     """Give the state to those who take it; all members call this.
 
@@ -52,19 +54,20 @@ def hand_over(
         takers: Ranks, in order, whose state becomes theirs.
         address: This node's, that the others can reach.
         talk: With them.
+        host: Where threads and connections come from.
 
     Raises:
         TransportError: The meeting broke, or was abandoned; this member's state is as it was.
     """
     rank = talk.transport.rank
     if rank in takers:
-        with closing(Taking(address, len(sources(givers, takers.index(rank))))) as taking:
+        with closing(Taking(address, len(sources(givers, takers.index(rank))), host)) as taking:
             talk.places(taking.place)
             state.load(*taking.result(talk.abandoned))
         return
     places = [p for at, p in enumerate(talk.places(None)) if rank in sources(givers, at)]
     if places:
-        with closing(Giving(state, rank, places, tells=rank == givers[0])) as giving:
+        with closing(Giving(state, rank, places, host, tells=rank == givers[0])) as giving:
             giving.finish(talk.abandoned)
 
 
@@ -88,29 +91,35 @@ class Giving:
         state: Whose.
         rank: This member's.
         places: Where those listen that ask.
+        host: Where threads and connections come from.
         tells: It says what the state consists of.
     """
 
     def __init__(
-        self, state: ReplicaState, rank: int, places: Sequence[Place], *, tells: bool
+        self,
+        state: ReplicaState,
+        rank: int,
+        places: Sequence[Place],
+        host: Host,
+        *,
+        tells: bool,
     ) -> None:
         """Connect, and answer."""
         # An optimizer keeps its tensors in the order in which it got them: not all got them alike.
         tensors = dict(sorted(state.tensors().items()))
         listed = described(tensors)
-        self._tensors, self._rank = tensors, rank
+        self._tensors, self._rank, self._sockets = tensors, rank, host.sockets
         self._told = {
             "layout": hashlib.sha256(json.dumps(listed).encode()).hexdigest(),
             "tensors": listed if tells else None,
             "values": encode(state.values()) if tells else None,
         }
-        self._turn = threading.Condition()
+        self._turn = host.threads.condition()
         self._left, self._over = len(places), False
         self._error: TransportError | None = None
         self._streams: list[Stream] = []
         for place in places:
-            work = partial(self._serve, place)
-            threading.Thread(target=work, name="give", daemon=True).start()
+            host.threads.thread(self._serve, place, name="give").start()
 
     def finish(self, abandoned: Callable[[], bool]) -> None:
         """Wait until all have all of it.
@@ -133,7 +142,7 @@ class Giving:
     def _serve(self, place: Place) -> None:
         error: TransportError | None = None
         try:
-            with closing(connect(place, self._rank)) as stream:
+            with closing(connect(place, self._rank, self._sockets)) as stream:
                 self._give(stream)
         except TransportError as broken:
             error = broken
@@ -158,7 +167,7 @@ class Giving:
             start, count = _ASKED.unpack(stream.take(_ASKED.size))
             if count == 0:
                 return
-            if count > CHUNK_BYTES or start + count > row.size:
+            if count > self._sockets.chunk_bytes or start + count > row.size:
                 raise TransportError(f"{count} bytes from {start} on of {row.size} are asked")
             stream.send(row.read(start, start + count))
 
@@ -169,14 +178,15 @@ class Taking:
     Args:
         address: This node's, that they can reach.
         givers: How many give it.
+        host: Where threads and connections come from.
 
     Attributes:
         place: Where they are to connect.
     """
 
-    def __init__(self, address: str, givers: int) -> None:
+    def __init__(self, address: str, givers: int, host: Host) -> None:
         """Listen, and take what comes."""
-        self._turn = threading.Condition()
+        self._turn = host.threads.condition()
         self._tensors: Tensors = {}
         self._values: Any = None
         self._layout = ""
@@ -184,7 +194,10 @@ class Taking:
         self._next = self._missing = 0  # the next byte to be asked for, and how many are not here
         self._left, self._over = givers, False
         self._error: TransportError | None = None
-        self._arrivals = Arrivals(address, givers, self._take, self._fail)
+        self._piece_bytes = min(PIECE_BYTES, host.sockets.chunk_bytes)
+        self._arrivals = Arrivals(
+            address, givers, self._take, self._fail, host.threads, host.sockets
+        )
         self.place = self._arrivals.place
 
     def result(self, abandoned: Callable[[], bool]) -> tuple[Tensors, Mapping[str, Any]]:
@@ -249,7 +262,7 @@ class Taking:
     def _piece(self, row: Row) -> tuple[int, int] | None:
         """The next that nobody was asked for."""
         with self._turn:
-            start, self._next = self._next, min(self._next + PIECE_BYTES, row.size)
+            start, self._next = self._next, min(self._next + self._piece_bytes, row.size)
             return (start, self._next) if start < self._next else None
 
     def _fill(self, stream: Stream, row: Row, start: int, stop: int) -> None:

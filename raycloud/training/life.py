@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raycloud.checkpoint import LimitedStore, open_store, see
+from raycloud.checkpoint import LimitedStore, see
 from raycloud.data.provide import TRAIN
 from raycloud.errors import InternalError, TaskError
 from raycloud.events import DataPreparing, EvaluationPart, MemberDone, MemberReady, Noticed
@@ -29,7 +29,6 @@ from raycloud.training.footing import Footing
 from raycloud.training.growth import position_of
 from raycloud.training.locality import Held, held
 from raycloud.training.loop import Parts, Seat
-from raycloud.training.meeting import Meeting, leave, meet
 from raycloud.training.memory import keep_freed_memory
 from raycloud.training.mutation import evaluating, has_modes
 from raycloud.training.ready import ready
@@ -43,7 +42,6 @@ from raycloud.training.words import Survivor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from raycloud.clock import Clock
     from raycloud.commands import Extend, Meet
     from raycloud.data.provide import Provider
     from raycloud.data.samples import BlockSamples
@@ -51,6 +49,8 @@ if TYPE_CHECKING:
     from raycloud.sync.transport import Transport
     from raycloud.training.changes import Changes
     from raycloud.training.config import MemberConfig
+    from raycloud.training.host import Host
+    from raycloud.training.meeting import Meeting
 
 _PREPARING_S = 20.0  # between two signs of life
 _NAMED = 10  # of many parameters
@@ -61,7 +61,7 @@ class Life:
 
     Args:
         config: What it is told.
-        clock: For the seconds reported.
+        host: Where it lives.
         changes: Where changes arrive that the driver sends ahead.
         report: Gets every event.
         provider: Prepares the data of a task that returns a `Source`.
@@ -76,40 +76,42 @@ class Life:
     def __init__(
         self,
         config: MemberConfig,
-        clock: Clock,
+        host: Host,
         changes: Changes,
         report: Callable[[Event], None],
         provider: Provider | None = None,
     ) -> None:
         """Build everything up to the first step: the model while the data is prepared."""
         job = config.job
-        self._config, self._clock, self._report = config, clock, report
+        self._config, self._host, self._clock, self._report = config, host, host.clock, report
         self._provider, self._growing = provider, False
         keep_freed_memory()
         torch.set_num_threads(job.resources.worker.cpus)
         self._device = choose(job.resources.worker.gpus)
         self._task = construct(config.task, job)
         supplying = Supplying(self._task, job, provider)
-        store = LimitedStore(open_store(config.checkpoints))
+        store = LimitedStore(host.open_store(config.checkpoints), threads=host.threads)
         if config.mark:
             see(store, config.mark, config.address or config.node)
         self._trained = manifest = started_from(config, store)
         self._step = manifest.step if manifest is not None else 0
         self._position = position_of(manifest) if manifest is not None else Position()
-        began_s = clock.monotonic_s()
+        began_s = self._clock.monotonic_s()
 
         def waiting() -> None:
-            report(DataPreparing(member=config.member, seconds=clock.monotonic_s() - began_s))
+            report(DataPreparing(member=config.member, seconds=self._clock.monotonic_s() - began_s))
 
         def last_step() -> int:
-            asked_s = clock.monotonic_s()
+            asked_s = self._clock.monotonic_s()
             supply = supplying.result(waiting, _PREPARING_S)
-            self._waited_s = clock.monotonic_s() - asked_s
+            self._waited_s = self._clock.monotonic_s() - asked_s
             self._arranged = Arrangement(job, supply, manifest)
             left = self._arranged.steps.until_epoch(job.epochs or 1, self._position)
             return job.steps or self._step + left
 
-        self._replica = Replica(job, self._task, device=self._device, steps=last_step, clock=clock)
+        self._replica = Replica(
+            job, self._task, device=self._device, steps=last_step, clock=host.clock
+        )
         self.pace = self._replica.pace
         self._replica.notice = lambda what, detail: self._notice(what, **detail)
         self._samples = self._arranged.supply.train
@@ -119,7 +121,7 @@ class Life:
         self._restoring = Restoring(store, self._replica)
         self._restoring.begin(config, manifest)
         self._replica.state.beside = data_values(self._samples)
-        self._saver = partial(Saver, store, clock=clock)
+        self._saver = partial(Saver, store, clock=host.clock, threads=host.threads)
         self._parts = Parts(
             job=job,
             steps=self._arranged.steps,
@@ -127,7 +129,8 @@ class Life:
             collate=self._collating(),
             saver=self._saver(member=config.member, report=report),
             changes=changes,
-            clock=clock,
+            clock=host.clock,
+            host=host,
             report=report,
             evaluate=self._evaluate,
             extend=self._extend,
@@ -256,7 +259,7 @@ class Life:
         Raises:
             TransportError: Not all have come, or it was abandoned.
         """
-        return meet(meeting, self._config.address, self._device, abandoned)
+        return self._host.meet(meeting, self._config.address, self._device, abandoned)
 
     def train(
         self,
@@ -285,7 +288,7 @@ class Life:
         gradients, lane = met or self.meet(meeting, abandoned)
         (_, before), self._met = self._met, (meeting.generation, (gradients, lane))
         self._replica.connect(gradients)
-        leave(before)
+        self._host.leave(before)
         try:
             loop = self._footing.stand(meeting, gradients, lane, abandoned)
             loop.run()

@@ -10,10 +10,11 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import distributed as dist
 
+from raycloud.commands import Form, Meet
 from raycloud.errors import TransportError
 from raycloud.sync.gloo import GlooDevice, GlooTransport
 from raycloud.sync.nccl import NcclTransport
@@ -62,6 +63,21 @@ class Meeting:
     following: tuple[int, ...] = ()
     ahead: int | None = None
     back: Back | None = None
+
+    @classmethod
+    def of(cls, formed: Form | Meet, rank: int, place: Place, **more: Any) -> Meeting:
+        """What the member of `rank` is told of a generation; `more` are other fields."""
+        return cls(
+            place=place,
+            generation=formed.generation,
+            rank=rank,
+            members=formed.members,
+            shares=formed.shares,
+            planned=isinstance(formed, Meet),
+            following=formed.following,
+            back=formed.back if isinstance(formed, Form) else None,
+            **more,
+        )
 
 
 def meet(

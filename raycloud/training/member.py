@@ -26,16 +26,17 @@ from raycloud.training.changes import Changes
 from raycloud.training.config import MemberConfig
 from raycloud.training.contract import raised
 from raycloud.training.device import failure
+from raycloud.training.host import HOST
 from raycloud.training.life import Life
-from raycloud.training.meeting import Meeting, leave
+from raycloud.training.meeting import Meeting
 from raycloud.training.rollback import RollbackError
 from raycloud.training.stillness import Still, Watch
 
 if TYPE_CHECKING:
-    from raycloud.clock import Clock
     from raycloud.commands import Change
     from raycloud.data.provide import Provider
     from raycloud.sync.transport import Transport
+    from raycloud.training.host import Host
     from raycloud.training.pace import Behind
     from raycloud.training.words import Survivor
 
@@ -54,7 +55,7 @@ class Member:
 
     Args:
         config: What it is told.
-        clock: For the seconds reported.
+        host: Where it lives.
         provider: Prepares the data of a task that returns a `Source`; None: there can be none.
         before: The member that this process was until now; None: it is new.
     """
@@ -62,7 +63,7 @@ class Member:
     def __init__(
         self,
         config: MemberConfig,
-        clock: Clock,
+        host: Host = HOST,
         provider: Provider | None = None,
         before: Member | None = None,
     ) -> None:
@@ -71,10 +72,10 @@ class Member:
         self._provider = provider
         self._before = before
         self._life: Life | None = None
-        self._clock = clock
+        self._host = host
         self._events: deque[Event] = deque()
-        self._wake = threading.Condition()
-        self._meetings: queue.Queue[Meeting | None] = queue.Queue()
+        self._wake = host.threads.condition()
+        self._meetings: queue.Queue[Meeting | None] = host.threads.queue()
         self._planned: dict[int, tuple[Meeting, tuple[Transport, Transport]]] = {}
         self._turn = threading.Lock()  # of `_newest`
         self._changes = Changes(feed_depth=config.job.data.prefetch_steps)
@@ -82,9 +83,9 @@ class Member:
         self._newest = -1  # the generation that was called last, or one past one given up
         self._broke: int | None = None  # the generation that did, until the next is begun
         self._goes_back = False  # its state is not to be gone on from
-        self._thread = threading.Thread(target=self._live, name="member", daemon=True)
+        self._thread = host.threads.thread(self._live, name="member")
         self._thread.start()
-        self._watch = Watch(clock, self._thread.ident or 0, self._usual_s)
+        self._watch = Watch(host.clock, self._thread.ident or 0, self._usual_s)
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Events since the last call; waits at most `timeout_s` for the first one.
@@ -126,7 +127,7 @@ class Member:
     def another(self, member: int) -> Member:
         """The same process as another member, that joins the others; this one is over."""
         config = replace(self._config, member=member, joins=True)
-        return Member(config, self._clock, self._provider, before=self)
+        return Member(config, self._host, self._provider, before=self)
 
     def give_over(self) -> Life:
         """End once what is under way lets it; what it has built is another's from then on.
@@ -153,10 +154,8 @@ class Member:
             return
         if meeting.ahead is not None:
             self._coming = meeting.generation, meeting.ahead
-            ahead = threading.Thread(
-                target=self._meet_ahead, args=(meeting, meeting.ahead), name="ahead", daemon=True
-            )
-            ahead.start()
+            threads = self._host.threads
+            threads.thread(self._meet_ahead, meeting, meeting.ahead, name="ahead").start()
             return
         self.abandon(meeting.generation - 1)
         self._meetings.put(meeting)
@@ -167,10 +166,7 @@ class Member:
         Grown data is at hand once it can be read here.
         """
         if isinstance(change, Extend):
-            grow = threading.Thread(
-                target=self._fetch, args=(number, change), name="grow", daemon=True
-            )
-            grow.start()
+            self._host.threads.thread(self._fetch, number, change, name="grow").start()
         else:
             self._changes.prepare(number, change)
 
@@ -181,7 +177,7 @@ class Member:
             old = [self._planned.pop(g) for g in sorted(self._planned) if g <= generation]
         self._hang_up(generation)
         for _, met in old:
-            leave(met)
+            self._host.leave(met)
 
     def _hang_up(self, generation: int) -> None:
         if self._life is not None:
@@ -224,7 +220,7 @@ class Member:
     def _begin(self) -> Life:
         before, self._before = self._before, None
         if before is None:
-            life = Life(self._config, self._clock, self._changes, self._report, self._provider)
+            life = Life(self._config, self._host, self._changes, self._report, self._provider)
             self._life = life
             life.measure()
         else:
@@ -278,7 +274,7 @@ class Member:
                 if not over:
                     self._planned[generation] = meeting, met
             if over:  # it was withdrawn just then
-                leave(met)
+                self._host.leave(met)
                 return
             coming = Meet(generation=generation, members=meeting.members, shares=meeting.shares)
             self._changes.prepare(number, coming)

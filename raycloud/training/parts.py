@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raycloud.events import GenerationFormed
+from raycloud.training.host import HOST
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from raycloud.spec import Job
     from raycloud.training.changes import Changes
     from raycloud.training.collate import Collate
+    from raycloud.training.host import Host
     from raycloud.training.locality import Held
     from raycloud.training.replica import Replica
     from raycloud.training.saver import Saver
@@ -91,6 +93,7 @@ class Parts:
             None where the data cannot grow.
         layout: The layout of an epoch's order, for checkpoints.
         first_step: The first step of this start of the run; nothing before it is to be saved.
+        host: Where the member lives.
     """
 
     job: Job
@@ -105,6 +108,7 @@ class Parts:
     extend: Callable[[Extend, int], None] | None = None
     layout: Callable[[int], Layout | None] = lambda _: None
     first_step: int = 0
+    host: Host = HOST
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,13 +63,14 @@ class Passing:
         sources = [rank for rank in range(seat.size) if rank not in following]
         if seat.rank in following:
             self._tries += 1
-            incoming = Incoming(self._address, len(sources))
+            incoming = Incoming(self._address, len(sources), self._parts.host)
             replica.following = Following(
                 replica,
                 incoming,
                 room_bytes=room_bytes(self._parts.job.resources.worker.memory_bytes),
                 abandoned=talk.abandoned,
                 caught_up=partial(self.done, seat),
+                threads=self._parts.host.threads,
             )
             talk.places(incoming.place)
             return
@@ -79,7 +80,7 @@ class Passing:
             parts=len(sources),
             places=talk.places(None),
             busy=lambda: replica.gradients.under_way,
-            clock=self._parts.clock,
+            host=self._parts.host,
         )
         self._outgoing = Outgoing(replica.state, sharing)
         replica.settle = self._outgoing.settle

@@ -20,11 +20,13 @@ from raycloud.sync.stream import Place
 from raycloud.sync.transport import finish
 from raycloud.training.forward import Fusing
 from raycloud.training.handover import hand_over
+from raycloud.training.host import HOST
 from raycloud.training.state import digest
 
 if TYPE_CHECKING:
     from raycloud.order import MicroBatch, StepSpan
     from raycloud.sync.transport import Transport
+    from raycloud.training.host import Host
     from raycloud.training.parts import Owed
     from raycloud.training.replica import Replica
     from raycloud.training.schedule import Adopted
@@ -190,6 +192,7 @@ class Own:
     address: str
     suspects: Callable[[int, Sequence[int]], Sequence[int]] = lambda _step, _missing: ()
     gone: bool = False
+    host: Host = HOST
 
 
 def find_ground(
@@ -225,7 +228,14 @@ def find_ground(
     if rank in behind and own.replica.kept is not None:
         own.replica.discard()
     if behind and not following:
-        hand_over(own.replica.state, givers=there, takers=behind, address=own.address, talk=talk)
+        hand_over(
+            own.replica.state,
+            givers=there,
+            takers=behind,
+            address=own.address,
+            talk=talk,
+            host=own.host,
+        )
     if taken:
         own.replica.statistics.settle()
     if rank in behind:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raycloud.checkpoint import Store, StoreError, encode, split_names
 from raycloud.checkpoint.payload import write_part
 from raycloud.errors import RaycloudError, public_name
 from raycloud.events import MemberFailed, PartFailed, PartWritten
+from raycloud.threads import THREADS
 
 if TYPE_CHECKING:
     import torch
 
     from raycloud.clock import Clock
+    from raycloud.threads import Thread, Threads
 
 AT_THE_END_S = 300.0  # the last part is written again for so long; a member may be silent for 600 s
 _AGAIN_S, _LONGEST_S = 1.0, 30.0
@@ -48,6 +48,7 @@ class Saver:
         member: This member's number.
         clock: For the seconds reported.
         report: Gets `PartWritten`, `PartFailed`, or `MemberFailed`, from the writing thread.
+        threads: Where that one comes from.
     """
 
     def __init__(
@@ -57,13 +58,15 @@ class Saver:
         member: int,
         clock: Clock,
         report: Callable[[PartWritten | PartFailed | MemberFailed], None],
+        threads: Threads = THREADS,
     ) -> None:
         """Nothing is written yet."""
+        self._threads = threads
         self._store = store
         self._member = member
         self._clock = clock
         self._report = report
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._unwritten: _Part | None = None  # the newest that the store did not take
 
     def save(
@@ -120,7 +123,7 @@ class Saver:
         """
         self.wait()
         until_s, pause_s = self._clock.monotonic_s() + AT_THE_END_S, _AGAIN_S
-        turn = threading.Condition()
+        turn = self._threads.condition()
         while (part := self._unwritten) is not None:
             again_s = self._clock.monotonic_s() + pause_s
             while not abandoned() and self._clock.monotonic_s() < again_s:
@@ -133,8 +136,7 @@ class Saver:
             pause_s = min(2.0 * pause_s, _LONGEST_S)
 
     def _begin(self, part: _Part) -> None:
-        work = partial(self._write, part)
-        self._thread = threading.Thread(target=work, name=f"save-{part.step}", daemon=True)
+        self._thread = self._threads.thread(self._write, part, name=f"save-{part.step}")
         self._thread.start()
 
     def _write(self, part: _Part) -> None:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from raycloud.checkpoint import decode, encode, split_names
 from raycloud.errors import TransportError
 from raycloud.sync.arrivals import Arrivals
-from raycloud.sync.stream import CHUNK_BYTES, SILENT_S, Stream, connect
+from raycloud.sync.stream import SILENT_S, Stream, connect
 from raycloud.training.as_bytes import Tensors, bytes_of, described, room_for
 
 if TYPE_CHECKING:
     import torch
 
-    from raycloud.clock import Clock
     from raycloud.sync.stream import Place
+    from raycloud.training.host import Host
     from raycloud.training.state import ReplicaState
 
 # While gradients travel at most 10 MB/s of all senders go on, nor more than a tenth of any link.
@@ -43,7 +43,7 @@ class Sharing:
         parts: How many have the state.
         places: Where those listen that have not.
         busy: Whether an exchange of gradients is under way.
-        clock: Where time comes from.
+        host: Where time, threads and connections come from.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class Sharing:
     parts: int
     places: Sequence[Place]
     busy: Callable[[], bool]
-    clock: Clock
+    host: Host
 
 
 class Outgoing:
@@ -75,16 +75,15 @@ class Outgoing:
             "tensors": described(self._live),
             "values": encode(state.values()) if sharing.part == 0 else None,
         }
-        self._copied, self._closed = threading.Event(), threading.Event()
+        threads = sharing.host.threads
+        self._copied, self._closed = threads.event(), threads.event()
         self._error: Exception | None = None
         self._turn = threading.Lock()
         self._sending = len(sharing.places)
         self._streams: list[Stream] = []
         for at, place in enumerate(sharing.places):
-            threading.Thread(
-                target=self._send, args=(place,), name=f"send-{at}", daemon=True
-            ).start()
-        threading.Thread(target=self._copy, name="copy", daemon=True).start()
+            threads.thread(self._send, place, name=f"send-{at}").start()
+        threads.thread(self._copy, name="copy").start()
 
     def settle(self) -> None:
         """Wait until the state may change; from the second time on that is at once."""
@@ -127,7 +126,7 @@ class Outgoing:
                 self._copies, self._live = {}, {}
 
     def _send_all(self, place: Place) -> None:
-        stream = connect(place, self._sharing.rank)
+        stream = connect(place, self._sharing.rank, self._sharing.host.sockets)
         with self._turn:
             self._streams.append(stream)
         self._copied.wait()
@@ -137,19 +136,20 @@ class Outgoing:
             stream.finish()
 
     def _pour(self, stream: Stream) -> None:
-        since, haste = CHUNK_BYTES, False
-        began_s = self._sharing.clock.monotonic_s()
+        clock, chunk_bytes = self._sharing.host.clock, self._sharing.host.sockets.chunk_bytes
+        since, haste = chunk_bytes, False
+        began_s = clock.monotonic_s()
         for name, *_ in self._told["tensors"]:
             if name not in self._copies:
                 raise TransportError("the generation was over before all was copied")
             whole = bytes_of(self._copies[name])
-            for at in range(0, len(whole), CHUNK_BYTES):
+            for at in range(0, len(whole), chunk_bytes):
                 if self._closed.is_set():
                     raise TransportError("the generation is over")
-                if since >= CHUNK_BYTES:
+                if since >= chunk_bytes:
                     haste = haste or self._give_way(stream, began_s)
-                    since, began_s = 0, self._sharing.clock.monotonic_s()
-                chunk = whole[at : at + CHUNK_BYTES]
+                    since, began_s = 0, clock.monotonic_s()
+                chunk = whole[at : at + chunk_bytes]
                 stream.send(chunk)
                 since += len(chunk)
 
@@ -160,7 +160,7 @@ class Outgoing:
             stream: Whose next bytes wait.
             began_s: When those before them began to be sent.
         """
-        clock, least_s = self._sharing.clock, _GIVE_WAY_S * self._sharing.parts
+        clock, least_s = self._sharing.host.clock, _GIVE_WAY_S * self._sharing.parts
         now_s = clock.monotonic_s()
         arrived, until_s = False, now_s + _LONGEST_S
         while self._sharing.busy() and now_s < until_s:
@@ -180,19 +180,22 @@ class Incoming:
     Args:
         address: This node's, that they can reach.
         sources: How many send a part.
+        host: Where threads and connections come from.
 
     Attributes:
         place: Where they are to connect.
     """
 
-    def __init__(self, address: str, sources: int) -> None:
+    def __init__(self, address: str, sources: int, host: Host) -> None:
         """Listen, and begin to take what comes."""
         self._sources = sources
-        self._turn = threading.Condition()
+        self._turn = host.threads.condition()
         self._parts: dict[int, Tensors] = {}
         self._values: Any = None
         self._error: TransportError | None = None
-        self._arrivals = Arrivals(address, sources, self._read, self._fail)
+        self._arrivals = Arrivals(
+            address, sources, self._read, self._fail, host.threads, host.sockets
+        )
         self.place = self._arrivals.place
 
     def whole(self, timeout_s: float = 0.0) -> bool:

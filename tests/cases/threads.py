@@ -27,7 +27,7 @@ from raycloud.spec import Job, load_job
 from raycloud.task import Source, Task
 from raycloud.training.randomness import seed_everything
 from tests.blocks import Here
-from tests.scenario.driver import Driver, Story
+from tests.scenario.cluster import Story, ThreadCluster
 from tests.scenario.faults import Faults
 from tests.scenario.fleet import Disk, Fleet
 from tests.scenario.run import Scenario, _Run
@@ -254,8 +254,7 @@ class _CaseRun(_Run):
         speeds = [_MICRO_BATCH_S] * self.members
         fleet = Fleet(self.stage, Wires(self.stage), speeds, [True] * self.members)
         fleet.provider = Here(self.job, self.folder / "cache") if self._sourced() else None
-        driver = Driver(self.job, fleet, self.story, None)
-        told = fleet.tell
+        start = ThreadCluster(self.job, fleet, self.story, None)
 
         def tell(event: Event) -> None:
             if isinstance(event, MemberFailed):
@@ -265,15 +264,14 @@ class _CaseRun(_Run):
             if isinstance(event, StepsCommitted):
                 self.steps = max(self.steps, event.last_step)
             to_line(0.0, event)  # as the run's log would
-            told(event)
 
-        fleet.tell = tell
-        driver.start()
-        while driver.finish is None:
+        start.listener = tell
+        start.start()
+        while start.finish is None:
             assert self.world.next_s < _UNTIL_S, "\n".join(self.story.told[-30:])
             self.world.happen()
         fleet.close()
-        return driver.finish
+        return start.finish
 
     def _sourced(self) -> bool:
         kind = self.job.task

@@ -65,7 +65,15 @@ def published(step: int) -> Callable[[Event], bool]:
 
 
 def committed(step: int) -> Callable[[Event], bool]:
-    return lambda event: isinstance(event, StepsCommitted) and event.last_step >= step
+    """Both workers have said so: what only one has does not count yet."""
+    told: set[int] = set()
+
+    def by_both(event: Event) -> bool:
+        if isinstance(event, StepsCommitted) and event.last_step >= step:
+            told.add(event.member)
+        return len(told) == 2
+
+    return by_both
 
 
 def test_all_workers_are_killed_at_once_again_and_again(tmp_path: Path, ray_tmpdir: Path) -> None:

@@ -14,7 +14,7 @@ from raycloud.order import stream_seed
 from raycloud.simulate.scenario import Kind
 
 if TYPE_CHECKING:
-    from tests.scenario.driver import Driver, Story
+    from tests.scenario.cluster import Story, ThreadCluster
     from tests.scenario.fleet import Fleet, Seat
     from tests.scenario.stage import Process, Stage
 
@@ -112,7 +112,7 @@ class Faults:
         story: What happens.
 
     Attributes:
-        driver: Of the present start; None between two.
+        start: The present one; None between two.
         befallen: How many have befallen the run.
     """
 
@@ -120,7 +120,7 @@ class Faults:
         self._stage, self._world, self._story = stage, stage.world, story
         self._to_come = sorted(blows, key=lambda blow: blow.at_step)
         self._armed: list[Blow] = []
-        self.driver: Driver | None = None
+        self.start: ThreadCluster | None = None
         self.fleet: Fleet | None = None
         self.befallen = 0
 
@@ -156,8 +156,8 @@ class Faults:
             self._befall(blow, None)
 
     def _befall(self, blow: Blow, first: Process | None) -> None:
-        fleet, driver, world = self.fleet, self.driver, self._world
-        if fleet is None or driver is None:  # between two starts: it hits the next one
+        fleet, start, world = self.fleet, self.start, self._world
+        if fleet is None or start is None:  # between two starts: it hits the next one
             world.after(1.0, partial(self._befall, blow, None))
             return
         self.befallen += 1
@@ -272,8 +272,8 @@ class Faults:
                 seat.ahead_s += blow.lasts_s
 
     def _deafen(self, hit: list[Seat], blow: Blow) -> None:
-        if self.driver is not None:
-            self.driver.deaf_until_s = self._world.now_s + blow.lasts_s
+        if self.start is not None:
+            self.start.deaf_until_s = self._world.now_s + blow.lasts_s
 
     def _fill(self, hit: list[Seat], blow: Blow) -> None:
         self._stage.disk_full = True

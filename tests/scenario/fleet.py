@@ -13,8 +13,11 @@ from raycloud.checkpoint.local import LocalStore
 from raycloud.checkpoint.naming import blamed
 from raycloud.control.hearing import Heard
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
+from raycloud.run.driver import ENDED
+from raycloud.training.host import Host
 from raycloud.training.member import Member
 from tests.scenario.stage import MemberClock, Process, here
+from tests.scenario.threads import Turns
 
 if TYPE_CHECKING:
     from raycloud.data.provide import Provider
@@ -29,7 +32,6 @@ _DIES_S = (0.05, 2.0)
 _CUT_S = (0.22, 1.0)  # until a machine counts as cut off
 _GHOST_S = (0.2, 6.0)  # from a lost member's thaw to its end
 _WRITES_S = (0.01, 0.1)
-ENDED = "its process has ended"
 
 
 class Seat(Process):
@@ -76,7 +78,7 @@ class _Heard(Member):
 
     def __init__(self, seat: Seat, before: Member | None = None) -> None:
         self._seat, self.number = seat, seat.number
-        super().__init__(seat.config, MemberClock(seat), seat.fleet.provider, before=before)
+        super().__init__(seat.config, seat.fleet.host(seat), seat.fleet.provider, before=before)
 
     def _report(self, event: Event) -> None:
         super()._report(event)
@@ -124,7 +126,7 @@ class Fleet:
 
     def __init__(self, stage: Stage, wires: Wires, speeds: list[float], up: list[bool]) -> None:
         self.stage, self._world, self.wires, self.speeds = stage, stage.world, wires, speeds
-        self.up = up
+        self.up, self._turns = up, Turns(stage)
         self.tell: Callable[[Event], None] = lambda event: None
         self.seats: dict[int, Seat] = {}
         self.away: dict[int, Seat] = {}
@@ -133,6 +135,17 @@ class Fleet:
         self._cut_since_s: dict[int, float] = {}  # machines that acknowledge nothing
         self.over = False
         self.provider: Provider | None = None
+
+    def host(self, seat: Seat) -> Host:
+        """Where a member lives."""
+        return Host(
+            clock=MemberClock(seat),
+            threads=self._turns,
+            sockets=self.wires.streams,
+            open_store=partial(Disk, self.stage),
+            meet=self.wires.meet,
+            leave=lambda transports: None,
+        )
 
     @property
     def room(self) -> int:

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import queue
-import secrets
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
 
-from raycloud.checkpoint import latest, limited
+from raycloud.checkpoint import latest
 from raycloud.checkpoint.payload import load_tensors
 from raycloud.errors import RaycloudError
 from raycloud.order import read_ledger, stream_seed
 from raycloud.simulate.world import World
-from raycloud.sync import arrivals, stream
-from raycloud.training import following, handover, life, member, passing, saver, snapshot
+from raycloud.training import passing, snapshot
 from raycloud.training.state import digest
-from tests.scenario.driver import Driver, Story
+from tests.scenario.cluster import Story, ThreadCluster
 from tests.scenario.faults import Blow, Faults, script
 from tests.scenario.fleet import Disk, Fleet, Seat
-from tests.scenario.stage import Instead, Process, Stage, Strand, here
-from tests.scenario.streams import Streams, readable, unacknowledged
+from tests.scenario.stage import Process, Stage
 from tests.scenario.task import apart, asked, same_steps, undisturbed
-from tests.scenario.threads import Condition, Event, Future, Queue, wait
 from tests.scenario.wires import Wires
 
 if TYPE_CHECKING:
@@ -40,14 +32,11 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-9
 _ASKED = ("norm", "steps", "alike", "every_steps", "least", "members", "shares", "bad", "spoils")
-_THREADED = (member, following, arrivals)
-_WAITING = (saver, snapshot, handover, limited)
 _UNTIL_S = 3000.0
 _RESTART_S = (1.0, 5.0)
 _STARTS = 30
 _COPIES_S = (0.0, 0.1)  # a tensor of a state that is passed on
 _LOADS_S = (0.0, 0.5)
-_CHUNK_BYTES = 256  # of such a state on its way
 _OFTEN_NARROW = 0.4  # the chance that there is little room for steps that are kept
 _NARROW_BYTES = 20_000
 
@@ -177,45 +166,14 @@ class _Run:
 
     @contextlib.contextmanager
     def _staged(self) -> Iterator[None]:
-        """Members' threads are the stage's, their disks and wires those of this run."""
-        stage = self.stage
-        thread = {"Thread": partial(Strand, stage)}
-        waits = {"Event": partial(Event, stage), "Condition": partial(Condition, stage)}
-        with contextlib.ExitStack() as stack:
-            for module, name, instead in (
-                *((one, "threading", Instead(threading, **thread)) for one in _THREADED),
-                *((one, "threading", Instead(threading, **thread, **waits)) for one in _WAITING),
-                (member, "queue", Instead(queue, Queue=partial(Queue, stage))),
-                (following, "Future", partial(Future, stage)),
-                (following, "wait", wait),
-                (life, "open_store", partial(Disk, stage)),
-                (life, "meet", self._meet),
-                (life, "leave", lambda transports: None),
-                (member, "leave", lambda transports: None),
-                *self._passed_on(),
-            ):
-                stack.enter_context(mock.patch.object(module, name, instead))
+        """A state is copied and read slowly, so that something may befall who does it."""
+        take = self._slowly(snapshot.Incoming.take, _LOADS_S, "load")
+        with (
+            mock.patch.object(snapshot, "_copy", self._slowly(snapshot._copy, _COPIES_S, "copy")),
+            mock.patch.object(snapshot.Incoming, "take", take),
+            mock.patch.object(passing, "room_bytes", self._room_bytes),
+        ):
             yield
-
-    def _passed_on(self) -> Iterator[tuple[Any, str, Any]]:
-        """A state goes to those that follow in small pieces, over connections of this run."""
-        world = self.world
-        sockets = Instead(
-            socket,
-            create_server=lambda place, **_: self._streams().listen(place[0]),
-            create_connection=lambda place, timeout_s: self._streams().connect(place, timeout_s),
-        )
-        yield stream, "socket", sockets
-        yield stream, "_readable", readable
-        yield stream, "_unacknowledged", unacknowledged
-        yield stream, "secrets", Instead(secrets, randbits=lambda bits: world.below(2**bits))
-        yield stream, "listening", lambda open_one: open_one()
-        yield stream, "CHUNK_BYTES", _CHUNK_BYTES
-        yield snapshot, "CHUNK_BYTES", _CHUNK_BYTES
-        yield handover, "PIECE_BYTES", _CHUNK_BYTES
-        yield snapshot, "_copy", self._slowly(snapshot._copy, _COPIES_S, "copy")
-        yield snapshot.Incoming, "take", self._slowly(snapshot.Incoming.take, _LOADS_S, "load")
-        yield passing, "room_bytes", self._room_bytes
 
     def _slowly(
         self, act: Callable[..., Any], takes_s: tuple[float, float], point: str
@@ -230,17 +188,6 @@ class _Run:
 
     def _room_bytes(self, _: int | None) -> int:
         return self.world.below(_NARROW_BYTES) if self.world.likely(_OFTEN_NARROW) else 2**30
-
-    def _streams(self) -> Streams:
-        strand = here()
-        assert strand is not None
-        assert isinstance(strand.process, Seat)
-        return strand.process.fleet.wires.streams
-
-    def _meet(self, *told):
-        seat = self.stage.process
-        assert isinstance(seat, Seat)
-        return seat.fleet.wires.meet(*told)
 
     def _passes(self, process: Process, point: str) -> None:
         assert isinstance(process, Seat)
@@ -276,29 +223,29 @@ class _Run:
         story.tell(f"! start {self.starts} from {manifest.step if manifest else 'nothing'}")
         speeds = list(self.scenario.speeds)
         fleet = Fleet(self.stage, Wires(self.stage), speeds, self.up)
-        driver = Driver(self.job, fleet, story, manifest, at_once=self.scenario.at_once)
-        self.faults.driver, self.faults.fleet = driver, fleet
+        start = ThreadCluster(self.job, fleet, story, manifest, at_once=self.scenario.at_once)
+        self.faults.start, self.faults.fleet = start, fleet
         try:
-            driver.start()
-            while driver.finish is None and not self.wrong:
+            start.start()
+            while start.finish is None and not self.wrong:
                 if world.next_s > _UNTIL_S:
-                    story.wrong.append(f"stuck in {driver.control.phase}: the run does not end")
+                    story.wrong.append(f"stuck in {start.control.phase}: the run does not end")
                 else:
                     world.happen()
         except RaycloudError as error:  # control does not allow what has happened
             story.wrong.append(f"{type(error).__name__}: {error}")
-        self.faults.driver = self.faults.fleet = None
+        self.faults.start = self.faults.fleet = None
         if not self.wrong:
-            self._check_start(driver, fleet, manifest)
+            self._check_start(start, fleet, manifest)
         fleet.close()
         restart_s = world.now_s + world.between(*_RESTART_S)
         while world.next_s <= restart_s:
             world.happen()
-        return "broken" if driver.finish is None else driver.finish.status
+        return "broken" if start.finish is None else start.finish.status
 
-    def _check_start(self, driver: Driver, fleet: Fleet, manifest: Manifest | None) -> None:
+    def _check_start(self, start: ThreadCluster, fleet: Fleet, manifest: Manifest | None) -> None:
         """What a start has left behind is whole."""
-        control, wrong = driver.control, self.story.wrong
+        control, wrong = start.control, self.story.wrong
         if control.ledger is None:
             return
         ledger = read_ledger(self.story.lines)
@@ -308,7 +255,7 @@ class _Run:
             wrong.append(f"the ledger's file has {ledger.next_step} steps, {step} count")
         if not audit.exact:
             wrong.append(f"the ledger is not exact: {audit}")
-        if driver.finish is None or driver.finish.status != "finished":
+        if start.finish is None or start.finish.status != "finished":
             return
         if step != self.scenario.steps:
             wrong.append(f"finished after {step} steps, {self.scenario.steps} were asked for")

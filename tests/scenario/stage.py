@@ -138,17 +138,6 @@ class Strand:
             self.stage.back.release()
 
 
-class Instead:
-    """A module, but for some of its names."""
-
-    def __init__(self, module: Any, **names: Any) -> None:
-        self._module = module
-        self.__dict__.update(names)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-
 class Stage:
     """Gives turns.
 

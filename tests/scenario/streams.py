@@ -22,6 +22,7 @@ _HEARS_S = (0.005, 0.3)  # from a connection's end to a peer's knowing
 _HEARS = 0.7  # the chance that a peer does; else it waits in vain
 _LOST = 0.5  # the chance that what is on its way does not arrive
 _LOOK_UP_S = 0.25
+_KEYS = 2**48
 
 
 class End:
@@ -179,7 +180,9 @@ class Ear:
 
 
 class Streams:
-    """All such connections of one start."""
+    """All such connections of one start: `raycloud.sync.stream.Sockets` of its members."""
+
+    chunk_bytes = 256  # of a state on its way
 
     def __init__(self, stage: Stage) -> None:
         self._stage, self._world = stage, stage.world
@@ -213,6 +216,15 @@ class Streams:
         ear.bell.ring()
         return here_
 
+    def readable(self, end: End, timeout_s: float) -> bool:
+        return end.wait_readable(timeout_s)
+
+    def unacknowledged(self, end: End) -> int:
+        return end.on_its_way()
+
+    def new_key(self) -> int:
+        return self._world.below(_KEYS)
+
     def gone(self, process: Process) -> None:
         """A process has ended: peers hear of that at once, later or never."""
         for end in self._of(process):
@@ -239,16 +251,6 @@ class Streams:
     def _tell(self, end: End, why: str) -> None:
         if self._world.likely(_HEARS):
             self._world.after(self._world.between(*_HEARS_S), partial(end.reset, why))
-
-
-def readable(end: End, timeout_s: float) -> bool:
-    """Takes the place of asking the system."""
-    return end.wait_readable(timeout_s)
-
-
-def unacknowledged(end: End) -> int:
-    """Takes the place of asking the system."""
-    return end.on_its_way()
 
 
 def _process() -> Process:

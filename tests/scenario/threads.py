@@ -1,16 +1,16 @@
-"""Queues, events, conditions and futures of threads that take turns: they wait in virtual time."""
+"""Threads that take turns, and the queues, events and conditions that they wait for."""
 
 from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
 
-from tests.scenario.stage import here
+from tests.scenario.stage import Strand, here
 
 if TYPE_CHECKING:
-    from tests.scenario.stage import Stage, Strand
+    from tests.scenario.stage import Stage
 
 
 class Bell:
@@ -75,8 +75,8 @@ class Event:
     def is_set(self) -> bool:
         return self._set
 
-    def wait(self) -> None:
-        self._bell.wait_for(self.is_set)
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return self._bell.wait_for(self.is_set, timeout_s)
 
 
 class Condition:
@@ -98,36 +98,24 @@ class Condition:
         return self._bell.wait_for(holds, timeout_s)
 
 
-class Future:
-    """Takes the place of `concurrent.futures.Future`."""
+class Turns:
+    """`raycloud.threads.Threads` that take turns.
+
+    Args:
+        stage: Whose turn it is.
+    """
 
     def __init__(self, stage: Stage) -> None:
-        self.bell, self.done = Bell(stage), False
-        self._result: Any = None
-        self._error: BaseException | None = None
+        self._stage = stage
 
-    def set_result(self, result: Any) -> None:
-        self._result, self.done = result, True
-        self.bell.ring()
+    def thread(self, target: Callable[..., object], *args: Any, name: str = "") -> Strand:
+        return Strand(self._stage, target=target, args=args, name=name)
 
-    def set_exception(self, error: BaseException) -> None:
-        self._error, self.done = error, True
-        self.bell.ring()
+    def event(self) -> Event:
+        return Event(self._stage)
 
-    def result(self) -> Any:
-        self.bell.wait_for(lambda: self.done)
-        if self._error is not None:
-            raise self._error
-        return self._result
+    def condition(self) -> Condition:
+        return Condition(self._stage)
 
-
-class Waited(NamedTuple):
-    """What `wait` has found."""
-
-    done: set[Future]
-
-
-def wait(futures: Sequence[Future], timeout_s: float | None = None) -> Waited:
-    """Takes the place of `concurrent.futures.wait`, for one future."""
-    (future,) = futures
-    return Waited({future} if future.bell.wait_for(lambda: future.done, timeout_s) else set())
+    def queue(self) -> Queue:
+        return Queue(self._stage)

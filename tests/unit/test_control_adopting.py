@@ -30,7 +30,7 @@ def taken(steps, *, at=5, count=2, skips=None, **values):
         before.on(report(before, member, 0, at), 1.0)
     settings = {"min_workers": 2, "max_workers": 2, "capacity": 2, "global_batch": 8}
     began = {"step": at, "position": before.position_at(at), "ledger": before.ledger.state()}
-    known = {"first_generation": 7, "first_member": 9, "micro_batch": 1}
+    known = {"first_generation": 8, "first_member": 9, "micro_batch": 1}
     job = Control(ControlSettings(**{**settings, **(began if at else {}), **known, **values}))
     readies = tuple(ready(number) for number in range(3, 3 + count))
     adoption = Adoption(readies=readies, steps=steps, skips=skips or {}, changes=4, began_s=-2.0)

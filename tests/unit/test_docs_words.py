@@ -16,7 +16,7 @@ from raycloud import errors
 from raycloud.cli.shell import EXIT_CODES, app
 from raycloud.control.settings import ControlSettings
 from raycloud.events import Event
-from raycloud.on_ray import cluster, fleet, origin
+from raycloud.on_ray import cluster, fleet, session
 from raycloud.report.told import told
 from raycloud.spec.job import Job
 from raycloud.spec.rundir import _KEPT, RunDirectory
@@ -75,7 +75,7 @@ def test_limits_are_those_that_are_kept() -> None:
         "not all workers find a place": fleet._PLACE_S,
         "a member is not ready": fields["spawn_s"].default,
         "the members have not met": fields["form_s"].default,
-        "no word from a member": origin.SILENCE_S,
+        "no word from a member": session.SILENCE_S,
         "a member does not answer, and others do": fields["late_s"].default,
         "a member's machine acknowledges nothing, and others do": fields["several_cut_s"].default,
         "a member that does not answer is kept": fields["return_s"].default,

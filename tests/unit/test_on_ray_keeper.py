@@ -15,9 +15,9 @@ from raycloud.clock import SystemClock, VirtualClock
 from raycloud.errors import MachineError
 from raycloud.on_ray import crew, tenure
 from raycloud.on_ray.crew import Crew
-from raycloud.on_ray.driver import Driver
-from raycloud.on_ray.keeper import ANSWER_S, LEASE_S, Reign
-from raycloud.on_ray.tenure import FollowedError, Tenure
+from raycloud.on_ray.keeper import ANSWER_S, LEASE_S, FollowedError, Reign
+from raycloud.on_ray.ray_cluster import RayCluster
+from raycloud.on_ray.tenure import Tenure
 
 
 def test_one_driver_at_a_time():
@@ -171,13 +171,11 @@ def test_what_came_from_members_is_not_written_before_it_is_known_who_is_obeyed(
         def check(self) -> None:
             raise FollowedError("another one", hint="")
 
-    driver, asked = object.__new__(Driver), []
-    driver._session = SimpleNamespace(stop=None, tenure=Followed())
-    driver._recorder = SimpleNamespace(written={})
-    driver._fleet = SimpleNamespace(poll=lambda _, written: asked.append("poll") or ())
-    driver._pending, driver._publishing = [], SimpleNamespace(busy=False)
+    cluster, asked = object.__new__(RayCluster), []
+    cluster._keeper, cluster._untold, cluster._written = Followed(), [], dict
+    cluster._fleet = SimpleNamespace(poll=lambda _, written: asked.append("poll") or ())
     with pytest.raises(FollowedError):
-        driver._turn()
+        cluster.hear(0.0)
     assert asked == ["poll"]
 
 

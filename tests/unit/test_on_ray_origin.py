@@ -6,7 +6,7 @@ import pytest
 
 from raycloud.errors import CheckpointError
 from raycloud.events import RolledBack
-from raycloud.on_ray.origin import found_back
+from raycloud.on_ray.manifests import found_back
 from tests.checkpoints import damage, memory_store, save
 
 

@@ -27,7 +27,7 @@ from raycloud.simulate import (
 )
 from raycloud.simulate.__main__ import main
 from raycloud.simulate.changes import Changes
-from raycloud.simulate.driver import Driver
+from raycloud.simulate.cluster import VirtualCluster
 from raycloud.simulate.meeting import Meetings
 from raycloud.simulate.words import Body, Words, committed
 from tests.tiers import drawn, variants
@@ -95,13 +95,13 @@ def test_where_machines_lack_a_run_waits_for_them():
 @pytest.mark.parametrize("seed", variants(*range(6)))
 def test_where_all_are_lost_others_go_on_from_the_checkpoint(seed, monkeypatch):
     """Once all at the same time, then one after the other; and before there is any checkpoint."""
-    backs, restore = [], Driver._restore
+    backs, restore = [], VirtualCluster.find_back
 
-    def note(self):
-        restore(self)
-        backs.append(self.control.committed_step)
+    def note(self, published, newest):
+        restore(self, published, newest)
+        backs.append(self._control.committed_step)
 
-    monkeypatch.setattr(Driver, "_restore", note)
+    monkeypatch.setattr(VirtualCluster, "find_back", note)
     faults = [{"at_s": at_s, "kind": Kind.DIE, "many": 4} for at_s in (24.0, 60.0)]
     faults += [{"at_s": 120.0 + i, "kind": Kind.DIE, "many": 1} for i in range(6)]
     outcome = simulate(with_faults(*faults, seed=seed, every_steps=20, steps=600))

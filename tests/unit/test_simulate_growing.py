@@ -10,7 +10,7 @@ from raycloud import commands as c
 from raycloud.simulate import Fault, Kind, Scenario, simulate
 from raycloud.simulate.changes import Changes
 from raycloud.simulate.computing import Computing
-from raycloud.simulate.driver import Driver
+from raycloud.simulate.start import Start
 from tests.tiers import variants
 
 FOUR = Scenario(
@@ -26,14 +26,14 @@ def with_faults(*faults, **settings):
 @pytest.fixture
 def sizes(monkeypatch):
     """By start, how many samples the first and the last epoch have in the end."""
-    found, end = [], Driver._end
+    found, end = [], Start.close
 
-    def note(self, command):
-        if (ledger := self.control.ledger) is not None:
+    def note(self):
+        if (ledger := self.driver.control.ledger) is not None:
             found.append((ledger.sizes.samples, ledger.sizes.most))
-        end(self, command)
+        end(self)
 
-    monkeypatch.setattr(Driver, "_end", note)
+    monkeypatch.setattr(Start, "close", note)
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 from raycloud.control import conditions
 from raycloud.control.tables import Condition
 from raycloud.simulate import Fault, Kind, Scenario, notices, simulate
-from raycloud.simulate.driver import Driver
+from raycloud.simulate.cluster import VirtualCluster
 from raycloud.simulate.fleet import Fleet
 
 FOUR = Scenario(
@@ -24,13 +24,13 @@ def with_faults(*faults, **settings):
 @pytest.fixture
 def published(monkeypatch):
     """The steps of the checkpoints that are published."""
-    steps, publish = [], Driver._publish
+    steps, publish = [], VirtualCluster.publish
 
-    def note(self, command):
+    def note(self, command, **state):
         steps.append(command.step)
-        publish(self, command)
+        publish(self, command, **state)
 
-    monkeypatch.setattr(Driver, "_publish", note)
+    monkeypatch.setattr(VirtualCluster, "publish", note)
     return steps
 
 

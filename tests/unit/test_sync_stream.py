@@ -18,7 +18,7 @@ import pytest
 
 from raycloud.errors import TransportError
 from raycloud.sync import own_sockets
-from raycloud.sync.stream import CHUNK_BYTES, Listener, Place, Stream, connect, greeting
+from raycloud.sync.stream import SOCKETS, Listener, Place, Stream, connect, greeting
 from tests.connections import deafen
 from tests.sockets import together
 
@@ -34,13 +34,13 @@ def two_ends() -> Iterator[tuple[Stream, Stream]]:
 
 
 def test_what_arrives_is_what_was_sent() -> None:
-    sent = os.urandom(CHUNK_BYTES + 5)
+    sent = os.urandom(SOCKETS.chunk_bytes + 5)
     place = bytearray(len(sent))
 
     def give(stream: Stream) -> None:
         stream.tell({"tensors": [["a", "float32", [2]]]})
-        stream.send(memoryview(sent)[:CHUNK_BYTES])
-        stream.send(memoryview(sent)[CHUNK_BYTES:])
+        stream.send(memoryview(sent)[: SOCKETS.chunk_bytes])
+        stream.send(memoryview(sent)[SOCKETS.chunk_bytes :])
         stream.finish()
 
     def take(stream: Stream) -> dict[str, object]:

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from torch.optim import SGD, AdamW
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from raycloud.clock import SystemClock
 from raycloud.commands import Form
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady, PartWritten
 from raycloud.task import Splits, Task
@@ -78,7 +77,7 @@ def began(task: Task, folder: Path, **asked: Any) -> list[Event]:
         task=lambda: task,  # type: ignore[arg-type]
         checkpoints=str(folder),
     )
-    member, found = Member(config, SystemClock()), []
+    member, found = Member(config), []
     while not any(isinstance(event, MemberReady | MemberFailed) for event in found):
         events = member.poll(POLL_S)
         assert events, "it neither became ready nor failed"

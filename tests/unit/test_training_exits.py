@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from raycloud.clock import SystemClock
 from raycloud.commands import Form
 from raycloud.errors import TaskError
 from raycloud.events import EvaluationPart, Event, MemberFailed
@@ -172,16 +171,13 @@ def test_which_files_to_take(tmp_path: Path) -> None:
 
 
 def _begun(folder: Path, **settings: Any) -> Member:
-    return Member(_config(folder, job(task=Leaves, settings={"how": "exit", **settings})), _CLOCK)
+    return Member(_config(folder, job(task=Leaves, settings={"how": "exit", **settings})))
 
 
 def _training(folder: Path, **changes: Any) -> Fellows:
     fellows = Fellows(folder, job(task=Leaves, steps=10, **changes), 1, joining=0, task=Leaves)
     fellows.form(Form(generation=0, members=(0,), shares=(8,), step=0))
     return fellows
-
-
-_CLOCK = SystemClock()
 
 
 def _config(folder: Path, asked: Job) -> MemberConfig:

@@ -15,10 +15,11 @@ from torch import nn
 from raycloud.errors import TransportError
 from raycloud.sync.arrivals import Arrivals
 from raycloud.sync.gloo import GlooTransport
-from raycloud.sync.stream import CHUNK_BYTES, Stream, connect
+from raycloud.sync.stream import SOCKETS, Stream, connect
 from raycloud.sync.transport import Abandoned
 from raycloud.training import handover
 from raycloud.training.handover import PIECE_BYTES, Giving, Taking, hand_over, sources
+from raycloud.training.host import HOST
 from raycloud.training.regroup import Talk
 from raycloud.training.state import ReplicaState
 from tests.lockstep import never
@@ -86,6 +87,7 @@ class Group:
                 takers=self._takers,
                 address="127.0.0.1",
                 talk=Talk(member, abandoned),
+                host=HOST,
             )
         except TransportError as error:
             # What it was raised through would keep the members' transports alive.
@@ -271,7 +273,7 @@ def test_those_who_give_may_have_got_it_in_orders_of_their_own() -> None:
     def take_part(member: GlooTransport) -> None:
         state = [*givers, taker][member.rank]
         talk = Talk(member, never)
-        hand_over(state, givers=(0, 1), takers=(2,), address="127.0.0.1", talk=talk)
+        hand_over(state, givers=(0, 1), takers=(2,), address="127.0.0.1", talk=talk, host=HOST)
 
     with gloo_members(3) as members:
         together(partial(take_part, member) for member in members)
@@ -286,7 +288,7 @@ def test_two_that_differ_give_nothing_together() -> None:
     assert group.states[2].held == {}
 
 
-@pytest.mark.parametrize("asked", [(0, CHUNK_BYTES + 1), (2**62, 8)])
+@pytest.mark.parametrize("asked", [(0, SOCKETS.chunk_bytes + 1), (2**62, 8)])
 def test_what_is_not_there_is_not_given(asked: tuple[int, int]) -> None:
     def ask(_: int, stream: Stream) -> None:
         stream.give(handover._ASKED.pack(*asked))
@@ -294,7 +296,7 @@ def test_what_is_not_there_is_not_given(asked: tuple[int, int]) -> None:
 
     taker = Arrivals("127.0.0.1", 1, ask, lambda _: None)
     state = State(dict(LARGE), {})
-    giving = Giving(state, 0, [taker.place], tells=True)
+    giving = Giving(state, 0, [taker.place], HOST, tells=True)
     with pytest.raises(TransportError, match="are asked"):
         giving.finish(never)
     giving.close()
@@ -303,7 +305,7 @@ def test_what_is_not_there_is_not_given(asked: tuple[int, int]) -> None:
 
 
 def test_what_nobody_tells_of_is_not_taken() -> None:
-    taking = Taking("127.0.0.1", 1)
+    taking = Taking("127.0.0.1", 1, HOST)
     stream = connect(taking.place, 5)
     stream.tell({"layout": "", "tensors": None, "values": None})
     with pytest.raises(Abandoned):

@@ -208,7 +208,7 @@ def test_members_compute_the_lanes_that_lie_on_their_nodes(tmp_path: Path) -> No
             task=mine.task,  # type: ignore[arg-type]
             checkpoints=str(tmp_path / "checkpoints"),
         )
-        members.append(Member(config, SystemClock(), providers[rank]))
+        members.append(Member(config, provider=providers[rank]))
         last(members[rank], MemberReady)
     SEEN.clear()
     rendezvous = Rendezvous("127.0.0.1", SystemClock())

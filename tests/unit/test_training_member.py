@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from raycloud.clock import SystemClock
 from raycloud.events import Event, MemberFailed, MemberReady
 from raycloud.training.member import Member, MemberConfig
 from tests.live_tasks import Faulty
@@ -72,7 +71,7 @@ def test_too_little_data_for_a_whole_batch(tmp_path: Path) -> None:
 
 
 def _last(asked: Any, folder: Path) -> Event:
-    events = Member(_config(asked, folder), SystemClock()).poll(POLL_S)
+    events = Member(_config(asked, folder)).poll(POLL_S)
     assert events
     return events[-1]
 
@@ -95,7 +94,7 @@ def test_who_joins_computes_a_share_before_it_is_ready(tmp_path: Path, shares: s
     elastic = {"min_workers": 1, "max_workers": 2, "shares": shares}
     asked = job(task=Sized, settings={"dropout": 0.0, "branch": False}, elastic=elastic)
     config = replace(_config(asked, tmp_path, joins=True), task=Sized)
-    [told] = Member(config, SystemClock()).poll(POLL_S)
+    [told] = Member(config).poll(POLL_S)
     assert isinstance(told, MemberReady)
     assert sizes == [2, 2, 8]
 
@@ -106,7 +105,7 @@ def test_who_takes_a_place_is_as_fast_as_is_known_and_shows_its_errors(
 ) -> None:
     asked = job(task=Faulty, settings={"fault": fault})
     config = _config(asked, tmp_path, joins=True, speed=(0.5, 0.25))
-    [told] = Member(config, SystemClock()).poll(POLL_S)
+    [told] = Member(config).poll(POLL_S)
     if fault:
         assert isinstance(told, MemberFailed)
         assert "Task.loss raised RuntimeError" in told.message

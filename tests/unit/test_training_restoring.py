@@ -88,7 +88,7 @@ def comes(fellows: Fellows, number: int, back: int) -> None:
     """Another member is ready, which was told to go back to the checkpoint of this step."""
     first = fellows.members[0]
     told = replace(first._config, member=number, joins=True, back=back)
-    fellows.members.append(Member(told, first._clock))
+    fellows.members.append(Member(told))
     fellows.until(MemberReady, (number,))
 
 

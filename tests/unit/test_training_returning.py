@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from raycloud.clock import SystemClock
 from raycloud.commands import Form, Meet, Reshare, Save
 from raycloud.events import (
     ChangeApplied,
@@ -151,7 +150,7 @@ def test_what_has_failed_cannot_go_on_as_another(tmp_path: Path) -> None:
         task=Faulty,
         checkpoints=str(tmp_path),
     )
-    member = Member(config, SystemClock())
+    member = Member(config)
     while not any(isinstance(event, MemberFailed) for event in member.poll(60.0)):
         pass
     [failed] = member.another(5).poll(60.0)

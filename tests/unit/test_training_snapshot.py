@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from raycloud.clock import Clock, SystemClock, VirtualClock
+from raycloud.clock import VirtualClock
 from raycloud.errors import TransportError
-from raycloud.sync.stream import Stream
-from raycloud.training import snapshot
+from raycloud.sync.stream import Sockets, Stream
 from raycloud.training.as_bytes import room_for
+from raycloud.training.host import HOST, Host
 from raycloud.training.snapshot import Incoming, Outgoing, Sharing
 from tests.lockstep import Fleet, NetTask, job
 
@@ -33,13 +33,13 @@ def outgoing(
     to: list[Incoming],
     ranks: range,
     busy: Callable[[], bool] = lambda: False,
-    clock: Clock | None = None,
+    host: Host = HOST,
 ) -> list[Outgoing]:
-    places, clock = [one.place for one in to], clock or SystemClock()
+    places = [one.place for one in to]
     return [
         Outgoing(
             made.replicas[rank].state,
-            Sharing(rank=rank, part=rank, parts=SOURCES, places=places, busy=busy, clock=clock),
+            Sharing(rank=rank, part=rank, parts=SOURCES, places=places, busy=busy, host=host),
         )
         for rank in ranks
     ]
@@ -50,7 +50,7 @@ def test_it_arrives_as_it_was_whatever_becomes_of_it() -> None:
     state = made.replicas[0].state
     before = {name: t.clone() for name, t in state.tensors().items()}
     values = state.values()
-    newcomers = [Incoming("127.0.0.1", SOURCES) for _ in range(2)]
+    newcomers = [Incoming("127.0.0.1", SOURCES, HOST) for _ in range(2)]
     sent = outgoing(made, newcomers, range(SOURCES))
     made.compute(2)  # which changes buffers, and no parameter
     for one in sent:
@@ -70,7 +70,7 @@ def test_it_arrives_as_it_was_whatever_becomes_of_it() -> None:
 
 def test_it_comes_also_where_gradients_travel_all_the_time() -> None:
     made = fleet()
-    newcomer = Incoming("127.0.0.1", SOURCES)
+    newcomer = Incoming("127.0.0.1", SOURCES, HOST)
     sent = outgoing(made, [newcomer], range(SOURCES), busy=lambda: True)
     newcomer.hurry()
     assert newcomer.whole(20.0)
@@ -88,7 +88,8 @@ def test_on_a_thin_link_gradients_have_nine_tenths(
 ) -> None:
     """All that is waited for lasts as long as the clock says, which goes on in waiting alone."""
     clock, sent_s, send = VirtualClock(), list[float](), Stream.send
-    monkeypatch.setattr(snapshot, "CHUNK_BYTES", 2**9)
+    host = Host(clock=clock, sockets=Sockets())
+    monkeypatch.setattr(host.sockets, "chunk_bytes", 2**9)
 
     def sends(stream: Stream, chunk: memoryview) -> None:
         sent_s.append(clock.monotonic_s())
@@ -103,8 +104,8 @@ def test_on_a_thin_link_gradients_have_nine_tenths(
 
     for name, instead in (("send", sends), ("haste", haste), ("on_its_way", on_its_way)):
         monkeypatch.setattr(Stream, name, instead)
-    made, newcomer = fleet(), Incoming("127.0.0.1", 1)
-    (sent,) = outgoing(made, [newcomer], range(1), busy=lambda: True, clock=clock)
+    made, newcomer = fleet(), Incoming("127.0.0.1", 1, host)
+    (sent,) = outgoing(made, [newcomer], range(1), busy=lambda: True, host=host)
     assert newcomer.whole(20.0)
     sent.close()
     newcomer.close()
@@ -122,7 +123,7 @@ def test_a_part_that_breaks_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         send(stream, chunk)
 
     monkeypatch.setattr(Stream, "send", breaks)
-    newcomer = Incoming("127.0.0.1", SOURCES)
+    newcomer = Incoming("127.0.0.1", SOURCES, HOST)
     sent = outgoing(made, [newcomer], range(SOURCES))
     with pytest.raises(TransportError, match="closed before its end"):
         newcomer.whole(20.0)
@@ -138,7 +139,7 @@ def test_what_is_given_up_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         send(stream, chunk)
 
     monkeypatch.setattr(Stream, "send", waits)
-    newcomer = Incoming("127.0.0.1", SOURCES)
+    newcomer = Incoming("127.0.0.1", SOURCES, HOST)
     sent = outgoing(made, [newcomer], range(SOURCES))
     assert not newcomer.whole(0.1)
     for one in (*sent, newcomer):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from raycloud.clock import SystemClock
 from raycloud.commands import Extend, Meet, Reshare, Save
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady
 from raycloud.sync.stream import Place
@@ -45,7 +44,7 @@ def made(folder: Path, task: type[NetTask], **settings: object) -> Member:
     config = MemberConfig(
         member=4, node="here", address="127.0.0.1", job=asked, task=task, checkpoints=str(folder)
     )
-    return Member(config, SystemClock())
+    return Member(config)
 
 
 def test_one_that_has_computed_says_where_it_is(tmp_path: Path) -> None:

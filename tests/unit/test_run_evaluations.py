@@ -1,10 +1,10 @@
-"""Measures of the held-out samples are put together, also where members are lost on the way."""
+"""Evaluations of the held-out samples are put together, also where members are lost on the way."""
 
 from __future__ import annotations
 
 from raycloud.events import EvaluationPart
 from raycloud.metrics import Mean
-from raycloud.on_ray.measures import Measures
+from raycloud.run.evaluations import Evaluations
 
 
 def part(member: int, step: int, value: float, generation: int = 0) -> EvaluationPart:
@@ -13,7 +13,7 @@ def part(member: int, step: int, value: float, generation: int = 0) -> Evaluatio
 
 
 def test_the_whole_comes_with_the_last_part() -> None:
-    measures = Measures()
+    measures = Evaluations()
     assert measures.add(part(0, 4, 1.0), (0, 1)) is None
     whole = measures.add(part(1, 4, 3.0), (0, 1))
     assert whole is not None
@@ -21,7 +21,7 @@ def test_the_whole_comes_with_the_last_part() -> None:
 
 
 def test_what_was_measured_with_a_lost_member_is_measured_again() -> None:
-    measures = Measures()
+    measures = Evaluations()
     for member in (0, 1):
         assert measures.add(part(member, 4, 9.0), (0, 1, 2)) is None
     assert measures.add(part(0, 4, 1.0, generation=1), (0, 1), 1) is None
@@ -32,7 +32,7 @@ def test_what_was_measured_with_a_lost_member_is_measured_again() -> None:
 
 
 def test_what_was_complete_stays() -> None:
-    measures = Measures()
+    measures = Evaluations()
     assert measures.add(part(0, 4, 1.0), (0,)) is not None
     assert measures.add(part(0, 4, 1.0, generation=1), (0,), 1) is None
     assert measures.add(part(0, 8, 1.0, generation=1), (0,), 1) is not None

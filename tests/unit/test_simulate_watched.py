@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raycloud.simulate.stopwatch import Stopwatch
+from raycloud.simulate.watched import Stopwatch
 
 
 class Busy:

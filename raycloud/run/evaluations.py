@@ -1,4 +1,4 @@
-"""Puts the members' measures of the held-out samples together."""
+"""Merges what members measured of the held-out samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raycloud.events import Evaluated, EvaluationPart
 from raycloud.metrics import Metric, merge_all
 
 
-class Measures:
+class Evaluations:
     """Parts of measurements that are not complete."""
 
     def __init__(self) -> None:

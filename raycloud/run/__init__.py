@@ -1,0 +1,1 @@
+"""The driver of a run over a `Cluster`: on Ray, in threads, in virtual time."""
