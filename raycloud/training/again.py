@@ -111,10 +111,10 @@ def compute_anew(replica: Replica, span: StepSpan, collate: Collate, size: int) 
     kept, forward = replica.kept, replica.forward
     if kept is None:
         raise InternalError(f"nothing of step {span.step} is to be computed again")
-    replica.statistics.discard()
-    replica.statistics.stage()
+    for part in replica.state.parts:
+        part.discard()
+    replica.stage()
     replica.gradients.restart()
-    forward.loss.zero_()
     mine = set(kept.micro_batches) - set(kept.skipped)
     todo = tuple(m for m in span.micro_batches if m.index in mine)
     passes: list[Pass] = []
@@ -149,7 +149,7 @@ def skip(
         ) from error.__cause__
     assert replica.kept is not None  # noqa: S101 - it is being computed
     replica.kept = replica.kept.without(one.index)
-    many = skipped(replica.state.skips) + len(replica.kept.skipped)
+    many = skipped(replica.history.skips) + len(replica.kept.skipped)
     if many > errors.most_skipped:
         raise TaskError(
             f"{error.message}, each time, on {where}: errors.most_skipped = {errors.most_skipped} "

@@ -8,12 +8,13 @@ the others compute; each commit is bit for bit theirs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from raycloud.sync.transport import Abandoned
 from raycloud.threads import THREADS
+from raycloud.training.stateful import Commit
 
 if TYPE_CHECKING:
     import threading
@@ -34,22 +35,16 @@ class Sums:
     """What the exchange of a step has brought, its gradients clipped.
 
     Attributes:
-        step: Which.
-        count: Micro-batches of the step.
+        step: What all others have committed.
         gradients: The message of each bucket; none where the step changes nothing.
         statistics: Those of the buffers that a forward pass changes.
-        left_out: Indices of micro-batches that the others stand for.
-        skips: What does not count, as the state keeps it.
         averaged: Numbers of the buffers that `statistics` has beside running averages.
         measured: It is no step, but what was measured after it.
     """
 
-    step: int
-    count: int
+    step: Commit
     gradients: tuple[torch.Tensor, ...]
     statistics: tuple[torch.Tensor, ...]
-    left_out: tuple[int, ...] = ()
-    skips: tuple[Skip, ...] = ()
     averaged: tuple[int, ...] = ()
     measured: float | None = None
 
@@ -95,14 +90,8 @@ class Following:
         self._failed: BaseException | None = None
         self._loaded = False
 
-    def keep(
-        self,
-        step: int,
-        count: int,
-        left_out: Sequence[int] = (),
-        skips: tuple[Skip, ...] = (),
-    ) -> None:
-        """Keep a step of `count` micro-batches, some `left_out`, instead of committing it.
+    def keep(self, step: Commit) -> None:
+        """Keep a step instead of committing it.
 
         Afterwards the replica may have caught up.
 
@@ -113,23 +102,25 @@ class Following:
         self._keep(
             Sums(
                 step=step,
-                count=count,
                 gradients=self._replica.gradients.sums(room),
                 statistics=self._replica.statistics.sums,
                 averaged=self._replica.statistics.averaged,
-                left_out=tuple(left_out),
-                skips=skips,
             )
         )
 
     def keep_nothing(self, step: int, skips: tuple[Skip, ...]) -> None:
         """The same, of a step that changes nothing: only that it does not count."""
-        self._keep(Sums(step=step, count=0, gradients=(), statistics=(), skips=skips))
+        self._keep(Sums(step=Commit(step=step, count=0, skips=skips), gradients=(), statistics=()))
 
     def keep_measured(self, steps: int, value: float) -> None:
         """What was measured after so many steps: the schedule goes by it at its turn."""
         self._kept.append(
-            Sums(step=steps - 1, count=0, gradients=(), statistics=(), measured=value)
+            Sums(
+                step=Commit(step=steps - 1, count=0),
+                gradients=(),
+                statistics=(),
+                measured=value,
+            )
         )
 
     def _keep(self, sums: Sums) -> None:
@@ -143,7 +134,7 @@ class Following:
         if self._loaded and not self._kept:
             self.close()
             replica.following = None
-            self._caught_up(sums.step + 1)
+            self._caught_up(sums.step.step + 1)
 
     def catch_up(self, arrived: Callable[[], bool]) -> None:
         """Commit what is kept, for as long as the others compute; `keep` may follow.
@@ -212,11 +203,10 @@ class Following:
         """The oldest that is kept; an exchange under way is not disturbed."""
         replica, sums = self._replica, self._kept.popleft()
         if sums.measured is not None:
-            replica.step_schedule(sums.step + 1, sums.measured)
+            replica.step_schedule(sums.step.step + 1, sums.measured)
             return
         if sums.gradients:
             replica.gradients.show(sums.gradients)
-            replica.statistics.replay(sums.statistics, sums.count, sums.left_out, sums.averaged)
-            replica.update(sums.step)
-            replica.gradients.clear()
-        replica.state.skips += sums.skips
+            replica.commit_parts(replace(sums.step, sums=sums))
+        else:
+            replica.history.skips += sums.step.skips

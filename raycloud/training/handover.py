@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from raycloud.sync.stream import Place, Stream
     from raycloud.training.host import Host
     from raycloud.training.regroup import Talk
-    from raycloud.training.state import ReplicaState
+    from raycloud.training.stateful import ReplicaState
 
 PIECE_BYTES = 2**18  # 2 ms at 1 Gbit/s
 _AHEAD = 4  # pieces asked for of each at a time: nobody waits for the next word

@@ -137,7 +137,7 @@ class Loop:
         computed = self._computed
         if computed is None or computed.step != self.step or self.owed is not None:
             raise InternalError(f"step {self.step} is committed without this member's part of it")
-        skips = tuple(s for s in self._parts.replica.state.skips if s.step == self.step)
+        skips = tuple(s for s in self._parts.replica.history.skips if s.step == self.step)
         self._tally.add(replace(computed, skips=skips))
         self._reads.add(self._begun, computed.rows)
         if not any(skip.whole_step for skip in skips):
@@ -401,7 +401,7 @@ class Loop:
         replica, at = self._parts.replica, self.step
         if not replica.by_measured or not self._broke or not self._measures(at):
             return False
-        measured = replica.state.measured
+        measured = replica.history.measured
         known = replica.following is not None or (measured is not None and measured[0] >= at)
         return not all(row[0] for row in self._lane.gather([float(known)], self._abandoned))
 
@@ -411,7 +411,7 @@ class Loop:
         replica = self._parts.replica
         if not replica.by_measured or self.step == seat.last_step:
             return
-        value = replica.state.measured
+        value = replica.history.measured
         known = value[1] if value is not None and value[0] == self.step else None
         if replica.following is not None:
             known, states = None, {}

@@ -237,7 +237,7 @@ def _told(
 
 def _skips(replica: Replica, span: StepSpan, left_out: tuple[int, ...]) -> tuple[Skip, ...]:
     every = span.micro_batches
-    before, most = skipped(replica.state.skips), replica.errors.most_skipped
+    before, most = skipped(replica.history.skips), replica.errors.most_skipped
     if replica.following is None and before + len(left_out) > most:  # else the others know it
         raise TaskError(
             f"step {span.step} would skip {len(left_out)} micro-batches beside the {before} that "
@@ -257,7 +257,7 @@ def _not_finite(replica: Replica, span: StepSpan, why: str) -> tuple[Skip, ...]:
         raise DivergedError(f"{why} at step {step}", hint=_REMEDY)
     if errors.on_nan == "rollback" and replica.following is not None:
         raise Abandoned(f"{why} at step {step}: the others say so")
-    known = replica.state.skips if replica.following is None else ()  # else the others know them
+    known = replica.history.skips if replica.following is None else ()  # else the others know them
     before = {one.step for one in known if one.whole_step}
     in_a_row = 1
     while step - in_a_row in before:

@@ -44,7 +44,8 @@ from raycloud.training.mutation import extra_states, has_modes
 from raycloud.training.pace import Pace
 from raycloud.training.randomness import others_state
 from raycloud.training.share import Share
-from raycloud.training.state import ReplicaState
+from raycloud.training.state import ModelState
+from raycloud.training.stateful import PARTS, Commit, History, ReplicaState
 from raycloud.training.statistics import RunningStatistics
 from raycloud.training.trained import Trained
 
@@ -77,6 +78,9 @@ class Replica:
         kept: What is computed of the step that is to be committed next; None: nothing.
         notice: Tells a person what had to be done in another way, with details.
         processor: Of which kind it is.
+        state: All parts of it.
+        trains: The part that is model, optimizer and schedule.
+        history: The part that is what did not count.
         trained: Which parameters are exchanged.
         pace: Of `compute`, which waits for others only in short turns.
         backing: Whom it backs up in this generation, and who backs it up; None: nobody.
@@ -117,12 +121,15 @@ class Replica:
         self.scheduler = call("scheduler", lambda: task.scheduler(self.optimizer, self.steps))
         check_scheduler(self.scheduler, job.evaluate.every_steps)
         self.by_measured = goes_by_measured(self.scheduler)
-        self.state = ReplicaState(self.model, self.optimizer, self.scheduler)
         bucket_bytes = job.bucket_bytes(
             sum(p.numel() * p.element_size() for _, p in self.trained.parameters)
         )
         self.gradients = GradientExchange(self.trained.parameters, bucket_bytes=bucket_bytes)
-        self.statistics = RunningStatistics(self.model)
+        self.statistics, self.history = RunningStatistics(self.model), History()
+        self.trains = ModelState(self.model, self.optimizer, self.scheduler, self._update)
+        self.state = ReplicaState(
+            (self.statistics, self.trains, self.history, *(make(self) for make in PARTS))
+        )
         self.statistics.notice = self._tell
         self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
         self.forward = Forward(job, task, self.model, self.statistics, device, self._tell)
@@ -223,10 +230,10 @@ class Replica:
         share = Share(self, work, collate)
         if self.kept is None:
             self._told = False
-            self.statistics.stage()
-            self.forward.loss.zero_()
+            self.stage()
         else:
-            self.statistics.resume()
+            for part in self.state.parts:
+                part.resume()
         self.kept = kept
         if leaves_out:
             self.forward.loss.fill_(math.nan)  # so that all hear of it, also who does not know
@@ -263,7 +270,7 @@ class Replica:
 
     def leaves_out(self, step: int) -> bool:
         """Whether a step is not to change anything, since the run has gone back because of it."""
-        return self.errors.on_nan == "rollback" and step in self.state.left_out
+        return self.errors.on_nan == "rollback" and step in self.history.left_out
 
     def synchronize(self) -> None:
         """Wait until a GPU has computed what was asked of it, so that seconds are those of work."""
@@ -337,13 +344,11 @@ class Replica:
         step, count = work.span.step, len(work.span.micro_batches)
         self.kept = None
         self.settle()
+        done = Commit(step=step, count=count, left_out=left_out, skips=skips)
         if self.following is not None:
-            self.following.keep(step, count, left_out, skips)
-            return
-        self.statistics.commit(count, left_out)
-        self.update(step)  # what a hook of the optimizer reads, or writes, is the step's result
-        self.gradients.clear()
-        self.state.skips += skips
+            self.following.keep(done)
+        else:
+            self.commit_parts(done)
 
     def pass_over(self, step: int, skips: tuple[Skip, ...]) -> None:
         """The step changes nothing but `skips`, here or once the state is here."""
@@ -352,9 +357,21 @@ class Replica:
             self.following.keep_nothing(step, skips)
             return
         self.discard()
-        self.state.skips += skips
+        self.history.skips += skips
 
-    def update(self, step: int) -> None:
+    def stage(self) -> None:
+        """Begin to compute a step, of which nothing is kept."""
+        for part in self.state.parts:
+            part.stage()
+        self.forward.loss.zero_()
+
+    def commit_parts(self, step: Commit) -> None:
+        """All parts take a step whose mean gradients are in place; one that has the state."""
+        for part in self.state.parts:
+            part.commit(step)
+        self.gradients.clear()
+
+    def _update(self, step: int) -> None:
         """Optimizer and schedule take the gradients that are there, seeded alike everywhere.
 
         The first one shows whether numpy's and Python's generators have to be seeded, too.
@@ -389,12 +406,12 @@ class Replica:
 
     def step_schedule(self, steps: int, value: float) -> None:
         """The same of one that has the state, or is catching up."""
-        if self.state.measured is not None and self.state.measured[0] >= steps:
+        if self.history.measured is not None and self.history.measured[0] >= steps:
             return
         self.settle()
         schedule: Any = self.scheduler
         call("scheduler", lambda: schedule.step(value))
-        self.state.measured = steps, value
+        self.history.measured = steps, value
 
     def suspend(self) -> None:
         """The step has to wait for another generation: what is computed of it is kept.
@@ -402,11 +419,13 @@ class Replica:
         The model is as before it, to be saved, measured or handed over.
         """
         if self.kept is not None:
-            self.statistics.suspend()
+            for part in self.state.parts:
+                part.suspend()
 
     def discard(self) -> None:
         """The step does not count; nothing of it remains."""
-        self.statistics.discard()
+        for part in self.state.parts:
+            part.discard()
         self.gradients.clear()
         self.trained.clear()
         self.kept = None
@@ -425,9 +444,9 @@ class Replica:
             keep: Gets it, with its loss and the gradients of that times its weight.
         """
         kept = extra_states(self.model)
-        before = self.state.extra() if kept else ""
+        before = self.trains.extra() if kept else ""
         loss = self.forward.try_out(one)
-        if kept and self.state.extra() != before:
+        if kept and self.trains.extra() != before:
             self.own_extra = True
         for module, state in kept:
             module.set_extra_state(state)

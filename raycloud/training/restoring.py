@@ -77,7 +77,7 @@ class Restoring:
                     f"it began from step {self._manifest.step}, and all go back to the beginning",
                     hint="another worker comes in its place",
                 )
-            self._replica.state.left_out |= self._without  # it is new
+            self._replica.history.left_out |= self._without  # it is new
             return
         self._manifest = load(self._store, back.step)
         footing.go_back(self._manifest)
@@ -107,7 +107,7 @@ class Restoring:
         if replica.kept is not None:
             replica.discard()
         replica.state.load(tensors, manifest.values)
-        replica.state.left_out |= self._without
+        replica.history.left_out |= self._without
         replica.statistics.settle()
         if self._gone_back >= 0 and replica.errors.on_nan == "rollback":
             check(replica.model, manifest.step)

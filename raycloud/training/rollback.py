@@ -39,7 +39,7 @@ def give_up(replica: Replica, step: int, why: str) -> RollbackError:
     replica.discard()
     if is_finite(replica.model):
         return RollbackError(step, f"{why} at step {step}", step)
-    made_by = newest_update(step, replica.state.skips)
+    made_by = newest_update(step, replica.history.skips)
     if made_by < 0:
         raise DivergedError(
             f"the parameters are not finite before step {step}, the first that could change them",

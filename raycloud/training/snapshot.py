@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from raycloud.sync.stream import Place
     from raycloud.training.host import Host
-    from raycloud.training.state import ReplicaState
+    from raycloud.training.stateful import ReplicaState
 
 # While gradients travel at most 10 MB/s of all senders go on, nor more than a tenth of any link.
 _GIVE_WAY_S = 0.1  # for each chunk and sender

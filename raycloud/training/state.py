@@ -1,4 +1,4 @@
-"""A replica's state as named tensors and plain values, and back.
+"""The state of model, optimizer and schedule as named tensors and plain values, and back.
 
 Names are qualified and the same on every member: `model/<name>` for parameters and persistent
 buffers, `optimizer/<parameter>/<key>` for what the optimizer holds of a parameter, `held/<path>`
@@ -9,63 +9,58 @@ Everything that is no tensor is a plain value.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from raycloud.checkpoint import encode
-from raycloud.checkpoint.payload import check_tensors
-from raycloud.errors import CheckpointError, RaycloudError, TaskError
-from raycloud.order import Skip, skip_of
+from raycloud.errors import RaycloudError, TaskError
 from raycloud.training.contract import raised
 from raycloud.training.nested import Packing, Unpacking, exactly
+from raycloud.training.stateful import Commit, Stateful
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
 
-SKIPS, LEFT_OUT = "skips", "left_out"  # their names among a checkpoint's values
-MEASURED = "measured"  # so is this: what the schedule was stepped by last, and after which step
-EXTRA = "extra"  # and this: what `get_extra_state` of modules has given
+EXTRA = "extra"  # among a checkpoint's values: what `get_extra_state` of modules has given
 
 
-class ReplicaState:
-    """Names what a replica holds; reads and writes it in place.
+class ModelState(Stateful):
+    """Names what model, optimizer and schedule hold; reads and writes it in place.
 
     Args:
         model: The user's model, not its compiled form.
         optimizer: Its optimizer.
         scheduler: Its schedule, if any.
-
-    Attributes:
-        beside: Plain values that a checkpoint keeps beside the replica's own, by name; to be
-            replaced whole.
-        skips: What steps took and did not count, by step: a part of the state like any other.
-        left_out: Steps that are to be skipped as a whole: so is this.
-        measured: After how many steps a schedule was stepped by what was measured, and by what.
+        update: Takes a step by the gradients that are in place, given its number.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None,
+        update: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Number the parameters as the optimizer does."""
         self._model = model
         self._optimizer = optimizer
         self._scheduler = scheduler
-        self.beside: Mapping[str, Any] = {}
-        self.skips: tuple[Skip, ...] = ()
-        self.left_out: frozenset[int] = frozenset()
-        self.measured: tuple[int, float] | None = None
+        self._update = update
         by_identity = {id(p): name for name, p in model.named_parameters()}
         self._parameters = {f"model/{name}" for name in by_identity.values()}
         self._names = [by_identity[id(p)] for g in optimizer.param_groups for p in g["params"]]
 
+    def commit(self, step: Commit) -> None:
+        """See `Stateful.commit`."""
+        self._update(step.step)
+
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The live tensors by name: not copies, and changed by the next commit."""
+        """See `Stateful.tensors`."""
         packing, found = self._packing(), {}
         for name, value in self._model.state_dict().items():
             if _is_extra(name):
@@ -80,13 +75,13 @@ class ReplicaState:
         self._packed_schedule(packing)
         return {**found, **packing.tensors}
 
-    def is_buffer(self, name: str) -> bool:
-        """Whether a forward pass may change this tensor; all others change at a commit only."""
+    def moves(self, name: str) -> bool:
+        """See `Stateful.moves`: buffers may."""
         name = name.removeprefix("held/")
         return name.startswith("model/") and name not in self._parameters
 
     def values(self) -> dict[str, Any]:
-        """What is no tensor."""
+        """See `Stateful.values`."""
         packing = self._packing()
         extra = self._packed_extra(packing)
         return {
@@ -94,10 +89,6 @@ class ReplicaState:
             "optimizer": self._packed_optimizer(packing),
             "scheduler": self._packed_schedule(packing),
             **({EXTRA: extra} if extra else {}),
-            **({SKIPS: [skip.to_record() for skip in self.skips]} if self.skips else {}),
-            **({LEFT_OUT: sorted(self.left_out)} if self.left_out else {}),
-            **({MEASURED: list(self.measured)} if self.measured else {}),
-            **self.beside,
         }
 
     def extra(self) -> str:
@@ -106,25 +97,8 @@ class ReplicaState:
         packed = self._packed_extra(packing)
         return f"{packed} {digest(packing.tensors.items())}"
 
-    def check(self) -> None:
-        """Refuse a state that no checkpoint could carry.
-
-        Raises:
-            TaskError: Names what is to blame.
-        """
-        encode(self.values())
-        check_tensors(self.tensors())
-
     def check_fits(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:
-        """Refuse a state of another model, optimizer or schedule, before its tensors are read.
-
-        Args:
-            shapes: Of its tensors, by name.
-            values: Its plain values.
-
-        Raises:
-            TaskError: Names what differs.
-        """
+        """See `Stateful.check_fits`: names and shapes of the model, optimizer and schedule."""
         wanted = {n: t for n, t in self._model.state_dict().items() if not _is_extra(n)}
         given = {n.removeprefix("model/"): s for n, s in shapes.items() if n.startswith("model/")}
         _check_names(wanted, {n: s for n, s in given.items() if not _is_extra(n)})
@@ -147,13 +121,11 @@ class ReplicaState:
             )
 
     def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
-        """Become the state that `tensors` and `values` describe.
+        """See `Stateful.load`, with what fits.
 
         Raises:
-            TaskError: Names or shapes are not this model's, or optimizer or schedule are others:
-                nothing has changed. Or the task's own code for it raised.
+            TaskError: The task's own code for it raised.
         """
-        self.check_fits({name: tuple(t.shape) for name, t in tensors.items()}, values)
         given = {n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")}
         unpacking = Unpacking(tensors=tensors)
         for name, packed in values.get(EXTRA, {}).items():
@@ -163,8 +135,6 @@ class ReplicaState:
         if self._scheduler is not None:
             there = dict(self._scheduler.state_dict())
             schedule = unpacking.unpack(dict(values["scheduler"]), there, "schedule")
-        skips, left_out = _skips(values.get(SKIPS, ())), _steps(values.get(LEFT_OUT, []))
-        measured = _measured(values.get(MEASURED))
         try:
             for copy in unpacking.copies:
                 copy()
@@ -179,7 +149,6 @@ class ReplicaState:
             raise
         except Exception as error:
             raise raised("loading the state of model, optimizer and schedule", error) from error
-        self.skips, self.left_out, self.measured = skips, left_out, measured
 
     def _kinds(self) -> dict[str, str | None]:
         schedule = self._scheduler
@@ -334,38 +303,6 @@ def _torch_attributes() -> frozenset[str]:
     """What every optimizer of torch's has, and what a schedule adds."""
     plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     return frozenset({*vars(plain), "_opt_called", "_step_count"})
-
-
-def _skips(records: Any) -> tuple[Skip, ...]:
-    try:
-        return tuple(skip_of(record) for record in records)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"what the checkpoint says of skipped samples cannot be used: {error}",
-            hint="resume from another checkpoint",
-        ) from error
-
-
-def _measured(value: Any) -> tuple[int, float] | None:
-    match value:
-        case None:
-            return None
-        case [int() as step, float() as number]:
-            return step, number
-        case _:
-            raise CheckpointError(
-                f"what the checkpoint says of what was measured cannot be used: {value!r:.80}",
-                hint="resume from another checkpoint",
-            )
-
-
-def _steps(numbers: Any) -> frozenset[int]:
-    if not isinstance(numbers, list) or not all(type(n) is int and n >= 0 for n in numbers):
-        raise CheckpointError(
-            f"what the checkpoint says of steps to leave out cannot be used: {numbers!r:.80}",
-            hint="resume from another checkpoint",
-        )
-    return frozenset(numbers)
 
 
 def _check_names(wanted: Mapping[str, torch.Tensor], given: Mapping[str, tuple[int, ...]]) -> None:

@@ -31,6 +31,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from raycloud.errors import TaskError
 from raycloud.sync.transport import Transport, Work, finish
 from raycloud.training.mutation import Buffer, Parameters, buffers_of, equal
+from raycloud.training.stateful import Commit, Stateful
 
 
 @dataclass(eq=False)
@@ -47,7 +48,7 @@ class _Average:
     calls: int | None = None  # updates per micro-batch, the same in every one; None: not yet seen
 
 
-class RunningStatistics:
+class RunningStatistics(Stateful):
     """The changing buffers of a model as a part of a step's transaction.
 
     Order of calls, each step: `stage`; around each micro-batch `before` and `after`; `launch`;
@@ -334,8 +335,21 @@ class RunningStatistics:
             other.resume()
         self._watch()
 
-    def commit(self, count: int, left_out: Sequence[int] = ()) -> None:
-        """The step counts: move the averages past its `count` micro-batches.
+    def commit(self, step: Commit) -> None:
+        """See `Stateful.commit`; those sums of an older step do not disturb what is on its way."""
+        if step.sums is None:
+            self._move(step.count, step.left_out)
+            return
+        present = self._flats, self._changing
+        device = next(self._model.parameters()).device
+        self._flats = [flat.to(device) for flat in step.sums.statistics]
+        self._changing = [self._others[i] for i in step.sums.averaged]
+        self.stage()
+        self._move(step.count, step.left_out)
+        self._flats, self._changing = present
+
+    def _move(self, count: int, left_out: Sequence[int]) -> None:
+        """Move the averages past the `count` micro-batches of a step.
 
         In the place of the statistics of those that are `left_out` stand the averages before it.
         """
@@ -360,29 +374,6 @@ class RunningStatistics:
     def sums(self) -> tuple[torch.Tensor, ...]:
         """What `collect` has waited for, on the CPU; nothing writes to it any more."""
         return tuple(flat.cpu() for flat in self._flats)
-
-    def replay(
-        self,
-        sums: Sequence[torch.Tensor],
-        count: int,
-        left_out: Sequence[int] = (),
-        averaged: Sequence[int] = (),
-    ) -> None:
-        """`commit` such sums of an older step; those that are on their way are not disturbed.
-
-        Args:
-            sums: What `collect` had brought.
-            count: Micro-batches of the step.
-            left_out: See `commit`.
-            averaged: What was `averaged` in it.
-        """
-        present = self._flats, self._changing
-        device = next(self._model.parameters()).device
-        self._flats = [flat.to(device) for flat in sums]
-        self._changing = [self._others[i] for i in averaged]
-        self.stage()
-        self.commit(count, left_out)
-        self._flats, self._changing = present
 
     def discard(self) -> None:
         """The step does not count: back to where the averages stood."""

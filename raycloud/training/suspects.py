@@ -98,7 +98,7 @@ def leave_out(
         TaskError: The job does not skip any, or no more.
     """
     where = "; ".join(described(one, step, collate) for one in some)
-    errors, before = replica.errors, skipped(replica.state.skips)
+    errors, before = replica.errors, skipped(replica.history.skips)
     if errors.on_error == "stop" or before + len(some) > errors.most_skipped:
         raise TaskError(
             f"each worker that computed it was lost: {where}",
@@ -110,8 +110,7 @@ def leave_out(
     if not tells:
         return
     if replica.kept is None:
-        replica.statistics.stage()
-        replica.forward.loss.zero_()
+        replica.stage()
     kept = replica.kept or Kept(step=step)
     indices = [one.index for one in some]
     both = tuple(sorted({*kept.micro_batches, *indices}))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from raycloud.sync.loopback import Loopback
+from raycloud.training.stateful import Commit
 from raycloud.training.statistics import RunningStatistics
 from tests.lockstep import Fleet, NetTask, difference, job, never, plain_loop
 from tests.nets import BuiltTask, Counting
@@ -81,6 +82,6 @@ def test_a_count_that_all_agree_on_stays_what_it_is(weights: list[float], count:
         statistics.launch(transport, lambda: 1.0 / sum(weights), weight)
     for model, statistics in zip(models, every, strict=True):
         statistics.collect(never)
-        statistics.commit(1)
+        statistics.commit(Commit(step=0, count=1))
         assert int(model.get_buffer("count")) == count + 7
         assert bool(model.get_buffer("flag"))

@@ -289,7 +289,7 @@ def test_what_is_skipped_meanwhile_is_skipped_by_who_follows(
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
         assert other.state.values() == first.state.values()
-    skipped = [skip.step for skip in first.state.skips]
+    skipped = [skip.step for skip in first.history.skips]
     assert len(skipped) == STEPS // EPOCH
     assert any(met <= step < met + 2 * EPOCH for step in skipped)
     told = {member: fellows.of(StepsCommitted, member) for member in (0, 2)}

@@ -21,7 +21,8 @@ from raycloud.training import handover
 from raycloud.training.handover import PIECE_BYTES, Giving, Taking, hand_over, sources
 from raycloud.training.host import HOST
 from raycloud.training.regroup import Talk
-from raycloud.training.state import ReplicaState
+from raycloud.training.state import ModelState
+from raycloud.training.stateful import ReplicaState
 from tests.lockstep import never
 from tests.sockets import alike, gloo_members, together
 
@@ -255,7 +256,7 @@ def trained(*, backwards: bool) -> ReplicaState:
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.rand(5, 4)).square().mean().backward()
     optimizer.step()
-    state = ReplicaState(model, optimizer, None)
+    state = ReplicaState((ModelState(model, optimizer, None),))
     if backwards:
         state.load(dict([*state.tensors().items()][::-1]), state.values())
     return state

@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from raycloud.errors import TaskError
 from raycloud.order import Position
+from raycloud.training.stateful import Commit
 from tests.lockstep import Fleet, difference, job, plain_loop
 from tests.looped import looped
 from tests.nets import BuiltTask, Counting
@@ -315,7 +316,7 @@ def test_buffers_of_every_type_are_averaged_as_what_they_are(dtype: torch.dtype)
     for fleet, made in ((several, works), (idle, None)):
         for replica in fleet.replicas:
             replica.statistics.collect(lambda: False)
-            replica.statistics.commit(8)
+            replica.statistics.commit(Commit(step=0, count=8))
         kept = [r.model.get_buffer("kept") for r in fleet.replicas]
         assert torch.equal(*kept)
         assert all(bool((r.model.get_buffer("mask") == torch.inf).all()) for r in fleet.replicas)

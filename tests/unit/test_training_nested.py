@@ -28,7 +28,8 @@ from raycloud.checkpoint import encode
 from raycloud.checkpoint.values import Tagged
 from raycloud.errors import CheckpointError, TaskError
 from raycloud.training.nested import Unpacking
-from raycloud.training.state import ReplicaState
+from raycloud.training.state import ModelState
+from raycloud.training.stateful import ReplicaState
 from tests.unit.test_training_state import assert_same, through_a_checkpoint
 
 
@@ -153,7 +154,7 @@ class Run:
         self.model = Counting(kind)
         self.optimizer = OPTIMIZERS[optimizer](self.model)
         self.schedule = SCHEDULES[schedule](self.optimizer)
-        self.state = ReplicaState(self.model, self.optimizer, self.schedule)
+        self.state = ReplicaState((ModelState(self.model, self.optimizer, self.schedule),))
 
     def steps(self, first: int, last: int) -> None:
         for number in range(first, last):

@@ -82,7 +82,7 @@ def test_it_goes_by_the_mean_of_what_all_measured(tmp_path: Path) -> None:
     for one in made:
         schedule: Any = one.replica.scheduler
         assert one.measured == [3, 6, 9]  # type: ignore[attr-defined]
-        assert one.replica.state.measured == (6, 2.0)  # what comes after the last step is idle
+        assert one.replica.history.measured == (6, 2.0)  # what comes after the last step is idle
         assert (schedule.best, schedule.last_epoch, schedule.num_bad_epochs) == (2.0, 2, 1)
 
 
@@ -126,7 +126,7 @@ def test_who_has_heard_before_an_exchange_broke_tells_the_others(tmp_path: Path)
     _together(made, again)
     for one in made:
         schedule: Any = one.replica.scheduler
-        assert one.replica.state.measured == (3, 0.5)
+        assert one.replica.history.measured == (3, 0.5)
         assert (schedule.best, schedule.last_epoch) == (0.5, 1)
 
 
@@ -148,7 +148,7 @@ def test_a_run_that_goes_on_past_its_end_measures_there(tmp_path: Path) -> None:
 
     _together(made, begins)
     assert sorted(lacks) == [False, False, True, True]
-    assert {one.replica.state.measured for one in made} == {(3, 0.25)}
+    assert {one.replica.history.measured for one in made} == {(3, 0.25)}
 
 
 def _seat_at(rank: int, shares: tuple[int, ...]) -> Seat:
@@ -186,8 +186,8 @@ def test_a_newcomer_hears_what_was_measured_at_its_turn(
     (tmp_path / "gate").touch()
     fellows.until(MemberDone, (0, 1, 2))
     first, *others = [fellows.replica(member) for member in (0, 1, 2)]
-    assert first.state.measured is not None
-    assert first.state.measured[0] == 58
+    assert first.history.measured is not None
+    assert first.history.measured[0] == 58
     assert first.scheduler.last_epoch == 29
     assert first.learning_rate < 3e-3
     for other in others:

@@ -36,10 +36,10 @@ def ran(members: list[Looped], shares: tuple[int, ...]) -> None:
 
 
 def raised(root: Path, asked: Job, task: NetTask, **state: Any) -> tuple[Looped, Exception]:
-    """What ends the loop of one member that begins with this in its state."""
+    """What ends the loop of one member that begins with this in its history."""
     member = Looped(root, asked, task, STEPS)
     for name, value in state.items():
-        setattr(member.replica.state, name, value)
+        setattr(member.replica.history, name, value)
     with pytest.raises((RollbackError, DivergedError)) as told:
         ran([member], (8,))
     return member, told.value
@@ -115,7 +115,7 @@ def test_a_step_that_is_left_out_changes_nothing(
     tasks = [Poisoned(how="memory", most=99) for _ in shares]
     members = [Looped(tmp_path, rolling(), task, STEPS) for task in tasks]
     for member in members if know == "all" else members[:1]:
-        member.replica.state.left_out = frozenset({3, 4, 70})
+        member.replica.history.left_out = frozenset({3, 4, 70})
     ran(members, shares)
     clean = Poisoned(how="memory", most=99)
     reference = plain_loop(job(), clean, STEPS, passed_over=lambda span: span.step in {3, 4})
@@ -131,7 +131,7 @@ def test_a_step_that_is_left_out_changes_nothing(
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])
 def test_a_run_that_does_not_go_back_leaves_nothing_out(tmp_path: Path, on_nan: str) -> None:
     member = Looped(tmp_path, job(errors={"on_nan": on_nan}), Poisoned(how="memory", most=99), 5)
-    member.replica.state.left_out = frozenset({3})
+    member.replica.history.left_out = frozenset({3})
     ran([member], (8,))
     assert member.skips() == []
 
@@ -147,16 +147,17 @@ def test_no_more_is_left_out_than_is_allowed(tmp_path: Path) -> None:
 
 
 def test_what_is_to_be_left_out_is_part_of_the_state(tmp_path: Path) -> None:
-    one, other = (Looped(tmp_path, rolling(), Poisoned(), STEPS).replica.state for _ in range(2))
+    mine, theirs = (Looped(tmp_path, rolling(), Poisoned(), STEPS).replica for _ in range(2))
+    one, other = mine.state, theirs.state
     assert "left_out" not in one.values()
-    one.left_out = frozenset({7, 3})
+    mine.history.left_out = frozenset({7, 3})
     assert one.values()["left_out"] == [3, 7]
     other.load(one.tensors(), one.values())
-    assert other.left_out == one.left_out
+    assert theirs.history.left_out == mine.history.left_out
     for wrong in ([-1], ["3"], 3, [True]):
         with pytest.raises(CheckpointError, match="steps to leave out cannot be used"):
             other.load(one.tensors(), {**one.values(), "left_out": wrong})
-    assert other.left_out == one.left_out
+    assert theirs.history.left_out == mine.history.left_out
 
 
 def test_a_checkpoint_that_is_not_finite_is_not_gone_on_from() -> None:

@@ -27,7 +27,8 @@ from raycloud.checkpoint import Manifest, PartRecord, load, publish
 from raycloud.checkpoint.payload import load_tensors, write_part
 from raycloud.errors import TaskError
 from raycloud.training.mutation import evaluating
-from raycloud.training.state import ReplicaState, digest
+from raycloud.training.state import ModelState, digest
+from raycloud.training.stateful import ReplicaState
 from tests.checkpoints import memory_store
 
 
@@ -128,7 +129,7 @@ class Trained:
         self.model = build()
         self.optimizer = OPTIMIZERS[optimizer](self.model)
         self.scheduler = SCHEDULERS[scheduler](self.optimizer)
-        self.state = ReplicaState(self.model, self.optimizer, self.scheduler)
+        self.state = ReplicaState((ModelState(self.model, self.optimizer, self.scheduler),))
 
     def step(self, number: int) -> None:
         x = torch.randn(5, 3, generator=torch.Generator().manual_seed(number))
