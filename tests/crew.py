@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from raycloud.sync.gradients import Exchanged, GradientExchange
 from raycloud.sync.loopback import Loopback
+from raycloud.sync.strategy import AllReduce
 from tests.lockstep import never
 
 
@@ -63,7 +64,9 @@ class Crew:
     ) -> None:
         self.models = [Rooms(dtype) for _ in range(size)]
         self.exchanges = [
-            GradientExchange(list(model.named_parameters()), bucket_bytes=bucket_bytes)
+            GradientExchange(
+                list(model.named_parameters()), bucket_bytes=bucket_bytes, strategy=AllReduce()
+            )
             for model in self.models
         ]
         self.connect(Loopback(size))

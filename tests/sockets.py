@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -14,6 +15,8 @@ from torch import distributed as dist
 
 from raycloud.sync.gloo import GlooDevice, GlooTransport
 from raycloud.sync.transport import Transport
+
+_CLOSES_S = 10.0
 
 
 @contextmanager
@@ -37,9 +40,16 @@ def close_all(members: Iterable[Transport]) -> None:
     held = list(members)
     for member in held:
         member.hang_up()
-    for member in held:
-        with suppress(AttributeError):
-            member.close()
+    closing = [threading.Thread(target=_close, args=(member,), daemon=True) for member in held]
+    for thread in closing:  # as members do, since gloo may wait for what is under way elsewhere
+        thread.start()
+    for thread in closing:
+        thread.join(_CLOSES_S)
+
+
+def _close(member: Transport) -> None:
+    with suppress(AttributeError):
+        member.close()
 
 
 def together(calls: Iterable[Callable[[], Any]]) -> list[Any]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 import torch
 from torch import nn
+
+_FLAGS = 3  # numbers, before those of parameters
 
 
 @dataclass(eq=False, init=False)
@@ -15,42 +18,27 @@ class Bucket:
 
     Args:
         group: Qualified names and parameters, of one type and device.
-        last: Whether it is the last of a step.
 
     Attributes:
-        flat: The message: gradients, then `used`, `behind`, `astray` and `late`.
-        values: The gradients one after the other, as one tensor.
+        flat: The gradients one after the other, as one tensor: what travels.
         slots: The same, in the shapes of the parameters.
-        used: For each parameter, whether it was used. Summed over members it tells apart a gradient
-            of zero from none at all, so that an optimizer skips the same parameters as in a single
-            process.
-        behind: In the last bucket one number: 0 where the next change is at hand, else 1. Empty in
-            the others.
-        astray: The same: 0 where what this member sends is its part of the step.
-        late: The same: 0 unless this member has told that it takes far longer than usual.
         missing: Indices of parameters whose gradients are not yet in place.
     """
 
     names: tuple[str, ...]
     parameters: tuple[nn.Parameter, ...]
     flat: torch.Tensor
-    values: torch.Tensor
     slots: tuple[torch.Tensor, ...]
-    used: torch.Tensor
-    behind: torch.Tensor
-    astray: torch.Tensor
-    late: torch.Tensor
     missing: set[int] = field(default_factory=set)
 
-    def __init__(self, group: Sequence[tuple[str, nn.Parameter]], *, last: bool) -> None:
+    def __init__(self, group: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Take memory for it."""
         self.names = tuple(name for name, _ in group)
         self.parameters = tuple(parameter for _, parameter in group)
         self.missing = set()
         self._sizes = [parameter.numel() for parameter in self.parameters]
         first = self.parameters[0]
-        length = sum(self._sizes) + len(group) + (3 if last else 0)
-        self._hold(torch.zeros(length, dtype=first.dtype, device=first.device))
+        self._hold(torch.zeros(sum(self._sizes), dtype=first.dtype, device=first.device))
 
     @property
     def payload_bytes(self) -> int:
@@ -63,21 +51,67 @@ class Bucket:
 
     def _hold(self, flat: torch.Tensor) -> None:
         self.flat = flat
-        total, count = sum(self._sizes), len(self._sizes)
-        self.behind, self.astray, self.late = flat[total + count :].tensor_split(3)
-        self.values, self.used, self.slots = self.cut(flat)
+        self.slots = self.cut(flat)
 
-    def cut(
-        self, flat: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
-        """`values`, `used` and `slots` of a message that is laid out as this one."""
-        total, count = sum(self._sizes), len(self._sizes)
-        values, used, _ = flat.tensor_split((total, total + count))
-        slots = tuple(
+    def cut(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`slots` of a message that is laid out as this one."""
+        return tuple(
             part.view(parameter.shape)
-            for part, parameter in zip(values.split(self._sizes), self.parameters, strict=True)
+            for part, parameter in zip(flat.split(self._sizes), self.parameters, strict=True)
         )
-        return values, used, slots
+
+
+class Flags:
+    """What members tell each other with the last gradients of a step: summed, and never compressed.
+
+    Args:
+        buckets: Those of the step.
+
+    Attributes:
+        message: What travels: the three, then a number for each parameter, in the order of buckets.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        """Take memory for it."""
+        self._counts = [len(bucket.parameters) for bucket in buckets]
+        device = buckets[-1].flat.device
+        self.message = torch.zeros(_FLAGS + sum(self._counts), device=device)
+
+    @property
+    def bytes(self) -> int:
+        """Of one message."""
+        return self.message.numel() * self.message.element_size()
+
+    def renew(self) -> None:
+        """Take other memory: a broken exchange may still write to what there was."""
+        self.message = torch.zeros_like(self.message)
+
+    def tell(
+        self,
+        *,
+        behind: bool,
+        astray: torch.Tensor | float,
+        late: bool,
+        used: Sequence[bool],
+    ) -> None:
+        """Write this member's.
+
+        Args:
+            behind: The next change is not at hand here.
+            astray: Not 0 where what this member has sent is not its part of the step.
+            late: It has told that it takes far longer than usual.
+            used: For each parameter, whether it was used. The sum tells a gradient of zero from
+                none at all, so that an optimizer skips those that it skips in a single process.
+        """
+        told = [float(behind), 0.0, float(late), *map(float, used)]
+        self.message.copy_(torch.tensor(told))
+        self.message[1] = astray
+
+    def read(self, numbers: Sequence[float]) -> tuple[bool, bool, bool, list[Sequence[float]]]:
+        """`behind`, `astray` and `late` of any, and by bucket what was used, of such sums."""
+        behind, astray, late = (bool(number) for number in numbers[:_FLAGS])
+        ends = list(accumulate(self._counts, initial=_FLAGS))
+        return behind, astray, late, [numbers[a:b] for a, b in pairwise(ends)]
 
 
 def lay_out(parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int) -> list[Bucket]:
@@ -104,4 +138,4 @@ def lay_out(parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int) -
             filled = 0
         groups[-1].append((name, parameter))
         filled += parameter.numel() * parameter.element_size()
-    return [Bucket(group, last=i == len(groups) - 1) for i, group in enumerate(groups)]
+    return [Bucket(group) for group in groups]

@@ -6,15 +6,18 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.spec.sizes import ring_bytes
-from raycloud.sync.buckets import Bucket, lay_out
+from raycloud.sync.buckets import Bucket, Flags, lay_out
 from raycloud.sync.transport import Transport, Work, finish
+
+if TYPE_CHECKING:
+    from raycloud.sync.strategy import SyncStrategy
 
 Gradients = tuple[torch.Tensor | None, ...]  # one a parameter; None: it was not used
 
@@ -60,13 +63,20 @@ class GradientExchange:
     Args:
         parameters: Qualified names and parameters that require gradients.
         bucket_bytes: See `buckets.lay_out`.
+        strategy: How the sums of gradients are made.
     """
 
     def __init__(
-        self, parameters: Sequence[tuple[str, nn.Parameter]], *, bucket_bytes: int
+        self,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        *,
+        bucket_bytes: int,
+        strategy: SyncStrategy,
     ) -> None:
         """Lay out buckets and watch for finished gradients."""
         self.buckets = lay_out(parameters, bucket_bytes)
+        self._flags = Flags(self.buckets)
+        self._strategy = strategy
         self._place = {
             parameter: (b, i)
             for b, bucket in enumerate(self.buckets)
@@ -106,7 +116,7 @@ class GradientExchange:
     @property
     def gradient_bytes(self) -> int:
         """Bytes of all gradients."""
-        return sum(b.values.numel() * b.values.element_size() for b in self.buckets)
+        return sum(bucket.payload_bytes for bucket in self.buckets)
 
     def connect(self, transport: Transport) -> None:
         """Exchange over `transport` from the next step on; leave an older one's buffers behind."""
@@ -114,9 +124,11 @@ class GradientExchange:
         if abandoned:  # a broken exchange may still write to its buffers: never touch them again
             for bucket in self.buckets:
                 bucket.renew()
+            self._flags.renew()
         self._works = []
         self._broken = None
         self._transport = transport
+        self._strategy.connect(transport)
 
     def arm(
         self,
@@ -189,39 +201,38 @@ class GradientExchange:
             Abandoned: The generation is over.
             TransportError: The exchange broke. Own gradients are untouched in both cases.
         """
-        size = self._transport.size if self._transport is not None else 1
         if self._broken is not None:
             raise self._broken
         for b, work in enumerate(self._works):
             if work is not None:
                 finish(work, abandoned)
                 self._works[b] = None
-        (behind, astray, late), norms, used = self._read()
-        payload = sum(ring_bytes(bucket.payload_bytes, size) for bucket in self.buckets)
-        if astray:
-            return Exchanged(
-                norm=math.nan, bytes_sent=payload, agreed=not behind, late=late, astray=True
-            )
-        for bucket, any_used in zip(self.buckets, used, strict=True):
-            _show(bucket, any_used, bucket.slots)
-        last = ring_bytes(self.buckets[-1].payload_bytes, size)
-        norm = math.hypot(*norms)
-        return Exchanged(
-            norm=norm, bytes_sent=payload, agreed=not behind, late=late, bytes_last=last
+        for bucket in self.buckets:
+            self._strategy.finish(bucket)
+        norms, (behind, astray, late, used) = self._read()
+        size = 1 if self._transport is None else self._transport.size
+        *sent, last = (self._strategy.bytes_sent(bucket) for bucket in self.buckets)
+        last += ring_bytes(self._flags.bytes, size)
+        exchanged = Exchanged(
+            norm=math.nan if astray else math.hypot(*norms),
+            bytes_sent=sum(sent) + last,
+            agreed=not behind,
+            late=late,
+            astray=astray,
+            bytes_last=0 if astray else last,
         )
+        for bucket, any_used in zip(self.buckets, used, strict=True) if not astray else ():
+            _install(bucket, any_used, bucket.slots)
+        return exchanged
 
-    def _read(self) -> tuple[Sequence[bool], Sequence[float], Sequence[Sequence[float]]]:
-        """What arrived that is no gradient: flags, each bucket's norm, which slots are used.
+    def _read(self) -> tuple[list[float], tuple[bool, bool, bool, list[Sequence[float]]]]:
+        """What arrived that is no gradient: each bucket's norm, and the flags.
 
         All of it in one transfer, however many buckets there are: a GPU stands still meanwhile.
         """
-        flags = self.buckets[-1].flat[-3:]
-        norms = [torch.linalg.vector_norm(bucket.values)[None] for bucket in self.buckets]
-        used = [bucket.used for bucket in self.buckets]
-        told = torch.cat([part.double() for part in (flags, *norms, *used)]).tolist()
-        ends = list(accumulate((len(part) for part in used), initial=3 + len(norms)))
-        slots = [told[start:end] for start, end in pairwise(ends)]
-        return [bool(flag) for flag in told[:3]], told[3 : ends[0]], slots
+        norms = [torch.linalg.vector_norm(bucket.flat)[None] for bucket in self.buckets]
+        told = torch.cat([part.double() for part in (*norms, self._flags.message)]).tolist()
+        return told[: len(norms)], self._flags.read(told[len(norms) :])
 
     @property
     def under_way(self) -> bool:
@@ -238,17 +249,20 @@ class GradientExchange:
 
     def room(self) -> tuple[torch.Tensor, ...]:
         """Memory for `sums`, on the CPU: the system has given all of it, which takes a while."""
-        return tuple(torch.empty_like(b.flat, device="cpu").zero_() for b in self.buckets)
+        every = (self._flags.message, *(bucket.flat for bucket in self.buckets))
+        return tuple(torch.empty_like(one, device="cpu").zero_() for one in every)
 
     def sums(self, room: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Copies, in such memory, of the messages that `collect` has made the gradients."""
-        return tuple(to.copy_(b.flat) for to, b in zip(room, self.buckets, strict=True))
+        every = (self._flags.message, *(bucket.flat for bucket in self.buckets))
+        return tuple(to.copy_(one) for to, one in zip(room, every, strict=True))
 
-    def show(self, sums: Sequence[torch.Tensor]) -> None:
+    def install_gradients(self, sums: Sequence[torch.Tensor]) -> None:
         """Make such copies the parameters' `.grad`; an exchange under way is not disturbed."""
-        for bucket, flat in zip(self.buckets, sums, strict=True):
-            _, used, slots = bucket.cut(flat.to(bucket.flat.device))
-            _show(bucket, used.tolist(), slots)
+        flags, *flats = sums
+        *_, used = self._flags.read(flags.tolist())
+        for bucket, any_used, flat in zip(self.buckets, used, flats, strict=True):
+            _install(bucket, any_used, bucket.cut(flat.to(bucket.flat.device)))
 
     def clip(self, norm: float, limit: float) -> None:
         """Scale the mean gradients so that their global norm is at most `limit`.
@@ -258,7 +272,7 @@ class GradientExchange:
         factor = limit / (norm + 1e-6)
         if factor < 1.0:
             for bucket in self.buckets:
-                bucket.values.mul_(factor)
+                bucket.flat.mul_(factor)
 
     def take(self) -> Gradients:
         """This member's own, which are then forgotten here; not between `arm` and `collect`."""
@@ -334,26 +348,29 @@ class GradientExchange:
         if self._broken is not None:
             self._next += 1
             return
-        unused = [i for i, p in enumerate(bucket.parameters) if p.grad is None]
-        bucket.used.fill_(1.0)
-        for i in unused:
-            bucket.used[i] = 0.0
-        if self._next == len(self.buckets) - 1:
-            bucket.behind.fill_(0.0 if self._at_hand() else 1.0)
-            bucket.astray.fill_(self._astray())
-            bucket.late.fill_(1.0 if self._late() else 0.0)
-        transport = self._transport
         self._next += 1
-        if transport is None or transport.size == 1:
-            self._works.append(None)
-            return
         try:
-            self._works.append(transport.all_reduce(bucket.flat))
+            self._works.append(self._strategy.start(bucket))
+            if self._next == len(self.buckets):
+                self._works.append(self._send_flags())
         except TransportError as error:
             self._broken = error
 
+    def _send_flags(self) -> Work | None:
+        """They go after the last bucket."""
+        self._flags.tell(
+            behind=not self._at_hand(),
+            astray=self._astray(),
+            late=self._late(),
+            used=[p.grad is not None for b in self.buckets for p in b.parameters],
+        )
+        transport = self._transport
+        if transport is None or transport.size == 1:
+            return None
+        return transport.all_reduce(self._flags.message)
 
-def _show(bucket: Bucket, used: Sequence[float], slots: Sequence[torch.Tensor]) -> None:
+
+def _install(bucket: Bucket, used: Sequence[float], slots: Sequence[torch.Tensor]) -> None:
     """Each parameter that anyone has used has its slot as gradient, the others have none."""
     for parameter, slot, any_used in zip(bucket.parameters, slots, used, strict=True):
         parameter.grad = slot if any_used else None

@@ -36,7 +36,7 @@ class Sums:
 
     Attributes:
         step: What all others have committed.
-        gradients: The message of each bucket; none where the step changes nothing.
+        gradients: The flags, then the message of each bucket; none where the step changes nothing.
         statistics: Those of the buffers that a forward pass changes.
         averaged: Numbers of the buffers that `statistics` has beside running averages.
         measured: It is no step, but what was measured after it.
@@ -206,7 +206,7 @@ class Following:
             replica.step_schedule(sums.step.step + 1, sums.measured)
             return
         if sums.gradients:
-            replica.gradients.show(sums.gradients)
+            replica.gradients.install_gradients(sums.gradients)
             replica.commit_parts(replace(sums.step, sums=sums))
         else:
             replica.history.skips += sums.step.skips

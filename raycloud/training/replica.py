@@ -26,6 +26,7 @@ import torch
 from raycloud.errors import DivergedError, TransportError
 from raycloud.order import stream_seed
 from raycloud.sync.gradients import Exchanged, GradientExchange, Gradients
+from raycloud.sync.strategy import STRATEGIES
 from raycloud.training.again import compute_again, skip, trouble_of
 from raycloud.training.calling import (
     RaisedError,
@@ -124,7 +125,9 @@ class Replica:
         bucket_bytes = job.bucket_bytes(
             sum(p.numel() * p.element_size() for _, p in self.trained.parameters)
         )
-        self.gradients = GradientExchange(self.trained.parameters, bucket_bytes=bucket_bytes)
+        self.gradients = GradientExchange(
+            self.trained.parameters, bucket_bytes=bucket_bytes, strategy=STRATEGIES["exact"]()
+        )
         self.statistics, self.history = RunningStatistics(self.model), History()
         self.trains = ModelState(self.model, self.optimizer, self.scheduler, self._update)
         self.state = ReplicaState(

@@ -28,13 +28,10 @@ def test_every_parameter_once_in_reverse_order_and_no_mixed_types(
     made = parameters(kinds)
     buckets = lay_out(made, bucket_bytes)
     assert [n for b in buckets for n in b.names] == [n for n, _ in reversed(made)]
-    assert [b.behind.numel() for b in buckets] == [0] * (len(buckets) - 1) + [1]
     for bucket in buckets:
         assert {p.dtype for p in bucket.parameters} == {bucket.flat.dtype}
         assert [slot.shape for slot in bucket.slots] == [p.shape for p in bucket.parameters]
-        assert bucket.flat.numel() == sum(
-            [*(p.numel() for p in bucket.parameters), len(bucket.names), 3 * bucket.behind.numel()]
-        )
+        assert bucket.flat.numel() == sum(p.numel() for p in bucket.parameters)
     again = lay_out(parameters(kinds), bucket_bytes)
     assert [b.names for b in again] == [b.names for b in buckets]
     assert [b.payload_bytes for b in again] == [b.payload_bytes for b in buckets]
@@ -48,8 +45,7 @@ def test_slots_cover_the_values_without_overlap(
         for i, slot in enumerate(bucket.slots):
             slot.fill_(i + 1)
         expected = [i + 1 for i, p in enumerate(bucket.parameters) for _ in range(p.numel())]
-        assert bucket.values.tolist() == expected
-        assert bucket.used.tolist() == [0] * len(bucket.names)
+        assert bucket.flat.tolist() == expected
         before = bucket.flat
         bucket.renew()
         bucket.slots[0].fill_(7)

@@ -9,6 +9,7 @@ from raycloud.errors import InternalError, TransportError
 from raycloud.spec.sizes import ring_bytes
 from raycloud.sync.gradients import GradientExchange
 from raycloud.sync.loopback import Loopback
+from raycloud.sync.strategy import AllReduce
 from raycloud.sync.transport import Abandoned
 from tests.crew import (
     Crew,
@@ -232,7 +233,9 @@ def test_connecting_again_after_whole_steps_keeps_the_buffers() -> None:
 def test_the_scale_is_asked_once_when_a_gradient_is_there_or_before_any_other_is_sent() -> None:
     model = Rooms()
     asked: list[None] = []
-    exchange = GradientExchange(list(model.named_parameters()), bucket_bytes=16)
+    exchange = GradientExchange(
+        list(model.named_parameters()), bucket_bytes=16, strategy=AllReduce()
+    )
 
     def half() -> float:
         asked.append(None)
@@ -252,7 +255,9 @@ def test_the_scale_is_asked_once_when_a_gradient_is_there_or_before_any_other_is
 
 
 def test_launch_without_arm_is_our_own_fault() -> None:
-    exchange = GradientExchange(list(Rooms().named_parameters()), bucket_bytes=16)
+    exchange = GradientExchange(
+        list(Rooms().named_parameters()), bucket_bytes=16, strategy=AllReduce()
+    )
     with pytest.raises(InternalError, match="arm"):
         exchange.launch()
 
@@ -268,7 +273,9 @@ def test_whether_all_hold_the_next_change_is_known_with_the_gradients(dtype: tor
 
 
 def test_a_change_that_comes_while_gradients_are_computed_is_still_told() -> None:
-    exchange = GradientExchange(list(Rooms().named_parameters()), bucket_bytes=16)
+    exchange = GradientExchange(
+        list(Rooms().named_parameters()), bucket_bytes=16, strategy=AllReduce()
+    )
     assert len(exchange.buckets) > 1
     holds = []
     exchange.arm(lambda: 1.0, lambda: bool(holds))
@@ -289,9 +296,8 @@ def test_bytes() -> None:
     numbers = sum(p.numel() for p in crew.models[0].parameters())
     assert crew.exchanges[0].gradient_bytes == numbers * 8
     (sent, _) = crew.collect()
-    assert sent.bytes_sent == ring_bytes(
-        (numbers + 6 + 3) * 8, 2
-    )  # one number a parameter, three in all
+    flags = (3 + 6) * 4  # three, and one a parameter
+    assert sent.bytes_sent == ring_bytes(numbers * 8, 2) + ring_bytes(flags, 2)
 
 
 def test_where_one_has_not_sent_its_part_nobody_goes_on_with_the_sum() -> None:
@@ -330,5 +336,5 @@ def test_what_is_copied_goes_where_there_is_room_and_can_be_shown_again() -> Non
     exchange.clear()
     for bucket in exchange.buckets:
         bucket.flat.zero_()
-    exchange.show(copies)
+    exchange.install_gradients(copies)
     assert_same(crew.models[0], reference(dealt))

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from raycloud.errors import TaskError
 from raycloud.sync.gradients import GradientExchange
+from raycloud.sync.strategy import AllReduce
 from tests.lockstep import never
 
 
@@ -27,7 +28,7 @@ class Recomputed(nn.Module):
 
 def exchange(model: nn.Module) -> GradientExchange:
     """Its gradients, ready for the step's last backward pass."""
-    made = GradientExchange(list(model.named_parameters()), bucket_bytes=64)
+    made = GradientExchange(list(model.named_parameters()), bucket_bytes=64, strategy=AllReduce())
     made.arm(lambda: 1.0)
     return made
 

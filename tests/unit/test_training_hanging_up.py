@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -110,10 +111,10 @@ def test_what_is_met_when_it_is_withdrawn_already_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     met: list[Transport] = []
-    monkeypatch.setattr(member, "leave", met.extend)
     job = asked(tmp_path)
     fellows = Fellows(tmp_path / "kept", job, 2, joining=0)
     for one in fellows.members:
+        one._host = replace(one._host, leave=met.extend)
         life = one._life
         assert life is not None
         monkeypatch.setattr(life, "meet", partial(meet_all_the_same, life.meet))
