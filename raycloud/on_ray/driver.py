@@ -56,19 +56,21 @@ def drive(session: Session) -> Run:
         origin = origin or origin_of(session, store)
         session.directory.write_job(session.written)
         session = replace(session, mark=mark)
-        cluster = RayCluster(session, keeper, nodes, origin.manifest, lambda: recorder.written)
-        records = RunRecords(session, recorder, outlets, store, origin.manifest, cluster.lines)
-        control = Control(session.settings(origin, recorder.tally, cluster.room))
-        start = _Start(
-            session=session,
-            driver=Driver(control, cluster, records, session.clock.monotonic_s),
-            cluster=cluster,
-            records=records,
-            keeper=keeper,
-            taken=taken,
-            known={"origin": origin.manifest and origin.manifest.to_bytes()},
-        )
-        return start.run((*origin.opening, *told))
+        with contextlib.closing(
+            RayCluster(session, keeper, nodes, origin.manifest, lambda: recorder.written)
+        ) as cluster:
+            records = RunRecords(session, recorder, outlets, store, origin.manifest, cluster)
+            control = Control(session.settings(origin, recorder.tally, cluster.room))
+            start = _Start(
+                session=session,
+                driver=Driver(control, cluster, records, session.clock.monotonic_s),
+                cluster=cluster,
+                records=records,
+                keeper=keeper,
+                taken=taken,
+                known={"origin": origin.manifest and origin.manifest.to_bytes()},
+            )
+            return start.run((*origin.opening, *told))
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What a start of a run keeps: its log, its ledger, and the manifests of its checkpoints."""
+"""Manifests of checkpoints: made of what members have written, published, and found again."""
 
 from __future__ import annotations
 

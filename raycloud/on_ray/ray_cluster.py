@@ -18,7 +18,6 @@ from raycloud.on_ray.sources import Sources
 from raycloud.planning.plan import Plan, make
 from raycloud.sync.rendezvous import Rendezvous
 from raycloud.training.meeting import Meeting
-from raycloud.training.words import Word
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from raycloud.on_ray.tenure import Tenure
     from raycloud.planning.inventory import Inventory
     from raycloud.training.journal import Lines
+    from raycloud.training.words import Word
 
 
 class RayCluster:
@@ -58,9 +58,10 @@ class RayCluster:
         self._written = written
         worker = session.job.resources.worker
         self._outside = Outside(nodes, worker, session.directory, session.clock, session.stop)
-        self._fleet = Fleet(worker, session.clock, keeper)
         self._sources = Sources(session, keeper)
         self._rendezvous = Rendezvous(ray.util.get_node_ip_address(), session.clock)
+        self._fleet = Fleet(worker, session.clock, keeper)
+        self._closed = False
         self._ready: dict[int, MemberReady] = {}
         self._untold: list[Event] = []
         self.plan: Plan | None = None
@@ -170,12 +171,10 @@ class RayCluster:
         untold, self._untold = self._untold, []
         told = self._fleet.poll(0.0 if untold else timeout_s, self._written())
         self._keeper.check()  # before any of it is written
-        told = [*untold, *told, *self._outside.poll(self._placed), *self._sources.poll()]
-        for one in told:
-            self._see(one.event if isinstance(one, Word) else one)
-        return told
+        return [*untold, *told, *self._outside.poll(self._placed), *self._sources.poll()]
 
-    def _see(self, event: Event) -> None:
+    def see(self, event: Event) -> None:
+        """An event is in the log: remember what it says of members, data and machines."""
         self._sources.on(event)
         match event:
             case MemberReady():
@@ -198,6 +197,8 @@ class RayCluster:
         return self._fleet.lines()
 
     def close(self) -> None:
-        """End all members, and the pipeline."""
-        self._fleet.close()
-        self._rendezvous.close()
+        """End all members, and the pipeline; once."""
+        if not self._closed:
+            self._closed = True
+            self._fleet.close()
+            self._rendezvous.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from raycloud.commands import Publish
     from raycloud.events import Event
     from raycloud.on_ray.outlets import Outlets
+    from raycloud.on_ray.ray_cluster import RayCluster
     from raycloud.on_ray.session import Session
     from raycloud.report.recorder import Recorder
-    from raycloud.training.journal import Lines
 
 
 class RunRecords:
@@ -30,7 +30,7 @@ class RunRecords:
         outlets: Trackers, and the members' own logs.
         store: Where checkpoints are.
         origin: The checkpoint with which this start began; None: there is none.
-        lines: Gives what members' own logs have said since it was last called.
+        cluster: Gives what members' own logs have said, and sees what is logged.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class RunRecords:
         outlets: Outlets,
         store: Store,
         origin: Manifest | None,
-        lines: Callable[[], Sequence[Lines]],
+        cluster: RayCluster,
     ) -> None:
         """Keep nothing yet."""
-        self._recorder, self._outlets, self._lines = recorder, outlets, lines
+        self._recorder, self._outlets, self._cluster = recorder, outlets, cluster
         self._observer = session.observer
         self._store, self._origin = store, origin
         self._publishing = Publishing(store, session)
@@ -55,9 +55,10 @@ class RunRecords:
 
     def log(self, event: Event, word: tuple[int, int] | None = None) -> None:
         """See `Records.log`."""
-        event = for_the_log(event)
-        self._recorder.record(event, word)
-        self._observer(event)
+        told = for_the_log(event)
+        self._recorder.record(told, word)
+        self._observer(told)
+        self._cluster.see(event)
 
     def add_to_ledger(self, records: Sequence[Mapping[str, Any]]) -> None:
         """See `Records.add_to_ledger`."""
@@ -76,7 +77,7 @@ class RunRecords:
     def results(self) -> list[Event]:
         """See `Records.results`."""
         self._recorder.keep_up()
-        return [*self._publishing.poll(), *self._outlets.poll(self._lines())]
+        return [*self._publishing.poll(), *self._outlets.poll(self._cluster.lines())]
 
     def end(self, wait_s: float) -> None:
         """Ask the store for nothing more; what is under way may end within so long."""
@@ -100,7 +101,7 @@ class RunRecords:
             predicted: What the last plan said of a step.
             at_once: Whoever watches wants it to end now.
         """
-        for notice in self._outlets.poll(self._lines()):
+        for notice in self._outlets.poll(self._cluster.lines()):
             self.log(notice)
         for notice in self._outlets.close(status, at_once=at_once):
             self.log(notice)

@@ -109,7 +109,7 @@ def held(
 def _found(session: Session, recorder: Recorder, tenure: Tenure) -> tuple[Takeover | None, str]:
     """The members to go on with; or why there are none."""
     known, actors, collators = tenure.found()
-    if "pipeline" not in known:
+    if "pipeline" not in (known or {}):  # a keeper of an older version says None
         return None, "they had not begun"
     for name, value in _alike(session).items():
         if known[name] != value:

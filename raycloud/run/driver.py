@@ -108,7 +108,12 @@ class Records(Protocol):
         ...
 
     def log(self, event: Event, word: tuple[int, int] | None) -> None:
-        """Keep an event; `word` says whose word it was and which, where a member said it."""
+        """Keep an event, before control hears of it.
+
+        Args:
+            event: It.
+            word: Whose word it was, and which, where a member said it.
+        """
         ...
 
     def add_to_ledger(self, records: Sequence[Mapping[str, Any]]) -> None:

@@ -104,7 +104,7 @@ class Flags:
                 none at all, so that an optimizer skips those that it skips in a single process.
         """
         told = [float(behind), 0.0, float(late), *map(float, used)]
-        self.message.copy_(torch.tensor(told))
+        self.message.copy_(torch.tensor(told), non_blocking=True)  # else a GPU is waited for
         self.message[1] = astray
 
     def read(self, numbers: Sequence[float]) -> tuple[bool, bool, bool, list[Sequence[float]]]:

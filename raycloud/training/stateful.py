@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 Entry = TypeVar("Entry")
 
-FORMAT = "format"  # its number, among the values of a part that has a name
+_PARTS = "parts"  # among a checkpoint's values: those of parts that have a name, by that
+_FORMAT = "format"  # among these: its number
 _HINT = "resume with the task and the version of raycloud that the run was started with"
 
 
@@ -55,9 +56,13 @@ class Stateful:
     Parts commit in the order of the list, so a later one finds what an earlier one has changed.
     All members commit the same steps, some later than others, and must end with the same bits.
 
+    A member that catches up commits older steps, each with its `sums`, while a newer one may be
+    staged, and it `load`s in a thread of its own, before it has committed any.
+
     Attributes:
         name: What its state is called in a checkpoint; empty: its entries have whole names.
-        format: Of its state; to be raised where what it says is read in another way.
+        format: Of its state. A state of another number is refused: whoever raises it and is to read
+            older ones, too, gives the part another name, and a second part that reads those.
     """
 
     name = ""
@@ -99,6 +104,9 @@ class Stateful:
 
     def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
         """Become the state that these describe; the tensors may be kept."""
+
+    def begin(self) -> None:
+        """A state without this part was loaded: begin from what the parts before it hold now."""
 
 
 # Makes further parts of each replica, which are committed after its own, in this order.
@@ -150,7 +158,7 @@ class History(Stateful):
 class ReplicaState:
     """The list of parts, as named tensors and plain values, and back.
 
-    Tensors of a part with a name are called `<name>/<theirs>`, and its values stand below its name.
+    Tensors of a part with a name are called `<name>/<theirs>`; its values stand under that name.
 
     Args:
         parts: They, in the order in which they commit.
@@ -165,11 +173,12 @@ class ReplicaState:
         """Give each name to one part.
 
         Raises:
-            ValueError: Two have the same.
+            ValueError: Two have the same, or one is none.
         """
         names = [part.name for part in parts if part.name]
-        if len({*names, *_WHOLE}) < len(names) + len(_WHOLE):
-            raise ValueError(f"parts of a replica need names of their own, not {names}")
+        taken = len({*names, *_WHOLE}) < len(names) + len(_WHOLE)
+        if taken or any("/" in name for name in names):
+            raise ValueError(f"parts of a replica need names of their own, without /: {names}")
         self.parts = tuple(parts)
         self.beside: Mapping[str, Any] = {}
 
@@ -184,10 +193,13 @@ class ReplicaState:
     def values(self) -> dict[str, Any]:
         """See `Stateful.values`."""
         found: dict[str, Any] = {}
+        named: dict[str, Any] = {}
         for part in self.parts:
-            own = part.values()
-            found |= {part.name: {FORMAT: part.format, **own}} if part.name else own
-        return {**found, **self.beside}
+            if part.name:
+                named[part.name] = {**part.values(), _FORMAT: part.format}
+            else:
+                found |= part.values()
+        return {**found, **({_PARTS: named} if named else {}), **self.beside}
 
     def is_buffer(self, name: str) -> bool:
         """See `Stateful.moves`."""
@@ -213,31 +225,28 @@ class ReplicaState:
             TaskError: Names what differs.
             CheckpointError: It says of a part what no version before this one has said.
         """
+        named = values.get(_PARTS, {})
         known = {*_WHOLE, *(part.name for part in self.parts)}
-        for name in shapes:
-            if (of := name.partition("/")[0]) not in known:
-                raise TaskError(
-                    f"the checkpoint has state of {of!r}, which this run has not", hint=_HINT
-                )
+        if strange := {*named, *(name.partition("/")[0] for name in shapes)} - known:
+            raise TaskError(
+                f"the checkpoint has state of {min(strange)!r}, which this run has not", hint=_HINT
+            )
         for part in self.parts:
             if not part.name:
                 part.check_fits(_of(part, shapes), values)
-                continue
-            own = values.get(part.name)
-            if own is None:
-                continue
-            if own[FORMAT] != part.format:
-                raise CheckpointError(
-                    f"the checkpoint has state of {part.name!r} in format {own[FORMAT]!r}, not "
-                    f"{part.format}",
-                    hint=_HINT,
-                )
-            part.check_fits(_of(part, shapes), own)
+            elif (own := named.get(part.name)) is not None:
+                if own[_FORMAT] != part.format:
+                    raise CheckpointError(
+                        f"the checkpoint has state of {part.name!r} in format {own[_FORMAT]!r}, "
+                        f"not {part.format}",
+                        hint=_HINT,
+                    )
+                part.check_fits(_of(part, shapes), own)
 
     def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
         """Become the state that `tensors` and `values` describe.
 
-        A part that they do not know is as it was made: it came with a later version.
+        A part that they do not know begins from what those before it hold now.
 
         Raises:
             TaskError: It is not of this model or these parts: nothing has changed. Or the task's
@@ -246,10 +255,11 @@ class ReplicaState:
         """
         self.check_fits({name: tuple(t.shape) for name, t in tensors.items()}, values)
         for part in self.parts:
-            if not part.name:
-                part.load(_of(part, tensors), values)
-            elif part.name in values:
-                part.load(_of(part, tensors), values[part.name])
+            own = values.get(_PARTS, {}).get(part.name) if part.name else values
+            if own is None:
+                part.begin()
+            else:
+                part.load(_of(part, tensors), own)
 
 
 _WHOLE = ("model", "optimizer", "held")  # how whole names of tensors begin

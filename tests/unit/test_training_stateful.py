@@ -49,6 +49,11 @@ class Average(Stateful):
         for name, mean in self._mean.items():
             mean.copy_(tensors[name])
 
+    def begin(self) -> None:
+        self.commits = 0
+        for name, mean in self._mean.items():
+            mean.copy_(self._live[name].detach())
+
 
 @pytest.fixture(autouse=True)
 def _added() -> Iterator[None]:
@@ -65,7 +70,7 @@ def averages(state: ReplicaState) -> dict[str, torch.Tensor]:
 def apart(one: Replica, other: Replica) -> float:
     mine, theirs = averages(one.state), averages(other.state)
     assert mine.keys() == theirs.keys()
-    assert one.state.values()["average"] == other.state.values()["average"]
+    assert one.state.values()["parts"] == other.state.values()["parts"]
     return max(float((mine[name] - theirs[name]).abs().max()) for name in mine)
 
 
@@ -80,7 +85,7 @@ def test_it_is_part_of_each_step_also_where_a_member_dies(during: str) -> None:
             several.step(step)
     reference = alone.replicas[0]
     assert all(apart(replica, reference) < EXACT for replica in several.replicas)
-    assert reference.state.values()["average"] == {"format": 1, "commits": 6}
+    assert reference.state.values()["parts"] == {"average": {"format": 1, "commits": 6}}
     model = dict(reference.model.named_parameters())
     held = averages(reference.state)
     assert max(float((held[f"average/{n}"] - p).detach().abs().max()) for n, p in model.items()) > 0
@@ -94,7 +99,7 @@ def test_a_step_that_does_not_count_is_none_of_its() -> None:
     fleet.replicas[0].discard()
     now = averages(fleet.replicas[0].state)
     assert all(torch.equal(now[name], before[name]) for name in before)
-    assert fleet.replicas[0].state.values()["average"]["commits"] == 1
+    assert fleet.replicas[0].state.values()["parts"]["average"]["commits"] == 1
 
 
 def finished(fellows: Fellows, folder: Path, *members: int) -> list[Replica]:
@@ -138,21 +143,34 @@ def test_those_that_go_back_have_it_from_the_checkpoint(
     assert apart(first, undisturbed) < EXACT
 
 
-def test_a_state_from_before_it_leaves_it_as_it_is_and_another_is_refused() -> None:
+def test_where_a_state_does_not_know_it_it_begins_from_the_weights_that_come() -> None:
+    """Also where it has committed since: those that go back and those that come are alike."""
     fleet = Fleet(job(), NetTask(), (8,))
     fleet.step(0)
-    state = fleet.replicas[0].state
+    replica = fleet.replicas[0]
+    tensors = {n: t.clone() for n, t in replica.state.tensors().items() if "average" not in n}
+    values = {k: v for k, v in replica.state.values().items() if k != "parts"}
+    fleet.step(1)
+    replica.state.load(tensors, values)
+    held = averages(replica.state)
+    assert all(torch.equal(t, tensors[n.replace("average", "model")]) for n, t in held.items())
+    assert replica.state.values()["parts"]["average"]["commits"] == 0
+
+
+def test_state_of_another_part_or_format_is_refused() -> None:
+    state = Fleet(job(), NetTask(), (8,)).replicas[0].state
     tensors, values = state.tensors(), state.values()
-    older = {name: t for name, t in tensors.items() if not name.startswith("average/")}
-    state.load(older, {k: v for k, v in values.items() if k != "average"})
-    assert state.values() == values
+    for shown, told in (
+        ({**tensors, "median/weight": torch.zeros(1)}, {}),
+        (tensors, {"median": {"format": 1}}),
+    ):
+        with pytest.raises(TaskError, match="state of 'median', which this run has not"):
+            state.load(shown, {**values, "parts": {**values["parts"], **told}})
     with pytest.raises(CheckpointError, match="'average' in format 2, not 1"):
-        state.load(tensors, {**values, "average": {"format": 2}})
-    with pytest.raises(TaskError, match="state of 'median', which this run has not"):
-        state.load({**tensors, "median/weight": torch.zeros(1)}, values)
+        state.load(tensors, {**values, "parts": {"average": {"format": 2}}})
     assert state.values() == values
-    for taken in ("average", "model"):
-        twice = Stateful()
-        twice.name = taken
+    for taken in ("average", "model", "a/b"):
+        another = Stateful()
+        another.name = taken
         with pytest.raises(ValueError, match="names of their own"):
-            ReplicaState((*state.parts, twice))
+            ReplicaState((*state.parts, another))
