@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -197,3 +199,17 @@ def test_collators_that_find_no_place_are_waited_for_together(monkeypatch: pytes
     assert Crew(SystemClock()).start(5, "p", None) == ()
     assert removed == [*range(5)]
     assert time.monotonic() - began_s < 2.0
+
+
+def test_a_start_on_an_embedded_ray_loads_no_code_of_takeover() -> None:
+    """What a driver is put together from does not; what it is held by there is a plain keeper."""
+    asked = (
+        "import sys; from raycloud.clock import SystemClock; from raycloud.on_ray import driver; "
+        "from types import SimpleNamespace; "
+        "session = SimpleNamespace(clock=SystemClock()); "
+        "held = driver._held(session, None, outlives=False); "
+        "print(type(held.__enter__()[0]).__name__, sorted(m for m in sys.modules "
+        "if m in ('raycloud.on_ray.takeover', 'raycloud.on_ray.tenure')))"
+    )
+    told = subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True)
+    assert told.stdout.decode() == "Keeper []\n"
