@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from raycloud.bounded import json_value, read_whole
 from raycloud.data.block import publish, write_all
 from raycloud.data.index import Input
-from raycloud.errors import RaycloudError, RunDirectoryError
+from raycloud.errors import MachineError, RaycloudError, RunDirectoryError
 from raycloud.events import DataPrepared, Noticed
 from raycloud.on_ray.keeper import Opaque
 from raycloud.on_ray.pipeline import PipelineConfig
@@ -165,7 +165,11 @@ def read_known(file: Path) -> tuple[Input, ...]:
 
 
 def write_known(file: Path, job: Job, inputs: tuple[Input, ...]) -> None:
-    """Keep the inputs of a run, all of them or what was there."""
+    """Keep the inputs of a run, all of them or what was there.
+
+    Raises:
+        MachineError: They cannot be written.
+    """
     data = job.data.model_dump(mode="json")
     record = {
         "format": FORMAT,
@@ -178,4 +182,10 @@ def write_known(file: Path, job: Job, inputs: tuple[Input, ...]) -> None:
         "inputs": [asdict(one) for one in inputs],
     }
     text = json.dumps(record, indent=1).encode()
-    publish(file, lambda draft: write_all(draft, text))
+    try:
+        publish(file, lambda draft: write_all(draft, text))
+    except OSError as error:
+        raise MachineError(
+            f"{file} cannot be written: {error.strerror}",
+            hint="free space there, or give another --run-dir",
+        ) from error

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from raycloud.errors import CheckpointError
+from raycloud.errors import CheckpointError, MachineError
 from raycloud.events import RolledBack
 from raycloud.on_ray.manifests import found_back
+from raycloud.on_ray.sources import write_known
+from raycloud.spec import Job
 from tests.checkpoints import damage, memory_store, save
 
 
@@ -55,3 +59,11 @@ def test_one_before_this_start_is_left_to_another_start() -> None:
     with pytest.raises(CheckpointError, match="no checkpoint from step 20 on is sound") as caught:
         found_back(store, origin)
     assert "--resume" in (caught.value.hint or "")
+
+
+def test_inputs_that_cannot_be_written_down_name_the_file(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    file = tmp_path / "taken" / "data.json"
+    with pytest.raises(MachineError, match=r"data\.json cannot be written: ") as told:
+        write_known(file, Job(task="noise:Noise", steps=1), ())
+    assert "--run-dir" in told.value.hint
