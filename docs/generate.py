@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import state_machine
 from pictures import PICTURES
-from raycloud.control import diagram
 from raycloud.spec import reference
 
 DOCS = Path(__file__).resolve().parent
@@ -16,7 +16,7 @@ DOCS = Path(__file__).resolve().parent
 PAGES: tuple[tuple[Path, Callable[[], str]], ...] = (
     (DOCS / "job-reference.md", reference.render_reference),
     (DOCS / "job.schema.json", reference.render_schema),
-    (DOCS / "state-machine.md", diagram.render),
+    (DOCS / "state-machine.md", state_machine.render),
     *((DOCS / "pictures" / f"{name}.svg", draw) for name, draw in PICTURES.items()),
 )
 

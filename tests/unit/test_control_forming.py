@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import MemberState, Phase
-from raycloud.control.diagram import render
 from raycloud.errors import InternalError, SpecError
 from tests.control_events import ready
 from tests.control_job import control, formed, of, only, report
-
-PAGE = Path(__file__).parents[2] / "docs" / "state-machine.md"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +124,3 @@ def test_an_illegal_event_names_event_member_and_state():
     job.start(0.0)
     with pytest.raises(InternalError, match="MemberDone is illegal: member 1 is SPAWNING"):
         job.on(e.MemberDone(member=1, step=0), 0.0)
-
-
-def test_the_page_is_drawn_from_the_tables():
-    assert PAGE.read_text() == render(), "run `python docs/generate.py`"
