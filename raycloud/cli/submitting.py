@@ -6,9 +6,8 @@ import json
 import secrets
 import shlex
 import sys
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,10 +27,10 @@ from raycloud.clock import SystemClock
 
 if TYPE_CHECKING:
     from raycloud.on_ray.jobs_client import JobsClient
-    from raycloud.packing import Package
+    from raycloud.packing.working_dir import WorkingDir
     from raycloud.spec.job import Job
 
-_FORMAT = 1  # of what --json says
+_FORMAT = 2  # of what --json says
 _RESTARTS = 3
 _STOPPED = 130
 _MOST_TOLD = 10
@@ -88,19 +87,18 @@ def submit(
     with errors_told(debug=debug):
         if as_json and not dry_run:
             raise typer.BadParameter("goes with --dry-run", param_hint="--json")
+        from raycloud.on_ray import submission
         from raycloud.packing import job as packing
 
         root = packing.working_dir_of(job, working_dir)
         asked = load(job, overrides)
-        package = packing.pack_job(asked, job, root)
+        found = packing.survey_for(asked, job, root, submission.packed_by_ray)
         if dry_run:
-            _say_contents(package, as_json=as_json)
+            _say_contents(found, as_json=as_json)
             return
-        _say_left(package)
-        from raycloud.on_ray import submission
-
+        _say_left(found)
         jobs = submission.client(address, insecure=insecure)
-        name = _send(jobs, asked, job, package, overrides=overrides or [], restarts=restarts)
+        name = _send(jobs, asked, job, found, overrides=overrides or [], restarts=restarts)
         typer.echo(name)
         back = _ways_back(name, jobs.get_address(), insecure=insecure)
         if detach:
@@ -113,38 +111,27 @@ def _send(
     jobs: JobsClient,
     asked: Job,
     job: Path,
-    package: Package,
+    found: WorkingDir,
     *,
     overrides: list[str],
     restarts: int,
 ) -> str:
-    """Send a package and start its job; returns the submission's id."""
+    """Send a working directory and start its job; returns the submission's id."""
     from raycloud.on_ray import submission
     from raycloud.on_ray.registry import Registration
     from raycloud.packing import job as packing
 
     name = packing.submission_id(asked.name, SystemClock().unix_s(), secrets.token_hex(2))
     where = packing.run_dir_of(name)
-    command = packing.entrypoint(
-        job, package.survey.root, name, overrides=overrides, restarts=restarts
+    command = packing.entrypoint(job, found.root, name, overrides=overrides, restarts=restarts)
+    typer.echo(f"sending {_total(found)}, to {jobs.get_address()}", err=True)
+    return submission.submit(
+        jobs,
+        found,
+        submission_id=name,
+        entrypoint=command,
+        metadata=Registration(run=name, job=asked.name, directory=where).to_metadata(),
     )
-    with tempfile.TemporaryDirectory(prefix="raycloud-") as folder:
-        file = Path(folder) / "package.zip"
-        file.write_bytes(package.data)
-        typer.echo(
-            f"sending {_size(package.size_bytes)}, {len(package.survey.files)} files, to "
-            f"{jobs.get_address()}",
-            err=True,
-        )
-        return submission.submit(
-            jobs,
-            submission.Submission(
-                id=name,
-                entrypoint=command,
-                package=file,
-                metadata=Registration(run=name, job=asked.name, directory=where).to_metadata(),
-            ),
-        )
 
 
 def _followed(jobs: JobsClient, name: str, back: str, *, plain: bool) -> int:
@@ -176,39 +163,40 @@ def _ways_back(name: str, address: str, *, insecure: bool) -> str:
     )
 
 
-def _say_left(package: Package) -> None:
-    told = package.told
-    for left in told[:_MOST_TOLD]:
-        typer.echo(f"stays here: {left.path} ({left.reason})", err=True)
+def _say_left(found: WorkingDir) -> None:
+    told = list(found.told.items())
+    for path, reason in told[:_MOST_TOLD]:
+        _say_stays(path, reason)
     if len(told) > _MOST_TOLD:
         more = len(told) - _MOST_TOLD
         typer.echo(f"stays here: {more} more; --dry-run shows all", err=True)
 
 
-def _say_contents(package: Package, *, as_json: bool) -> None:
+def _say_contents(found: WorkingDir, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(_record_of(package), indent=2))
+        record = {
+            "format": _FORMAT,
+            "working_dir": str(found.root),
+            "files": [{"path": path, "bytes": size} for path, size in found.sizes.items()],
+            "left": [{"path": path, "reason": reason} for path, reason in found.left.items()],
+            "total_bytes": sum(found.sizes.values()),
+        }
+        typer.echo(json.dumps(record, indent=2))
         return
-    for file in package.survey.files:
-        typer.echo(f"{_size(file.size_bytes):>10}  {file.path}")
-    for left in package.survey.left:
-        typer.echo(f"stays here: {left.path} ({left.reason})", err=True)
-    typer.echo(
-        f"{_size(package.size_bytes):>10}  in all, packed; {len(package.survey.files)} files"
-    )
+    for path, size in found.sizes.items():
+        typer.echo(f"{_size(size):>10}  {path}")
+    for path, reason in found.left.items():
+        _say_stays(path, reason)
+    typer.echo(f"in all, before Ray packs them: {_total(found)}")
 
 
-def _record_of(package: Package) -> dict[str, Any]:
-    """What would travel and what would not, as JSON-ready values; all sizes in bytes."""
-    files = package.survey.files
-    return {
-        "format": _FORMAT,
-        "working_dir": str(package.survey.root),
-        "files": [{"path": file.path, "bytes": file.size_bytes} for file in files],
-        "left": [{"path": left.path, "reason": left.reason} for left in package.survey.left],
-        "total_bytes": sum(file.size_bytes for file in files),
-        "packed_bytes": package.size_bytes,
-    }
+def _say_stays(path: str, reason: str) -> None:
+    shown = path.encode(errors="replace").decode()
+    typer.echo(f"stays here: {shown} ({reason})", err=True)
+
+
+def _total(found: WorkingDir) -> str:
+    return f"{_size(sum(found.sizes.values()))}, {len(found.sizes)} files"
 
 
 def _size(size_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""A job made ready to be sent: its package, the command that runs it there, its id."""
+"""A job made ready for a cluster: what must not be sent, what must travel, its command, its id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raycloud.errors import SpecError
-from raycloud.packing.archive import Package, pack
+from raycloud.packing.working_dir import Walk, WorkingDir, survey
 from raycloud.spec.load import overriding_secrets, written_secrets
 from raycloud.spec.mistakes import Mistake, refusal
 from raycloud.spec.secrets import literal
@@ -28,7 +28,7 @@ _PATTERN = re.compile(r"[*?\[]")
 
 
 def working_dir_of(job_file: Path, asked: Path | None) -> Path:
-    """The directory to pack: the one asked for, the current one if it holds the job, or the job's.
+    """The directory that travels: the one asked for, else the current one or the job's.
 
     Relative paths in a job start at the current directory, so that one comes first.
     """
@@ -38,29 +38,37 @@ def working_dir_of(job_file: Path, asked: Path | None) -> Path:
     return here if job_file.resolve().is_relative_to(here) else job_file.resolve().parent
 
 
-def pack_job(job: Job, job_file: Path, root: Path) -> Package:
-    """Pack a working directory for a job, and see that the job can be found in it.
+def survey_for(job: Job, job_file: Path, root: Path, walk: Walk) -> WorkingDir:
+    """Look through a working directory, and see that the job can be found in it.
 
     Args:
         job: As it was loaded, with relative paths as they were written, and `${NAME}` for secrets.
         job_file: Its file.
         root: The working directory.
+        walk: How Ray goes through it.
 
     Raises:
-        SpecError: The job or its file holds a secret; the directory cannot be packed, or what the
-            job needs of it does not travel.
+        SpecError: The job or its file holds a secret; the directory cannot travel, or what the job
+            needs of it does not.
     """
     _check_secrets([*literal(job.model_dump()), *written_secrets(job_file)])
+    path = job.checkpoint.path
+    if path is not None and _is_relative(path):
+        raise SpecError(
+            "checkpoint.path",
+            path,
+            "would lie in the unpacked package, which Ray removes",
+            hint="write a path of the cluster from its root or a URL, or leave it out: checkpoints "
+            f"are then kept in ~/{RUNS} there",
+        )
     cache = job.data.cache.path
+    also = {(root / cache).resolve()} if cache and _is_relative(str(cache)) else set()
+    found = survey(root, walk, also=also)
     task = TaskReference.parse(str(job.task)).file
-    _check_checkpoints(job)
-    package = pack(
-        root,
-        needed=[job_file, *([task] if task else [])],
-        also=(root / cache,) if cache and _is_relative(str(cache)) else (),
-    )
-    _check_data(job, package)
-    return package
+    for needed in (job_file, *([task] if task else [])):
+        check_travels(needed, found)
+    _check_data(job, found)
+    return found
 
 
 def entrypoint(
@@ -101,11 +109,7 @@ def submission_id(name: str, unix_s: float, salt: str) -> str:
 
 
 def _check_secrets(found: Iterable[tuple[str, str]]) -> None:
-    """Refuse a job that holds a secret itself.
-
-    Raises:
-        SpecError: For these fields, given with what may be shown of them.
-    """
+    """Refuse a job that holds a secret itself, in these fields, given with what may be shown."""
     if fields := dict(found):
         raise refusal(
             [
@@ -123,31 +127,45 @@ def _check_secrets(found: Iterable[tuple[str, str]]) -> None:
         )
 
 
-def _check_checkpoints(job: Job) -> None:
-    path = job.checkpoint.path
-    if path is not None and _is_relative(path):
+def check_travels(path: Path, found: WorkingDir) -> None:
+    """See that a file travels that the job cannot start without."""
+    place = path.absolute()
+    resolved = place.parent.resolve() / place.name  # a link keeps its own name
+    if not resolved.is_relative_to(found.root):
         raise SpecError(
-            "checkpoint.path",
-            path,
-            "would lie in the unpacked package, which Ray removes",
-            hint="write a path of the cluster from its root or a URL, or leave it out: checkpoints "
-            f"are then kept in ~/{RUNS} there",
+            "--working-dir",
+            str(found.root),
+            f"does not hold {place}, which the job needs",
+            hint="name a directory that holds both with --working-dir",
         )
+    inner = resolved.relative_to(found.root).as_posix()
+    if inner in found.sizes:
+        return
+    reason = found.why_left(inner)
+    raise SpecError(
+        "--working-dir",
+        inner,
+        f"is needed by the job and does not travel: {reason}",
+        hint="take the secret out of it and read it from the environment"
+        if "looks like" in reason
+        else "rename it, or take it out of the ignore file",
+    )
 
 
-def _check_data(job: Job, package: Package) -> None:
+def _check_data(job: Job, found: WorkingDir) -> None:
     path = job.data.path
     if path is None or not _is_relative(str(path)):
         return
     inner = _before_pattern(path)
     folder = f"{inner}/" if inner else ""
-    if any(f"{file.path}/".startswith(folder) for file in package.survey.files):
+    if any(f"{name}/".startswith(folder) for name in found.sizes):
         return
-    reason = package.survey.why_left(inner) or package.survey.why_left(f"{inner}/")
+    outside = inner.startswith("..") or not (found.root / inner).exists()
     raise SpecError(
         "data.path",
         str(path),
-        f"is a place on this machine that does not travel: {reason or 'not in the working dir'}",
+        "is a place on this machine that does not travel: "
+        + ("not in the working dir" if outside else found.why_left(inner)),
         hint="put the data where the cluster reads it, and write that path or URL",
     )
 

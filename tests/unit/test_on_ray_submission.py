@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
 import ssl
+import zipfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,15 @@ from raycloud.on_ray.endpoint import Endpoint
 from raycloud.on_ray.jobs_client import JobsClient
 from raycloud.on_ray.submission import (
     Patience,
-    Submission,
     Watch,
     client,
     exit_code,
     log_lines,
     outcome,
+    packed_by_ray,
     submit,
 )
+from raycloud.packing.working_dir import survey
 from tests.jobs_server import LOG, Api, certificate_at, serving
 
 TOKEN = "0f" * 32
@@ -46,19 +48,28 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".netrc").chmod(0o600)
 
 
-def test_the_package_arrives_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_checked_arrives_packed_by_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    package = tmp_path / "package.zip"
-    package.write_bytes(b"PK and what follows" * 1000)
+    project = tmp_path / "project"
+    project.mkdir()
+    for name in ("a.py", ".env", "server.pem"):
+        (project / name).write_text("x")
+    found = survey(project, packed_by_ray)
     with serving(Api(token=TOKEN)) as api:
-        asked = Submission(
-            id="x-1", entrypoint="raycloud train", package=package, metadata={"raycloud.run": "x"}
-        )
         for _ in range(2):
-            assert submit(client(api.url), asked) == "x-1"
-    assert list(api.packages.values()) == [package.read_bytes()]
-    (name,) = api.packages
-    assert hashlib.sha1(package.read_bytes()).hexdigest() in name
+            sent = submit(
+                client(api.url),
+                found,
+                submission_id="x-1",
+                entrypoint="raycloud train",
+                metadata={"raycloud.run": "x"},
+            )
+            assert sent == "x-1"
+    ((name, package),) = api.packages.items()
+    with zipfile.ZipFile(io.BytesIO(package)) as archive:
+        assert archive.namelist() == ["a.py"]
     first, second = api.submitted
     assert first == second
     assert first["runtime_env"]["working_dir"] == f"gcs://{name}"

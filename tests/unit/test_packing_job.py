@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-import io
 import shlex
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from raycloud.errors import SpecError
-from raycloud.packing import Package
-from raycloud.packing.job import entrypoint, pack_job, submission_id, working_dir_of
+from raycloud.on_ray.submission import packed_by_ray
+from raycloud.packing.job import entrypoint, submission_id, survey_for, working_dir_of
+from raycloud.packing.working_dir import WorkingDir
 from raycloud.spec import SpecErrors, load_job
 
 ROOT = Path(__file__).parents[2]
 
 
-def packed(root: Path, job: str = "job.yaml", **fields: object) -> Package:
-    """Pack a directory with a job in it."""
+def packed(root: Path, job: str = "job.yaml", **fields: object) -> WorkingDir:
+    """Look through a directory with a job in it."""
     file = root / job
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = {"format": 1, "task": "task.py:Net", "steps": 3} | fields
     file.write_text("".join(f"{name}: {value}\n" for name, value in lines.items()))
     (file.parent / "task.py").write_text("class Net: ...\n")
-    return pack_job(load_job(file), file, root)
+    return survey_for(load_job(file), file, root, packed_by_ray)
 
 
 @pytest.mark.parametrize("root", [ROOT, ROOT / "jobs"])
 def test_the_package_of_gpt_is_small(root: Path) -> None:
     file = ROOT / "jobs/gpt.yaml"
-    package = pack_job(load_job(file), file, root)
-    assert package.size_bytes < 1_000_000
-    with zipfile.ZipFile(io.BytesIO(package.data)) as archive:
-        assert {"gpt.yaml", "gpt.py"} <= {Path(name).name for name in archive.namelist()}
+    found = survey_for(load_job(file), file, root, packed_by_ray)
+    assert sum(found.sizes.values()) < 8_000_000
+    assert {"gpt.yaml", "gpt.py"} <= {Path(name).name for name in found.sizes}
 
 
 def test_data_beside_the_job_travels_or_is_refused(tmp_path: Path) -> None:
@@ -47,7 +45,7 @@ def test_data_beside_the_job_travels_or_is_refused(tmp_path: Path) -> None:
         packed(tmp_path, data="{path: elsewhere}")
     assert raised.value.field == "data.path"
     (tmp_path / ".gitignore").write_text("rows/\n")
-    with pytest.raises(SpecError, match=r"by \.gitignore"):
+    with pytest.raises(SpecError, match=r"a \.gitignore or \.rayignore names it"):
         packed(tmp_path, data="{path: rows}")
 
 
@@ -66,7 +64,7 @@ def test_a_pattern_of_what_stays_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows/a.csv").write_text("x\n1\n")
     (tmp_path / ".gitignore").write_text("rows/\n")
-    with pytest.raises(SpecError, match=r"by \.gitignore"):
+    with pytest.raises(SpecError, match=r"a \.gitignore or \.rayignore names it"):
         packed(tmp_path, data='{path: "rows/*.csv"}')
 
 
@@ -85,13 +83,13 @@ def test_a_secret_after_set_is_not_sent(tmp_path: Path, override: str, field: st
     packed(tmp_path)
     file = tmp_path / "job.yaml"
     with pytest.raises(SpecError, match="could read on the cluster") as raised:
-        pack_job(load_job(file, [override]), file, tmp_path)
+        survey_for(load_job(file, [override]), file, tmp_path, packed_by_ray)
     assert raised.value.field == field
     assert "[redacted]" in raised.value.message
     assert "hunter2" not in str(raised.value)
     assert "${NAME}" in raised.value.hint
     named = override.replace("[hunter2]", "['${NAME}']").replace("hunter2", "${NAME}")
-    pack_job(load_job(file, [named]), file, tmp_path)
+    survey_for(load_job(file, [named]), file, tmp_path, packed_by_ray)
     later = [override, f"{field.removesuffix('.0')}=null"]  # the command would have both
     with pytest.raises(SpecError, match="could read on the cluster"):
         entrypoint(file, tmp_path, "x-1", overrides=later, restarts=0)
@@ -107,7 +105,7 @@ def test_a_secret_in_the_file_is_not_sent(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     hidden = ["settings.api_key=${A}", "settings.hf_token=${B}", "data.path=s3://c"]
     with pytest.raises(SpecErrors, match="could read on the cluster"):
-        pack_job(load_job(file, hidden), file, tmp_path)
+        survey_for(load_job(file, hidden), file, tmp_path, packed_by_ray)
     packed(tmp_path, settings="{api_key: '${A}', note: say}", data="{path: 's3://a:${B}@c'}")
 
 
@@ -122,8 +120,20 @@ def test_checkpoints_in_the_package_are_refused(tmp_path: Path) -> None:
 def test_a_cache_of_data_stays(tmp_path: Path) -> None:
     (tmp_path / "blocks").mkdir()
     (tmp_path / "blocks/0").write_text("x" * 1000)
-    package = packed(tmp_path, data="{cache: {path: blocks}}")
-    assert [left.path for left in package.survey.left] == ["blocks/"]
+    found = packed(tmp_path, data="{cache: {path: blocks}}")
+    assert found.left == {"blocks": "a cache of data"}
+
+
+def test_a_needed_file_that_stays_is_refused(tmp_path: Path) -> None:
+    packed(tmp_path)
+    file = tmp_path / "job.yaml"
+    (tmp_path / "task.py").write_text("login('ghp_" + "a1B2" * 9 + "')")
+    with pytest.raises(SpecError, match=r"task\.py.*does not travel.*GitHub token") as raised:
+        survey_for(load_job(file), file, tmp_path, packed_by_ray)
+    assert "environment" in raised.value.hint
+    (tmp_path / ".gitignore").write_text("task.py\n")
+    with pytest.raises(SpecError, match=r"does not travel: a \.gitignore"):
+        packed(tmp_path)
 
 
 def test_a_task_outside_is_refused(tmp_path: Path) -> None:

@@ -1,21 +1,21 @@
-"""The archive that travels: what is in it, what stays and why, and the same bytes each time."""
+"""What of a working directory travels, and what stays and why; Ray packs what was checked."""
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import socket
-import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raycloud.errors import SpecError
-from raycloud.packing import Package, pack
+from raycloud.on_ray.submission import packed_by_ray
+from raycloud.packing.working_dir import WorkingDir, survey
 
 GITHUB = "ghp_" + "a1B2" * 9
 HUGGING_FACE = "hf_" + "aB3d" * 8
@@ -41,34 +41,40 @@ def write(root: Path, path: str, text: str = "x") -> Path:
     return file
 
 
-def names(package: Package) -> list[str]:
-    with zipfile.ZipFile(io.BytesIO(package.data)) as archive:
-        assert archive.testzip() is None
-        return archive.namelist()
+def looked(root: Path, **settings: Any) -> WorkingDir:
+    return survey(root, packed_by_ray, **settings)
 
 
-def why(package: Package) -> dict[str, str]:
-    return {left.path: left.reason for left in package.survey.left}
+def names(found: WorkingDir) -> list[str]:
+    return list(found.sizes)
 
 
-def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
-    first = written(tmp_path / "first", b="1", a="2", deep__c="3")
-    second = written(tmp_path / "second", deep__c="3", a="2", b="1")
-    os.utime(second / "a.py", (1, 1))
-    (second / "b.py").chmod(0o600)
-    packed, again = pack(first), pack(second)
-    assert packed.data == again.data
-    assert packed.sha256 == again.sha256
-    assert names(packed) == ["a.py", "b.py", "deep/c.py"]
+def test_what_is_checked_is_what_ray_packs(tmp_path: Path) -> None:
+    """Ray's own packing with the excludes that it is given, file by file and byte by byte."""
+    from ray._private.ray_constants import get_runtime_env_default_excludes
+    from ray._private.runtime_env.packaging import create_package
 
-
-def test_bytes_and_the_executable_bit_arrive(tmp_path: Path) -> None:
-    write(tmp_path, "run.sh", "#!/bin/sh\n").chmod(0o700)
-    (tmp_path / "table.bin").write_bytes(bytes(range(256)) * 9)
-    with zipfile.ZipFile(io.BytesIO(pack(tmp_path).data)) as archive:
-        assert archive.read("table.bin") == bytes(range(256)) * 9
-        modes = {e.filename: e.external_attr >> 16 for e in archive.infolist()}
-    assert modes == {"run.sh": stat.S_IFREG | 0o755, "table.bin": stat.S_IFREG | 0o644}
+    root = tmp_path / "project"
+    for path in (
+        "a.py", "deep/b.py", "deep/.env", "x #1! [a]*?.pem", "x 1.pem2", "ignored.bin",
+        "deep/c.bin", "deep/kept.csv", "rows.csv", ".git/config", "venv/lib.py", "trailing .key",
+        "runs/1/log",
+    ):  # fmt: skip
+        write(root, path)
+    write(root, ".gitignore", "*.bin\n/rows.csv\n")
+    write(root, "deep/.rayignore", "*.csv\n")
+    write(root, "token.txt", GITHUB)
+    (root / "again.py").symlink_to("a.py")
+    (root / "up").symlink_to("..")
+    found = looked(root)
+    excludes = [*get_runtime_env_default_excludes(), *found.excludes]
+    create_package(str(root), tmp_path / "p.zip", include_gitignore=True, excludes=excludes)
+    with zipfile.ZipFile(tmp_path / "p.zip") as archive:
+        packed = {one.filename: one.file_size for one in archive.infolist() if not one.is_dir()}
+    assert packed == found.sizes
+    assert sorted(packed) == [
+        ".gitignore", "a.py", "again.py", "deep/.rayignore", "deep/b.py", "x 1.pem2",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -81,9 +87,9 @@ def test_bytes_and_the_executable_bit_arrive(tmp_path: Path) -> None:
 def test_what_nobody_needs_stays_without_a_word(tmp_path: Path, path: str) -> None:
     write(tmp_path, "a.py")
     write(tmp_path, path)
-    package = pack(tmp_path)
-    assert names(package) == ["a.py"]
-    assert package.told == ()
+    found = looked(tmp_path)
+    assert names(found) == ["a.py"]
+    assert found.told == {}
 
 
 @pytest.mark.parametrize(
@@ -98,11 +104,11 @@ def test_what_nobody_needs_stays_without_a_word(tmp_path: Path, path: str) -> No
 def test_secrets_stay_by_name_and_that_is_told(tmp_path: Path, path: str) -> None:
     write(tmp_path, "a.py")
     write(tmp_path, path)
-    write(tmp_path, ".raycloudignore", f"!{path}\n")  # not even when asked
-    package = pack(tmp_path)
-    assert names(package) == [".raycloudignore", "a.py"]
-    (left,) = package.told
-    assert "by its name" in left.reason
+    write(tmp_path, ".rayignore", f"!{path}\n")  # not even when asked
+    found = looked(tmp_path)
+    assert names(found) == [".rayignore", "a.py"]
+    (reason,) = found.told.values()
+    assert "by its name" in reason
 
 
 @pytest.mark.parametrize(
@@ -121,10 +127,10 @@ def test_secrets_stay_by_name_and_that_is_told(tmp_path: Path, path: str) -> Non
 def test_secrets_stay_by_what_they_hold(tmp_path: Path, text: str, what: str) -> None:
     write(tmp_path, "a.py")
     write(tmp_path, "notes.txt", text)
-    package = pack(tmp_path)
-    assert names(package) == ["a.py"]
-    assert why(package) == {"notes.txt": f"holds what looks like {what}"}
-    assert [left.path for left in package.told] == ["notes.txt"]
+    found = looked(tmp_path)
+    assert names(found) == ["a.py"]
+    assert found.left == {"notes.txt": f"holds what looks like {what}"}
+    assert list(found.told) == ["notes.txt"]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +145,7 @@ def test_secrets_stay_by_what_they_hold(tmp_path: Path, text: str, what: str) ->
 )
 def test_code_about_secrets_travels(tmp_path: Path, text: str) -> None:
     write(tmp_path, "a.py", text)
-    assert names(pack(tmp_path)) == ["a.py"]
+    assert names(looked(tmp_path)) == ["a.py"]
 
 
 def test_directories_are_known_by_what_marks_them(tmp_path: Path) -> None:
@@ -150,16 +156,16 @@ def test_directories_are_known_by_what_marks_them(tmp_path: Path) -> None:
     write(tmp_path, "out/job.yaml")
     write(tmp_path, "out/events.jsonl")
     write(tmp_path, "rows/part-0")
-    package = pack(tmp_path, also=(tmp_path / "rows",))
-    assert names(package) == ["a.py"]
-    assert why(package) == {
-        "conda/": "a conda environment",
-        "out/": "a run",
-        "python/": "a virtual environment",
-        "rows/": "a cache of data",
-        "tiles/": "a cache",
+    found = looked(tmp_path, also={tmp_path / "rows"})
+    assert names(found) == ["a.py"]
+    assert found.left == {
+        "conda": "a conda environment",
+        "out": "a run",
+        "python": "a virtual environment",
+        "rows": "a cache of data",
+        "tiles": "a cache",
     }
-    assert package.told == ()
+    assert found.told == {}
 
 
 @pytest.fixture
@@ -187,19 +193,14 @@ def test_only_files_and_links_within_travel(short: Path) -> None:
     os.mkfifo(root / "pipe")
     with socket.socket(socket.AF_UNIX) as one:
         one.bind(str(root / "socket"))
-        package = pack(root)
-    assert names(package) == ["a.py", "again.py"]
-    with zipfile.ZipFile(io.BytesIO(package.data)) as archive:
-        assert archive.read("again.py") == b"inside"
-        assert all(stat.S_ISREG(e.external_attr >> 16) for e in archive.infolist())
-    assert {left.path: left.reason for left in package.told} == {
+        found = looked(root)
+    assert names(found) == ["a.py", "again.py"]
+    assert found.told == {
         ".env": "a secret, by its name",
         "leads-out": "a link that leads outside",
         "leads-out-too": "a link that leads outside",
         "loop": "a link that leads nowhere",
         "nowhere": "a link that leads nowhere",
-        "pipe": "a socket, device or pipe",
-        "socket": "a socket, device or pipe",
         "to-history": "a link to what stays",
         "to-secret": "a link to what stays",
         "up": "a link that leads outside",
@@ -207,22 +208,19 @@ def test_only_files_and_links_within_travel(short: Path) -> None:
 
 
 def test_a_link_brings_in_nothing_that_stays_where_it_lies(tmp_path: Path) -> None:
-    """Also what rules deeper down leave out; and nothing stays for the rules above a link."""
     write(tmp_path, "data/.gitignore", "*.bin\n")
     write(tmp_path, "data/a.bin")
     write(tmp_path, "data/a.csv")
-    write(tmp_path, "data/deep/.raycloudignore", "!kept.bin\n")
-    write(tmp_path, "data/deep/kept.bin")
     write(tmp_path, "runs/one/log.txt")
     (tmp_path / "links").mkdir()
-    for name in ("data/a.bin", "data/a.csv", "data/deep/kept.bin", "runs/one/log.txt"):
+    for name in ("data/a.bin", "data/a.csv", "runs/one/log.txt"):
         (tmp_path / "links" / Path(name).name).symlink_to(Path("..") / name)
     (tmp_path / "links/again.csv").symlink_to("a.csv")
-    package = pack(tmp_path)
-    assert [name for name in names(package) if name.startswith("links/")] == [
-        "links/a.csv", "links/again.csv", "links/kept.bin",
+    found = looked(tmp_path)
+    assert [name for name in names(found) if name.startswith("links/")] == [
+        "links/a.csv", "links/again.csv",
     ]  # fmt: skip
-    assert why(package)["links/a.bin"] == why(package)["links/log.txt"] == "a link to what stays"
+    assert found.left["links/a.bin"] == found.left["links/log.txt"] == "a link to what stays"
 
 
 def test_too_much_names_the_largest(tmp_path: Path) -> None:
@@ -230,29 +228,21 @@ def test_too_much_names_the_largest(tmp_path: Path) -> None:
     write(tmp_path, "data/big.bin", "x" * 3 * 2**20)
     write(tmp_path, "data/small.bin", "x" * 2**20)
     with pytest.raises(SpecError) as raised:
-        pack(tmp_path, largest_bytes=2 * 2**20)
+        looked(tmp_path, largest_bytes=2 * 2**20)
     assert "holds 4.0 MiB in 3 files, and 2.0 MiB may travel" in raised.value.message
     assert "the largest: data/big.bin (3.0 MiB), data/small.bin (1.0 MiB)" in raised.value.message
-    assert ".raycloudignore" in raised.value.hint
-    write(tmp_path, ".raycloudignore", "big.bin\n")
-    assert names(pack(tmp_path, largest_bytes=2 * 2**20)) == [
-        ".raycloudignore", "a.py", "data/small.bin",
+    assert ".rayignore" in raised.value.hint
+    write(tmp_path, ".rayignore", "big.bin\n")
+    assert names(looked(tmp_path, largest_bytes=2 * 2**20)) == [
+        ".rayignore", "a.py", "data/small.bin",
     ]  # fmt: skip
 
 
-def test_a_needed_file_that_stays_is_an_error(tmp_path: Path) -> None:
-    task = write(tmp_path, "task.py", f"login('{GITHUB}')")
-    with pytest.raises(SpecError, match=r"task\.py.*does not travel.*GitHub token") as raised:
-        pack(tmp_path, needed=[task])
-    assert "environment" in raised.value.hint
-    write(tmp_path, "task.py", "x")
-    write(tmp_path, ".gitignore", "task.py\n")
-    with pytest.raises(SpecError, match=r"does not travel: by \.gitignore"):
-        pack(tmp_path, needed=[task])
-    write(tmp_path, ".raycloudignore", "!task.py\n")
-    assert "task.py" in names(pack(tmp_path, needed=[task]))
-    with pytest.raises(SpecError, match="does not hold"):
-        pack(tmp_path, needed=[tmp_path.parent / "other.py"])
+def test_an_ignore_file_that_nobody_reads_any_more_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "data/.raycloudignore", "*.bin\n")
+    with pytest.raises(SpecError, match=r"data/\.raycloudignore") as raised:
+        looked(tmp_path)
+    assert "rename it to .rayignore" in raised.value.hint
 
 
 def test_a_directory_that_is_no_project_is_refused(
@@ -261,7 +251,7 @@ def test_a_directory_that_is_no_project_is_refused(
     monkeypatch.setenv("HOME", str(tmp_path))
     for place in (tmp_path, Path("/"), write(tmp_path, "a.py"), tmp_path / "gone"):
         with pytest.raises(SpecError, match="--working-dir"):
-            pack(place)
+            looked(place)
 
 
 def test_odd_names_stay(tmp_path: Path) -> None:
@@ -269,4 +259,4 @@ def test_odd_names_stay(tmp_path: Path) -> None:
     write(tmp_path, "..\\..\\evil.py")
     write(tmp_path, "line\nbreak.py")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.py")).write_text("x")
-    assert names(pack(tmp_path)) == ["a.py"]
+    assert names(looked(tmp_path)) == ["a.py"]

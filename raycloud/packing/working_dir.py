@@ -1,0 +1,271 @@
+"""A working directory on its way to a cluster: what must not leave this machine, and its size.
+
+Ray packs the directory, by its `.gitignore` and `.rayignore`. Here is what Ray does not look for:
+secrets, links that lead outside, far too much. Nothing here knows of Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from raycloud.bounded import expanded
+from raycloud.errors import SpecError
+
+LARGEST_BYTES = 100 * 2**20  # before compression
+
+_FIELD = "--working-dir"
+_MOST_FILES = 50_000
+_NAMED = 5
+_FOLDERS = (
+    ("version history", (".git", ".hg", ".svn", ".jj", ".bzr")),
+    (
+        "a cache",
+        (
+            "__pycache__", ".cache", ".eggs", ".hypothesis", ".import_linter_cache",
+            ".ipynb_checkpoints", ".mypy_cache", ".nox", ".pytest_cache", ".pytype", ".ruff_cache",
+            ".tox",
+        ),
+    ),
+    ("installed packages", (".venv", ".conda", "node_modules", "site-packages")),
+    ("records of runs", ("mlruns", "wandb")),
+)  # fmt: skip
+_SECRET_FOLDERS = (
+    ".aws", ".azure", ".docker", ".gcloud", ".gnupg", ".kube", ".password-store", ".ray", ".ssh",
+)  # fmt: skip
+_SECRET_FILES = (
+    ".env*", "*.env", "*.key", "*.pem", "*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "*.kdbx",
+    "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".netrc", "_netrc", ".pgpass", ".my.cnf",
+    ".pypirc", ".npmrc", ".boto", ".s3cfg", ".dockercfg", ".git-credentials", ".htpasswd",
+    ".vault-token", "auth_token", "credentials", "credentials.*", "*service*account*.json",
+    "client_secret*", "application_default_credentials.json", "kubeconfig*", "secrets.y*ml",
+    "secrets.json", "secrets.toml", "token.json",
+)  # fmt: skip
+_LEFTOVERS = ("*.pyc", "*.pyo", ".ds_store", "*.swp")
+_MARKS = (
+    ("pyvenv.cfg", "a virtual environment"),
+    ("conda-meta", "a conda environment"),
+    ("CACHEDIR.TAG", "a cache"),
+)
+_RUN, _RUNS, _DATA, _LEFTOVER = "a run", "runs", "a cache of data", "a tool's leftover"
+_EXPECTED = {
+    *(reason for reason, _ in _FOLDERS), *(reason for _, reason in _MARKS),
+    _RUN, _RUNS, _DATA, _LEFTOVER,
+}  # fmt: skip
+
+# The redaction of logs (`raycloud.redact`) would rather hide too much. Here a file that the job
+# needs would be missing, so only shapes stand here that nothing else has.
+_SECRETS: tuple[tuple[str, re.Pattern[bytes]], ...] = (
+    (
+        "a private key",
+        re.compile(
+            rb"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,8}-----[\s\S]{0,400}?[A-Za-z0-9+/]{40}"
+        ),
+    ),
+    ("a PuTTY private key", re.compile(rb"PuTTY-User-Key-File-\d: \S")),
+    ("an AWS access key", re.compile(rb"(?<![A-Za-z0-9])(?:AKIA|ASIA)[0-9A-Z]{16}(?![A-Za-z0-9])")),
+    (
+        "an AWS secret key",
+        re.compile(
+            rb"(?i:aws_?secret_?access_?key)[\"']?\s{0,4}[:=]\s{0,4}[\"']?[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])"
+        ),
+    ),
+    (
+        "a GitHub token",
+        re.compile(rb"(?<![A-Za-z0-9_])(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{40})"),
+    ),
+    ("a GitLab token", re.compile(rb"(?<![A-Za-z0-9_-])glpat-[A-Za-z0-9_-]{20}")),
+    ("a Hugging Face token", re.compile(rb"(?<![A-Za-z0-9_])hf_[A-Za-z0-9]{30}")),
+    (
+        "an API key",
+        re.compile(rb"(?<![A-Za-z0-9_-])sk-(?:proj-|ant-[a-z0-9]{2,8}-)?[A-Za-z0-9]{32}"),
+    ),
+    ("a Slack token", re.compile(rb"(?<![A-Za-z0-9_-])xox[abprs]-[0-9]{8}[A-Za-z0-9-]{10}")),
+    ("a Google API key", re.compile(rb"(?<![A-Za-z0-9_-])AIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])")),
+    ("a PyPI token", re.compile(rb"(?<![A-Za-z0-9_-])pypi-AgE[A-Za-z0-9_-]{50}")),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkingDir:
+    """A directory that was looked through.
+
+    Attributes:
+        root: The directory, resolved.
+        sizes: The bytes of each file that travels, by its path from the root.
+        left: Why a file or a directory stays, by its path; not of what the ignore files name.
+    """
+
+    root: Path
+    sizes: dict[str, int]
+    left: dict[str, str]
+
+    @property
+    def excludes(self) -> list[str]:
+        """Patterns, as in a `.gitignore`, of what stays beside what the ignore files name."""
+        return ["/" + re.sub(r"([\\*?\[\]!# ])", r"\\\1", path) for path in self.left]
+
+    @property
+    def told(self) -> dict[str, str]:
+        """What stays and a reader wants to know of: no caches and environments."""
+        return {path: reason for path, reason in self.left.items() if reason not in _EXPECTED}
+
+    def why_left(self, path: str) -> str:
+        """Why a path does not travel."""
+        for one in (Path(path), *Path(path).parents):
+            if reason := self.left.get(one.as_posix()):
+                return reason
+        if (self.root / path).exists():
+            return "a .gitignore or .rayignore names it, or Ray packs nothing of that name"
+        return "it is not there"
+
+
+Walk = Callable[[Path, Callable[[Path], bool]], Iterable[Path]]
+"""Gives the files below a directory that Ray packs, passing over what a function says stays."""
+
+
+def survey(
+    root: Path, walk: Walk, *, also: Collection[Path] = (), largest_bytes: int = LARGEST_BYTES
+) -> WorkingDir:
+    """Look through a working directory.
+
+    Args:
+        root: The directory.
+        walk: How Ray goes through it.
+        also: Resolved places below it that stay besides, such as a cache of data.
+        largest_bytes: What its files may hold together, before compression.
+
+    Raises:
+        SpecError: It is no project, cannot be read, or is too large.
+    """
+    root = _checked(root)
+    left: dict[str, str] = {}
+
+    def stays(path: Path) -> bool:
+        reason = None if path == root else _DATA if path in also else _why_it_stays(path, root)
+        if reason is not None:
+            left[path.relative_to(root).as_posix()] = reason
+        return reason is not None
+
+    try:
+        files = {path.relative_to(root).as_posix(): path for path in walk(root, stays)}
+        sizes = {name: path.stat().st_size for name, path in sorted(files.items())}
+        _check_size(root, sizes, largest_bytes)
+        for name, path in files.items():
+            if reason := _why_its_content_stays(path, root, files):
+                left[name] = reason
+                del sizes[name]
+    except OSError as error:
+        raise SpecError(
+            _FIELD,
+            str(error.filename or root),
+            f"cannot be read: {error.strerror}",
+            hint="make it readable, or name it in .rayignore",
+        ) from error
+    return WorkingDir(root=root, sizes=sizes, left=dict(sorted(left.items())))
+
+
+def secret_in(data: bytes) -> tuple[str, int] | None:
+    r"""What a file holds that looks like a secret, and in which line (from 1); or None.
+
+    >>> secret_in(b"x = 1\nkey = 'AKIA" + b"ABCDEFGHIJKLMNOP'")
+    ('an AWS access key', 2)
+    """
+    for reason, pattern in _SECRETS:
+        if found := pattern.search(data):
+            return reason, data.count(b"\n", 0, found.start()) + 1
+    return None
+
+
+def _checked(root: Path) -> Path:
+    if not root.is_dir():
+        raise SpecError(_FIELD, str(root), "is no directory", hint="name the project's directory")
+    root = root.resolve()
+    if root in {Path(root.anchor), expanded(Path("~")).resolve()}:
+        raise SpecError(
+            _FIELD,
+            str(root),
+            "is your whole home or the whole machine, not a project",
+            hint="go to the project's directory, or name it with --working-dir",
+        )
+    return root
+
+
+def _why_it_stays(path: Path, root: Path) -> str | None:
+    """Why a file or directory never travels, by its name, by what marks it, by where it leads."""
+    name = path.name.lower()
+    if name == ".raycloudignore":
+        raise SpecError(
+            _FIELD,
+            path.relative_to(root).as_posix(),
+            "is not read any more: Ray packs the directory",
+            hint="rename it to .rayignore, which Ray reads beside .gitignore",
+        )
+    if "\\" in path.name or not path.name.isprintable():
+        return "a name that not every system can hold"
+    if path.is_symlink():
+        target = Path(os.path.realpath(path))
+        if not target.is_relative_to(root):
+            return "a link that leads outside"
+        if not target.is_file():
+            return "a link to a directory" if target.is_dir() else "a link that leads nowhere"
+    if path.is_dir():
+        return _why_folder_stays(path, root)
+    if any(fnmatchcase(name, pattern) for pattern in _SECRET_FILES):
+        return "a secret, by its name"
+    return _LEFTOVER if any(fnmatchcase(name, one) for one in _LEFTOVERS) else None
+
+
+def _why_folder_stays(path: Path, root: Path) -> str | None:
+    name = path.name.lower()
+    if name in _SECRET_FOLDERS:
+        return "credentials, by its name"
+    for reason, names in _FOLDERS:
+        if name in names:
+            return reason
+    for mark, reason in _MARKS:
+        if (path / mark).exists():
+            return reason
+    if path == root / "runs":
+        return _RUNS
+    is_run = (path / "job.yaml").is_file() and (path / "events.jsonl").is_file()
+    return _RUN if is_run else None
+
+
+def _why_its_content_stays(path: Path, root: Path, files: Collection[str]) -> str | None:
+    if path.is_symlink():  # it carries the bytes of its target, which must travel itself
+        target = Path(os.path.realpath(path)).relative_to(root).as_posix()
+        if target not in files:
+            return "a link to what stays"
+    if secret := secret_in(path.read_bytes()):
+        return f"holds what looks like {secret[0]}, line {secret[1]}"
+    return None
+
+
+def _check_size(root: Path, sizes: dict[str, int], largest_bytes: int) -> None:
+    total = sum(sizes.values())
+    if len(sizes) > _MOST_FILES:
+        raise SpecError(
+            _FIELD,
+            str(root),
+            f"holds more than {_MOST_FILES} files",
+            hint="name a smaller directory, or leave some out in .rayignore",
+        )
+    if total > largest_bytes:
+        most = sorted(sizes, key=lambda name: (-sizes[name], name))[:_NAMED]
+        raise SpecError(
+            _FIELD,
+            str(root),
+            f"holds {_mib(total)} in {len(sizes)} files, and {_mib(largest_bytes)} may travel; the "
+            f"largest: {', '.join(f'{name} ({_mib(sizes[name])})' for name in most)}",
+            hint="name what is not needed in .rayignore; put data where the cluster reads it, and "
+            "its place into data.path",
+        )
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.1f} MiB"
