@@ -12,7 +12,7 @@ import torch
 from raycloud.checkpoint import Manifest, load, open_store, publish
 from raycloud.checkpoint.payload import load_tensors
 from raycloud.commands import Extend, Publish
-from raycloud.control.progress import Progress
+from raycloud.control.data import Progress
 from raycloud.data.index import Input
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady, PartWritten
 from raycloud.on_ray.manifests import manifest_of

@@ -16,7 +16,7 @@ from collections import deque
 from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import Control, Phase
-from raycloud.control.hearing import Heard
+from raycloud.control.heartbeats import Heard
 from raycloud.order import ledger_line
 from tests.control_events import committed, part, published, ready, stop
 from tests.control_following import Following

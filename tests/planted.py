@@ -85,7 +85,7 @@ MUTANTS = (
         breaks="an audit does not see that steps were moved",
     ),
     Mutant(
-        file="control/progress.py",
+        file="control/data.py",
         old="            if at <= step:\n",
         new="            if at < step:\n",
         breaks="a checkpoint at the step where the data grew does not know that it has",
@@ -127,19 +127,19 @@ MUTANTS = (
         breaks="a checkpoint is published without the part of the last member",
     ),
     Mutant(
-        file="control/growing.py",
+        file="control/scaling.py",
         old="    return float(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (times - 1)))\n",
         new="    return float(min(_LONGEST_WAIT_S, _FIRST_WAIT_S))\n",
         breaks="the wait before another member is asked for never grows",
     ),
     Mutant(
-        file="control/forming.py",
+        file="control/rendezvous.py",
         old="        newest = max(newest, outstanding.change.generation)\n",
         new="        newest = max(newest, outstanding.change.generation - 1)\n",
         breaks="the number of a generation that was withdrawn is given away again",
     ),
     Mutant(
-        file="control/forming.py",
+        file="control/rendezvous.py",
         old="asked_shares(state.settings, [state.members[n].slot for n in computing])",
         new="asked_shares(state.settings, range(len(computing)))",
         breaks="who is left gets the pinned shares of others",
@@ -183,7 +183,7 @@ MUTANTS = (
         breaks="what is trained apart on unlike processors counts as rounding",
     ),
     Mutant(
-        file="control/conditions.py",
+        file="control/guards.py",
         old="        if differing := other_samples(readies[0], ready):\n",
         new="        if differing := other_samples(ready, ready):\n",
         breaks="members that are given different samples train together",

@@ -2,9 +2,140 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+_SELDOM_S = 6 * 3600.0  # between two losses, before any is known; counts as one
+_COST_S = 1.0  # of a checkpoint, before one was made
+_LEAST_S, _MOST_S = 30.0, 3600.0
+_AGAIN_S, _LONGEST_S = 5.0, 300.0  # from one that failed to the next, twice as long each time
+_AT_THE_END_S = 30.0  # the longest where nothing is left to do but this
+
+
+def interval_s(cost_s: float, between_losses_s: float) -> float:
+    """Seconds of training between two checkpoints with the least time lost to either.
+
+    J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+    Future Generation Computer Systems 22 (2006): with C the cost and M the time between losses,
+    sqrt(2CM) (1 + sqrt(C / 2M) / 3 + C / 18M) - C where C < 2M, and M otherwise; its first term
+    is Young's (1974).
+
+    >>> round(interval_s(60.0, 86_400.0)), round(interval_s(0.05, 6 * 3600.0), 1)
+    (3180, 46.4)
+    """
+    cost_s = max(cost_s, 1e-3)
+    if cost_s >= 2 * between_losses_s:
+        return between_losses_s
+    ratio = cost_s / (2 * between_losses_s)
+    young_s = math.sqrt(2 * cost_s * between_losses_s)
+    return young_s * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
+
+
+@dataclass(kw_only=True, slots=True)
+class Saving:
+    """Follows what checkpoints cost and how often members are lost.
+
+    Attributes:
+        began_s: When the run began.
+        losses: How many members were lost since.
+    """
+
+    began_s: float
+    losses: int = 0
+    _cost_s: float = 0.0
+    _saved_s: float | None = None
+    _before_s: float | None = None  # when the one before that was
+    _under_way: bool = False
+
+    def wrote(self, blocked_s: float, write_s: float) -> None:
+        """A member has written its part: the slowest one counts, older ones less and less."""
+        self._cost_s = max(blocked_s + write_s, 0.9 * self._cost_s)
+
+    def asked(self, now_s: float) -> None:
+        """A checkpoint was asked for: there is no other until it is published."""
+        self._before_s, self._saved_s, self._under_way = self._saved_s, now_s, True
+
+    def published(self, now_s: float) -> None:
+        """One is complete."""
+        self._saved_s, self._under_way = now_s, False
+
+    def dropped(self) -> None:
+        """Those that were under way never will be: members met anew."""
+        if self._under_way:
+            self._saved_s, self._under_way = self._before_s, False
+
+    def due(self, now_s: float) -> bool:
+        """Whether another one is worth it now."""
+        if self._under_way:  # a place that is slow to write to would never be done
+            return False
+        since_s = self.began_s if self._saved_s is None else self._saved_s
+        between_s = (_SELDOM_S + now_s - self.began_s) / (1 + self.losses)
+        after_s = interval_s(self._cost_s or _COST_S, between_s)
+        return now_s - since_s >= min(max(after_s, _LEAST_S), _MOST_S)
+
+
+@dataclass(kw_only=True, slots=True)
+class Failing:
+    """Follows checkpoints that cannot be kept, and says when another one is tried.
+
+    What fails before that is one incident: members and steps that fail alike count once.
+
+    Attributes:
+        in_a_row: How many incidents there were since a checkpoint was kept.
+        step: Of the newest that failed.
+        why: Its reason.
+        hint: What would do.
+    """
+
+    in_a_row: int = 0
+    step: int = 0
+    why: str = ""
+    hint: str = ""
+    _counts_s: float = 0.0  # what fails before then is the same incident
+    _again_s: float | None = None
+
+    def failed(self, now_s: float, *, ends: bool) -> float | None:
+        """One could not be kept.
+
+        Args:
+            now_s: When.
+            ends: Nothing is left to do but this.
+
+        Returns:
+            After how many seconds another one is tried; None: that was said before.
+        """
+        if now_s < self._counts_s:
+            return None
+        longest_s = _AT_THE_END_S if ends else _LONGEST_S
+        pause_s = min(_AGAIN_S * 2.0 ** min(self.in_a_row, 10), longest_s)
+        self.in_a_row += 1
+        self._counts_s = self._again_s = now_s + pause_s
+        return pause_s
+
+    def due(self, now_s: float) -> bool:
+        """Whether another one is to be tried now."""
+        return self._again_s is not None and now_s >= self._again_s
+
+    @property
+    def waits(self) -> bool:
+        """Whether another one is to be tried later: no other is worth it before."""
+        return self._again_s is not None
+
+    def tried(self) -> None:
+        """Another one was asked for."""
+        self._again_s = None
+
+    def dropped(self, now_s: float) -> None:
+        """The one that was asked for will not be made: members met anew."""
+        if self.in_a_row and self._again_s is None:
+            self._again_s = now_s
+
+    def kept(self) -> None:
+        """One is published."""
+        self.in_a_row, self._counts_s, self._again_s = 0, 0.0, None
+
 
 Part = Mapping[str, Any]
 

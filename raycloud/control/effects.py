@@ -24,19 +24,19 @@ from raycloud.commands import (
     Save,
     TellRecovery,
 )
-from raycloud.control.forming import (
+from raycloud.control.data import hear_of_skips, write_skips
+from raycloud.control.membership import Outstanding
+from raycloud.control.recovery import Recovery
+from raycloud.control.rendezvous import (
+    completed,
+    in_force,
     know_speed,
     next_meeting,
     next_shares,
+    switched,
 )
-from raycloud.control.growing import missed, prepare_for_leave
-from raycloud.control.handing import note_pace
-from raycloud.control.outstanding import Outstanding
-from raycloud.control.recovery import Recovery
-from raycloud.control.restoring import go_back, note_not_finite
-from raycloud.control.returning import come_back, leave_out
-from raycloud.control.skipping import hear_of_skips, write_skips
-from raycloud.control.switching import completed, in_force, switched
+from raycloud.control.rollback import go_back, note_not_finite
+from raycloud.control.scaling import come_back, leave_out, missed, note_pace, prepare_for_leave
 from raycloud.control.tables import MemberState, Phase
 from raycloud.events import (
     CapacityChanged,
@@ -78,7 +78,7 @@ _MAY_PUBLISH: Final = frozenset(
 
 if TYPE_CHECKING:
     from raycloud.control.guards import JobEvent, MemberEvent
-    from raycloud.control.member import Member
+    from raycloud.control.membership import Member
     from raycloud.control.state import JobState
 
 

@@ -10,14 +10,32 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from raycloud.commands import Change, Command, Notice, Spawn
-from raycloud.control import effects, forming, growing, restoring, returning
-from raycloud.control.adopting import adopt
-from raycloud.control.conditions import holds, hopeless, unfit
-from raycloud.control.guards import MemberEvent, judge_of_job, judge_of_member
-from raycloud.control.hearing import Hearing
-from raycloud.control.member import Member
-from raycloud.control.saving import Saving
-from raycloud.control.silence import overdue
+from raycloud.control import (
+    rendezvous,
+    rollback,
+    scaling,
+)
+from raycloud.control.checkpoints import Saving
+from raycloud.control.effects import (
+    absorb_of_job,
+    absorb_of_member,
+    end,
+    save_again,
+    send_ahead,
+    unsaved,
+)
+from raycloud.control.failure_detector import overdue
+from raycloud.control.guards import (
+    MemberEvent,
+    holds,
+    hopeless,
+    judge_of_job,
+    judge_of_member,
+    unfit,
+)
+from raycloud.control.heartbeats import Hearing
+from raycloud.control.membership import Member
+from raycloud.control.rendezvous import adopt
 from raycloud.control.state import JobState
 from raycloud.control.tables import (
     FINAL,
@@ -39,8 +57,8 @@ from raycloud.events import (
 )
 
 if TYPE_CHECKING:
-    from raycloud.control.adopting import Adoption
-    from raycloud.control.hearing import Heard
+    from raycloud.control.heartbeats import Heard
+    from raycloud.control.rendezvous import Adoption
     from raycloud.control.settings import ControlSettings
     from raycloud.order import Ledger, Position
 
@@ -213,7 +231,7 @@ class Control:
         if moves is None:
             return ()
         state.now_s = now_s
-        absorbed = tuple(effects.absorb_of_job(state, event))
+        absorbed = tuple(absorb_of_job(state, event))
         for number, becomes in moves.items():
             state.members[number].enter(becomes, now_s)
         phase = PHASE_ON_EVENT[state.phase][type(event)]
@@ -225,10 +243,10 @@ class Control:
         state, becomes = self._state, judge_of_member(self._state, event)
         if becomes is None:
             if isinstance(event, MemberLost):
-                forming.note_ended(state, event.member, now_s)
+                rendezvous.note_ended(state, event.member, now_s)
             return ()
         state.now_s, stood, error = now_s, state.stands(), state.error
-        commands = list(effects.absorb_of_member(state, event, now_s))
+        commands = list(absorb_of_member(state, event, now_s))
         if state.phase is Phase.ENDING:
             state.error = error  # of the first, whatever comes of it
         member, kind = state.members[event.member], type(event)
@@ -246,15 +264,15 @@ class Control:
 
     def _of_spare(self, event: MemberEvent, now_s: float) -> Iterator[Command]:
         member = self._state.members[event.member]
-        if isinstance(event, MemberReady) and (why := growing.unfit_to_join(self._state, member)):
+        if isinstance(event, MemberReady) and (why := scaling.unfit_to_join(self._state, member)):
             member.enter(MemberState.RELEASED, now_s)
-            yield from growing.missed(self._state, member, why, now_s)
+            yield from scaling.missed(self._state, member, why, now_s)
 
     def _tolerated(self, event: MemberFailed, now_s: float) -> MemberFailed | MemberLost:
         """What befalls a member that has not computed yet is a loss, and not the job's fault."""
         state = self._state
         member = state.member(event.member)
-        if state.progress is None or not restoring.tolerates(state, member, now_s):
+        if state.progress is None or not rollback.tolerates(state, member, now_s):
             return event
         return MemberLost(member=event.member, reason=f"{event.error}: {event.message}")
 
@@ -299,23 +317,23 @@ class Control:
         self._state.phase = phase
         match phase:
             case Phase.FORMING:
-                yield from forming.form(self._state, now_s)
+                yield from rendezvous.form(self._state, now_s)
             case Phase.TRAINING:
                 for member in self._state.in_group():
                     member.heard_s = now_s
                     if member.state is MemberState.READY:
                         member.enter(MemberState.ACTIVE, now_s)
             case Phase.WAITING:
-                yield from forming.wait(self._state, now_s)
+                yield from rendezvous.wait(self._state, now_s)
             case Phase.RESTORING:
-                yield from restoring.begin(self._state, now_s)
+                yield from rollback.begin(self._state, now_s)
             case Phase.ENDING:
                 self._state.failed_s = now_s
             case Phase.CLOSING:
                 self._state.outstanding = None  # the last step came before it took effect
-                yield from growing.dismiss(self._state, now_s)
+                yield from scaling.dismiss(self._state, now_s)
             case Phase.FINISHED | Phase.STOPPED | Phase.FAILED:
-                yield from effects.end(self._state, phase.lower(), now_s)
+                yield from end(self._state, phase.lower(), now_s)
             case Phase.NEW | Phase.PLACING | Phase.STOPPING | Phase.REGROUPING:
                 pass
             case _:
@@ -334,24 +352,24 @@ class Control:
             if condition is None:
                 break
             if condition is Condition.GATHERED:
-                yield from restoring.gather(state, now_s)
+                yield from rollback.gather(state, now_s)
             elif row[condition] is Phase.REGROUPING:
-                yield from forming.regroup(state, now_s)
+                yield from rendezvous.regroup(state, now_s)
             elif condition is Condition.UNFIT:
                 state.error = unfit(state)
             elif condition is Condition.STRANDED:
-                state.error = state.error or restoring.why_stranded(state)
+                state.error = state.error or rollback.why_stranded(state)
             elif condition is Condition.HOPELESS:
                 state.error = hopeless(state)
             elif condition in _OF_STORE and state.failing.in_a_row:
-                state.error, state.blames = effects.unsaved(state), "CheckpointError"
+                state.error, state.blames = unsaved(state), "CheckpointError"
             elif condition is Condition.PART_MISSING:
                 step = state.checkpoints.collecting(state.formed_as)[0]
                 holders = tuple(m.number for m in state.holders())
                 lacking = state.checkpoints.missing(step, holders)
                 state.error = f"the checkpoint of step {step} has no part of members {lacking}"
             yield from self._enter(row[condition], now_s)
-        yield from effects.save_again(state, now_s)
-        yield from effects.send_ahead(state, now_s)
-        yield from returning.give_up(state, now_s)
-        yield from growing.grow(state, now_s)
+        yield from save_again(state, now_s)
+        yield from send_ahead(state, now_s)
+        yield from scaling.give_up(state, now_s)
+        yield from scaling.grow(state, now_s)

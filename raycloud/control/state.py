@@ -7,22 +7,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Meet
-from raycloud.control.away import Away
-from raycloud.control.checkpoints import Checkpoints
-from raycloud.control.saving import Failing
+from raycloud.control.checkpoints import Checkpoints, Failing
+from raycloud.control.membership import Away, Turns
 from raycloud.control.tables import MemberState, Phase
-from raycloud.control.turns import Turns
 from raycloud.errors import InternalError
 
 if TYPE_CHECKING:
-    from raycloud.control.hearing import Hearing
-    from raycloud.control.member import Member
-    from raycloud.control.outstanding import Outstanding
-    from raycloud.control.progress import Progress
+    from raycloud.control.checkpoints import Saving
+    from raycloud.control.data import Progress
+    from raycloud.control.heartbeats import Hearing
+    from raycloud.control.membership import Member, Outstanding
     from raycloud.control.recovery import Recovery
-    from raycloud.control.resharing import Resharing
-    from raycloud.control.saving import Saving
     from raycloud.control.settings import ControlSettings
+    from raycloud.control.shares import Resharing
     from raycloud.events import DataGrew, ExchangeBroken, MemberReady, StepNotFinite
     from raycloud.order import Skip
 

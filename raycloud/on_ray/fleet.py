@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import placement_group_table
 
-from raycloud.control.hearing import Heard
+from raycloud.control.heartbeats import Heard
 from raycloud.errors import PlacementError
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.on_ray.keeper import Keeper, Opaque

@@ -21,7 +21,7 @@ from raycloud.training.meeting import Meeting
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
-    from raycloud.control.hearing import Heard
+    from raycloud.control.heartbeats import Heard
     from raycloud.on_ray.keeper import Keeper
     from raycloud.on_ray.session import Session
     from raycloud.on_ray.takeover import Takeover

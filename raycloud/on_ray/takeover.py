@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 
 from raycloud import __version__
 from raycloud.checkpoint import Manifest
-from raycloud.control.adopting import Adoption
+from raycloud.control.rendezvous import Adoption
 from raycloud.errors import RaycloudError
 from raycloud.events import MemberLost, Noticed, RunStarted
 from raycloud.on_ray.session import Origin

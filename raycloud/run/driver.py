@@ -41,8 +41,8 @@ from raycloud.training.words import Word
 
 if TYPE_CHECKING:
     from raycloud.control import Control
-    from raycloud.control.adopting import Adoption
-    from raycloud.control.hearing import Heard
+    from raycloud.control.heartbeats import Heard
+    from raycloud.control.rendezvous import Adoption
 
 _TURN_S = 0.2
 _SOON_S = 0.02  # where the last checkpoint is all that is waited for

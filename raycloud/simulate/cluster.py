@@ -25,7 +25,7 @@ from raycloud.simulate.telling import few, numbers, short
 if TYPE_CHECKING:
     from raycloud.commands import Form, Prepare, Publish, Spawn
     from raycloud.control import Control
-    from raycloud.control.hearing import Heard
+    from raycloud.control.heartbeats import Heard
     from raycloud.events import Event
     from raycloud.simulate.computing import Computing
     from raycloud.simulate.ending import Ending

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from raycloud.control.hearing import Heard
+from raycloud.control.heartbeats import Heard
 from raycloud.events import MemberLeaving, MemberLost, MemberReturned, MemberSpawned
 from raycloud.run.driver import ENDED
 from raycloud.simulate.words import Body, ready

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from raycloud import commands as c
 from raycloud.control import Control, ControlSettings, MemberState
-from raycloud.control.hearing import Heard
+from raycloud.control.heartbeats import Heard
 from raycloud.order import Ledger, read_ledger
 from tests.control_events import ready, stop
 from tests.control_fleet import Fleet

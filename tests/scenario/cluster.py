@@ -34,7 +34,7 @@ from tests.scenario.fleet import Disk
 NOWHERE = Place("", 0, 0)  # who is alone asks nobody
 
 if TYPE_CHECKING:
-    from raycloud.control.hearing import Heard
+    from raycloud.control.heartbeats import Heard
     from raycloud.simulate.world import World
     from raycloud.spec import Job
     from tests.scenario.fleet import Fleet

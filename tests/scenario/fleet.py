@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.checkpoint.local import LocalStore
 from raycloud.checkpoint.naming import blamed
-from raycloud.control.hearing import Heard
+from raycloud.control.heartbeats import Heard
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.run.driver import ENDED
 from raycloud.training.host import Host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raycloud import commands as c
 from raycloud import events as e
-from raycloud.control.hearing import Heard
+from raycloud.control.heartbeats import Heard
 from raycloud.control.tables import Phase
 from tests.control_events import part, ready
 from tests.control_job import control, only, report, tick

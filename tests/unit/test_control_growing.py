@@ -5,7 +5,7 @@ from __future__ import annotations
 from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import MemberState, Phase
-from raycloud.control.growing import MOST_MISSES
+from raycloud.control.scaling import MOST_MISSES
 from tests.control_events import part, ready, stop
 from tests.control_job import control, of, only, report, tick
 

@@ -6,7 +6,7 @@ import pytest
 
 from raycloud import commands as c
 from raycloud import events as e
-from raycloud.control.handing import at_once
+from raycloud.control.scaling import at_once
 from tests.control_events import committed, ready
 from tests.control_job import on_and_tick, only, report
 from tests.control_three import three

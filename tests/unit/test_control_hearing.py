@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from raycloud import commands as c
 from raycloud import events as e
-from raycloud.control.hearing import Heard
-from raycloud.control.pulse import Pulse, Pulses
+from raycloud.control.heartbeats import Heard, Pulse, Pulses
 from tests.control_events import part, ready
 from tests.control_job import control, only, tick
 from tests.control_three import formed, three, to

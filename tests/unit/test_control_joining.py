@@ -5,7 +5,7 @@ from __future__ import annotations
 from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import MemberState, Phase
-from raycloud.control.hearing import Heard
+from raycloud.control.heartbeats import Heard
 from tests.control_events import ready
 from tests.control_job import of, on_and_tick, only, report, tick
 from tests.control_three import lost, three

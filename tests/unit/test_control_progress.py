@@ -9,8 +9,8 @@ import pytest
 
 from raycloud import commands as c
 from raycloud import events as e
-from raycloud.control.hearing import Heard
-from raycloud.control.resharing import Resharing
+from raycloud.control.heartbeats import Heard
+from raycloud.control.shares import Resharing
 from raycloud.errors import InternalError
 from raycloud.order import Position
 from tests.control_events import ready

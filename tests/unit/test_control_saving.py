@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import Phase
-from raycloud.control.saving import Failing, Saving, interval_s
+from raycloud.control.checkpoints import Failing, Saving, interval_s
 from tests.control_events import part, published
 from tests.control_job import of, only, report
 from tests.control_three import formed, lost, three, to

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from raycloud.control.progress import StepSeconds
+from raycloud.control.data import StepSeconds
 from raycloud.events import StepsCommitted
 from raycloud.order import Position
 from tests.control_events import committed

@@ -11,7 +11,7 @@ import pytest
 
 from raycloud import commands as c
 from raycloud.control.checkpoints import Checkpoints
-from raycloud.control.progress import Progress
+from raycloud.control.data import Progress
 from raycloud.errors import DataError, SpecError
 from raycloud.events import StepsCommitted
 from raycloud.order import Position

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from raycloud.control import silence
+from raycloud.control import failure_detector
 from raycloud.simulate import Fault, Kind, Scenario, simulate, small
 from raycloud.simulate.fleet import Fleet
 
@@ -62,6 +62,6 @@ def test_one_that_is_never_told_of_is_noticed(monkeypatch):
 
 
 def test_nobody_is_silent_where_nobody_is_listened_for(monkeypatch):
-    monkeypatch.setattr(silence, "_mute", lambda _: None)
+    monkeypatch.setattr(failure_detector, "_mute", lambda _: None)
     fault = Fault(at_s=30.0, kind=Kind.FREEZE, lasts_s=20.0)
     assert simulate(replace(FOUR, faults=(fault,))).returned == 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from raycloud.control import conditions
+from raycloud.control import guards
 from raycloud.control.tables import Condition
 from raycloud.simulate import Fault, Kind, Scenario, notices, simulate
 from raycloud.simulate.cluster import VirtualCluster
@@ -118,6 +118,6 @@ def test_checkpoints_come_as_often_as_is_worth_it(published):
 
 
 def test_a_wait_without_end_is_seen(monkeypatch):
-    monkeypatch.setitem(conditions._HOLDS, Condition.ENOUGH, lambda state: False)
+    monkeypatch.setitem(guards._HOLDS, Condition.ENOUGH, lambda state: False)
     leave = {"at_s": 40.0, "kind": Kind.LEAVE, "many": 2, "lasts_s": 120.0}
     assert any("it waits" in promise for promise in simulate(with_faults(leave, least=3)).broken)

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Back, Command, Form, Meet, Notice, Record, Release, Restore
-from raycloud.control.forming import fit, withdraw
-from raycloud.control.growing import MOST_MISSES, pause_s, spares
-from raycloud.control.progress import Progress
+from raycloud.control.data import Progress
 from raycloud.control.recovery import Recovery
+from raycloud.control.rendezvous import fit, withdraw
+from raycloud.control.scaling import MOST_MISSES, pause_s, spares
 from raycloud.control.tables import MemberState, Phase
 from raycloud.errors import InternalError
 from raycloud.order import Ledger, growth_record, restore_record
 
 if TYPE_CHECKING:
-    from raycloud.control.member import Member
+    from raycloud.control.membership import Member
     from raycloud.control.state import JobState
     from raycloud.events import RolledBack, StepNotFinite
 

@@ -1,4 +1,4 @@
-"""One member, as control knows it."""
+"""What has become of a job's members together, so that not all are looked at each time."""
 
 from __future__ import annotations
 
@@ -6,10 +6,62 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raycloud.control.tables import GONE, MemberState
-from raycloud.control.turns import Turns
 
 if TYPE_CHECKING:
+    from raycloud.commands import Change
     from raycloud.events import MemberReady
+
+
+@dataclass(kw_only=True, slots=True)
+class Turns:
+    """Counts what becomes of members; they say so themselves.
+
+    Attributes:
+        count: How often one has come, joined or gone: what is known of who is there is old.
+        states: How many are in each state.
+        present: The numbers of those that are not gone, in order.
+        new: Those of them that have not joined.
+        leaving: Those of them that are going to leave.
+        heard_s: All of them were heard last then, or later.
+    """
+
+    count: int = 0
+    states: dict[MemberState, int] = field(default_factory=lambda: dict.fromkeys(MemberState, 0))
+    present: dict[int, None] = field(default_factory=dict)
+    new: dict[int, None] = field(default_factory=dict)
+    leaving: set[int] = field(default_factory=set)
+    heard_s: float = float("inf")
+
+    def come(self, number: int, state: MemberState, heard_s: float, *, joined: bool) -> None:
+        """A member is asked for."""
+        self.count += 1
+        self.states[state] += 1
+        self.present[number] = None
+        self.heard_s = min(self.heard_s, heard_s)
+        if not joined:
+            self.new[number] = None
+
+    def join(self, number: int) -> None:
+        """It computes."""
+        self.count += 1
+        self.new.pop(number, None)
+
+    def part(self, number: int) -> None:
+        """It has no state any more that counts."""
+        self.count += 1
+        self.new[number] = None
+
+    def move(self, before: MemberState, after: MemberState) -> None:
+        """One is in another state."""
+        self.states[before] -= 1
+        self.states[after] += 1
+
+    def go(self, number: int) -> None:
+        """It is gone."""
+        self.count += 1
+        self.leaving.discard(number)
+        self.present.pop(number, None)
+        self.new.pop(number, None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,3 +169,53 @@ class Member:
     def __str__(self) -> str:
         """As people read it."""
         return f"member {self.number}" + (f" on {self.node}" if self.node else "")
+
+
+@dataclass(kw_only=True, slots=True)
+class Away:
+    """Whose process and place are kept although others go on without it.
+
+    Attributes:
+        since_s: By member that is away: since when.
+        returns: By member that is what a process has come back as: how often it has come back.
+        vacant: Who was lost since the last tick by its end, so that its place may be another's.
+    """
+
+    since_s: dict[int, float] = field(default_factory=dict)
+    returns: dict[int, int] = field(default_factory=dict)
+    vacant: list[int] = field(default_factory=list)
+
+    def __contains__(self, number: int) -> bool:
+        """Whether this member is away."""
+        return number in self.since_s
+
+
+@dataclass(kw_only=True, slots=True)
+class Outstanding:
+    """A change that was sent ahead and is not yet in force everywhere.
+
+    Attributes:
+        applied: The members that switched, with the step at whose start they did: the same.
+        in_force: Somebody has, or computes already as it says: so will all others.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    change: Change
+    applied: dict[int, int] = field(default_factory=dict)
+    in_force: bool = False
+    _of: tuple[tuple[int, ...], frozenset[int]] = ((), frozenset())  # these members, in no order
+
+    @property
+    def everywhere(self) -> bool:
+        """Every member has switched."""
+        return len(self.applied) >= len(self.members) and self.applied.keys() >= self._within()
+
+    def concerns(self, number: int) -> bool:
+        """It was sent to this member."""
+        return number in self._within()
+
+    def _within(self) -> frozenset[int]:
+        if self._of[0] is not self.members:
+            self._of = self.members, frozenset(self.members)
+        return self._of[1]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Meet
-from raycloud.control.growing import spares
-from raycloud.control.resharing import speed
-from raycloud.control.restoring import going_back
+from raycloud.control.rollback import going_back
+from raycloud.control.scaling import spares
+from raycloud.control.shares import speed
 from raycloud.control.tables import MemberState, Phase
 from raycloud.events import MemberLost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from raycloud.control.member import Member
+    from raycloud.control.membership import Member
     from raycloud.control.state import JobState
 
 _COMPUTING = frozenset({Phase.TRAINING, Phase.STOPPING, Phase.REGROUPING})

@@ -6,21 +6,36 @@ iterated.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
-from raycloud.commands import Command, Extend, Form, Meet, Notice, Record, Release, Reshare, Save
-from raycloud.control.growing import spares, who_may_stay
-from raycloud.control.handing import at_once
-from raycloud.control.progress import Progress
+from raycloud.commands import (
+    Command,
+    Extend,
+    Form,
+    Halt,
+    Meet,
+    Notice,
+    Record,
+    Release,
+    Reshare,
+    Save,
+)
+from raycloud.control.checkpoints import Saving
+from raycloud.control.data import Progress, take_over_skips
+from raycloud.control.membership import Member
 from raycloud.control.recovery import Recovery
-from raycloud.control.resharing import Resharing, asked_shares
+from raycloud.control.scaling import at_once, spares, who_may_stay
+from raycloud.control.shares import Resharing, asked_shares
 from raycloud.control.tables import MemberState, Phase
+from raycloud.errors import InternalError
 from raycloud.order import Ledger, growth_record, header_record, restore_record
 
 if TYPE_CHECKING:
+    from raycloud.control.membership import Outstanding
     from raycloud.control.state import JobState
-    from raycloud.events import MemberReady
+    from raycloud.events import ChangeApplied, MemberReady
 
 _ENDING: Final = frozenset({MemberState.DRAINING, MemberState.DONE})
 
@@ -335,3 +350,152 @@ def _seen(state: JobState, samples: int) -> None:
     if state.data_ahead is not None and state.data_ahead.samples <= samples:
         state.data_ahead = None
     state.data_samples = max(state.data_samples, samples)
+
+
+def switched(state: JobState, event: ChangeApplied, now_s: float) -> Iterator[Command]:
+    """A member has switched to the outstanding change; maybe the last one."""
+    outstanding = state.outstanding
+    if outstanding is None:
+        raise InternalError(f"no change is outstanding: {event}")
+    yield from in_force(state, outstanding, event.step, now_s)
+    outstanding.applied[event.member] = event.step
+    if outstanding.everywhere:
+        yield from completed(state, outstanding, event.step, now_s)
+
+
+def completed(
+    state: JobState, outstanding: Outstanding, step: int, now_s: float
+) -> Iterator[Command]:
+    """All have switched."""
+    match outstanding.change:
+        case Reshare(generation=generation, shares=shares):
+            state.generation, state.shares = generation, shares
+            if state.resharing is not None:
+                state.resharing.wait(step, now_s)
+        case Meet():
+            yield from _part_with(state, outstanding.members, now_s)
+        case Extend() | Halt() | Save():
+            pass
+        case _:
+            assert_never(outstanding.change)
+    state.settled, state.outstanding = outstanding.number, None
+
+
+def in_force(
+    state: JobState, outstanding: Outstanding, step: int, now_s: float
+) -> Iterator[Command]:
+    """A member has applied it: from `step` on it holds for all. Known once, from the first word."""
+    if outstanding.in_force:
+        return
+    outstanding.in_force, change = True, outstanding.change
+    match change:
+        case Reshare():
+            take_in(state, change, step)
+        case Meet():
+            become(state, change, step, now_s)
+        case Extend(samples=samples):
+            before = state.formed().steps.sizes.most
+            epoch = state.formed().grow(samples, step)
+            yield Record(records=(growth_record(epoch, samples),))
+            yield grown(epoch, samples, before=before)
+        case Halt():
+            state.halted = True
+        case Save():
+            pass
+        case _:
+            assert_never(change)
+
+
+def _part_with(state: JobState, before: tuple[int, ...], now_s: float) -> Iterator[Command]:
+    """Who left has written all that was its part."""
+    stays = set(state.group)
+    gone = tuple(number for number in before if number not in stays)
+    for number in gone:
+        state.members[number].enter(MemberState.RELEASED, now_s)
+    if gone:
+        yield Release(members=gone)
+
+
+_CAUSE = "the driver was gone"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adoption:
+    """The members that are there, and what the run's files say of them.
+
+    Attributes:
+        readies: What they said when they could compute, by rank.
+        steps: One past the last step that each has reported, by member, as far as the log has it;
+            also of those that are gone.
+        skips: What each has reported that did not count, as records, by member.
+        lost: Members of their generation that are not there any more.
+        changes: The highest number of a change that was sent to any of them.
+        published: Step of the newest checkpoint; None where there is none.
+        began_s: When what drives them now was started.
+    """
+
+    readies: tuple[MemberReady, ...]
+    steps: dict[int, int]
+    skips: Mapping[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    lost: tuple[int, ...] = ()
+    changes: int = 0
+    published: int | None = None
+    began_s: float = 0.0
+
+
+def adopt(state: JobState, adoption: Adoption, now_s: float) -> Iterator[Command]:
+    """Let them meet; too few of them wait for others.
+
+    The ledger goes on where its file ends. Steps that members have committed since, and those that
+    they commit while they are told to meet, are counted once they have reported them.
+    """
+    settings, known = state.settings, adoption.steps
+    state.first = adoption.readies[0]
+    steps = settings.steps(state.first.samples)
+    ledger = Ledger(samples=steps.samples)
+    if settings.ledger is not None:
+        ledger.restore(settings.ledger)
+    yield from take_over_skips(state, ledger, adoption.skips, settings.step)
+    state.started_s, state.generation = adoption.began_s, settings.first_generation - 1
+    state.saving = Saving(began_s=now_s) if settings.saves else None
+    state.checkpoints.last_published = adoption.published
+    state.next_member = settings.first_member
+    state.changes = state.settled = adoption.changes
+    state.sound_from = state.generation + 1
+    state.data_samples = steps.sizes.most
+    state.progress = Progress(
+        steps=steps,
+        step=settings.step,
+        position=settings.position,
+        ledger=ledger,
+        generation=state.generation,
+    )
+    for slot, ready in enumerate(adoption.readies):
+        state.members[ready.member] = Member(
+            number=ready.member,
+            state=MemberState.ACTIVE,
+            since_s=now_s,
+            heard_s=now_s,
+            node=ready.node,
+            ready=ready,
+            step=known.get(ready.member, settings.step),
+            slot=slot,
+            joined=ready.member in known or not known,  # else it may have come just then
+            turns=state.turns,
+        )
+        if state.members[ready.member].step < settings.step:  # it was away, and is called back
+            state.members[ready.member].recall(0, settings.step)
+    state.turns.count += 1
+    state.group = tuple(ready.member for ready in adoption.readies)
+    state.hearing.begin(state.group)
+    if settings.shares == "auto":
+        readies = {ready.member: ready for ready in adoption.readies}
+        state.resharing = Resharing(settings, readies, now_s)
+    state.recovery = Recovery(detected_s=0.0, cause=_CAUSE, lost=list(adoption.lost))
+    state.meetings = 0
+    if len(state.group) < state.workers[0]:
+        state.phase = Phase.WAITING
+        yield from wait(state, now_s)
+    else:
+        state.phase = Phase.REGROUPING
+        yield from regroup(state, now_s)

@@ -10,14 +10,20 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from raycloud.commands import Command, Notice, Release, Spawn, Vacancy
-from raycloud.control.member import Member
-from raycloud.control.resharing import speed
-from raycloud.control.tables import MemberState, Phase
+from raycloud.commands import Command, LeaveOut, Notice, Readmit, Release, Spawn, Vacancy
+from raycloud.control.membership import Member
+from raycloud.control.shares import speed
+from raycloud.control.tables import FINAL, MemberState, Phase
 
 if TYPE_CHECKING:
     from raycloud.control.state import JobState
-    from raycloud.events import MemberLeaving, MemberReady
+    from raycloud.events import (
+        MemberLeaving,
+        MemberLost,
+        MemberReady,
+        MemberReturned,
+        StepsCommitted,
+    )
 
 _FIRST_WAIT_S = 1.0  # after a member that could not join; doubled with each further one
 _LONGEST_WAIT_S = 60.0
@@ -220,3 +226,125 @@ def free_slots(state: JobState) -> Iterator[int]:
     """Without end, the lowest first."""
     taken = {m.slot for m in state.present()}
     return (slot for slot in itertools.count() if slot not in taken)
+
+
+_WHILE = frozenset({Phase.TRAINING, Phase.REGROUPING, Phase.WAITING, Phase.RESTORING})
+_MOST_RETURNS = 3  # of one process: a link that comes and goes costs the others each time
+
+
+def leave_out(state: JobState, event: MemberLost, now_s: float) -> Iterator[Command]:
+    """Keep the process of a member that is lost, if it may come back and would be wanted."""
+    number = event.member
+    often = state.away.returns.get(number, 0) >= _MOST_RETURNS
+    leaving = state.members[number].leaving
+    if not event.silent or often or leaving or number not in state.within() or not _wanted(state):
+        return
+    state.away.since_s[number] = now_s
+    yield LeaveOut(member=number)
+
+
+def come_back(state: JobState, event: MemberReturned, now_s: float) -> Iterator[Command]:
+    """It answers again: it joins as another member, beside others that may be on their way."""
+    before, number = state.members[event.member], state.next_member
+    del state.away.since_s[before.number]
+    if not (_wanted(state) and _seats(state) > 0):
+        yield Release(members=(before.number,))
+        return
+    state.next_member += 1
+    state.away.returns[number] = state.away.returns.pop(before.number, 0) + 1
+    state.members[number] = Member(
+        number=number,
+        state=MemberState.SPAWNING,
+        since_s=now_s,
+        heard_s=now_s,
+        node=before.node,
+        slot=_slot(state, before.slot),
+        joined=False,
+        turns=state.turns,
+    )
+    if state.resharing is not None:
+        state.resharing.rename(before.number, number)
+    yield Readmit(member=number, process=before.number)
+    yield Notice(
+        what=f"it was silent and is back: its process goes on as member {number}",
+        member=before.number,
+        detail={"late_s": round(event.late_s, 1)},
+    )
+
+
+def give_up(state: JobState, now_s: float) -> Iterator[Command]:
+    """Who is away for too long, or is not needed any more, ends: its place may be another's."""
+    if not state.away.since_s or state.phase in FINAL:
+        return
+    seats, away = _seats(state) if _wanted(state) else 0, state.away.since_s
+    newest = sorted(away, key=away.__getitem__, reverse=True)
+    kept = [n for n in newest[:seats] if now_s - away[n] < state.settings.return_s]
+    ends = tuple(sorted(set(away).difference(kept)))
+    for number in ends:
+        del away[number]
+    if ends:
+        yield Release(members=ends)
+
+
+def _wanted(state: JobState) -> bool:
+    """Whether such members may join at all: not where all begin, since they are not new."""
+    begin = state.recovery is not None and state.recovery.begins
+    joins = state.phase in _WHILE and not state.data_version and not begin
+    return joins and not state.stop_requests and state.progress is not None
+
+
+def _seats(state: JobState) -> int:
+    """How many members the job lacks beside those that compute, or follow."""
+    present, leaving = state.turns.present, state.turns.leaving
+    there = sum(number in present and number not in leaving for number in state.group)
+    return max(0, state.workers[1] - there)
+
+
+def _slot(state: JobState, before: int) -> int:
+    """The slot that it had; a newcomer that was to have it gets another."""
+    free = next(free_slots(state))
+    holder = next((m for m in state.present() if m.slot == before), None)
+    if holder is None:
+        return before
+    if holder.joined:
+        return free
+    holder.slot = free
+    return before
+
+
+_FORGETS = 1.25  # with each report: what was the best once need not hold any more
+_FOLLOWS = 3  # steps at least
+_PER_PARAMETER = 2  # values that an optimizer keeps beside each, as Adam does
+
+
+def note_pace(state: JobState, event: StepsCommitted) -> None:
+    """Take in how fast a member's last messages went, as far as their seconds show it.
+
+    They waited for slower members, too, and for messages before them: no byte takes longer, and the
+    least of the last few reports counts.
+    """
+    if event.bytes_last:
+        member, last_s = state.members[event.member], event.exchange_s / event.bytes_last
+        member.pace_s = min(last_s, _FORGETS * member.pace_s)
+
+
+def at_once(state: JobState, new: int) -> bool:
+    """Whether all would wait but a moment for `new` members to take the state from them.
+
+    It goes once over the link of each newcomer, at a time; from those who have it, together, it
+    goes once for each, so that their links are the bound where newcomers are more than they are.
+    Up to twice that is worth it where these would compute as long in three steps: they would be
+    idle for as many at least. Of the members' paces the best is the nearest to that of their links:
+    the others waited. Where they have exchanged nothing yet, those before them tell of their links.
+    """
+    moment_s, group = state.settings.hand_over_s, state.holders()
+    ready = next((m.ready for m in group if m.ready is not None), None)
+    if ready is None:
+        return False
+    size = ready.state_bytes + _PER_PARAMETER * ready.gradient_bytes
+    pace_s = min(m.pace_s for m in group)
+    if pace_s == float("inf"):
+        pace_s = min(m.pace_s for m in state.members.values())
+    takes_s = size * pace_s * max(1.0, new / len(group))
+    idle_s = _FOLLOWS * state.formed().took.usual_s * new / (len(group) + new)
+    return takes_s < min(max(idle_s, moment_s), 2 * moment_s)
