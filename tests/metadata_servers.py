@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from raycloud.clock import SystemClock
 from raycloud.preemption.metadata import MetadataServer
@@ -59,43 +59,25 @@ class Aws:
 
 @dataclass
 class Google:
-    """Wants its header, and waits for a change where it is asked to.
+    """Wants its header.
 
     Attributes:
         preempted: What it says of a preemption.
         maintenance: What it says of maintenance.
-        waiting: Set while somebody waits for a change.
     """
 
     preempted: str = "FALSE"
     maintenance: str = "NONE"
-    waiting: threading.Event = field(default_factory=threading.Event)
-    _changed: threading.Condition = field(default_factory=threading.Condition)
-
-    def preempt(self) -> None:
-        with self._changed:
-            self.preempted = "TRUE"
-            self._changed.notify_all()
 
     def __call__(self, asked: Asked) -> Told:
         own = {"Metadata-Flavor": "Google"}
         if asked.headers.get("metadata-flavor") != "Google":
             return 403, {}, b""
-        parts = urlsplit(asked.path)
-        if parts.path == "/computeMetadata/v1/instance/maintenance-event":
-            return 200, own, self.maintenance.encode()
-        if parts.path != "/computeMetadata/v1/instance/preempted":
-            return 404, own, b""
-        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        with self._changed:
-            if query.get("wait_for_change") == "true":
-                seen, seconds = query["last_etag"], float(query["timeout_sec"])
-                self.waiting.set()
-                self._changed.wait_for(lambda: self._etag() != seen, seconds)
-            return 200, own | {"ETag": self._etag()}, self.preempted.encode()
-
-    def _etag(self) -> str:
-        return f"etag {self.preempted}/"
+        told = {
+            "/computeMetadata/v1/instance/preempted": self.preempted,
+            "/computeMetadata/v1/instance/maintenance-event": self.maintenance,
+        }.get(asked.path)
+        return (404, own, b"") if told is None else (200, own, told.encode())
 
 
 @dataclass

@@ -19,7 +19,7 @@ from raycloud.events import MemberLeaving, Noticed
 from raycloud.on_ray.confidential import keep_confidential
 from raycloud.on_ray.loading import loading
 from raycloud.planning.inventory import price_per_hour
-from raycloud.preemption import Leaving, on_sigterm, watch_here
+from raycloud.preemption import PreemptionNotice, on_sigterm, watch_here
 from raycloud.redact import know
 from raycloud.spec import Environment
 from raycloud.spec.secrets import secrets_of
@@ -106,9 +106,9 @@ class MemberActor:
             self._words.again(written)
         return self._member.survivor()
 
-    def _event(self, told: Leaving | Noticed) -> MemberLeaving | Noticed:
+    def _event(self, told: PreemptionNotice | Noticed) -> MemberLeaving | Noticed:
         """A word of the cloud or the system, as an event of this member."""
-        if not isinstance(told, Leaving):
+        if not isinstance(told, PreemptionNotice):
             return told
         if not told.certain:
             what = "this machine may have to leave"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 # and it needs no dashboard. Tests on a cluster and without one hold it.
 from ray._private.state import state
 
-from raycloud.preemption import Leaving
+from raycloud.preemption import PreemptionNotice
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 REASON = "Ray drains its node"  # it keeps to itself what for, as long as the node lives
 
 
-def draining(clock: Clock) -> dict[str, Leaving]:
+def draining(clock: Clock) -> dict[str, PreemptionNotice]:
     """The nodes that Ray drains now, by id, and when they will be gone: 0.3 ms, one call.
 
     Args:
         clock: To turn moments into seconds from now.
     """
-    now_s, found = clock.unix_s(), dict[str, Leaving]()
+    now_s, found = clock.unix_s(), dict[str, PreemptionNotice]()
     for node, until_ms in state.get_draining_nodes().items():
         deadline_s = max(0.0, until_ms / 1000 - now_s) if until_ms else None  # 0: there is none
-        found[node] = Leaving(reason=REASON, deadline_s=deadline_s)
+        found[node] = PreemptionNotice(reason=REASON, deadline_s=deadline_s)
     return found

@@ -1,7 +1,6 @@
-"""That a machine is going to leave: the notices of clouds, and SIGTERM."""
+"""Preemption: notices of clouds, and SIGTERM, that a machine or a process is going to leave."""
 
-from raycloud.preemption.leaving import Leaving
-from raycloud.preemption.sigterm import on_sigterm
-from raycloud.preemption.watch import Watch, watch_here
+from raycloud.preemption.clouds import PreemptionNotice
+from raycloud.preemption.watch import Watch, on_sigterm, watch_here
 
-__all__ = ["Leaving", "Watch", "on_sigterm", "watch_here"]
+__all__ = ["PreemptionNotice", "Watch", "on_sigterm", "watch_here"]

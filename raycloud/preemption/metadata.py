@@ -1,4 +1,4 @@
-"""A cloud's metadata server, asked over plain HTTP, within bounds of time and of size.
+"""Metadata server of a cloud, asked over plain HTTP, within bounds of time and of size.
 
 It is at the same link-local address in every cloud: a machine that is in none must not ask there.
 No proxy is asked, no redirect followed, and nothing of the environment is looked at.
@@ -11,7 +11,7 @@ import errno
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
+from http.client import HTTPConnection, HTTPException, IncompleteRead
 from typing import TYPE_CHECKING, Any
 
 from raycloud.bounded import json_value
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
 
 HOST, PORT = "169.254.169.254", 80
-ANSWER_S = 2.0
 MOST_BYTES = 256 * 1024  # of an answer, with its headers
 _MOST_VALUES = 20_000
-_OK = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +39,7 @@ class Answer:
         Raises:
             MachineError: It is no answer to what was asked.
         """
-        if self.status != _OK:
+        if self.status != 200:  # noqa: PLR2004 - OK
             raise MachineError(f"the metadata server answers with status {self.status}")
         return self.body.decode("utf-8", errors="replace").strip()
 
@@ -71,49 +69,37 @@ class MetadataServer:
     """
 
     def __init__(
-        self, clock: Clock, host: str = HOST, port: int = PORT, *, answer_s: float = ANSWER_S
+        self, clock: Clock, host: str = HOST, port: int = PORT, *, answer_s: float = 2.0
     ) -> None:
         """Nobody is asked yet."""
-        self._clock = clock
+        self._clock, self._answer_s = clock, answer_s
         self._host, self._port = host, port
-        self._answer_s = answer_s
 
-    def ask(
-        self, path: str, headers: Mapping[str, str], *, method: str = "GET", wait_s: float = 0.0
-    ) -> Answer:
+    def ask(self, path: str, headers: Mapping[str, str], *, method: str = "GET") -> Answer:
         """Ask once, over a connection of its own.
-
-        Args:
-            path: What for.
-            headers: Without them a cloud refuses.
-            method: How.
-            wait_s: How long the server was asked to wait itself.
 
         Raises:
             MachineError: There is no answer, or it is none of HTTP, too late or too long.
         """
         try:
-            with contextlib.closing(_Bounded(self._clock, self._answer_s + wait_s)) as connection:
+            with contextlib.closing(_Bounded(self._clock, self._answer_s)) as connection:
                 connection.connect((self._host, self._port))
                 http = HTTPConnection(self._host, self._port)
                 http.sock = connection
                 http.request(method, path, headers=dict(headers))
                 with http.getresponse() as response:
                     told = {name.lower(): value for name, value in response.getheaders()}
-                    return Answer(status=response.status, headers=told, body=_body(response))
+                    # With a size: without one, memory for the length that is claimed would be
+                    # taken at once.
+                    body = response.read(MOST_BYTES)
+                    if response.length:
+                        raise IncompleteRead(body, response.length)
+                    return Answer(status=response.status, headers=told, body=body)
         except (OSError, HTTPException, ValueError) as error:
             why = str(error) or type(error).__name__
             raise MachineError(
                 f"the metadata server at {self._host} gives no answer: {why}"
             ) from error
-
-
-def _body(response: HTTPResponse) -> bytes:
-    # With a size: without one, memory for the length that is claimed would be taken at once.
-    body = response.read(MOST_BYTES)
-    if response.length:
-        raise IncompleteRead(body, response.length)
-    return body
 
 
 class _Bounded(socket.socket):

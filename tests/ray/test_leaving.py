@@ -29,7 +29,7 @@ from raycloud.events import (
     StepsCommitted,
 )
 from raycloud.on_ray.draining import REASON, draining
-from raycloud.preemption import Leaving, on_sigterm
+from raycloud.preemption import PreemptionNotice, on_sigterm
 from tests.live import asked, check_result, of_kind, wait_for
 from tests.live_tasks import Steady
 from tests.ray.test_regroup import Opening, Trouble
@@ -63,13 +63,13 @@ class Member:
 
     def __init__(self, deadline_s: float) -> None:
         self.main = threading.current_thread() is threading.main_thread()
-        self.heard: queue.SimpleQueue[Leaving] = queue.SimpleQueue()
+        self.heard: queue.SimpleQueue[PreemptionNotice] = queue.SimpleQueue()
         on_sigterm(self.heard.put, deadline_s)
 
     def where(self) -> tuple[int, bool, bool]:
         return os.getpid(), self.main, threading.current_thread() is threading.main_thread()
 
-    def wait(self) -> tuple[Leaving, float]:
+    def wait(self) -> tuple[PreemptionNotice, float]:
         return self.heard.get(timeout=60), time.time()
 
     def compute(self, seconds: float) -> None:
@@ -104,7 +104,7 @@ def test_a_member_hears_sigterm_while_it_computes_and_ends_with_the_second(
     sent_s = time.time()
     os.kill(process, signal.SIGTERM)
     leaving, heard_s = ray.get(waiting)
-    assert leaving == Leaving(reason=leaving.reason, deadline_s=60.0, node=False)
+    assert leaving == PreemptionNotice(reason=leaving.reason, deadline_s=60.0, node=False)
     assert "SIGTERM" in leaving.reason
     assert heard_s - sent_s < 1.0
     ray.get(computing)

@@ -8,7 +8,7 @@ import pytest
 
 from raycloud.clock import VirtualClock
 from raycloud.on_ray import draining
-from raycloud.preemption import Leaving
+from raycloud.preemption import PreemptionNotice
 
 
 def test_the_private_name_is_there() -> None:
@@ -24,7 +24,7 @@ def test_moments_are_seconds_from_now(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"aa": 130_500, "bb": 0, "cc": 90_000}
     monkeypatch.setattr(draining.state, "get_draining_nodes", lambda: told)
     assert draining.draining(VirtualClock(100.0)) == {
-        "aa": Leaving(reason=draining.REASON, deadline_s=30.5),
-        "bb": Leaving(reason=draining.REASON, deadline_s=None),
-        "cc": Leaving(reason=draining.REASON, deadline_s=0.0),
+        "aa": PreemptionNotice(reason=draining.REASON, deadline_s=30.5),
+        "bb": PreemptionNotice(reason=draining.REASON, deadline_s=None),
+        "cc": PreemptionNotice(reason=draining.REASON, deadline_s=0.0),
     }

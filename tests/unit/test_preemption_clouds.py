@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import threading
 from collections.abc import Callable
 from email.utils import format_datetime
 from pathlib import Path
@@ -13,8 +12,8 @@ import pytest
 
 from raycloud.clock import SystemClock
 from raycloud.errors import MachineError, SpecError
-from raycloud.preemption import Leaving, aws, azure, cloud, google
-from raycloud.preemption.cloud import CLOUDS, cloud_here, name_of
+from raycloud.preemption import PreemptionNotice, clouds
+from raycloud.preemption.clouds import CLOUDS, cloud_here, name_of
 from tests import metadata_servers as servers
 from tests.metadata_servers import answering
 
@@ -45,17 +44,17 @@ def interruption(seconds: float, action: str = "terminate") -> dict[str, str]:
 def test_aws_asks_with_one_token_and_hears_nothing_while_there_is_nothing() -> None:
     there = servers.Aws()
     with answering(there) as running:
-        one = aws.Aws(running.client, Clock())
-        assert [one.leaving() for _ in range(3)] == [None] * 3
+        one = clouds.Aws(running.client, Clock())
+        assert [one.notice() for _ in range(3)] == [None] * 3
     assert running.paths() == ["/latest/api/token", *[ACTION, REBALANCE] * 3]
 
 
 def test_aws_interrupts() -> None:
     there = servers.Aws(action=interruption(118))
     with answering(there) as running:
-        leaving = aws.Aws(running.client, Clock()).leaving()
+        leaving = clouds.Aws(running.client, Clock()).notice()
     reason = "AWS takes this spot instance back: terminate"
-    assert leaving == Leaving(reason=reason, deadline_s=118.0)
+    assert leaving == PreemptionNotice(reason=reason, deadline_s=118.0)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_aws_interrupts() -> None:
 def test_aws_says_when(time: Any, deadline_s: float | None) -> None:
     there = servers.Aws(action={"action": "stop", "time": time})
     with answering(there) as running:
-        leaving = aws.Aws(running.client, Clock()).leaving()
+        leaving = clouds.Aws(running.client, Clock()).notice()
     assert leaving is not None
     assert leaving.deadline_s == deadline_s
 
@@ -80,14 +79,14 @@ def test_aws_says_when(time: Any, deadline_s: float | None) -> None:
 def test_aws_recommends_before_it_interrupts() -> None:
     there = servers.Aws(rebalance={"noticeTime": "2026-03-01T11:59:00Z"})
     with answering(there) as running:
-        one = aws.Aws(running.client, Clock())
-        first, again = one.leaving(), one.leaving()
+        one = clouds.Aws(running.client, Clock())
+        first, again = one.notice(), one.notice()
         assert first == again
         assert first is not None
         assert not first.certain
         assert first.deadline_s is None
         there.action = interruption(120, "hibernate")
-        certain = one.leaving()
+        certain = one.notice()
     assert certain is not None
     assert certain.certain
     assert running.paths().count(REBALANCE) == 1
@@ -96,11 +95,11 @@ def test_aws_recommends_before_it_interrupts() -> None:
 def test_aws_takes_a_new_token_for_one_that_has_expired() -> None:
     there = servers.Aws()
     with answering(there) as running:
-        one = aws.Aws(running.client, Clock())
-        one.leaving()
+        one = clouds.Aws(running.client, Clock())
+        one.notice()
         there.tokens.append("another")
         there.action = interruption(120)
-        assert one.leaving() is not None
+        assert one.notice() is not None
     assert running.paths().count("/latest/api/token") == 2
 
 
@@ -117,32 +116,26 @@ def test_aws_takes_a_new_token_for_one_that_has_expired() -> None:
 )
 def test_aws_gives_no_token(answer: servers.Told) -> None:
     with answering(lambda _: answer) as running, pytest.raises(MachineError):
-        aws.Aws(running.client, Clock()).leaving()
+        clouds.Aws(running.client, Clock()).notice()
 
 
 @pytest.mark.parametrize("action", [[], {}, {"action": "dance"}, {"action": []}, "terminate", 7])
 def test_aws_talks_nonsense(action: Any) -> None:
     with answering(servers.Aws(action=action)) as running, pytest.raises(MachineError):
-        aws.Aws(running.client, Clock()).leaving()
+        clouds.Aws(running.client, Clock()).notice()
 
 
 # --- Google Cloud ---
 
 
-def test_google_waits_for_a_preemption_itself() -> None:
-    there, heard = servers.Google(), list[Leaving | None]()
+def test_google_preempts() -> None:
+    there = servers.Google()
     with answering(there) as running:
-        one = google.Google(running.client, Clock())
-        assert one.leaving() is None
-        thread = threading.Thread(target=lambda: heard.append(one.leaving()))
-        thread.start()
-        assert there.waiting.wait(20)
-        assert heard == []
-        there.preempt()
-        thread.join()
-    assert heard == [Leaving(reason="Google Cloud preempts this machine", deadline_s=30.0)]
-    waited = running.paths()[2]
-    assert "wait_for_change=true&timeout_sec=5&last_etag=etag%20FALSE%2F" in waited
+        one = clouds.Google(running.client, Clock())
+        assert one.notice() is None
+        there.preempted = "TRUE"
+        notice = one.notice()
+    assert notice == PreemptionNotice(reason="Google Cloud preempts this machine", deadline_s=30.0)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +149,7 @@ def test_google_waits_for_a_preemption_itself() -> None:
 )
 def test_google_maintains(said: str, leaves: bool) -> None:
     with answering(servers.Google(maintenance=said)) as running:
-        leaving = google.Google(running.client, Clock()).leaving()
+        leaving = clouds.Google(running.client, Clock()).notice()
     assert (leaving is not None) == leaves
     if leaving is not None:
         assert leaving.deadline_s == 60.0
@@ -173,7 +166,7 @@ def test_google_maintains(said: str, leaves: bool) -> None:
 )
 def test_google_talks_nonsense(answer: servers.Told) -> None:
     with answering(lambda _: answer) as running, pytest.raises(MachineError):
-        google.Google(running.client, Clock()).leaving()
+        clouds.Google(running.client, Clock()).notice()
 
 
 # --- Azure ---
@@ -194,9 +187,9 @@ def event(kind: str, seconds: float | None, *resources: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["Preempt", "Terminate", "Reboot", "Redeploy"])
 def test_azure_ends_a_machine(kind: str) -> None:
     with answering(servers.Azure([event(kind, 30)])) as running:
-        leaving = azure.Azure(running.client, Clock()).leaving()
+        leaving = clouds.Azure(running.client, Clock()).notice()
     reason = f"Azure has scheduled the end of this machine: {kind}"
-    assert leaving == Leaving(reason=reason, deadline_s=30.0)
+    assert leaving == PreemptionNotice(reason=reason, deadline_s=30.0)
 
 
 @pytest.mark.parametrize(
@@ -212,14 +205,14 @@ def test_azure_ends_a_machine(kind: str) -> None:
 )
 def test_azure_leaves_a_machine(events: Any) -> None:
     with answering(servers.Azure(events)) as running:
-        assert azure.Azure(running.client, Clock()).leaving() is None
+        assert clouds.Azure(running.client, Clock()).notice() is None
 
 
 def test_azure_names_the_first_end_of_several() -> None:
     events = [event("Redeploy", 600), event("Preempt", 25), event("Reboot", 900)]
     with answering(servers.Azure(events)) as running:
-        one = azure.Azure(running.client, Clock())
-        leaving, _ = one.leaving(), one.leaving()
+        one = clouds.Azure(running.client, Clock())
+        leaving, _ = one.notice(), one.notice()
     assert leaving is not None
     assert leaving.deadline_s == 25.0
     assert sum("compute/name" in path for path in running.paths()) == 1
@@ -227,7 +220,7 @@ def test_azure_names_the_first_end_of_several() -> None:
 
 def test_azure_has_begun() -> None:
     with answering(servers.Azure([event("Preempt", None)])) as running:
-        leaving = azure.Azure(running.client, Clock()).leaving()
+        leaving = clouds.Azure(running.client, Clock()).notice()
     assert leaving is not None
     assert leaving.deadline_s == 0.0
 
@@ -235,7 +228,7 @@ def test_azure_has_begun() -> None:
 @pytest.mark.parametrize("events", [None, {}, "Preempt", [[]], ["Preempt"]])
 def test_azure_talks_nonsense(events: Any) -> None:
     with answering(servers.Azure(events)) as running, pytest.raises(MachineError):
-        azure.Azure(running.client, Clock()).leaving()
+        clouds.Azure(running.client, Clock()).notice()
 
 
 # --- which of them ---
@@ -292,6 +285,6 @@ def test_it_can_be_said_or_turned_off(tmp_path: Path) -> None:
 
 
 def test_the_address_is_the_link_local_one() -> None:
-    asked: Callable[..., Any] = cloud.MetadataServer
+    asked: Callable[..., Any] = clouds.MetadataServer
     server = asked(SystemClock())
     assert (server._host, server._port) == ("169.254.169.254", 80)

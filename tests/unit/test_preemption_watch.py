@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,25 +15,26 @@ import pytest
 from raycloud.clock import SystemClock, VirtualClock
 from raycloud.errors import MachineError
 from raycloud.events import Noticed
-from raycloud.preemption import Leaving, Watch, watch_here
+from raycloud.preemption import PreemptionNotice, Watch, on_sigterm, watch_here
+from raycloud.preemption.clouds import Cloud
 from raycloud.preemption.watch import turn_of
-from tests.live import wait_for
+from tests.live import ROOT, wait_for
 
-GOING = Leaving(reason="it goes", deadline_s=100.0)
-PERHAPS = Leaving(reason="it may go", certain=False)
-FAR = Leaving(reason="it goes some day", deadline_s=9000.0)
+GOING = PreemptionNotice(reason="it goes", deadline_s=100.0)
+PERHAPS = PreemptionNotice(reason="it may go", certain=False)
+FAR = PreemptionNotice(reason="it goes some day", deadline_s=9000.0)
 
 
-class Said:
+class Said(Cloud):
     """A cloud that says these words, one after the other, and then the last one for ever."""
 
     name = "said"
 
-    def __init__(self, *words: Leaving | Exception | None, every_s: float = 5.0) -> None:
+    def __init__(self, *words: PreemptionNotice | Exception | None, every_s: float = 5.0) -> None:
         self.words, self.every_s = list(words), every_s
         self.asked = 0
 
-    def leaving(self) -> Leaving | None:
+    def notice(self) -> PreemptionNotice | None:
         self.asked += 1
         word = self.words.pop(0) if len(self.words) > 1 else self.words[0]
         if isinstance(word, Exception):
@@ -44,9 +49,9 @@ class Slow(Said):
         super().__init__(None)
         self.clock, self.seconds = clock, seconds
 
-    def leaving(self) -> Leaving | None:
+    def notice(self) -> PreemptionNotice | None:
         self.clock.advance(self.seconds)
-        return super().leaving()
+        return super().notice()
 
 
 @pytest.fixture
@@ -64,7 +69,7 @@ def closing() -> Iterator[list[Watch]]:
             watch._thread.join()
 
 
-def heard(*words: Leaving | Exception | None) -> list[Leaving | Noticed]:
+def heard(*words: PreemptionNotice | Exception | None) -> list[PreemptionNotice | Noticed]:
     """What is told of words that come every few seconds."""
     clock, said = VirtualClock(), Said(*words)
     watch = Watch(3, "", None, clock)
@@ -86,11 +91,11 @@ def test_a_word_that_was_taken_back_is_told_again() -> None:
 
 
 def test_a_machine_that_leaves_later_computes_until_then() -> None:
-    first, *rest = heard(FAR, FAR, Leaving(reason=FAR.reason, deadline_s=170.0), FAR)
+    first, *rest = heard(FAR, FAR, PreemptionNotice(reason=FAR.reason, deadline_s=170.0), FAR)
     assert isinstance(first, Noticed)
     assert first.member == 3
     assert first.detail == {"why": FAR.reason, "in_s": 9000}
-    assert rest == [Leaving(reason=FAR.reason, deadline_s=170.0)]
+    assert rest == [PreemptionNotice(reason=FAR.reason, deadline_s=170.0)]
 
 
 def test_time_that_a_question_takes_is_no_pause() -> None:
@@ -197,3 +202,118 @@ def test_a_turn_ends_with_its_holder(key: str) -> None:
     again = turn_of(key)
     assert again is not None
     again.close()
+
+
+PROGRAM = """
+import os, signal, sys, threading
+from raycloud.preemption import on_sigterm
+
+{before}
+
+def tell(leaving):
+    print("told", leaving.deadline_s, leaving.node, flush=True)
+
+on_sigterm(tell, {deadline_s})
+{after}
+print("ready", flush=True)
+while True:  # in short waits: a signal just before a long one would be seen after it
+    threading.Event().wait(0.02)
+"""
+
+RAYS = """
+def rays(number, frame):
+    print("before", number, flush=True)
+    raise SystemExit(7)
+signal.signal(signal.SIGTERM, rays)
+"""
+
+FORKED = """
+reading, writing = os.pipe()
+child = os.fork()
+if child == 0:
+    os.write(writing, b"x")
+    for _ in range(3000):  # in short waits, as below
+        threading.Event().wait(0.02)
+    os._exit(9)
+os.read(reading, 1)
+os.kill(child, signal.SIGTERM)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@contextmanager
+def running(
+    before: str = "", after: str = "", deadline_s: float = 60.0
+) -> Iterator[subprocess.Popen[str]]:
+    program = PROGRAM.format(before=before, after=after, deadline_s=deadline_s)
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip()
+
+
+def test_the_first_is_a_notice_and_the_second_ends_the_process() -> None:
+    with running(RAYS) as process:
+        assert line(process) == "ready"
+        process.send_signal(signal.SIGTERM)
+        assert line(process) == "told 60.0 False"
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert line(process) == f"before {signal.SIGTERM:d}"
+        assert process.wait(30) == 7
+
+
+@pytest.mark.parametrize(("before", "code"), [("", -signal.SIGTERM), (RAYS, 7)])
+def test_the_deadline_ends_it_as_before(before: str, code: int) -> None:
+    with running(before, deadline_s=0.2) as process:
+        assert line(process) == "ready"
+        process.send_signal(signal.SIGTERM)
+        assert line(process) == "told 0.2 False"
+        assert process.wait(30) == code
+
+
+def test_a_process_that_ignored_it_goes_on() -> None:
+    ignored = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    with running(ignored) as process:
+        assert line(process) == "ready"
+        process.send_signal(signal.SIGTERM)
+        assert line(process).startswith("told")
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+
+
+def test_a_child_that_was_forked_ends_with_the_first() -> None:
+    with running(after=FORKED) as process:
+        assert line(process) == f"child {-signal.SIGTERM:d}"
+        assert line(process) == "ready"
+        process.send_signal(signal.SIGTERM)
+        assert line(process).startswith("told")  # the parent is told of its own
+
+
+def test_only_the_main_thread_may_ask() -> None:
+    refused: list[ValueError] = []
+
+    def ask() -> None:
+        with pytest.raises(ValueError, match="main thread") as caught:
+            on_sigterm(lambda _: None)
+        refused.append(caught.value)
+
+    before = threading.active_count()
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert len(refused) == 1
+    assert threading.active_count() == before
