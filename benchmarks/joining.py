@@ -34,13 +34,13 @@ from raycloud import Job, Splits, Task
 from raycloud.commands import Form, Meet, Reshare
 from raycloud.events import MemberCaughtUp, MemberFailed, MemberReady
 from raycloud.order import deal
+from raycloud.step.feed import Feed
+from raycloud.step.replica import Replica
+from raycloud.step.state import ReplicaState
 from raycloud.training import life, regroup
-from raycloud.training.feed import Feed
 from raycloud.training.footing import Footing
 from raycloud.training.loop import Loop
 from raycloud.training.member import Meeting, Member, MemberConfig
-from raycloud.training.replica import Replica
-from raycloud.training.state import ReplicaState
 
 _PORT = 29400
 _MEET = timedelta(seconds=120)

@@ -8,10 +8,9 @@ from typing import Any
 from raycloud.errors import TransportError
 from raycloud.order import assign
 from raycloud.spec import Job
+from raycloud.step.collate import Making, StepWork
+from raycloud.step.speculation import Backing, Kind, Note
 from raycloud.sync.lane import LaneReport
-from raycloud.sync.notes import Kind, Note
-from raycloud.training.backing import Backing
-from raycloud.training.collate import Making, StepWork
 from raycloud.training.lines import ring
 from tests.lockstep import Fleet, NetTask, never
 

@@ -16,11 +16,11 @@ from raycloud.clock import SystemClock
 from raycloud.commands import Change, Form, Meet
 from raycloud.events import Event, MemberFailed, MemberReady
 from raycloud.spec import Job
+from raycloud.step.replica import Replica
 from raycloud.sync.rendezvous import Rendezvous
 from raycloud.task import Task
 from raycloud.training.member import _OVER as OVER
 from raycloud.training.member import Meeting, Member, MemberConfig
-from raycloud.training.replica import Replica
 from tests.live_tasks import Paced
 from tests.sockets import close_all
 

@@ -23,7 +23,7 @@ from raycloud import Job
 from raycloud.checkpoint import load, open_store, steps
 from raycloud.checkpoint.payload import load_tensors
 from raycloud.order import Position, Steps
-from raycloud.training.state import digest
+from raycloud.step.state import digest
 from tests.live import asked
 from tests.live_poison import Poison
 from tests.live_tasks import claim

@@ -14,13 +14,13 @@ from raycloud.clock import SystemClock
 from raycloud.errors import TransportError
 from raycloud.order import MicroBatch, Order, Position, Steps, StepSpan, assign, stream_seed
 from raycloud.spec import Job
+from raycloud.step.collate import Collate, StepWork
+from raycloud.step.feed import Feed
+from raycloud.step.replica import Replica
 from raycloud.sync.lane import Lane, LaneReport
 from raycloud.sync.loopback import Loopback
 from raycloud.task import Splits, Task
-from raycloud.training.collate import Collate, StepWork
-from raycloud.training.feed import Feed
 from raycloud.training.regroup import adopt
-from raycloud.training.replica import Replica
 
 CPU = torch.device("cpu")
 

@@ -39,6 +39,7 @@ KNOW: dict[str, tuple[str, ...]] = {
     "on_ray": ("tests/unit/test_on_ray_*.py",),
     "planning": ("tests/unit/test_plan_*.py", "tests/property/test_plan_*.py"),
     "report": ("tests/unit/test_report_*.py",),
+    "step": ("tests/unit/test_step_*.py", "tests/property/test_exactness*.py"),
     "sync": ("tests/unit/test_sync_*.py", "tests/property/test_sync_property.py"),
     "training": ("tests/unit/test_training_*.py", "tests/property/test_exactness*.py"),
 }

@@ -16,14 +16,14 @@ from raycloud.clock import SystemClock
 from raycloud.events import Event, Noticed, StepsCommitted
 from raycloud.order import MicroBatch, Order, Position, Steps
 from raycloud.spec import Job
+from raycloud.step.collate import Collate, Making
+from raycloud.step.feed import Adopted
+from raycloud.step.replica import Replica
 from raycloud.sync.lane import Lane
 from raycloud.task import Splits
 from raycloud.training.changes import Changes
-from raycloud.training.collate import Collate, Making
 from raycloud.training.loop import Loop, Parts, Seat
-from raycloud.training.replica import Replica
 from raycloud.training.saver import Saver
-from raycloud.training.schedule import Adopted
 from tests.live_tasks import Paced
 from tests.lockstep import CPU, NetTask, never
 from tests.sockets import gloo_members, together

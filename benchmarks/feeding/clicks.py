@@ -15,7 +15,7 @@ from benchmarks.feeding.training import train
 from benchmarks.machine import ROOT
 from raycloud.on_ray.tasks import resolve
 from raycloud.spec import load_job
-from raycloud.training.contract import construct
+from raycloud.step.contract import construct
 
 if TYPE_CHECKING:
     import pyarrow as pa

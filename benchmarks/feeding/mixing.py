@@ -18,7 +18,7 @@ from raycloud.data.prepare import prepare_here
 from raycloud.on_ray.tasks import resolve
 from raycloud.order import Layout, Order, displacement, neighbours_together
 from raycloud.spec import load_job
-from raycloud.training.contract import construct
+from raycloud.step.contract import construct
 
 BATCH = 128
 LANES = (1, 4)  # micro-batches of 128 and of 32

@@ -27,11 +27,11 @@ from raycloud.on_ray.cluster import attached
 from raycloud.order import Position
 from raycloud.rows import Rows
 from raycloud.spec import Job
+from raycloud.step.collate import Collate, Making
+from raycloud.step.feed import Feed
+from raycloud.step.memory import keep_freed_memory
 from raycloud.training.arrangement import Arrangement
-from raycloud.training.collate import Collate, Making
 from raycloud.training.config import MemberConfig
-from raycloud.training.feed import Feed
-from raycloud.training.memory import keep_freed_memory
 from raycloud.training.supply import Supply
 
 PREFETCH = 8

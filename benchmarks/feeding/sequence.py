@@ -19,10 +19,9 @@ from raycloud.data.cache import BlockCache
 from raycloud.data.prepare import prepare_here
 from raycloud.order import Order, Position, Steps
 from raycloud.spec import Job
+from raycloud.step.contract import construct
+from raycloud.step.feed import Collate, Feed, Piece, Schedule
 from raycloud.training.arrangement import laid_out
-from raycloud.training.contract import construct
-from raycloud.training.feed import Collate, Feed
-from raycloud.training.schedule import Piece, Schedule
 
 if TYPE_CHECKING:
     from raycloud.data.samples import BlockSamples

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from raycloud.commands import Change
     from raycloud.on_ray.collators import Delivery, Unable
     from raycloud.order import Layout, MicroBatch, Order
+    from raycloud.step.pace import Behind
     from raycloud.sync.stream import Place
     from raycloud.training.config import MemberConfig
     from raycloud.training.meeting import Meeting
-    from raycloud.training.pace import Behind
     from raycloud.training.stillness import Still
     from raycloud.training.words import Survivor, Word
 

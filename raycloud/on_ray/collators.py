@@ -14,9 +14,9 @@ from ray.exceptions import RayError
 
 from raycloud.clock import SystemClock
 from raycloud.errors import RaycloudError
+from raycloud.step.collate import Collate, Making
+from raycloud.step.contract import construct
 from raycloud.task import Splits
-from raycloud.training.collate import Collate, Making
-from raycloud.training.contract import construct
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from raycloud.data.samples import BlockSamples
     from raycloud.events import Noticed
     from raycloud.order import Layout, MicroBatch, Order
-    from raycloud.training.feed import Passes
+    from raycloud.step.feed import Passes
     from raycloud.training.member import MemberConfig
 
 _TURN_S = 0.2
@@ -122,7 +122,7 @@ class Collator:
 
 
 class RayCollators:
-    """The collators of a run, as a member uses them: `training.feed.Collators`.
+    """The collators of a run, as a member uses them: `step.feed.Collators`.
 
     Args:
         names: Of the actors.
@@ -176,7 +176,7 @@ class RayCollators:
         return Asked(self, name, call, micro_batches, fuse)
 
     def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
-        """See `training.feed.Collators`."""
+        """See `step.feed.Collators`."""
         self._own.extend(self._grown(version), epoch, layout)
         with self._lock:
             for actor in self._actors.values():
@@ -228,7 +228,7 @@ class RayCollators:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """Passes that were asked for: `training.feed.Made`."""
+    """Passes that were asked for: `step.feed.Made`."""
 
     crew: RayCollators
     name: str

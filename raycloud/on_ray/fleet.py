@@ -19,9 +19,9 @@ from raycloud.on_ray.keeper import Keeper, Opaque
 from raycloud.on_ray.seat import POLL_S, Seat
 from raycloud.on_ray.vacancies import Vacancies
 from raycloud.run.driver import ENDED
+from raycloud.step.pace import Behind
 from raycloud.sync.probing import Probes
 from raycloud.training.journal import Lines
-from raycloud.training.pace import Behind
 from raycloud.training.stillness import Still
 from raycloud.training.words import Word
 

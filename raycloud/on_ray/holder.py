@@ -17,7 +17,7 @@ from raycloud.data.prepare import labels_of, make_block
 from raycloud.errors import RaycloudError
 from raycloud.on_ray.confidential import keep_confidential
 from raycloud.spec import Environment
-from raycloud.training.contract import construct, raised
+from raycloud.step.contract import construct, raised
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,8 +22,8 @@ from raycloud.on_ray.preparing import Means, Preparing
 from raycloud.on_ray.reader import Turns
 from raycloud.on_ray.readers import Readers
 from raycloud.on_ray.warming import keys_first_read
+from raycloud.step.contract import construct
 from raycloud.task import Source
-from raycloud.training.contract import construct
 from raycloud.training.supply import asked
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from raycloud.on_ray.cluster import hash_seeded
 from raycloud.on_ray.confidential import keep_confidential
 from raycloud.on_ray.holder import Holder, answer, place_of
 from raycloud.on_ray.pipeline import Pipeline, PipelineConfig
-from raycloud.training.contract import construct
+from raycloud.step.contract import construct
 
 _THREADS = 64  # members wait in one while others ask
 

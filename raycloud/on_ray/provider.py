@@ -104,7 +104,7 @@ class RayProvider:
         if not names:
             return None
         from raycloud.on_ray.collators import RayCollators
-        from raycloud.training.collate import Collate, Making
+        from raycloud.step.collate import Collate, Making
 
         making = Making(apart=self._config.job.elastic.backup_micro_batches)
         clock = SystemClock()

@@ -19,7 +19,7 @@ from raycloud.errors import MachineError, RaycloudError
 from raycloud.on_ray.confidential import keep_confidential
 from raycloud.on_ray.holder import cache_of
 from raycloud.on_ray.holders import Reach
-from raycloud.training.contract import construct
+from raycloud.step.contract import construct
 
 if TYPE_CHECKING:
     import pyarrow as pa

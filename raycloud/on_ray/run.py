@@ -233,7 +233,7 @@ def imported(job: Job) -> Iterator[Callable[[], Any]]:
     def work() -> None:
         try:
             tasks = importlib.import_module("raycloud.on_ray.tasks")
-            contract = importlib.import_module("raycloud.training.contract")
+            contract = importlib.import_module("raycloud.step.contract")
             kind = tasks.resolve(job)
             contract.check_settings(kind, job)
             found.append(kind)

@@ -1,1 +1,1 @@
-"""What computes: one replica's step as a transaction, the loop of rounds, the feed."""
+"""The worker process: its loop, its data set, and how it goes from generation to generation."""

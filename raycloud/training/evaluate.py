@@ -13,11 +13,11 @@ import torch
 from raycloud.errors import RaycloudError, TaskError
 from raycloud.metrics import Mean, Metric, merge_all
 from raycloud.order import stream_seed
-from raycloud.training.contract import raised
-from raycloud.training.device import move
-from raycloud.training.mutation import preserved
-from raycloud.training.randomness import Randomness
-from raycloud.training.reading import reader
+from raycloud.step.collate import reader
+from raycloud.step.contract import raised
+from raycloud.step.device import move
+from raycloud.step.mutation import preserved
+from raycloud.step.randomness import Randomness
 
 if TYPE_CHECKING:
     from raycloud.spec import Job

@@ -24,9 +24,8 @@ import numpy as np
 import torch
 
 from raycloud.errors import DataError, RaycloudError, TaskError
-from raycloud.training.calling import call
-from raycloud.training.contract import raised
-from raycloud.training.reading import reader
+from raycloud.step.collate import reader
+from raycloud.step.contract import call, raised
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from raycloud.step.stateful import Commit, Sums
 from raycloud.sync.transport import Abandoned
 from raycloud.threads import THREADS
-from raycloud.training.stateful import Commit
 
 if TYPE_CHECKING:
     import threading
@@ -22,36 +22,12 @@ if TYPE_CHECKING:
     import torch
 
     from raycloud.order import Skip
+    from raycloud.step.replica import Replica
     from raycloud.threads import Threads
-    from raycloud.training.replica import Replica
     from raycloud.training.snapshot import Incoming
 
 _LEAST_STEPS = 2  # committed in each step of the others: one more than they do
 _LOOK_UP_S = 0.05
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sums:
-    """What the exchange of a step has brought, its gradients clipped.
-
-    Attributes:
-        step: What all others have committed.
-        gradients: The flags, then the message of each bucket; none where the step changes nothing.
-        statistics: Those of the buffers that a forward pass changes.
-        averaged: Numbers of the buffers that `statistics` has beside running averages.
-        measured: It is no step, but what was measured after it.
-    """
-
-    step: Commit
-    gradients: tuple[torch.Tensor, ...]
-    statistics: tuple[torch.Tensor, ...]
-    averaged: tuple[int, ...] = ()
-    measured: float | None = None
-
-    @property
-    def bytes(self) -> int:
-        """How much memory they take."""
-        return sum(t.numel() * t.element_size() for t in (*self.gradients, *self.statistics))
 
 
 class Following:

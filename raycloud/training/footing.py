@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from raycloud.events import Noticed
 from raycloud.order import Position
+from raycloud.step.forward import Fusing
 from raycloud.sync.lane import Lane
-from raycloud.training.forward import Fusing
 from raycloud.training.growth import position_of
 from raycloud.training.lines import Backups
 from raycloud.training.locality import agreed
@@ -31,8 +31,8 @@ from raycloud.training.suspects import leave_out, suspects_of
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
     from raycloud.order import StepSpan
+    from raycloud.step.feed import Held
     from raycloud.sync.transport import Transport
-    from raycloud.training.locality import Held
     from raycloud.training.meeting import Meeting
     from raycloud.training.parts import Parts
 

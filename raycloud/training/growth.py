@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from raycloud.errors import CheckpointError, DataError
 from raycloud.order import EpochSizes, Layout, Order, Position, Steps
-from raycloud.training.contract import cut
+from raycloud.step.contract import cut
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest

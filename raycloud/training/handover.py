@@ -25,10 +25,10 @@ from raycloud.training.as_bytes import Row, Tensors, described, room_for
 if TYPE_CHECKING:
     import threading
 
+    from raycloud.step.stateful import ReplicaState
     from raycloud.sync.stream import Place, Stream
     from raycloud.training.host import Host
     from raycloud.training.regroup import Talk
-    from raycloud.training.stateful import ReplicaState
 
 PIECE_BYTES = 2**18  # 2 ms at 1 Gbit/s
 _AHEAD = 4  # pieces asked for of each at a time: nobody waits for the next word

@@ -13,6 +13,12 @@ from raycloud.data.provide import TRAIN
 from raycloud.errors import InternalError, TaskError
 from raycloud.events import DataPreparing, EvaluationPart, MemberDone, MemberReady, Noticed
 from raycloud.order import Position
+from raycloud.step.collate import Collate, Making
+from raycloud.step.contract import construct
+from raycloud.step.device import Copies, choose
+from raycloud.step.memory import keep_freed_memory
+from raycloud.step.mutation import evaluating, has_modes
+from raycloud.step.replica import Replica
 from raycloud.training.arrangement import (
     Arrangement,
     data_values,
@@ -20,19 +26,13 @@ from raycloud.training.arrangement import (
     index_of,
     prepared_event,
 )
-from raycloud.training.collate import Collate, Making
-from raycloud.training.contract import construct
-from raycloud.training.device import Copies, choose
 from raycloud.training.evaluate import evaluate, judged, show, states_of, try_out
 from raycloud.training.fingerprint import SAMPLES, Seen, check_samples
 from raycloud.training.footing import Footing
 from raycloud.training.growth import position_of
-from raycloud.training.locality import Held, held
+from raycloud.training.locality import held
 from raycloud.training.loop import Parts, Seat
-from raycloud.training.memory import keep_freed_memory
-from raycloud.training.mutation import evaluating, has_modes
 from raycloud.training.ready import ready
-from raycloud.training.replica import Replica
 from raycloud.training.restoring import Restoring, started_from
 from raycloud.training.saver import Saver
 from raycloud.training.supply import Supplying
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from raycloud.data.provide import Provider
     from raycloud.data.samples import BlockSamples
     from raycloud.events import Event
+    from raycloud.step.feed import Held
     from raycloud.sync.transport import Transport
     from raycloud.training.changes import Changes
     from raycloud.training.config import MemberConfig

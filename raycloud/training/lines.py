@@ -7,9 +7,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from raycloud.errors import TransportError
-from raycloud.sync.notes import Notes
+from raycloud.step.speculation import Backing, Notes
 from raycloud.sync.stream import Listener, connect
-from raycloud.training.backing import Backing
 
 if TYPE_CHECKING:
     import socket

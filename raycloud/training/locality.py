@@ -13,9 +13,8 @@ from raycloud.sync.agree import take_from
 if TYPE_CHECKING:
     from raycloud.data.index import Index
     from raycloud.order import Order
+    from raycloud.step.feed import Held
     from raycloud.sync.transport import Transport
-
-Held = tuple[tuple[float, ...], ...]
 
 
 def held(index: Index, order: Order, nodes: Sequence[str]) -> Held:

@@ -11,17 +11,21 @@ from raycloud.commands import Extend, Halt, Meet, Reshare, Save
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.events import ChangeApplied, Noticed
 from raycloud.spec.sizes import report_s, ring_bytes
+from raycloud.step.commit import Others, Owed, RollbackError, all_hold, check_end, find_outcome
+from raycloud.step.consistency import Company, Consistency
+from raycloud.step.dealing import Reads
+from raycloud.step.feed import (
+    Adopted,
+    Course,
+    Feed,
+    Piece,
+    Schedule,
+)
 from raycloud.sync.lane import NO_PLACES, Lane, LaneReport, Places, all_places
 from raycloud.sync.transport import Abandoned
-from raycloud.training.consistency import Company, Consistency
-from raycloud.training.dealing import Reads
 from raycloud.training.evaluate import judged, merged
-from raycloud.training.feed import Feed
 from raycloud.training.growth import LAYOUT, layout_record
-from raycloud.training.outcome import Others, all_hold, find_outcome
-from raycloud.training.parts import Owed, Parts, Seat
-from raycloud.training.rollback import RollbackError, check_end
-from raycloud.training.schedule import Adopted, Course, Piece, Schedule
+from raycloud.training.parts import Parts, Seat
 from raycloud.training.tally import Counted, Tally, counted, exchanged
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from raycloud.events import Event
     from raycloud.order import Layout, Position, Steps
     from raycloud.spec import Job
+    from raycloud.step.collate import Collate
+    from raycloud.step.feed import Held
+    from raycloud.step.replica import Replica
     from raycloud.training.changes import Changes
-    from raycloud.training.collate import Collate
     from raycloud.training.host import Host
-    from raycloud.training.locality import Held
-    from raycloud.training.replica import Replica
     from raycloud.training.saver import Saver
 
 
@@ -109,18 +109,3 @@ class Parts:
     layout: Callable[[int], Layout | None] = lambda _: None
     first_step: int = 0
     host: Host = HOST
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Owed:
-    """The loss of the step committed last, until the lane has told all members' sum.
-
-    Attributes:
-        loss: Sum of weight * loss over this member's own micro-batches.
-        own_weight: Their weight.
-        weight: Weight of the whole step.
-    """
-
-    loss: float
-    own_weight: float
-    weight: float

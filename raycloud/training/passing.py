@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from raycloud.events import MemberCaughtUp
+from raycloud.step.memory import room_bytes
 from raycloud.training.following import Following
-from raycloud.training.room import room_bytes
 from raycloud.training.snapshot import Incoming, Outgoing, Sharing
 
 if TYPE_CHECKING:

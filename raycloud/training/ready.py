@@ -6,12 +6,12 @@ import os
 from typing import TYPE_CHECKING
 
 from raycloud.events import MemberReady
-from raycloud.training.state import digest
+from raycloud.step.state import digest
 
 if TYPE_CHECKING:
+    from raycloud.step.replica import Replica
     from raycloud.training.config import MemberConfig
     from raycloud.training.fingerprint import Seen
-    from raycloud.training.replica import Replica
 
 
 def ready(

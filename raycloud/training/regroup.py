@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from raycloud.order import Position, deal
+from raycloud.step.forward import Fusing
+from raycloud.step.state import digest
 from raycloud.sync.agree import same_everywhere, take_from
 from raycloud.sync.stream import Place
 from raycloud.sync.transport import finish
-from raycloud.training.forward import Fusing
 from raycloud.training.handover import hand_over
 from raycloud.training.host import HOST
-from raycloud.training.state import digest
 
 if TYPE_CHECKING:
     from raycloud.order import MicroBatch, StepSpan
+    from raycloud.step.commit import Owed
+    from raycloud.step.feed import Adopted
+    from raycloud.step.replica import Replica
     from raycloud.sync.transport import Transport
     from raycloud.training.host import Host
-    from raycloud.training.parts import Owed
-    from raycloud.training.replica import Replica
-    from raycloud.training.schedule import Adopted
 
 _NOBODY = -1
 _ADDRESS_BYTES = 64

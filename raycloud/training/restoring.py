@@ -14,16 +14,16 @@ import torch
 from raycloud.checkpoint import load
 from raycloud.checkpoint.payload import load_tensors, parse_part, read_content
 from raycloud.errors import CheckpointError
+from raycloud.step.commit import check
 from raycloud.sync.transport import finish
-from raycloud.training.rollback import check
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest, PartRecord, Store
     from raycloud.commands import Back
+    from raycloud.step.replica import Replica
     from raycloud.sync.transport import Transport
     from raycloud.training.config import MemberConfig
     from raycloud.training.footing import Footing
-    from raycloud.training.replica import Replica
 
 _CHUNK_BYTES = 2**24
 

@@ -22,9 +22,9 @@ from raycloud.training.as_bytes import Tensors, bytes_of, described, room_for
 if TYPE_CHECKING:
     import torch
 
+    from raycloud.step.stateful import ReplicaState
     from raycloud.sync.stream import Place
     from raycloud.training.host import Host
-    from raycloud.training.stateful import ReplicaState
 
 # While gradients travel at most 10 MB/s of all senders go on, nor more than a tenth of any link.
 _GIVE_WAY_S = 0.1  # for each chunk and sender

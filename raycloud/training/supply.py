@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from raycloud.errors import DataError, InternalError, RaycloudError, TaskError
+from raycloud.step.contract import raised
 from raycloud.task import Source, Splits, Task
-from raycloud.training.contract import raised
 
 if TYPE_CHECKING:
     from raycloud.data.provide import Prepared, Provider

@@ -13,14 +13,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from raycloud.errors import TaskError
-from raycloud.training.again import described, skipped
-from raycloud.training.kept import Kept
+from raycloud.step.partial import Kept
+from raycloud.step.retry import described, skipped
 
 if TYPE_CHECKING:
     from raycloud.order import MicroBatch
-    from raycloud.training.collate import Collate
-    from raycloud.training.replica import Replica
-    from raycloud.training.schedule import Adopted
+    from raycloud.step.collate import Collate
+    from raycloud.step.feed import Adopted
+    from raycloud.step.replica import Replica
 
 _BEFORE_SKIPPING = 2  # losses: one that was no micro-batch's fault costs a few samples
 _BEFORE_STOPPING = 3  # here it would cost the run

@@ -11,8 +11,8 @@ from raycloud.events import StepsCommitted
 if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.order import Position, Skip
+    from raycloud.step.collate import StepWork
     from raycloud.sync.gradients import Exchanged
-    from raycloud.training.collate import StepWork
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

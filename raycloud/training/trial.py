@@ -11,18 +11,18 @@ import torch
 
 from raycloud.errors import TaskError
 from raycloud.order import MicroBatch
-from raycloud.training.again import trouble_of
-from raycloud.training.calling import RaisedError
-from raycloud.training.forward import Fusing
-from raycloud.training.randomness import global_draws
+from raycloud.step.contract import RaisedError
+from raycloud.step.forward import Fusing
+from raycloud.step.randomness import global_draws
+from raycloud.step.retry import trouble_of
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.order import Position, Steps
     from raycloud.spec import Job
+    from raycloud.step.collate import Collate, Pass
+    from raycloud.step.replica import Replica
     from raycloud.sync.gradients import Gradients
-    from raycloud.training.collate import Collate, Pass
-    from raycloud.training.replica import Replica
 
 
 _MOST_TRIES = 5

@@ -24,8 +24,8 @@ from raycloud.order import Order, Position, Steps, stream_seed
 from raycloud.report.log import to_line
 from raycloud.simulate.world import World
 from raycloud.spec import Job, load_job
+from raycloud.step.randomness import seed_everything
 from raycloud.task import Source, Task
-from raycloud.training.randomness import seed_everything
 from tests.blocks import Here
 from tests.scenario.cluster import Story, ThreadCluster
 from tests.scenario.faults import Faults

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from raycloud.training.backing import Backing
+from raycloud.step.speculation import Backing
 from raycloud.training.regroup import adopt
 from tests.backed import Backed
 from tests.lockstep import NetTask, difference, job, plain_loop

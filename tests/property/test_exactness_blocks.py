@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raycloud.order import MicroBatch
-from raycloud.training.collate import StepWork
+from raycloud.step.collate import StepWork
 from tests.blocks import BlockTask, asked, provided, write_points
 from tests.lockstep import Fleet, difference
 

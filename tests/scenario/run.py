@@ -16,8 +16,8 @@ from raycloud.checkpoint.payload import load_tensors
 from raycloud.errors import RaycloudError
 from raycloud.order import read_ledger, stream_seed
 from raycloud.simulate.world import World
+from raycloud.step.state import digest
 from raycloud.training import passing, snapshot
-from raycloud.training.state import digest
 from tests.scenario.cluster import Story, ThreadCluster
 from tests.scenario.faults import Blow, Faults, script
 from tests.scenario.fleet import Disk, Fleet, Seat

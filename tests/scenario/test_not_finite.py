@@ -11,7 +11,7 @@ import pytest
 from raycloud.checkpoint import open_store, steps
 from raycloud.order import Position, Steps
 from raycloud.simulate.scenario import Kind
-from raycloud.training import rollback
+from raycloud.step import commit
 from tests.scenario.faults import Blow
 from tests.scenario.run import TOLERANCE, Outcome, Scenario, drawn, play
 from tests.scenario.task import StagedTask, asked, bad_in
@@ -100,7 +100,7 @@ def test_where_it_is_not_seen_in_time_an_older_checkpoint_is_gone_back_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if a checkpoint had been made long after a parameter was spoiled."""
-    monkeypatch.setattr(rollback, "newest_update", lambda step, _: step)
+    monkeypatch.setattr(commit, "newest_update", lambda step, _: step)
     outcome = play(replace(SHORT, every_steps=1, spoils=True, steps=7), tmp_path)
     told = of("StepNotFinite", outcome)
     assert any("the checkpoint of step 5 is not finite" in line for line in told)

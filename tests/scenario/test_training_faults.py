@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from raycloud.simulate.scenario import Kind
+from raycloud.step.partial import Kept
+from raycloud.step.replica import Replica
+from raycloud.step.stateful import Commit
+from raycloud.step.statistics import RunningStatistics
 from raycloud.sync.buckets import Bucket
 from raycloud.training import passing, regroup
 from raycloud.training.following import Following
-from raycloud.training.kept import Kept
-from raycloud.training.replica import Replica
 from raycloud.training.snapshot import Outgoing
-from raycloud.training.stateful import Commit
-from raycloud.training.statistics import RunningStatistics
 from tests.scenario import faults, fleet
 from tests.scenario.__main__ import main
 from tests.scenario.faults import FOLLOWING, MEETING, POINTS, Blow

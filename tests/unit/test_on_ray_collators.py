@@ -16,8 +16,8 @@ from raycloud.on_ray import collators
 from raycloud.on_ray.collators import Collator, Delivery, RayCollators, Unable
 from raycloud.order import MicroBatch, Order
 from raycloud.spec import ElasticSection
-from raycloud.training.collate import Collate
-from tests.unit.test_training_feed import Identity
+from raycloud.step.collate import Collate
+from tests.unit.test_step_feed import Identity
 
 ORDER = Order(samples=8, seed=0, shuffle=False)
 GREW = {1: 12, 2: 16}  # samples by version; version v counts from epoch v on

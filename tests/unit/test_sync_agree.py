@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from raycloud.errors import TransportError
+from raycloud.step.state import digest
 from raycloud.sync.agree import same_everywhere, take_from
 from raycloud.sync.gloo import GlooTransport
 from raycloud.sync.loopback import Loopback
 from raycloud.sync.transport import Abandoned
-from raycloud.training.state import digest
 from tests.lockstep import never
 from tests.sockets import gloo_members, together
 

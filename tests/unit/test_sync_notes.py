@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from raycloud.errors import TransportError
-from raycloud.sync.notes import Kind, Note, Notes
+from raycloud.step.speculation import Kind, Note, Notes
 from raycloud.sync.stream import Stream
 
 

@@ -9,12 +9,12 @@ import torch
 
 from raycloud.commands import Form
 from raycloud.events import MemberCaughtUp, MemberDone
+from raycloud.step.replica import Replica
 from raycloud.sync.buckets import Bucket
 from raycloud.sync.gradients import GradientExchange
 from raycloud.sync.loopback import Loopback
 from raycloud.sync.strategy import STRATEGIES, AllReduce
 from raycloud.sync.transport import Transport, Work
-from raycloud.training.replica import Replica
 from tests.crew import Crew, assert_same, parts, reference
 from tests.fellows import Fellows
 from tests.lockstep import Fleet, NetTask, difference, job

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from raycloud.errors import TransportError
+from raycloud.step.state import ModelState
+from raycloud.step.stateful import ReplicaState
 from raycloud.sync.arrivals import Arrivals
 from raycloud.sync.gloo import GlooTransport
 from raycloud.sync.stream import SOCKETS, Stream, connect
@@ -21,8 +23,6 @@ from raycloud.training import handover
 from raycloud.training.handover import PIECE_BYTES, Giving, Taking, hand_over, sources
 from raycloud.training.host import HOST
 from raycloud.training.regroup import Talk
-from raycloud.training.state import ModelState
-from raycloud.training.stateful import ReplicaState
 from tests.lockstep import never
 from tests.sockets import alike, gloo_members, together
 

@@ -17,14 +17,14 @@ from raycloud.data.index import Block, Index
 from raycloud.data.provide import Provided
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady
 from raycloud.order import Layout, Order, Position, Steps, assign
+from raycloud.step import feed
+from raycloud.step.feed import Piece, Schedule
 from raycloud.sync.loopback import Loopback
 from raycloud.sync.rendezvous import Rendezvous
 from raycloud.task import Splits, Task
-from raycloud.training import schedule
 from raycloud.training.arrangement import laid_out
 from raycloud.training.locality import Held, agreed, held
 from raycloud.training.member import Meeting, Member, MemberConfig
-from raycloud.training.schedule import Piece, Schedule
 from tests.blocks import SEEN, BlockTask, Here, asked, write_points
 from tests.lockstep import never
 from tests.sockets import gloo_members, together
@@ -133,7 +133,7 @@ def test_what_is_dealt_is_computed_once() -> None:
     made = Schedule(Piece(step=0, generation=0, shares=(4, 4)), found)
     made.add(Piece(step=40, generation=1, shares=(6, 2)))
     spans = Steps(samples=19, global_batch=8, micro_batch=1).walk(0, Position())
-    with patch.object(schedule, "assign", wraps=assign) as counted:
+    with patch.object(feed, "assign", wraps=assign) as counted:
         for span in [next(spans) for _ in range(80)]:
             every = [m for rank in (0, 1) for m in made.micro_batches(span, rank)]
             assert sorted(m.index for m in every) == list(range(span.samples))

@@ -11,6 +11,7 @@ import torch
 
 from raycloud.clock import SystemClock
 from raycloud.order import Position
+from raycloud.step.replica import Replica
 from raycloud.sync.gloo import GlooTransport
 from raycloud.sync.transport import Abandoned
 from raycloud.training.regroup import (
@@ -22,7 +23,6 @@ from raycloud.training.regroup import (
     find_ground,
     mean_loss,
 )
-from raycloud.training.replica import Replica
 from tests.lockstep import CPU, Fleet, NetTask, difference, job, never
 from tests.nets import BuiltTask, Counting
 from tests.sockets import gloo_members, together

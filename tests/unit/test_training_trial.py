@@ -9,8 +9,8 @@ import pytest
 
 from raycloud.clock import SystemClock, VirtualClock
 from raycloud.order import Layout, Order
-from raycloud.training.collate import Collate
-from raycloud.training.replica import Replica
+from raycloud.step.collate import Collate
+from raycloud.step.replica import Replica
 from raycloud.training.trial import Trial
 from tests.lockstep import CPU, NetTask, job
 

@@ -1,0 +1,1 @@
+"""One replica's step as a transaction: forward, backward, exchange, commit."""

@@ -1,0 +1,460 @@
+"""Passes from micro-batches: samples are read, and the task makes them into batches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import getitem
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raycloud.data import patience
+from raycloud.data.patience import patiently
+from raycloud.errors import RaycloudError, TaskError
+from raycloud.order import MicroBatch, Order, StepSpan, stream_seed
+from raycloud.step.contract import RaisedError, raised
+from raycloud.step.dealing import (
+    ROWS,
+    Codes,
+    codes_of,
+    row_sum,
+    row_sum_of,
+)
+from raycloud.step.device import Copies, concatenate, pin
+from raycloud.sync.lane import Places, places_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from raycloud.clock import Clock
+    from raycloud.order import Layout
+    from raycloud.step.feed import Collators
+    from raycloud.step.partial import Kept
+    from raycloud.task import Samples, Task
+
+Failures = tuple[tuple[MicroBatch, RaisedError], ...]  # those that could not be made, and why
+
+_COLLATE_STREAM = 1
+_COMPUTE_STREAM = 2
+_ZEROS = np.zeros(4, np.uint64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pass:
+    """What a device computes at once: one micro-batch, or several fused.
+
+    `seed` belongs to the first micro-batch; it is what anything random in this pass depends on.
+    `rows` is the sum over the samples that were read for it (see `dealing`); `read_s` and
+    `collate_s` went into reading them and into `Task.batch`.
+    """
+
+    micro_batches: tuple[MicroBatch, ...]
+    batch: Any
+    weight: float
+    seed: int
+    rows: int = 0
+    read_s: float = 0.0
+    collate_s: float = 0.0
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return sum(m.samples for m in self.micro_batches)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepWork:
+    """This member's part of one step; of what `failed` there are no passes, but `failed_rows`.
+
+    In `idle_s` of computing it, its member waited for another, or computed what does not count.
+    """
+
+    span: StepSpan
+    passes: tuple[Pass, ...]
+    failed: Failures = ()
+    failed_rows: int = 0
+    idle_s: float = 0.0
+
+    @property
+    def weight(self) -> float:
+        """Weight of this member's micro-batches."""
+        return sum(p.weight for p in self.passes)
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches this member computes."""
+        return sum(len(p.micro_batches) for p in self.passes)
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Of all that are this member's, also of those that failed."""
+        made = [m.index for one in self.passes for m in one.micro_batches]
+        return (*made, *(m.index for m, _ in self.failed))
+
+    def expected_weight(self, kept: Kept | None) -> float:
+        """Of this and what is kept of the step, as a member tells it ahead.
+
+        What cannot be computed counts as one: where there is any, the step goes by another weight.
+        """
+        before = 0.0 if kept is None else kept.weight + len(kept.skipped)
+        return before + self.weight + len(self.failed)
+
+    def places(self, kept: Kept | None) -> Places:
+        """Which micro-batches that weight is of."""
+        return places_of((*(() if kept is None else kept.micro_batches), *self.indices))
+
+    @property
+    def rows(self) -> int:
+        """Sum over the samples that were read for these; see `dealing`."""
+        return self.failed_rows + sum(p.rows for p in self.passes)
+
+    def told_rows(self, kept: Kept | None) -> float:
+        """As this member tells the others, of this and of what is kept of the step."""
+        return float((self.rows + (0 if kept is None else kept.rows)) % ROWS)
+
+    @property
+    def read_s(self) -> float:
+        """Seconds of reading samples."""
+        return sum(p.read_s for p in self.passes)
+
+    @property
+    def collate_s(self) -> float:
+        """Seconds of `Task.batch`."""
+        return sum(p.collate_s for p in self.passes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Making:
+    """How a feed has passes made.
+
+    Attributes:
+        threads: Threads of this process that make them.
+        elsewhere: Other processes that make them in the threads' place.
+        copies: Brings them to the device ahead of their step; None: it is the CPU.
+        skips: A micro-batch that cannot be made does not keep its step from the others.
+        apart: The last micro-batches of what is asked for at once that share no pass with others.
+    """
+
+    threads: int = 1
+    elsewhere: Collators | None = None
+    copies: Copies | None = None
+    skips: bool = False
+    apart: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Samples that were read, the code of each, and the seconds that took."""
+
+    samples: Any
+    codes: Codes
+    seconds: float
+
+    def cut(self, at: int, stop: int) -> _Read:
+        """Some of them."""
+        share_s = self.seconds * (stop - at) / len(self.codes)
+        return _Read(self.samples[at:stop], self.codes[at:stop], share_s)
+
+
+class Collate:
+    """Makes passes from micro-batches. Several threads may ask at once.
+
+    Args:
+        task: The user's task, for `batch` and `weight`.
+        samples: The training samples.
+        order: Which sample stands where.
+        pinned: Put batches into page-locked memory, for a GPU.
+        making: How a feed has them made.
+        clock: For the seconds that are told; None: they are not measured.
+
+    Attributes:
+        joins: Batches of single micro-batches may be joined: that was seen to change nothing.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        samples: Samples,
+        order: Order,
+        *,
+        pinned: bool,
+        making: Making | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Look up how samples are read."""
+        self.making = making or Making()
+        self._task = task
+        self._pinned = pinned
+        self._clock = clock
+        self._view = View(samples, order)
+        self._own = threading.local()
+        self._draws = False  # whether Task.batch was seen to draw
+        self.joins = False
+
+    @property
+    def draws(self) -> bool:
+        """Whether `Task.batch` was seen to draw, so that each micro-batch is collated alone."""
+        return self._draws
+
+    @property
+    def order(self) -> Order:
+        """Which sample stands where."""
+        return self._view.order
+
+    def extend(self, samples: Samples, epoch: int, layout: Layout | None) -> None:
+        """From `epoch` on the data is `samples`, which begin with those known so far.
+
+        Passes that are being made meanwhile are of the samples before or after, never of both.
+        """
+        order = self._view.order.extended(epoch, len(samples), layout)
+        self._view = View(samples, order)
+
+    def passes(self, micro_batches: Iterable[MicroBatch], fuse: int) -> tuple[Pass, ...]:
+        """Group micro-batches by `fuse` and collate each group, in order."""
+        view, todo = self._view, list(micro_batches)
+        cut = max(len(todo) - self.making.apart, 0)
+        groups = [todo[at : min(at + fuse, cut)] for at in range(0, cut, fuse)]
+        groups += [todo[at : at + fuse] for at in range(cut, len(todo), fuse)]
+        made: list[Pass] = []
+        if view.as_rows and len(groups) > 1:  # cheaper to read at once, and cut without a copy
+            read, at = self._read(view, todo), 0
+            for group in groups:
+                stop = at + sum(m.samples for m in group)
+                made += self._group(view, group, read.cut(at, stop))
+                at = stop
+        else:
+            for group in groups:
+                made += self._group(view, group, self._read(view, group))
+        return tuple(map(_pinned, made)) if self._pinned else tuple(made)
+
+    def one(self, micro_batch: MicroBatch) -> Pass:
+        """A pass of a single micro-batch."""
+        return self.passes([micro_batch], 1)[0]
+
+    def apart(self, micro_batches: Iterable[MicroBatch]) -> tuple[tuple[Pass, ...], Failures]:
+        """A pass of each alone, and those of which none can be made."""
+        made: list[Pass] = []
+        failed: list[tuple[MicroBatch, RaisedError]] = []
+        for m in micro_batches:
+            try:
+                made.append(self.one(m))
+            except RaisedError as error:
+                failed.append((m, error))
+        return tuple(made), tuple(failed)
+
+    def ids(self, micro_batch: MicroBatch) -> tuple[int, ...]:
+        """The samples of a micro-batch."""
+        where = micro_batch.epoch, micro_batch.start, micro_batch.stop
+        return tuple(self._view.order.ids(*where).tolist())
+
+    def row_sum(self, micro_batches: Iterable[MicroBatch]) -> int:
+        """Of their samples, whoever reads them; see `dealing`."""
+        order = self._view.order
+        return sum(row_sum(order.ids(m.epoch, m.start, m.stop)) for m in micro_batches)
+
+    def want(self, micro_batches: Iterable[MicroBatch], later: int) -> None:
+        """Hint that what stands `later` places after these will be asked for.
+
+        Cheap, and without effect where the samples take no hints.
+        """
+        self._view.hint(joined(micro_batches), later)
+
+    def _now_s(self) -> float:
+        return 0.0 if self._clock is None else self._clock.monotonic_s()
+
+    def _group(self, view: View, group: list[MicroBatch], read: _Read) -> list[Pass]:
+        """The passes of a group whose samples are read; several only where they cannot be one."""
+        if len(group) == 1 or not self._draws:
+            made, drew = self._pass(group, read)
+            if not drew:
+                return [made]
+            self._draws = True
+            read = self._read(view, group)  # again: the task may have changed what it was given
+        return self._apart(group, read)
+
+    def _apart(self, group: list[MicroBatch], read: _Read) -> list[Pass]:
+        """Augmentation: each micro-batch has its own random state. Joined where that may be."""
+        singles, at = [], 0
+        for m in group:
+            singles.append(self._pass([m], read.cut(at, at + m.samples))[0])
+            at += m.samples
+        batch = None
+        if self.joins:
+            batch = concatenate([one.batch for one in singles], [m.samples for m in group])
+        if batch is None:
+            return singles
+        whole = replace(
+            singles[0],
+            micro_batches=tuple(group),
+            batch=batch,
+            weight=self._weight(batch, at),
+            rows=row_sum_of(read.codes),
+            read_s=read.seconds,
+            collate_s=sum(one.collate_s for one in singles),
+        )
+        return [whole]
+
+    def _read(self, view: View, group: list[MicroBatch]) -> _Read:
+        """The samples of a group."""
+        began_s = self._now_s()
+        ids = np.concatenate([view.ids(one) for one in joined(group)])
+        try:
+            samples = view.read(ids)
+        except RaycloudError:
+            raise
+        except BaseException as error:
+            raise _fault("reading the samples", error, group) from error
+        return _Read(samples, codes_of(ids), self._now_s() - began_s)
+
+    def _pass(self, group: list[MicroBatch], read: _Read) -> tuple[Pass, bool]:
+        """The pass of `group`; and, of several micro-batches, whether making it drew."""
+        seed, first = self._view.order.seed, group[0]
+        rng = self._generator(stream_seed(seed, _COLLATE_STREAM, first.epoch, first.start))
+        before = _drawn(rng) if len(group) > 1 else None
+        began_s = self._now_s()
+        try:
+            batch = self._task.batch(read.samples, rng)
+        except RaycloudError:
+            raise
+        except BaseException as error:
+            raise _fault("Task.batch", error, group) from error
+        collate_s = self._now_s() - began_s
+        made = Pass(
+            micro_batches=tuple(group),
+            batch=batch,
+            weight=self._weight(batch, sum(m.samples for m in group)),
+            seed=stream_seed(seed, _COMPUTE_STREAM, first.epoch, first.start),
+            rows=row_sum_of(read.codes),
+            read_s=read.seconds,
+            collate_s=collate_s,
+        )
+        return made, before is not None and _drawn(rng) != before
+
+    def _generator(self, key: int) -> np.random.Generator:
+        """What `Generator(Philox(key=key))` is: this thread's, begun anew.
+
+        Making one asks the system for entropy that nobody needs, which takes seven times as long.
+        """
+        rng: np.random.Generator | None = getattr(self._own, "rng", None)
+        if rng is None:
+            rng = self._own.rng = np.random.Generator(np.random.Philox(key=key))
+            return rng
+        rng.bit_generator.state = {
+            "bit_generator": "Philox",
+            "state": {"counter": _ZEROS, "key": np.array([key, 0], np.uint64)},
+            "buffer": _ZEROS,
+            "buffer_pos": 4,  # empty
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        return rng
+
+    def _weight(self, batch: Any, samples: int) -> float:
+        try:
+            weight = float(self._task.weight(batch, samples))
+        except RaycloudError:
+            raise
+        except BaseException as error:
+            raise raised("Task.weight", error) from error
+        if not 0.0 <= weight < float("inf"):
+            raise TaskError(
+                f"Task.weight returned {weight}", hint="return a finite number that is not negative"
+            )
+        return weight
+
+
+def _pinned(one: Pass) -> Pass:
+    return replace(one, batch=pin(one.batch))
+
+
+def _drawn(rng: np.random.Generator) -> tuple[list[int], int]:
+    """What changes with every draw: Philox keeps four values, of which half of one may be left."""
+    state: Any = rng.bit_generator.state
+    return [*state["state"]["counter"].tolist(), state["buffer_pos"]], state["has_uint32"]
+
+
+def _fault(what: str, error: BaseException, group: list[MicroBatch]) -> TaskError:
+    first, last = group[0], group[-1]
+    found = raised(what, error)
+    place = f"(epoch {first.epoch}, samples [{first.start}, {last.stop}) of the sequence)"
+    return type(found)(f"{found.message} {place}")
+
+
+Range = tuple[int, int, int]
+"""An epoch, and samples [start, stop) of it."""
+
+PAUSE = patience.wait
+
+_KEPT = 64  # ranges
+
+
+class View:
+    """The samples as they are known at one time. Thread-safe.
+
+    Attributes:
+        order: Which sample stands where.
+        read: Many samples by their ids.
+        as_rows: Whether they come as `Rows`.
+    """
+
+    def __init__(self, samples: Samples, order: Order) -> None:
+        """Look up how samples are read."""
+        self.order = order
+        self._known: dict[Range, npt.NDArray[np.int64]] = {}
+        self.read = reader(samples)
+        self.as_rows = hasattr(samples, "gather")
+        self._want: Callable[[npt.NDArray[np.int64]], None] | None = getattr(samples, "want", None)
+
+    def ids(self, one: Range) -> npt.NDArray[np.int64]:
+        """The samples of a range."""
+        known = self._known.pop(one, None)
+        return self.order.ids(*one) if known is None else known
+
+    def hint(self, ranges: Iterable[Range], later: int) -> None:
+        """Say that what stands `later` places after these will be read, if that is of use.
+
+        What was looked up for that is kept, since most of it will be asked for as it is.
+        """
+        if self._want is None:
+            return
+        for one in ranges:
+            ahead = moved(one, later, self.order)
+            self._known[ahead] = ids = self.order.ids(*ahead)
+            self._want(ids)
+        while len(self._known) > _KEPT:  # others were asked for: the shares have changed
+            with suppress(KeyError, RuntimeError):  # another thread is at it too
+                del self._known[next(iter(self._known))]
+
+
+def reader(samples: Samples) -> Callable[[npt.NDArray[np.int64]], Any]:
+    """How to read many samples: as rows, by the data set's `__getitems__`, or one by one."""
+    gather: Callable[[npt.NDArray[np.int64]], Any] | None = getattr(samples, "gather", None)
+    if gather is not None:
+        return gather  # of our own, which reads files
+    many = getattr(samples, "__getitems__", None)
+    if many is not None:
+        return lambda ids: patiently(lambda: many(ids.tolist()), PAUSE)
+    return lambda ids: [patiently(partial(getitem, samples, i), PAUSE) for i in ids.tolist()]
+
+
+def joined(micro_batches: Iterable[MicroBatch]) -> list[Range]:
+    """Where these lie, neighbours joined: an order is asked less often."""
+    found: list[Range] = []
+    for m in micro_batches:
+        if found and found[-1][0] == m.epoch and found[-1][2] == m.start:
+            found[-1] = (m.epoch, found[-1][1], m.stop)
+        else:
+            found.append((m.epoch, m.start, m.stop))
+    return found
+
+
+def moved(one: Range, later: int, order: Order) -> Range:
+    """The range `later` places on, cut at the end of its epoch."""
+    epoch, start, stop = one[0], one[1] + later, one[2] + later
+    while start >= (length := order.samples_in(epoch)):
+        epoch, start, stop = epoch + 1, start - length, stop - length
+    return epoch, start, min(stop, length)

@@ -1,0 +1,372 @@
+"""What becomes of a step once all have exchanged it: the same on every member.
+
+As a rule all is well, which one number in the last message says. Where it is not, the members tell
+each other what they could not compute, over the control lane, and exchange the step once more by
+the weight that is left; their own gradients are still there. A step whose loss or gradient is not
+finite changes nothing: it ends the run, is passed over, or lets all go back to a checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from raycloud.errors import DivergedError, InternalError, TaskError
+from raycloud.order import ERROR, NAN, Skip
+from raycloud.step.device import tensors_in
+from raycloud.step.retry import skipped
+from raycloud.sync.transport import Abandoned
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from raycloud.order import MicroBatch, StepSpan
+    from raycloud.step.collate import Collate, StepWork
+    from raycloud.step.replica import Replica
+    from raycloud.sync.gradients import Exchanged
+    from raycloud.sync.lane import Lane
+
+_MOST_IDS = 16  # samples that are named
+_REMEDY = "lower the learning rate, set clip_norm, or start from an earlier checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """How a member talks to the others.
+
+    Attributes:
+        lane: The control lane; nothing that was sent on it is unread.
+        abandoned: Says that the generation is over.
+        at_hand: Says whether this member holds the next change.
+    """
+
+    lane: Lane
+    abandoned: Callable[[], bool]
+    at_hand: Callable[[], bool]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Owed:
+    """The loss of the step committed last, until the lane has told all members' sum.
+
+    Attributes:
+        loss: Sum of weight * loss over this member's own micro-batches.
+        own_weight: Their weight.
+        weight: Weight of the whole step.
+    """
+
+    loss: float
+    own_weight: float
+    weight: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What becomes of a step.
+
+    Attributes:
+        exchanged: What the exchange brought, the second one where there were two.
+        weight: The weight of all that counts.
+        loss: Sum of weight * loss over this member's own part of it.
+        own_weight: The weight of that.
+        skips: What does not count.
+        left_out: Indices of micro-batches that the others stand for.
+        why: Why the step changes nothing, as a sentence; empty where it counts.
+    """
+
+    exchanged: Exchanged
+    weight: float
+    loss: float
+    own_weight: float
+    skips: tuple[Skip, ...] = ()
+    left_out: tuple[int, ...] = ()
+    why: str = ""
+
+    @property
+    def owed(self) -> Owed | None:
+        """The part of the loss that is to be told; None: there is none."""
+        if self.why:
+            return None
+        return Owed(loss=self.loss, own_weight=self.own_weight, weight=self.weight)
+
+    def take(self, replica: Replica, work: StepWork, *, tells: bool) -> None:
+        """Commit the step, or go past it, which one of the members `tells`."""
+        if self.why:
+            step = work.span.step
+            replica.pass_over(step, self.skips)
+            if tells:
+                replica.notice(f"step {step} was skipped: {self.why}", {"step": step})
+        else:
+            replica.commit(work, self.left_out, self.skips)
+
+
+def all_hold(exchanged: Exchanged, others: Others) -> bool:
+    """Whether all members hold the next change, once a step is committed.
+
+    Each has said it with its last gradients. Where one was late and has told so, that was long ago
+    for the others, and the change may be what was made of it: they say it once more.
+
+    Raises:
+        TransportError: The exchange broke, or was abandoned.
+    """
+    if exchanged.agreed or not exchanged.late:
+        return exchanged.agreed
+    [lack] = others.lane.sum([0.0 if others.at_hand() else 1.0], others.abandoned)
+    return lack == 0.0
+
+
+def find_outcome(
+    replica: Replica, work: StepWork, weight: float, others: Others, collate: Collate
+) -> Outcome:
+    """Wait for the exchange of a step that all have computed, whose whole weight is `weight`.
+
+    Raises:
+        DivergedError: Loss or gradient are not finite, and the job does not go on without them.
+        RollbackError: They are not finite, and the job goes back then.
+        TaskError: More was skipped than the job allows.
+        TransportError: The exchange broke, or was abandoned; what is computed is kept.
+    """
+    span = work.span
+    try:
+        exchanged = replica.collect(span.step, others.abandoned)
+    except DivergedError as error:  # on every member, since all have the same sum
+        raise _explained(error, work, others, collate) from None
+    left_out: tuple[int, ...] = ()
+    skips: tuple[Skip, ...] = ()
+    why = not_finite = ""
+    again = False
+    if exchanged.astray:
+        left_out, weight, loss, again = _told(replica, span, others)
+        if again:
+            why, skips = "the run has gone back because of it", (_whole(span),)
+        elif math.isfinite(loss):
+            skips = _skips(replica, span, left_out)
+            if weight > 0.0:
+                exchanged = _exchanged_anew(replica, span, weight, others)
+            else:
+                why = "all of its micro-batches were skipped"
+        else:
+            not_finite = f"the loss is {loss}"
+    if not (why or not_finite or math.isfinite(exchanged.norm)):
+        not_finite = f"the gradient's norm is {exchanged.norm}"
+    if not_finite:
+        why, skips = not_finite, _not_finite(replica, span, not_finite)
+    own = 0.0 if replica.kept is None else replica.kept.weight
+    return Outcome(
+        exchanged=exchanged,
+        weight=0.0 if why else weight,
+        loss=_checked_loss(replica, span.step) if not why else 0.0,
+        own_weight=own,
+        skips=skips,
+        left_out=left_out,
+        why=why,
+    )
+
+
+def _explained(
+    error: DivergedError, work: StepWork, others: Others, collate: Collate
+) -> DivergedError:
+    """The error, with the samples that are to blame where the data is not finite.
+
+    Each member looks at its own micro-batches, and all are told of which.
+    """
+    every = work.span.micro_batches
+    flags = [0.0] * len(every)
+    for index in work.indices:
+        flags[index] = float(bool(_not_finite_ids(every[index], collate)))
+    found: list[int] = []
+    for index, flag in enumerate(others.lane.sum(flags, others.abandoned)):
+        if flag and len(found) < _MOST_IDS:
+            found += _not_finite_ids(every[index], collate)
+    if not found:
+        return error
+    named = ", ".join(map(str, found[:_MOST_IDS])) + (", ..." if len(found) > _MOST_IDS else "")
+    return DivergedError(
+        f"{error.message}: the data holds values that are not finite, in samples {named}",
+        hint="mend these samples, leave them out, or write errors.on_nan skip",
+    )
+
+
+def _not_finite_ids(one: MicroBatch, collate: Collate) -> list[int]:
+    """Its samples that have a value in the batch that is not finite; none where it has no batch."""
+    try:
+        batch = collate.one(one).batch
+    except TaskError:  # it is looked at after the fact, and the fact is what is told
+        return []
+    rows = torch.zeros(one.samples, dtype=torch.bool)
+    for tensor in tensors_in(batch):
+        if tensor.is_floating_point() or tensor.is_complex():
+            bad = ~tensor.isfinite()
+            per_sample = bad.dim() > 0 and len(bad) == one.samples
+            rows |= bad.reshape(one.samples, -1).any(1) if per_sample else bad.any()
+    return [number for number, row in zip(collate.ids(one), rows.tolist(), strict=True) if row]
+
+
+def _checked_loss(replica: Replica, step: int) -> float:
+    loss = replica.loss_sum()
+    if not math.isfinite(loss):
+        raise DivergedError(
+            f"the loss of step {step} is {loss}",
+            hint="lower the learning rate, or look at the samples of this step",
+        )
+    return loss
+
+
+def _exchanged_anew(replica: Replica, span: StepSpan, weight: float, others: Others) -> Exchanged:
+    """The step once more, by the weight that is left."""
+    replica.exchange_anew(lambda: 1.0 / weight, others.at_hand)
+    exchanged = replica.collect(span.step, others.abandoned)
+    if exchanged.astray:
+        raise InternalError(f"step {span.step} is astray once more")
+    return exchanged
+
+
+def _told(
+    replica: Replica, span: StepSpan, others: Others
+) -> tuple[tuple[int, ...], float, float, bool]:
+    """What all could not compute, the weight that is left, and the loss where it is not finite.
+
+    And whether one knows that the step is to be left out. What a member tells of buffers that began
+    to change is seen to.
+    """
+    kept, loss = replica.kept, replica.loss_sum()
+    if kept is None:
+        raise InternalError(f"step {span.step} was exchanged, but nothing is kept of it")
+    own = [0.0] * len(span.micro_batches)
+    for index in kept.skipped:
+        own[index] = 1.0
+    knows = float(replica.leaves_out(span.step))
+    buffers = [0.0] * replica.statistics.others
+    for number in replica.statistics.begun:
+        buffers[number] = 1.0
+    told = [*buffers, *own, kept.weight, 0.0 if math.isfinite(loss) else loss, knows]
+    *flags, weight, loss, known = others.lane.sum(told, others.abandoned)
+    begun, flags = flags[: len(buffers)], flags[len(buffers) :]
+    replica.average(number for number, flag in enumerate(begun) if flag)
+    return tuple(k for k, flag in enumerate(flags) if flag), weight, loss, known > 0.0
+
+
+def _skips(replica: Replica, span: StepSpan, left_out: tuple[int, ...]) -> tuple[Skip, ...]:
+    every = span.micro_batches
+    before, most = skipped(replica.history.skips), replica.errors.most_skipped
+    if replica.following is None and before + len(left_out) > most:  # else the others know it
+        raise TaskError(
+            f"step {span.step} would skip {len(left_out)} micro-batches beside the {before} that "
+            f"were skipped before, and errors.most_skipped is {most}",
+            hint="mend the task or its data, or raise errors.most_skipped",
+        )
+    found = (every[k] for k in left_out)
+    return tuple(
+        Skip(step=span.step, epoch=m.epoch, start=m.start, stop=m.stop, why=ERROR) for m in found
+    )
+
+
+def _not_finite(replica: Replica, span: StepSpan, why: str) -> tuple[Skip, ...]:
+    """The whole step does not count, or all go back."""
+    errors, step = replica.errors, span.step
+    if errors.on_nan == "stop":
+        raise DivergedError(f"{why} at step {step}", hint=_REMEDY)
+    if errors.on_nan == "rollback" and replica.following is not None:
+        raise Abandoned(f"{why} at step {step}: the others say so")
+    known = replica.history.skips if replica.following is None else ()  # else the others know them
+    before = {one.step for one in known if one.whole_step}
+    in_a_row = 1
+    while step - in_a_row in before:
+        in_a_row += 1
+    for many, most, field in (
+        (in_a_row, errors.most_nan_in_a_row, "errors.most_nan_in_a_row"),
+        (len(before) + 1, errors.most_skipped, "errors.most_skipped"),
+    ):
+        if many > most:
+            raise DivergedError(
+                f"{why} at step {step}, and {field} = {most} steps were skipped before",
+                hint=f"{_REMEDY}, or raise {field}",
+            )
+    if errors.on_nan == "rollback":
+        raise give_up(replica, step, why)
+    return (_whole(span),)
+
+
+def _whole(span: StepSpan) -> Skip:
+    """Nothing of a step counts."""
+    return Skip(step=span.step, epoch=span.epoch, start=span.start, stop=span.stop, why=NAN)
+
+
+class RollbackError(Exception):
+    """This generation ends here: its members are to go back to a checkpoint, and meet anew.
+
+    Args:
+        step: The one that is not finite.
+        why: In words.
+        left_out: The step that is not to change anything on the second way; None: no other.
+    """
+
+    def __init__(self, step: int, why: str, left_out: int | None) -> None:
+        """Nothing of `step` is kept."""
+        super().__init__(why)
+        self.step, self.why, self.left_out = step, why, left_out
+
+
+def give_up(replica: Replica, step: int, why: str) -> RollbackError:
+    """A step is not finite: nothing of it remains, and it is found out which one made it so.
+
+    Where the parameters are finite before it, that was its own samples; else the last update did.
+
+    Raises:
+        DivergedError: No update was made before it: going back does not help.
+    """
+    replica.discard()
+    if is_finite(replica.model):
+        return RollbackError(step, f"{why} at step {step}", step)
+    made_by = newest_update(step, replica.history.skips)
+    if made_by < 0:
+        raise DivergedError(
+            f"the parameters are not finite before step {step}, the first that could change them",
+            hint="look at Task.model",
+        )
+    return RollbackError(
+        step, f"{why} at step {step}, and the parameters are not finite before it", made_by
+    )
+
+
+def newest_update(step: int, skips: tuple[Skip, ...]) -> int:
+    """The newest step before this one that was not skipped as a whole; -1: there is none.
+
+    >>> newest_update(7, ())
+    6
+    """
+    without = {skip.step for skip in skips if skip.whole_step}
+    step -= 1
+    while step in without:
+        step -= 1
+    return step
+
+
+def check(model: nn.Module, step: int) -> None:
+    """Whether one may go on from the checkpoint of `step`, which is loaded.
+
+    Raises:
+        RollbackError: Its parameters are not finite: an older one is needed.
+    """
+    if not is_finite(model):
+        raise RollbackError(step, f"the checkpoint of step {step} is not finite", None)
+
+
+def check_end(replica: Replica, step: int) -> None:
+    """Whether the run may end here: no step follows that would tell.
+
+    Raises:
+        RollbackError: The parameters are not finite, and the job goes back then.
+    """
+    goes_back = replica.errors.on_nan == "rollback" and replica.following is None
+    if goes_back and not is_finite(replica.model):
+        raise give_up(replica, step, "the run would end")
+
+
+def is_finite(model: nn.Module) -> bool:
+    """Whether all parameters are; each is read once."""
+    return all(bool(p.detach().isfinite().all()) for p in model.parameters())

@@ -1,0 +1,283 @@
+"""What the user's code must keep to, checked where a member first meets it."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.optim import LBFGS, SparseAdam
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from raycloud.errors import DataError, RaycloudError, SpecError, TaskError
+from raycloud.order import Steps, stream_seed
+from raycloud.packing.code import TaskCode
+from raycloud.spec.mistakes import NOT_SET, Mistake, refusal
+from raycloud.step.randomness import everything, restore, seed_everything
+
+if TYPE_CHECKING:
+    from raycloud.spec import Job
+    from raycloud.task import Task
+
+_BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_TASK_STREAM = 6
+_AFTER_IMPORT: dict[tuple[str, int], Any] = {}  # by code and seed
+
+
+class RaisedError(TaskError):
+    """The user's code raised: on other samples it may not, and with less at once."""
+
+
+class DrawnError(RaisedError):
+    """A pass drew from numpy's or Python's generator before anything was known of that."""
+
+
+def raised(what: str, error: BaseException) -> TaskError:
+    """The task's fault for what its code raised; `what` begins the sentence: `Task.data`.
+
+    `SystemExit` and `KeyboardInterrupt`, which here come from the task's code alone, ask to end:
+    nothing is computed again, or skipped, because of them.
+    """
+    kind = RaisedError if isinstance(error, Exception) else TaskError
+    text = str(error)
+    return kind(f"{what} raised {type(error).__name__}" + (f": {text}" if text else ""))
+
+
+def check_settings(kind: type[Task], job: Job) -> None:
+    """Refuse settings that the task's constructor does not take, or lacks, before anything starts.
+
+    Raises:
+        SpecError: Names the setting, and the one that was probably meant.
+    """
+    try:
+        parameters = inspect.signature(kind).parameters.values()
+    except (TypeError, ValueError):  # a constructor that Python cannot look into
+        return
+    known = [p.name for p in parameters if p.kind in _BY_NAME]
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    where = f"{kind.__qualname__}.__init__"
+    for name in () if takes_all else sorted(job.settings.keys() - set(known)):
+        near = difflib.get_close_matches(name, known, n=1)
+        listed = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
+        hint = f"did you mean {near[0]}?" if near else listed
+        raise SpecError(f"settings.{name}", job.settings[name], f"{where} has none", hint=hint)
+    lacking = [p.name for p in parameters if p.kind in _BY_NAME and p.default is p.empty]
+    for name in sorted(set(lacking) - job.settings.keys()):
+        hint = f"give it in the job file, or with --set settings.{name}=VALUE"
+        raise refusal(
+            [
+                Mistake(
+                    field=f"settings.{name}", value=NOT_SET, problem=f"{where} needs it", hint=hint
+                )
+            ]
+        )
+
+
+def construct(kind: type[Task] | TaskCode, job: Job) -> Task:
+    """The task, made from the job's settings.
+
+    What it draws without a generator of its own, and what `Task.data` draws afterwards, is the same
+    in each process: all global generators begin with the job's seed before its file is imported.
+
+    Raises:
+        TaskError: That, or making it, raises.
+    """
+    seed_everything(stream_seed(job.seed, _TASK_STREAM))
+    if isinstance(kind, TaskCode):
+        kind = _imported(kind, job)
+    try:
+        return kind(**job.settings)
+    except RaycloudError:
+        raise
+    except BaseException as error:
+        raise TaskError(
+            f"the task could not be made from settings {sorted(job.settings)}: "
+            f"{type(error).__name__}: {error}",
+            hint="`settings` are the keyword arguments of the task's constructor",
+        ) from error
+
+
+def _imported(code: TaskCode, job: Job) -> type[Task]:
+    """The class; all generators are as importing it has left them, however often that is asked."""
+    drawn = code.digest, job.seed
+    kind = code.load()
+    if drawn in _AFTER_IMPORT:
+        restore(_AFTER_IMPORT[drawn])
+    else:
+        _AFTER_IMPORT[drawn] = everything()
+    return kind
+
+
+def cut(job: Job, samples: int) -> Steps:
+    """How the sequence is cut into steps; `DataError` where there is too little for one."""
+    try:
+        return Steps(
+            samples=samples,
+            global_batch=job.global_batch,
+            micro_batch=job.micro_batch,
+            drop_last=job.drop_last,
+        )
+    except ValueError as error:
+        raise DataError(
+            f"the data set is too small: {error}",
+            hint="lower global_batch, set drop_last to false, or give more data",
+        ) from error
+
+
+__all__ = [
+    "RaisedError",
+    "call",
+    "call_backward",
+    "check_loss",
+    "check_model",
+    "check_optimizer",
+    "check_scheduler",
+    "goes_by_measured",
+]
+
+_NEEDED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def call(what: str, function: Callable[[], Any]) -> Any:
+    """Call the user's code; what it raises is the task's fault and says so."""
+    try:
+        return function()
+    except RaycloudError:
+        raise
+    except BaseException as error:
+        raise raised(f"Task.{what}", error) from error
+
+
+def call_backward(loss: torch.Tensor) -> None:
+    """The backward pass: the user's modules may have code in it."""
+    try:
+        loss.backward()
+    except RaycloudError:
+        raise
+    except BaseException as error:
+        raise raised("the backward pass", error) from error
+
+
+def check_loss(loss: Any) -> None:
+    """Refuse what no backward pass can begin with."""
+    if not isinstance(loss, torch.Tensor) or loss.dim() != 0 or not loss.requires_grad:
+        got = (
+            f"a tensor of shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}"
+            if isinstance(loss, torch.Tensor)
+            else type(loss).__name__
+        )
+        raise TaskError(
+            f"Task.loss returned {got}",
+            hint="return the mean loss of the batch: a tensor without dimensions, with a gradient",
+        )
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no model, or one whose parameters have no shape yet.
+
+    Raises:
+        TaskError: Names what was returned, or the parameter.
+    """
+    if not isinstance(model, nn.Module):
+        raise TaskError(f"Task.model returned {_named(model)}", hint="return a torch.nn.Module")
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    lazy = [name for name, tensor in tensors if is_lazy(tensor)]
+    if lazy:
+        raise TaskError(
+            f"{lazy[0]!r} of the model has no shape yet: a lazy module finds it in its first pass",
+            hint="let Task.model pass one batch of the right shape through the model before it "
+            "returns it, or give the module its sizes",
+        )
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse what is not one optimizer whose `step` goes by the gradients that are there.
+
+    What has the methods of `torch.optim.Optimizer` will do: some wrap one.
+
+    Raises:
+        TaskError: Names what was returned.
+    """
+    methods = ("step", "zero_grad", "state_dict", "load_state_dict", "param_groups")
+    kind = _named(optimizer)
+    if isinstance(optimizer, type) or not all(hasattr(optimizer, name) for name in methods):
+        raise TaskError(
+            f"Task.optimizer returned {kind}",
+            hint="return one torch.optim.Optimizer, made with the model's parameters: its "
+            "parameter groups may have settings of their own, and Task.scheduler returns the "
+            "schedule",
+        )
+    needed = _needed(optimizer.step)
+    if isinstance(optimizer, LBFGS) or needed:
+        asks = needed[0] if needed else "closure"
+        raise TaskError(
+            f"Task.optimizer returned {kind}, whose step() needs {asks!r}: an optimizer that "
+            "computes the loss again is not there yet",
+            hint="return one that goes by the gradients alone, such as torch.optim.AdamW",
+        )
+    if isinstance(optimizer, SparseAdam):
+        raise TaskError(
+            "Task.optimizer returned SparseAdam: gradients are exchanged as dense tensors",
+            hint="return torch.optim.Adam, which does the same with them",
+        )
+
+
+def check_scheduler(scheduler: Any, measures_every: int | None = None) -> None:
+    """Refuse what is no schedule that is stepped once per step, or after each measuring.
+
+    Args:
+        scheduler: What was returned.
+        measures_every: Steps between two measurements; None: there is one, at the end.
+
+    Raises:
+        TaskError: Names what was returned.
+    """
+    if scheduler is None:
+        return
+    methods = ("step", "state_dict", "load_state_dict")
+    kind = _named(scheduler)
+    if isinstance(scheduler, type) or not all(hasattr(scheduler, name) for name in methods):
+        raise TaskError(
+            f"Task.scheduler returned {kind}",
+            hint="return one schedule, such as those of torch.optim.lr_scheduler, or None: "
+            "SequentialLR and ChainedScheduler join several",
+        )
+    measured = goes_by_measured(scheduler)
+    if measured and measures_every is None:
+        raise TaskError(
+            f"Task.scheduler returned {kind}, which goes by what is measured, and "
+            "evaluate.every_steps is null: nothing is measured before the end",
+            hint="set evaluate.every_steps, such as 100: the schedule is stepped after each",
+        )
+    if not measured and (needed := _needed(scheduler.step)):
+        raise TaskError(
+            f"Task.scheduler returned {kind}, whose step() needs {needed[0]!r}",
+            hint="return a schedule whose step() can be called without arguments, once per step; "
+            "or with `metrics` alone, after each measuring, as ReduceLROnPlateau",
+        )
+
+
+def goes_by_measured(scheduler: Any) -> bool:
+    """Whether a schedule is stepped by what is measured, as `ReduceLROnPlateau`."""
+    return isinstance(scheduler, ReduceLROnPlateau) or (
+        scheduler is not None and _needed(scheduler.step) == ["metrics"]
+    )
+
+
+def _named(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return "None" if value is None else type(value).__name__
+
+
+def _needed(function: Callable[..., Any]) -> list[str]:
+    """Arguments without which it cannot be called."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function that Python cannot look into
+        return []
+    return [p.name for p in parameters if p.kind in _NEEDED and p.default is p.empty]

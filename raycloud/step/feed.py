@@ -1,0 +1,335 @@
+"""What is to come, step by step: what lets a feed run ahead of a change."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from raycloud.errors import InternalError
+from raycloud.order import Assignment, MicroBatch, Position, Steps, StepSpan, assign
+from raycloud.step.collate import (
+    Collate,
+    Failures,
+    Making,
+    Pass,
+    StepWork,
+)
+from raycloud.step.contract import RaisedError
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+    from raycloud.order import Layout
+
+Held = tuple[tuple[float, ...], ...]  # for each lane, the bytes of it that each rank's node has
+Adopted = tuple[tuple[int, ...], ...]  # for each rank, indices of micro-batches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """From `step` on, `generation` computes `shares`, one a rank."""
+
+    step: int
+    generation: int
+    shares: tuple[int, ...]
+
+
+class Schedule:
+    """The shares of every step from the present on.
+
+    Written by the loop, read by the feed's thread: a reader sees the list before or after a change,
+    never in between, and a change always lies ahead of every step that a feed may already have
+    asked for.
+
+    Args:
+        first: The present.
+        held: For each lane, the bytes of its rows that each rank's node holds: ranks are dealt what
+            their nodes hold. The same on all ranks. Empty: ranks are dealt contiguous runs.
+        adopted: For the first step, which micro-batches each rank computes, where that step goes on
+            from what survivors of the generation before have kept; None: as in every other.
+    """
+
+    def __init__(self, first: Piece, held: Held = (), adopted: Adopted | None = None) -> None:
+        """Start with one piece that has no end."""
+        self._pieces: tuple[Piece, ...] = (first,)
+        self._held = held
+        self._adopted = adopted
+        self._dealt: dict[tuple[tuple[int, ...], int], Assignment] = {}
+
+    def at(self, step: int) -> Piece:
+        """The piece that `step` belongs to."""
+        for piece in reversed(self._pieces):
+            if piece.step <= step:
+                return piece
+        raise InternalError(f"step {step} lies before the schedule {self._pieces}")
+
+    def add(self, piece: Piece) -> None:
+        """A change ahead. No piece is forgotten: they are few, and a feed may need an old one."""
+        if piece.step < self._pieces[-1].step:
+            raise InternalError(f"a change to {piece} would lie before {self._pieces[-1]}")
+        self._pieces = (*self._pieces, piece)
+
+    def micro_batches(self, span: StepSpan, rank: int) -> tuple[MicroBatch, ...]:
+        """What the member of `rank` computes of `span`, in canonical order."""
+        every = span.micro_batches
+        if self._adopted is not None and span.step == self._pieces[0].step:
+            return tuple(every[k] for k in self._adopted[rank])
+        asked = self.at(span.step).shares, len(every)
+        if asked not in self._dealt:  # a few: the shares of each piece, full and short steps
+            self._dealt[asked] = assign(*asked, self._held or None)
+        return tuple(every[k] for k in self._dealt[asked].of(rank))
+
+
+class Course:
+    """The spans of all steps of this start, also where the data grows on the way.
+
+    Written by the loop, read by the feed's thread: a reader sees the steps before or after a
+    growth, never in between, and a growth reaches only epochs of which no feed can have asked for a
+    step. Where the job's length is a number of epochs, growth makes it longer.
+
+    Args:
+        steps: The cut of the sequence.
+        step: The first step.
+        at: Where the sequence stands before it.
+        last_step: One past the last step.
+        epochs: The job's length, where it is a number of epochs.
+    """
+
+    def __init__(
+        self, steps: Steps, *, step: int, at: Position, last_step: int, epochs: int | None
+    ) -> None:
+        """Start at `step`."""
+        self._first_step, self._first_position = step, at
+        self._epochs = epochs
+        self._now = (steps, last_step)
+        self._begun = -1  # the newest epoch that a walk has reached
+
+    @property
+    def steps(self) -> Steps:
+        """The cut of the sequence, as it is known now."""
+        return self._now[0]
+
+    @property
+    def last_step(self) -> int:
+        """One past the last step, as it is known now."""
+        return self._now[1]
+
+    def walk(self, step: int, at: Position) -> Iterator[StepSpan]:
+        """All spans from `step`, which stands `at`; growth is taken in while this goes on."""
+        while step < self.last_step:
+            span = self.steps.span(step, at)
+            self._begun = span.epoch
+            yield span
+            step, at = step + 1, self.steps.after(span)
+
+    def growth_at(self, step: int) -> int:
+        """The first epoch that growth reaches which takes effect before `step`."""
+        return self._position_at(step).next_epoch
+
+    def grow(self, epoch: int, samples: int) -> bool:
+        """From `epoch` on, an epoch has `samples` samples.
+
+        Returns:
+            Whether this start will see any of them.
+
+        Raises:
+            InternalError: A walk has begun that epoch.
+        """
+        if epoch <= self._begun:
+            raise InternalError(
+                f"the data cannot grow from epoch {epoch} on: a feed has begun epoch {self._begun}"
+            )
+        steps, last_step = self._now
+        steps = steps.grown(epoch, samples)
+        if self._epochs is not None:
+            left = steps.until_epoch(self._epochs, self._first_position)
+            last_step = self._first_step + left
+        self._now = (steps, last_step)
+        return epoch < self._position_at(last_step).next_epoch
+
+    def _position_at(self, step: int) -> Position:
+        return self.steps.position_after(step - self._first_step, self._first_position)
+
+
+__all__ = ["Collate", "Collators", "Feed", "Made", "Making", "Pass", "Passes", "StepWork"]
+
+_HINT_STEPS = 8  # a hint is given this many steps before a step is made
+
+Passes = tuple[Pass, ...]
+
+
+class Made(Protocol):
+    """Passes that are being made."""
+
+    def result(self) -> Passes:
+        """Them, as soon as they are there; or raises what making them raised."""
+        ...
+
+    def cancel(self) -> object:
+        """They are no longer wanted: `result`, where a thread waits in it, raises."""
+        ...
+
+
+class Collators(Protocol):
+    """Makes passes outside of the member's process."""
+
+    def submit(self, micro_batches: tuple[MicroBatch, ...], fuse: int) -> Made:
+        """Begin to make what `Collate.passes` would. Returns at once; asked in order of steps."""
+        ...
+
+    def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
+        """From `epoch` on the data is that of `version`: see `Collate.extend`."""
+        ...
+
+
+class Feed:
+    """The steps to come, at most `depth` of them in flight: being made, or waiting to be taken.
+
+    Daemon threads make them, so that one that hangs does not keep the process alive.
+
+    Args:
+        collate: Makes the passes, and says by how many threads or in which other processes.
+        choose: This member's micro-batches of a span; asked once a span, in order.
+        spans: The spans to come; the feed ends with them.
+        fuse: Micro-batches per pass; asked for each step, since a fused pass may turn out not
+            exact.
+        depth: Steps in flight.
+        clock: For the time waited.
+
+    Attributes:
+        waited_s: Seconds that `take` has waited, all together.
+    """
+
+    def __init__(
+        self,
+        collate: Collate,
+        choose: Callable[[StepSpan], tuple[MicroBatch, ...]],
+        spans: Iterable[StepSpan],
+        *,
+        fuse: Callable[[], int],
+        depth: int,
+        clock: Clock,
+    ) -> None:
+        """Begin with the first steps."""
+        self._collate = collate
+        self._choose = choose
+        self._spans = iter(spans)
+        self._fuse = fuse
+        self._clock = clock
+        self.waited_s = 0.0
+        self._flight: deque[Future[StepWork]] = deque()
+        self._asked: queue.SimpleQueue[Future[StepWork] | None] = queue.SimpleQueue()
+        self._turn = threading.Lock()
+        self._over = threading.Event()
+        self._away: dict[int, Made] = {}  # by identity: made elsewhere, and not yet back
+        self._counted = threading.Lock()  # of `_away`
+        making = collate.making
+        count = min(making.threads, depth) if making.elsewhere is None else depth
+        self._threads = [
+            threading.Thread(target=self._work, name=f"feed-{i}", daemon=True) for i in range(count)
+        ]
+        for _ in range(depth):
+            self._ask()
+        for thread in self._threads:
+            thread.start()
+
+    def take(self) -> StepWork:
+        """The next step's work; one more step is begun.
+
+        Raises:
+            TaskError: The task's code raised on it, or whatever reading the samples raised.
+        """
+        began_s = self._clock.monotonic_s()
+        work = self._flight.popleft().result()
+        self.waited_s += self._clock.monotonic_s() - began_s
+        self._ask()
+        return work
+
+    def close(self) -> None:
+        """Stop; what is in flight is dropped. No thread is left when this returns."""
+        self._over.set()
+        for _ in self._threads:
+            self._asked.put(None)
+        with self._turn, self._counted:  # nothing is begun any more
+            away = list(self._away.values())
+        for made in away:
+            made.cancel()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self) -> None:
+        future: Future[StepWork] = Future()
+        self._flight.append(future)
+        self._asked.put(future)
+
+    def _work(self) -> None:
+        """One thread: begins steps in turn with the others, makes them beside each other."""
+        while True:
+            with self._turn:
+                future = self._asked.get()
+                if future is None or self._over.is_set():
+                    return
+                try:
+                    span, make = self._next()
+                except BaseException as error:  # noqa: BLE001 - raised to who takes the step
+                    future.set_exception(error)
+                    continue
+            try:
+                passes, failed = make()
+                made = StepWork(
+                    span=span,
+                    passes=self._sent(passes),
+                    failed=failed,
+                    failed_rows=self._collate.row_sum(one for one, _ in failed),
+                )
+                future.set_result(made)
+            except BaseException as error:  # noqa: BLE001 - raised to who takes the step
+                future.set_exception(error)
+
+    def _next(self) -> tuple[StepSpan, Callable[[], tuple[Passes, Failures]]]:
+        """The next span, and how its passes are made."""
+        span = next(self._spans, None)
+        if span is None:
+            raise InternalError("a step was asked for after the last one")
+        mine, fuse = self._choose(span), self._fuse()
+        elsewhere = self._collate.making.elsewhere
+        if elsewhere is not None:
+            made = elsewhere.submit(mine, fuse)
+            with self._counted:
+                self._away[id(made)] = made
+            return span, partial(self._whole, mine, partial(self._back, made))
+        return span, partial(self._whole, mine, partial(self._made_here, span, mine, fuse))
+
+    def _whole(
+        self, mine: tuple[MicroBatch, ...], make: Callable[[], Passes]
+    ) -> tuple[Passes, Failures]:
+        """What `make` gives; where it fails, and that may be, each micro-batch alone once more."""
+        try:
+            return make(), ()
+        except RaisedError:
+            if not self._collate.making.skips:
+                raise
+        return self._collate.apart(mine)
+
+    def _made_here(self, span: StepSpan, mine: tuple[MicroBatch, ...], fuse: int) -> Passes:
+        self._collate.want(mine, _HINT_STEPS * span.samples)
+        return self._collate.passes(mine, fuse)
+
+    def _back(self, made: Made) -> Passes:
+        try:
+            return made.result()
+        finally:
+            with self._counted:
+                del self._away[id(made)]
+
+    def _sent(self, passes: Passes) -> Passes:
+        """The passes, their batches on the way to the device."""
+        copies = self._collate.making.copies
+        if copies is None:
+            return passes
+        return tuple(replace(one, batch=copies.send(one.batch)) for one in passes)

@@ -1,0 +1,215 @@
+"""The passes of a step: exact, as if their micro-batches had been computed one by one."""
+
+from __future__ import annotations
+
+import contextlib
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from raycloud.step.contract import DrawnError, call, call_backward, check_loss, raised
+from raycloud.step.device import arrived
+from raycloud.step.memory import Memory, PassSize
+from raycloud.step.randomness import Randomness, others_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import nn
+
+    from raycloud.order import MicroBatch
+    from raycloud.spec import Job
+    from raycloud.step.collate import Collate, Pass
+    from raycloud.step.partial import Todo
+    from raycloud.step.statistics import RunningStatistics
+    from raycloud.sync.gradients import GradientExchange
+    from raycloud.task import Task
+
+
+class Fusing(IntEnum):
+    """What is known of passes of several micro-batches. Where members know unlike, the least holds.
+
+    `NEVER`: one was seen to differ from its micro-batches, computed one by one. `COLLATED`: they
+    are the same, where `Task.batch` makes one batch of all samples. `JOINED`: the same, too, where
+    the batches of single micro-batches are joined. `UNKNOWN`: none was compared.
+    """
+
+    NEVER = 0
+    COLLATED = 1
+    JOINED = 2
+    UNKNOWN = 3
+
+
+class Forward:
+    """Computes passes: losses, and of a step's passes all backward ones but the last.
+
+    Args:
+        job: What is asked.
+        task: The user's task.
+        model: Its model.
+        statistics: The model's.
+        device: Where to compute.
+        notice: Tells a person what is done in another way.
+
+    Attributes:
+        size: Micro-batches of a pass, at most.
+        fusing: Whether passes of several are known to be exact.
+        randomness: What passes draw from.
+        loss: Sum of weight * loss over the passes of the present step.
+        at: The micro-batches of the pass under way.
+        gradients: Whose no backward pass but the step's own may make; None: nobody's.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        task: Task,
+        model: nn.Module,
+        statistics: RunningStatistics,
+        device: torch.device,
+        notice: Callable[[str, Mapping[str, Any]], None],
+    ) -> None:
+        """Passes may be as large as the job allows."""
+        self._job, self._task, self._device = job, task, device
+        self._statistics = statistics
+        self._model: nn.Module = (
+            torch.compile(model)  # type: ignore[assignment]
+            if job.compile
+            else model
+        )
+        memory = Memory(device, job.resources.worker.memory_bytes)
+        self.size = PassSize(
+            self._largest_pass(),
+            stepwise=job.fuse == "auto",
+            holds_twice=memory.holds_twice,
+            notice=notice,
+        )
+        self.fusing = Fusing.UNKNOWN
+        self.randomness = Randomness(device)
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.at: tuple[MicroBatch, ...] = ()
+        self.gradients: GradientExchange | None = None
+
+    def all_but_last(
+        self, todo: Todo, collate: Collate, count: int
+    ) -> tuple[Pass, torch.Tensor] | None:
+        """Compute all but the last backward: its pass and loss; None: none was the last.
+
+        Args:
+            todo: What is to be computed, of what is `worth_computing`.
+            collate: Makes smaller passes.
+            count: Micro-batches of the whole step.
+        """
+        last: tuple[Pass, torch.Tensor] | None = None
+        while (one := todo.begin()) is not None:
+            self.at = one.micro_batches
+            loss = self._exact(one, count)
+            if loss is None:
+                todo.instead(collate.passes(one.micro_batches, self.size.now))
+                continue
+            if one.weight == 0.0:  # computed for the model's statistics alone
+                continue
+            self.loss += loss.detach() * one.weight
+            if todo.more():
+                call_backward(loss * one.weight)
+            else:
+                last = (one, loss)
+        if todo.begun:
+            self._statistics.check_parameters()
+        return last
+
+    def try_out(self, one: Pass) -> torch.Tensor:
+        """A pass of which nothing stays but gradients, and what is learned of the model.
+
+        Returns:
+            Its loss, of which the gradients are, times its weight.
+        """
+        self._statistics.begin_trial()
+        randomness = self.randomness
+
+        def again() -> torch.Tensor:
+            randomness.seed(one.seed, everything=True)
+            return self.plain(one, index=0, count=1)
+
+        try:
+            randomness.seed(one.seed, everything=True)
+            before, others = randomness.torch_state(), others_state()
+            loss = self.plain(one, index=0, count=1)
+            if self.gradients is not None:
+                self.gradients.check_none()
+            call_backward(loss * one.weight)
+            drawn, others_drawn = randomness.torch_state() != before, others_state() != others
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            self._statistics.end_trial(loss, again)
+        finally:
+            randomness.release()
+        randomness.everything |= others_drawn
+        # By each micro-batch: a fused pass would do it less often.
+        if drawn or others_drawn or self._statistics.changing:
+            self.size.most = 1
+        return loss.detach()
+
+    def worth_computing(self, passes: Sequence[Pass]) -> list[Pass]:
+        """All that weigh something, last; and before them the others, where they leave a trace."""
+        traced = self._statistics.per_batch or bool(self._statistics.changing)
+        weightless = [p for p in passes if p.weight == 0.0] if traced else []
+        return [*weightless, *(p for p in passes if p.weight > 0.0)]
+
+    def _exact(self, one: Pass, count: int) -> torch.Tensor | None:
+        """The loss of a pass; None where more micro-batches were fused than may be.
+
+        Each micro-batch has a random state of its own, so a fused pass that draws from the
+        generator is not what was asked. It is thrown away, and nothing is fused from then on.
+
+        Raises:
+            DrawnError: It draws from numpy's or Python's generator, which was not seeded for it.
+                From now on it is.
+        """
+        randomness = self.randomness
+        fused = len(one.micro_batches) > 1
+        if fused and len(one.micro_batches) > self.size.now:
+            return None
+        randomness.seed(one.seed)
+        before = randomness.torch_state() if fused else b""
+        others = None if randomness.everything else others_state()
+        loss = self.plain(one, index=one.micro_batches[0].index, count=count)
+        if others is not None and others_state() != others:
+            randomness.everything, self.size.most = True, 1
+            raise DrawnError("numpy's or Python's global random generator was drawn from")
+        if fused and randomness.torch_state() != before:
+            self.size.most = 1
+            return None
+        stands = self._statistics.check(fused=fused)
+        if self._statistics.begun or not stands:
+            self.size.most = 1
+        return loss if stands else None
+
+    def plain(self, one: Pass, *, index: int, count: int) -> torch.Tensor:
+        """The loss of a pass, whatever that draws."""
+        try:
+            batch = arrived(one.batch, self._device)
+        except RuntimeError as error:  # there may be too little memory for it
+            raise raised("moving a batch to the device", error) from error
+        single = len(one.micro_batches) == 1
+        if single:
+            self._statistics.before()
+        cast: Any = contextlib.nullcontext()
+        if self._job.precision == "bf16":
+            cast = torch.autocast(self._device.type, dtype=torch.bfloat16)
+        own: Any = contextlib.nullcontext() if self.gradients is None else self.gradients.refused()
+        with cast, own:
+            loss = call("loss", lambda: self._task.loss(self._model, batch))
+        check_loss(loss)
+        if single:
+            self._statistics.after(index, count)
+        checked: torch.Tensor = loss
+        return checked
+
+    def _largest_pass(self) -> int:
+        """Micro-batches a pass may fuse: 1 where the model has statistics of a micro-batch."""
+        if self._statistics.per_batch:
+            return 1
+        whole = self._job.global_batch // self._job.micro_batch
+        return whole if self._job.fuse == "auto" else int(self._job.fuse)

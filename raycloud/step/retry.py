@@ -1,0 +1,175 @@
+"""A member's part of a step, computed again after a pass of it failed.
+
+A fault of the machine does not come twice, an error of the task does. So what failed is computed
+again, each micro-batch alone, and one that fails once more is named, and skipped where the job
+allows that. Where memory ran out, passes become smaller instead; a micro-batch is never cut.
+
+A backward pass that fails halfway has left part of its gradients behind. Nothing is kept of them:
+all of this member's part is computed from the start.
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from raycloud.errors import InternalError, TaskError
+from raycloud.step.contract import DrawnError, RaisedError, call_backward
+from raycloud.step.device import failure
+from raycloud.step.partial import Todo
+
+if TYPE_CHECKING:
+    from raycloud.order import MicroBatch, Skip, StepSpan
+    from raycloud.step.collate import Collate, Pass
+    from raycloud.step.replica import Replica
+
+_TWICE = 2
+_MOST_IDS = 16  # of a micro-batch's samples that are named
+_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trouble:
+    """A pass that failed.
+
+    Attributes:
+        micro_batches: Of the pass.
+        error: What was raised; it holds no memory of the pass any more.
+    """
+
+    micro_batches: tuple[MicroBatch, ...]
+    error: RaisedError
+
+    @property
+    def memory(self) -> bool:
+        """Whether there was not enough of it."""
+        cause = self.error.__cause__
+        if isinstance(cause, MemoryError | torch.OutOfMemoryError):
+            return True
+        return isinstance(cause, RuntimeError) and any(word in str(cause) for word in _MEMORY)
+
+
+def trouble_of(micro_batches: tuple[MicroBatch, ...], error: RaisedError) -> Trouble:
+    """What failed; the tensors that the failing code held are let go of.
+
+    Raises:
+        RaisedError: The device itself is of no use any more: no sample is to blame.
+    """
+    one: BaseException | None = error
+    while one is not None:
+        traceback.clear_frames(one.__traceback__)
+        one = one.__cause__
+    found = Trouble(micro_batches=micro_batches, error=error)
+    if failure(error) and not found.memory:
+        raise error
+    if found.memory:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return found
+
+
+def compute_again(replica: Replica, span: StepSpan, collate: Collate, first: Trouble) -> None:
+    """Compute this member's part of the step from the start, after `first`.
+
+    Raises:
+        TaskError: A micro-batch failed twice, and may not be skipped; it names its samples.
+    """
+    failed: Counter[int] = Counter()
+    trouble: Trouble | None = first
+    while trouble is not None:
+        mine, many = trouble.micro_batches, len(trouble.micro_batches)
+        if isinstance(trouble.error, DrawnError):
+            size = 1
+            what = "numpy's or Python's random generator was drawn from as micro-batches were "
+            what += "computed: it is seeded for each from now on, and passes are not fused"
+            replica.notice(what, {"step": span.step})
+        elif trouble.memory and many > 1:
+            replica.fuse = size = many // 2
+            what = f"memory ran out: passes are of at most {size} micro-batches from now on"
+            replica.notice(what, {"step": span.step, "was": many, "error": str(trouble.error)})
+        else:
+            failed.update(m.index for m in mine)
+            size = 1
+            if many == 1 and failed[mine[0].index] >= _TWICE:
+                skip(replica, span.step, (mine[0], trouble.error), collate)
+        trouble = compute_anew(replica, span, collate, size)
+
+
+def compute_anew(replica: Replica, span: StepSpan, collate: Collate, size: int) -> Trouble | None:
+    """Compute all that is kept, and not skipped, from the start: in passes of at most `size`.
+
+    Returns:
+        What failed; None: it is computed.
+    """
+    kept, forward = replica.kept, replica.forward
+    if kept is None:
+        raise InternalError(f"nothing of step {span.step} is to be computed again")
+    for part in replica.state.parts:
+        part.discard()
+    replica.stage()
+    replica.gradients.restart()
+    mine = set(kept.micro_batches) - set(kept.skipped)
+    todo = tuple(m for m in span.micro_batches if m.index in mine)
+    passes: list[Pass] = []
+    try:
+        for at in range(0, len(todo), size):
+            forward.at = todo[at : at + size]
+            passes += collate.passes(forward.at, size)
+        worth = Todo(forward.worth_computing(passes))
+        last = forward.all_but_last(worth, collate, len(span.micro_batches))
+        if last is not None:
+            call_backward(last[1] * last[0].weight)
+    except RaisedError as error:
+        return trouble_of(forward.at, error)
+    replica.kept = replace(kept, weight=sum(one.weight for one in passes))
+    return None
+
+
+def skip(
+    replica: Replica, step: int, failed: tuple[MicroBatch, RaisedError], collate: Collate
+) -> None:
+    """A micro-batch has failed each time: leave it out of the step, where the job allows that.
+
+    Raises:
+        TaskError: It does not, or too many were skipped already; it names the samples.
+    """
+    one, error = failed
+    where, errors = described(one, step, collate), replica.errors
+    if errors.on_error == "stop":
+        raise TaskError(
+            f"{error.message}, each time, on {where}",
+            hint="mend the task or these samples, or write errors.on_error skip",
+        ) from error.__cause__
+    assert replica.kept is not None  # noqa: S101 - it is being computed
+    replica.kept = replica.kept.without(one.index)
+    many = skipped(replica.history.skips) + len(replica.kept.skipped)
+    if many > errors.most_skipped:
+        raise TaskError(
+            f"{error.message}, each time, on {where}: errors.most_skipped = {errors.most_skipped} "
+            "micro-batches were skipped before",
+            hint="mend the task or its data, or raise errors.most_skipped",
+        ) from error.__cause__
+    detail = {"step": step, "ids": list(collate.ids(one))}
+    replica.notice(f"skipped {where}: {error.message}", detail)
+
+
+def skipped(skips: tuple[Skip, ...]) -> int:
+    """How many micro-batches were."""
+    return sum(not one.whole_step for one in skips)
+
+
+def described(one: MicroBatch, step: int, collate: Collate) -> str:
+    """A micro-batch with its samples, as people read it."""
+    ids = collate.ids(one)
+    named = ", ".join(map(str, ids[:_MOST_IDS]))
+    more = f" and {len(ids) - _MOST_IDS} more" if len(ids) > _MOST_IDS else ""
+    return (
+        f"micro-batch {one.index} of step {step} (epoch {one.epoch}, samples [{one.start}, "
+        f"{one.stop}) of the sequence; ids {named}{more})"
+    )

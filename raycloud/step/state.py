@@ -1,0 +1,456 @@
+"""Trained parameters: what the optimizer moves is what is exchanged, cleared and checkpointed.
+
+The three are laid out once, before the first step: the parameters of the model that require a
+gradient and that a group of the optimizer has. What the optimizer would move beside these, from
+whichever step on, would be moved by each member with its own gradient, and is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from raycloud.errors import RaycloudError, TaskError
+from raycloud.step.contract import raised
+from raycloud.step.nested import Packing, Unpacking, exactly
+from raycloud.step.stateful import Commit, Stateful
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from raycloud.task import Task
+
+_NAMED = 3  # of many
+_UNFREEZE = (
+    "let it require a gradient from the start: until it is to move, compute its part of the model "
+    "under torch.no_grad() (what has no gradient is left as it is), or give its group lr=0"
+)
+
+
+class Trained:
+    """Finds what is trained, and sees that it stays that.
+
+    Args:
+        task: The user's, to say where a parameter comes from.
+        model: Its model.
+        optimizer: Its optimizer.
+
+    Attributes:
+        parameters: Names and parameters that are exchanged, in the model's order.
+        idle: Those that require a gradient, but no group has them: they stay as they are, so their
+            gradients are neither exchanged nor part of the gradient's norm.
+
+    Raises:
+        TaskError: The optimizer has parameters that the model has not, or nothing is trained.
+    """
+
+    def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer) -> None:
+        """Look at each parameter once."""
+        self._optimizer = optimizer
+        self._count = _count(optimizer)
+        moved = list(_moved(optimizer))
+        known = {id(p) for p in model.parameters()}
+        if outside := [p for p in moved if id(p) not in known]:
+            raise _refused(task, outside)
+        mine = {id(p) for p in moved}
+        every = list(model.named_parameters())
+        self.parameters = [(n, p) for n, p in every if p.requires_grad and id(p) in mine]
+        self.idle = [(n, p) for n, p in every if p.requires_grad and id(p) not in mine]
+        self._frozen = [(n, p) for n, p in every if not p.requires_grad and id(p) in mine]
+        if not self.parameters:
+            raise TaskError(
+                "the optimizer has no parameter that requires a gradient"
+                if self.idle
+                else "the model has no parameter that requires a gradient",
+                hint="check Task.optimizer" if self.idle else "check Task.model",
+            )
+
+    def check(self, step: int) -> None:
+        """Refuse what is trained since the start, before the update that would move it.
+
+        Only parameters that were frozen at the start are looked at, two attributes of each.
+
+        Raises:
+            TaskError: Names the parameter.
+        """
+        self.check_groups(step)
+        for name, parameter in self._frozen:
+            if parameter.requires_grad or parameter.grad is not None:
+                raise TaskError(
+                    f"parameter {name!r} was frozen at the start and requires a gradient at step "
+                    f"{step}: what is unfrozen on the way is not exchanged",
+                    hint=_UNFREEZE,
+                )
+
+    def check_groups(self, step: int) -> None:
+        """Refuse what was added to the optimizer since the start.
+
+        Raises:
+            TaskError: Says how much it has.
+        """
+        count = _count(self._optimizer)
+        if count != self._count:
+            raise TaskError(
+                f"the optimizer has {count} parameters at step {step}, and had {self._count} at "
+                "the start: what is added on the way is not exchanged",
+                hint="give the optimizer all of its groups in Task.optimizer; " + _UNFREEZE,
+            )
+
+    def clear(self) -> None:
+        """Forget the gradients that nobody asks for."""
+        for _, parameter in self.idle:
+            parameter.grad = None
+
+
+def _moved(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _count(optimizer: Optimizer) -> int:
+    return sum([len(group["params"]) for group in optimizer.param_groups])
+
+
+def _refused(task: Task, outside: list[torch.Tensor]) -> TaskError:
+    found = {id(p): where for where, p in _of_task(task)}
+    names = [
+        found.get(id(p), f"one of shape {tuple(p.shape)} that no attribute of the task holds")
+        for p in outside
+    ]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    many = "a parameter that is" if len(names) == 1 else f"{len(names)} parameters that are"
+    return TaskError(
+        f"the optimizer has {many} not the model's: {', '.join(names[:_NAMED])}{more}; "
+        "only the model's are exchanged and kept in checkpoints",
+        hint="make them part of what Task.model returns, such as an nn.ModuleDict of the model and "
+        "the criterion, and use them from there in Task.loss",
+    )
+
+
+def _of_task(task: Task) -> Iterator[tuple[str, torch.Tensor]]:
+    """What the task itself holds, by where it stands."""
+    for attribute, value in vars(task).items():
+        yield from _inside(f"the task's {attribute}", value)
+
+
+def _inside(where: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield where, value
+    elif isinstance(value, nn.Module):
+        for name, parameter in value.named_parameters():
+            yield f"{where}.{name}", parameter
+    elif isinstance(value, dict | list | tuple):
+        pairs: Iterable[tuple[object, object]]
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, held in pairs:
+            if isinstance(held, torch.Tensor | nn.Module):
+                yield from _inside(f"{where}[{key!r}]", held)
+
+
+EXTRA = "extra"  # among a checkpoint's values: what `get_extra_state` of modules has given
+
+
+class ModelState(Stateful):
+    """Names what model, optimizer and schedule hold; reads and writes it in place.
+
+    Args:
+        model: The user's model, not its compiled form.
+        optimizer: Its optimizer.
+        scheduler: Its schedule, if any.
+        update: Takes a step by the gradients that are in place, given its number.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None,
+        update: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Number the parameters as the optimizer does."""
+        self._model = model
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._update = update
+        by_identity = {id(p): name for name, p in model.named_parameters()}
+        self._parameters = {f"model/{name}" for name in by_identity.values()}
+        self._names = [by_identity[id(p)] for g in optimizer.param_groups for p in g["params"]]
+
+    def commit(self, step: Commit) -> None:
+        """See `Stateful.commit`."""
+        self._update(step.step)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """See `Stateful.tensors`."""
+        packing, found = self._packing(), {}
+        for name, value in self._model.state_dict().items():
+            if _is_extra(name):
+                packing.pack(value, f"model/{name}", objects=False)
+            else:
+                found[f"model/{name}"] = value.detach()
+        for index, entries in self._optimizer.state_dict().get("state", {}).items():
+            for key, value in entries.items() if type(index) is int else ():
+                if isinstance(value, torch.Tensor):
+                    found[f"optimizer/{self._names[index]}/{key}"] = value.detach()
+        self._packed_optimizer(packing)
+        self._packed_schedule(packing)
+        return {**found, **packing.tensors}
+
+    def moves(self, name: str) -> bool:
+        """See `Stateful.moves`: buffers may."""
+        name = name.removeprefix("held/")
+        return name.startswith("model/") and name not in self._parameters
+
+    def values(self) -> dict[str, Any]:
+        """See `Stateful.values`."""
+        packing = self._packing()
+        extra = self._packed_extra(packing)
+        return {
+            "kinds": self._kinds(),
+            "optimizer": self._packed_optimizer(packing),
+            "scheduler": self._packed_schedule(packing),
+            **({EXTRA: extra} if extra else {}),
+        }
+
+    def extra(self) -> str:
+        """A fingerprint of what modules hold beside parameters and buffers (`get_extra_state`)."""
+        packing = self._packing()
+        packed = self._packed_extra(packing)
+        return f"{packed} {digest(packing.tensors.items())}"
+
+    def check_fits(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:
+        """See `Stateful.check_fits`: names and shapes of the model, optimizer and schedule."""
+        wanted = {n: t for n, t in self._model.state_dict().items() if not _is_extra(n)}
+        given = {n.removeprefix("model/"): s for n, s in shapes.items() if n.startswith("model/")}
+        _check_names(wanted, {n: s for n, s in given.items() if not _is_extra(n)})
+        _check_kinds(self._kinds(), values["kinds"])
+        held = [n.removeprefix("optimizer/") for n in shapes if n.startswith("optimizer/")]
+        names = set(self._names)
+        for path in (*held, *values["optimizer"]["scalars"]):
+            name, _, _ = path.rpartition("/")
+            if name not in names:
+                raise TaskError(
+                    f"the checkpoint has optimizer state of {name!r}, which this model lacks",
+                    hint="resume with the task the run was started with",
+                )
+        live, groups = self._optimizer.param_groups, values["optimizer"]["groups"]
+        if len(live) != len(groups):
+            raise TaskError(
+                f"the checkpoint has {len(groups)} parameter groups, the task's "
+                f"optimizer {len(live)}",
+                hint="resume with the task the run was started with",
+            )
+
+    def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
+        """See `Stateful.load`, with what fits.
+
+        Raises:
+            TaskError: The task's own code for it raised.
+        """
+        given = {n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")}
+        unpacking = Unpacking(tensors=tensors)
+        for name, packed in values.get(EXTRA, {}).items():
+            given[name] = unpacking.unpack(packed, None, f"model/{name}")
+        optimizer_state = self._optimizer_state(tensors, values["optimizer"], unpacking)
+        schedule = None
+        if self._scheduler is not None:
+            there = dict(self._scheduler.state_dict())
+            schedule = unpacking.unpack(dict(values["scheduler"]), there, "schedule")
+        try:
+            for copy in unpacking.copies:
+                copy()
+            self._model.load_state_dict(given, strict=True)
+            self._load_optimizer(optimizer_state)
+            self._put_attributes(values["optimizer"].get("attributes", {}))
+            if self._scheduler is not None and schedule is not None:
+                self._scheduler.load_state_dict(schedule)
+            for load in unpacking.loads:
+                load()
+        except RaycloudError:
+            raise
+        except Exception as error:
+            raise raised("loading the state of model, optimizer and schedule", error) from error
+
+    def _kinds(self) -> dict[str, str | None]:
+        schedule = self._scheduler
+        return {
+            "optimizer": type(self._optimizer).__name__,
+            "schedule": None if schedule is None else type(schedule).__name__,
+        }
+
+    def _packing(self) -> Packing:
+        return Packing((self._model, self._optimizer))
+
+    def _packed_extra(self, packing: Packing) -> dict[str, Any]:
+        return {
+            name: packing.pack(value, f"model/{name}", objects=False)
+            for name, value in self._model.state_dict().items()
+            if _is_extra(name)
+        }
+
+    def _entries(self) -> list[tuple[str, list[tuple[str, Any]]]]:
+        """What the optimizer holds of each parameter, in an order that all members share."""
+        state = self._optimizer.state_dict().get("state", {})
+        return [
+            (self._names[index], sorted(state[index].items()))
+            for index in sorted(key for key in state if type(key) is int)
+        ]
+
+    def _packed_optimizer(self, packing: Packing) -> dict[str, Any]:
+        state = self._optimizer.state_dict()
+        scalars = {
+            f"{name}/{key}": packing.pack(value, f"optimizer/{name}/{key}", objects=False)
+            for name, entries in self._entries()
+            for key, value in entries
+            if not isinstance(value, torch.Tensor)
+        }
+        groups = [
+            {
+                k: packing.pack(v, f"optimizer/groups/{at}/{k}")
+                for k, v in g.items()
+                if k != "params"
+            }
+            for at, g in enumerate(state.get("param_groups", ()))
+        ]
+        held = state.get("state", {})
+        others = {
+            key: packing.pack(held[key], f"optimizer/others/{key}", objects=False)
+            for key in sorted((key for key in held if type(key) is not int), key=str)
+        }
+        more = {
+            key: packing.pack(value, f"optimizer/more/{key}")
+            for key, value in state.items()
+            if key not in ("state", "param_groups")
+        }
+        attributes = self._attributes()
+        return {
+            "scalars": scalars,
+            "groups": groups,
+            **({"others": others} if others else {}),
+            **({"more": more} if more else {}),
+            **({"attributes": attributes} if attributes else {}),
+        }
+
+    def _packed_schedule(self, packing: Packing) -> Any:
+        if self._scheduler is None:
+            return None
+        return packing.pack(dict(self._scheduler.state_dict()), "schedule")
+
+    def _attributes(self) -> dict[str, Any]:
+        """Numbers and strings that an optimizer keeps in itself, such as a mode or a count."""
+        return {
+            name: value
+            for name, value in vars(self._optimizer).items()
+            if type(value) in (bool, int, float, str) and name not in _torch_attributes()
+        }
+
+    def _put_attributes(self, attributes: Mapping[str, Any]) -> None:
+        held = vars(self._optimizer)
+        for name in self._attributes().keys() - attributes.keys() if attributes else ():
+            del held[name]
+        held.update(attributes)
+
+    def _optimizer_state(
+        self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any], unpacking: Unpacking
+    ) -> dict[str, Any]:
+        index_of = {name: i for i, name in enumerate(self._names)}
+        state: dict[Any, dict[str, Any]] = {}
+        entries: dict[str, Any] = {
+            name.removeprefix("optimizer/"): t
+            for name, t in tensors.items()
+            if name.startswith("optimizer/")
+        }
+        scalars = {
+            path: unpacking.unpack(packed, None, f"optimizer/{path}")
+            for path, packed in values["scalars"].items()
+        }
+        for path, value in (*entries.items(), *scalars.items()):
+            name, _, key = path.rpartition("/")
+            state.setdefault(index_of[name], {})[key] = value
+        groups, at = [], 0
+        live = self._optimizer.param_groups
+        for number, (group, saved) in enumerate(zip(live, values["groups"], strict=True)):
+            count = len(group["params"])
+            own = unpacking.unpack(saved, group, f"optimizer/groups/{number}")
+            groups.append({**own, "params": list(range(at, at + count))})
+            at += count
+        there = self._optimizer.state_dict()
+        others = {
+            key: unpacking.unpack(
+                packed, there.get("state", {}).get(key), f"optimizer/others/{key}"
+            )
+            for key, packed in values.get("others", {}).items()
+        }
+        more = {
+            key: unpacking.unpack(packed, there.get(key), f"optimizer/more/{key}")
+            for key, packed in values.get("more", {}).items()
+        }
+        return {**more, "state": {**state, **others}, "param_groups": groups}
+
+    def _load_optimizer(self, saved: dict[str, Any]) -> None:
+        """Load it, then put back what loading has cast, copied or read in another way."""
+        self._optimizer.load_state_dict(saved)
+        for group, own in zip(self._optimizer.param_groups, saved["param_groups"], strict=True):
+            group.update({key: value for key, value in own.items() if key != "params"})
+        places = [p for group in self._optimizer.param_groups for p in group["params"]]
+        state = getattr(self._optimizer, "state", {})
+        for key, own in saved["state"].items():
+            at = places[key] if type(key) is int else key
+            if (held := state.get(at)) is None:  # who wraps one may keep it elsewhere
+                continue
+            if not isinstance(held, dict):
+                state[at] = exactly(own, held)
+                continue
+            held.update({k: exactly(v, held.get(k)) for k, v in own.items()})
+
+
+def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """A fingerprint of named tensors, equal where all are bitwise the same: 16 hex digits."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
+        found.update(name.encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        if flat.numel():
+            found.update(flat.view(torch.uint8).numpy().data)
+    return found.hexdigest()[:16]
+
+
+def _is_extra(name: str) -> bool:
+    return name.rpartition(".")[2] == "_extra_state"  # torch's name for it
+
+
+@cache
+def _torch_attributes() -> frozenset[str]:
+    """What every optimizer of torch's has, and what a schedule adds."""
+    plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    return frozenset({*vars(plain), "_opt_called", "_step_count"})
+
+
+def _check_names(wanted: Mapping[str, torch.Tensor], given: Mapping[str, tuple[int, ...]]) -> None:
+    hint = "resume with the task and settings the run was started with"
+    if missing := sorted(set(wanted) - set(given)):
+        raise TaskError(f"the checkpoint lacks {missing[0]!r} of this model", hint=hint)
+    if extra := sorted(set(given) - set(wanted)):
+        raise TaskError(f"the checkpoint has {extra[0]!r}, which is not this model's", hint=hint)
+    for name, tensor in wanted.items():
+        if tuple(tensor.shape) != given[name]:
+            raise TaskError(
+                f"{name!r} has shape {given[name]} in the checkpoint and "
+                f"{tuple(tensor.shape)} in this model",
+                hint=hint,
+            )
+
+
+def _check_kinds(wanted: Mapping[str, str | None], given: Mapping[str, str | None]) -> None:
+    for what, kind in wanted.items():
+        if given[what] != kind:
+            raise TaskError(
+                f"the checkpoint's {what} is {given[what] or 'none'}, the task's {kind or 'none'}",
+                hint="resume with the task the run was started with",
+            )

@@ -1,0 +1,360 @@
+"""What a replica holds: a list of parts. A step is a transaction over it; a checkpoint walks it.
+
+Whoever adds a part adds a class, and puts what makes it into `PARTS`. Hand-over, catch-up and
+roll-back of members walk the same list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from raycloud.checkpoint import encode
+from raycloud.checkpoint.payload import check_tensors
+from raycloud.errors import CheckpointError, TaskError
+from raycloud.order import Skip, skip_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from raycloud.step.replica import Replica
+
+Entry = TypeVar("Entry")
+
+_PARTS = "parts"  # among a checkpoint's values: those of parts that have a name, by that
+_FORMAT = "format"  # among these: its number
+_HINT = "resume with the task and the version of raycloud that the run was started with"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit:
+    """A step that counts.
+
+    Attributes:
+        step: Which.
+        count: Its micro-batches.
+        left_out: Indices of those that the others stand for.
+        skips: What of it does not count.
+        sums: What its exchange brought, where it is committed later than by others; None: what has
+            just come is in place.
+    """
+
+    step: int
+    count: int
+    left_out: Sequence[int] = ()
+    skips: tuple[Skip, ...] = ()
+    sums: Sums | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sums:
+    """What the exchange of a step has brought, its gradients clipped.
+
+    Attributes:
+        step: What all others have committed.
+        gradients: The flags, then the message of each bucket; none where the step changes nothing.
+        statistics: Those of the buffers that a forward pass changes.
+        averaged: Numbers of the buffers that `statistics` has beside running averages.
+        measured: It is no step, but what was measured after it.
+    """
+
+    step: Commit
+    gradients: tuple[torch.Tensor, ...]
+    statistics: tuple[torch.Tensor, ...]
+    averaged: tuple[int, ...] = ()
+    measured: float | None = None
+
+    @property
+    def bytes(self) -> int:
+        """How much memory they take."""
+        return sum(t.numel() * t.element_size() for t in (*self.gradients, *self.statistics))
+
+
+class CatchingUp(Protocol):
+    """What a replica without the state does with the steps of the others: see `recovery`."""
+
+    def catch_up(self, arrived: Callable[[], bool]) -> None:
+        """Commit what is kept until the exchange under way has `arrived`."""
+        ...
+
+    def keep(self, step: Commit) -> None:
+        """Keep a step whose mean gradients are in place."""
+        ...
+
+    def keep_nothing(self, step: int, skips: tuple[Skip, ...]) -> None:
+        """Keep that a step changes nothing."""
+        ...
+
+    def keep_measured(self, steps: int, value: float) -> None:
+        """Keep what was measured after so many steps."""
+        ...
+
+    def close(self) -> None:
+        """Wait for the state no more; nothing of it is written once this returns."""
+        ...
+
+
+class Stateful:
+    """A part of what a replica holds. What a part does not need to do, it does not define.
+
+    Order of calls, each step: `stage`, or `resume` where it was suspended; forward and backward
+    passes; then `commit` or `discard`. A step that waits for another generation is `suspend`ed.
+    Parts commit in the order of the list, so a later one finds what an earlier one has changed.
+    All members commit the same steps, some later than others, and must end with the same bits.
+
+    A member that catches up commits older steps, each with its `sums`, while a newer one may be
+    staged, and it `load`s in a thread of its own, before it has committed any.
+
+    Attributes:
+        name: What its state is called in a checkpoint; empty: its entries have whole names.
+        format: Of its state. A state of another number is refused: whoever raises it and is to read
+            older ones, too, gives the part another name, and a second part that reads those.
+    """
+
+    name = ""
+    format = 1
+
+    def stage(self) -> None:
+        """A step begins; what it computes is kept beside what there is."""
+
+    def commit(self, step: Commit) -> None:
+        """The step counts."""
+
+    def discard(self) -> None:
+        """The step does not count: nothing of it remains."""
+
+    def suspend(self) -> None:
+        """The step has to wait: all is as before it, and what is computed of it is kept."""
+
+    def resume(self) -> None:
+        """It goes on where it was suspended, if it was."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The live tensors by name: not copies, and changed by the next commit."""
+        return {}
+
+    def values(self) -> dict[str, Any]:
+        """What is no tensor: numbers, strings, lists and dictionaries of them."""
+        return {}
+
+    def moves(self, name: str) -> bool:  # noqa: ARG002 - as a rule none does
+        """Whether a forward pass may change this tensor; all others change at a commit only."""
+        return False
+
+    def check_fits(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:
+        """Refuse a state that this part cannot become.
+
+        Raises:
+            TaskError: Names what differs.
+        """
+
+    def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
+        """Become the state that these describe; the tensors may be kept."""
+
+    def begin(self) -> None:
+        """A state without this part was loaded: begin from what the parts before it hold now."""
+
+
+# Makes further parts of each replica, which are committed after its own, in this order.
+PARTS: list[Callable[[Replica], Stateful]] = []
+
+
+class History(Stateful):
+    """What steps took and did not count, and what the schedule was stepped by.
+
+    Attributes:
+        skips: What steps took and did not count, by step.
+        left_out: Steps that are to be skipped as a whole.
+        measured: After how many steps a schedule was stepped by what was measured, and by what.
+    """
+
+    def __init__(self) -> None:
+        """Nothing has happened yet."""
+        self.skips: tuple[Skip, ...] = ()
+        self.left_out: frozenset[int] = frozenset()
+        self.measured: tuple[int, float] | None = None
+
+    def commit(self, step: Commit) -> None:
+        """See `Stateful.commit`."""
+        self.skips += step.skips
+
+    def values(self) -> dict[str, Any]:
+        """See `Stateful.values`; what did not happen is not told."""
+        return {
+            **({"skips": [skip.to_record() for skip in self.skips]} if self.skips else {}),
+            **({"left_out": sorted(self.left_out)} if self.left_out else {}),
+            **({"measured": list(self.measured)} if self.measured else {}),
+        }
+
+    def check_fits(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:  # noqa: ARG002 - it has no tensors
+        """See `Stateful.check_fits`.
+
+        Raises:
+            CheckpointError: What is told of it cannot be used.
+        """
+        History().load({}, values)
+
+    def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:  # noqa: ARG002 - it has none
+        """See `Stateful.load`."""
+        self.skips = _skips(values.get("skips", ()))
+        self.left_out = _steps(values.get("left_out", []))
+        self.measured = _measured(values.get("measured"))
+
+
+class ReplicaState:
+    """The list of parts, as named tensors and plain values, and back.
+
+    Tensors of a part with a name are called `<name>/<theirs>`; its values stand under that name.
+
+    Args:
+        parts: They, in the order in which they commit.
+
+    Attributes:
+        parts: The same.
+        beside: Plain values that a checkpoint keeps beside the replica's own, by name; to be
+            replaced whole.
+    """
+
+    def __init__(self, parts: Sequence[Stateful]) -> None:
+        """Give each name to one part.
+
+        Raises:
+            ValueError: Two have the same, or one is none.
+        """
+        names = [part.name for part in parts if part.name]
+        taken = len({*names, *_WHOLE}) < len(names) + len(_WHOLE)
+        if taken or any("/" in name for name in names):
+            raise ValueError(f"parts of a replica need names of their own, without /: {names}")
+        self.parts = tuple(parts)
+        self.beside: Mapping[str, Any] = {}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """See `Stateful.tensors`."""
+        return {
+            _whole(part, name): tensor
+            for part in self.parts
+            for name, tensor in part.tensors().items()
+        }
+
+    def values(self) -> dict[str, Any]:
+        """See `Stateful.values`."""
+        found: dict[str, Any] = {}
+        named: dict[str, Any] = {}
+        for part in self.parts:
+            if part.name:
+                named[part.name] = {**part.values(), _FORMAT: part.format}
+            else:
+                found |= part.values()
+        return {**found, **({_PARTS: named} if named else {}), **self.beside}
+
+    def is_buffer(self, name: str) -> bool:
+        """See `Stateful.moves`."""
+        return any(part.moves(own) for part in self.parts if (own := _own(part, name)) is not None)
+
+    def check(self) -> None:
+        """Refuse a state that no checkpoint could carry.
+
+        Raises:
+            TaskError: Names what is to blame.
+        """
+        encode(self.values())
+        check_tensors(self.tensors())
+
+    def check_fits(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:
+        """Refuse a state of another model, optimizer, schedule or part, before tensors are read.
+
+        Args:
+            shapes: Of its tensors, by name.
+            values: Its plain values.
+
+        Raises:
+            TaskError: Names what differs.
+            CheckpointError: It says of a part what no version before this one has said.
+        """
+        named = values.get(_PARTS, {})
+        known = {*_WHOLE, *(part.name for part in self.parts)}
+        if strange := {*named, *(name.partition("/")[0] for name in shapes)} - known:
+            raise TaskError(
+                f"the checkpoint has state of {min(strange)!r}, which this run has not", hint=_HINT
+            )
+        for part in self.parts:
+            if not part.name:
+                part.check_fits(_of(part, shapes), values)
+            elif (own := named.get(part.name)) is not None:
+                if own[_FORMAT] != part.format:
+                    raise CheckpointError(
+                        f"the checkpoint has state of {part.name!r} in format {own[_FORMAT]!r}, "
+                        f"not {part.format}",
+                        hint=_HINT,
+                    )
+                part.check_fits(_of(part, shapes), own)
+
+    def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
+        """Become the state that `tensors` and `values` describe.
+
+        A part that they do not know begins from what those before it hold now.
+
+        Raises:
+            TaskError: It is not of this model or these parts: nothing has changed. Or the task's
+                own code for it raised.
+            CheckpointError: What is told of a part cannot be used.
+        """
+        self.check_fits({name: tuple(t.shape) for name, t in tensors.items()}, values)
+        for part in self.parts:
+            own = values.get(_PARTS, {}).get(part.name) if part.name else values
+            if own is None:
+                part.begin()
+            else:
+                part.load(_of(part, tensors), own)
+
+
+_WHOLE = ("model", "optimizer", "held")  # how whole names of tensors begin
+
+
+def _whole(part: Stateful, name: str) -> str:
+    return f"{part.name}/{name}" if part.name else name
+
+
+def _own(part: Stateful, name: str) -> str | None:
+    """What this part calls a tensor; None: it is not its own."""
+    of, _, rest = name.partition("/")
+    if not part.name:
+        return name if of in _WHOLE else None
+    return rest if of == part.name else None
+
+
+def _of(part: Stateful, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    return {own: entry for name, entry in entries.items() if (own := _own(part, name)) is not None}
+
+
+def _skips(records: Any) -> tuple[Skip, ...]:
+    try:
+        return tuple(skip_of(record) for record in records)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"what the checkpoint says of skipped samples cannot be used: {error}",
+            hint="resume from another checkpoint",
+        ) from error
+
+
+def _measured(value: Any) -> tuple[int, float] | None:
+    match value:
+        case None:
+            return None
+        case [int() as step, float() as number]:
+            return step, number
+        case _:
+            raise CheckpointError(
+                f"what the checkpoint says of what was measured cannot be used: {value!r:.80}",
+                hint="resume from another checkpoint",
+            )
+
+
+def _steps(numbers: Any) -> frozenset[int]:
+    if not isinstance(numbers, list) or not all(type(n) is int and n >= 0 for n in numbers):
+        raise CheckpointError(
+            f"what the checkpoint says of steps to leave out cannot be used: {numbers!r:.80}",
+            hint="resume from another checkpoint",
+        )
+    return frozenset(numbers)

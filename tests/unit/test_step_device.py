@@ -1,0 +1,217 @@
+"""Where a replica computes, and what happens to batches on the way there."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, UserDict
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from raycloud.errors import PlacementError, TaskError
+from raycloud.step.device import (
+    Copies,
+    arrived,
+    choose,
+    concatenate,
+    move,
+)
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+def plain(value: Any) -> Any:
+    """The value with lists in place of tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(plain, value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(plain, value))
+    return value
+
+
+def row(*values: float) -> torch.Tensor:
+    return torch.tensor([values])
+
+
+@pytest.mark.parametrize(
+    ("batches", "joined"),
+    [
+        pytest.param([row(1, 2), row(3, 4)], [[1, 2], [3, 4]], id="tensors"),
+        pytest.param([torch.tensor([1]), torch.tensor([2, 3])], [1, 2, 3], id="a short one"),
+        pytest.param([(row(1), row(2)), (row(3), row(4))], ([[1], [3]], [[2], [4]]), id="tuples"),
+        pytest.param([[row(1)], [row(3)]], [[[1], [3]]], id="lists"),
+        pytest.param(
+            [Pair(row(1), row(2)), Pair(row(3), row(4))], Pair([[1], [3]], [[2], [4]]), id="named"
+        ),
+        pytest.param(
+            [{"a": row(1), "b": (row(2),)}, {"b": (row(4),), "a": row(3)}],
+            {"a": [[1], [3]], "b": ([[2], [4]],)},
+            id="mappings, nested",
+        ),
+        pytest.param([row(1)], [[1]], id="a single one"),
+    ],
+)
+def test_batches_are_joined_along_their_first_dimension(batches: list[Any], joined: Any) -> None:
+    made = concatenate(batches, [len(first(batch)) for batch in batches])
+    assert plain(made) == joined
+    assert type(made) is type(batches[0])
+
+
+def first(batch: Any) -> torch.Tensor:
+    """Its first tensor."""
+    while not isinstance(batch, torch.Tensor):
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    return batch
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        pytest.param([torch.tensor(1), torch.tensor(2)], id="no dimension"),
+        pytest.param([row(1, 2), row(1, 2, 3)], id="another width"),
+        pytest.param([row(1), row(1).double()], id="another type"),
+        pytest.param([row(1), torch.tensor([1.0])], id="another number of dimensions"),
+        pytest.param([torch.tensor([1]), torch.tensor(1)], id="one without a dimension"),
+        pytest.param([(row(1), 5), (row(2), 5)], id="a number inside"),
+        pytest.param([{"a": row(1), "b": "x"}, {"a": row(1), "b": "x"}], id="text inside"),
+        pytest.param([{"a": row(1)}, {"b": row(1)}], id="another key"),
+        pytest.param([{"a": row(1)}, {"a": row(1), "b": row(2)}], id="a key more"),
+        pytest.param([[row(1)], [row(1), row(2)]], id="a longer list"),
+        pytest.param([[row(1)], (row(1),)], id="another kind"),
+        pytest.param([row(1), [row(1)]], id="a tensor and a list"),
+        pytest.param([None, None], id="nothing"),
+    ],
+)
+def test_what_cannot_be_joined_is_none(batches: list[Any]) -> None:
+    assert concatenate(batches, [1] * len(batches)) is None
+
+
+def test_what_has_no_row_for_each_sample_is_not_joined() -> None:
+    """Edges, offsets, or time."""
+    batches = [(row(1), row(1, 2, 3)), (row(2), row(4, 5, 6))]
+    assert concatenate(batches, [1, 1]) is not None
+    assert concatenate(batches, [3, 3]) is None
+    assert concatenate([batch[1] for batch in batches], [2, 2]) is None
+
+
+def test_moving_keeps_the_form() -> None:
+    batch = {"x": [row(1.0), (row(2.0), "label")], "pair": Pair(row(3.0), 4), "none": None}
+    moved = move(OrderedDict(batch), torch.device("meta"))
+    assert moved["x"][0].device.type == moved["pair"].x.device.type == "meta"
+    assert (moved["x"][1][1], moved["pair"].y, moved["none"]) == ("label", 4, None)
+    assert isinstance(moved["x"], list)
+    assert isinstance(moved["x"][1], tuple)
+    assert isinstance(moved["pair"], Pair)
+    assert plain(move(batch, torch.device("cpu"))) == plain(batch)
+
+
+def test_a_worker_without_gpus_computes_on_the_cpu() -> None:
+    assert choose(0) == torch.device("cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_torch_does_not_see_is_refused() -> None:
+    with pytest.raises(PlacementError, match="torch sees none") as refused:
+        choose(1)
+    assert "CUDA build" in refused.value.hint
+
+
+def test_on_the_cpu_nothing_is_copied_ahead() -> None:
+    cpu = torch.device("cpu")
+    batch = {"x": row(1.0), "y": [row(2.0), 3]}
+    sent = Copies(cpu).send(batch)
+    assert sent is batch
+    assert arrived(sent, cpu) is batch
+
+
+def test_what_was_not_sent_ahead_is_moved_when_it_is_needed() -> None:
+    there = arrived({"x": row(1.0), "y": 3}, torch.device("meta"))
+    assert there["x"].device.type == "meta"
+    assert there["y"] == 3
+
+
+class Encoded(UserDict):  # type: ignore[type-arg]
+    """Keys are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.data[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Graph:
+    """Moves itself, and nobody else knows its tensors."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> Graph:
+        return Graph(self.x.to(device))
+
+
+@dataclass(frozen=True)
+class Pieces:
+    x: torch.Tensor
+    y: dict[str, torch.Tensor]
+    name: str = "n"
+
+
+CPU = torch.device("cpu")
+META = torch.device("meta")
+
+
+def test_batches_stay_what_they_are_on_the_cpu() -> None:
+    for batch in (Encoded(x=row(1)), {"x": row(1)}, Graph(row(1)), object()):
+        assert move(batch, CPU) is batch
+        assert arrived(batch, CPU) is batch
+
+
+def test_elsewhere_they_keep_their_type() -> None:
+    encoded = move(Encoded(x=row(1), n=None, names=["a"]), META)
+    assert type(encoded) is Encoded
+    assert encoded.x.device == META
+    assert (encoded.n, encoded.names) == (None, ["a"])
+    ordered = move(OrderedDict(b=row(1), a=row(2)), META)
+    assert type(ordered) is OrderedDict
+    assert list(ordered) == ["b", "a"]
+    frozen = move(MappingProxyType({"x": row(1)}), META)
+    assert type(frozen) is MappingProxyType
+    assert frozen["x"].device == META
+    pieces = move(Pieces(row(1), {"y": row(2)}), META)
+    assert type(pieces) is Pieces
+    assert (pieces.x.device, pieces.y["y"].device, pieces.name) == (META, META, "n")
+    named = move(Pair(row(1), (row(2),)), META)
+    assert type(named) is Pair
+    assert named.y[0].device == META
+
+
+def test_what_can_move_itself_does() -> None:
+    graph = Graph(row(1))
+    moved = move({"g": graph, "l": [graph]}, META)
+    assert moved["g"].x.device == moved["l"][0].x.device == META
+    assert graph.x.device == CPU
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    there = move(packed, META)
+    assert there.data.device == META
+    assert there.batch_sizes.device == CPU  # as torch wants it
+
+
+def test_a_mapping_that_cannot_be_copied_is_named() -> None:
+    class Strict(UserDict):  # type: ignore[type-arg]
+        def __setitem__(self, key: Any, item: Any) -> None:
+            if "x" in self.data:
+                raise TypeError("it is closed")
+            super().__setitem__(key, item)
+
+    with pytest.raises(TaskError, match="a Strict, which cannot be copied to the GPU: TypeError"):
+        move(Strict(x=row(1)), META)
