@@ -34,11 +34,12 @@ from raycloud import Job, Splits, Task
 from raycloud.commands import Form, Meet, Reshare
 from raycloud.events import MemberCaughtUp, MemberFailed, MemberReady
 from raycloud.order import deal
+from raycloud.recovery import quorum
+from raycloud.recovery.transition import Footing
 from raycloud.step.feed import Feed
 from raycloud.step.replica import Replica
 from raycloud.step.state import ReplicaState
-from raycloud.training import life, regroup
-from raycloud.training.footing import Footing
+from raycloud.training import life
 from raycloud.training.loop import Loop
 from raycloud.training.member import Meeting, Member, MemberConfig
 
@@ -53,8 +54,8 @@ _MICRO_BATCHES = 8
 _PARTS: tuple[tuple[Any, str], ...] = (
     (life, "meet"),
     (Footing, "stand"),
-    (regroup.Talk, "standings"),
-    (regroup, "hand_over"),
+    (quorum.Talk, "standings"),
+    (quorum, "hand_over"),
     (ReplicaState, "load"),
     (Loop, "enter"),
     (Loop, "settle"),

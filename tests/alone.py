@@ -15,10 +15,10 @@ from raycloud.commands import Extend, Publish
 from raycloud.control.data import Progress
 from raycloud.data.index import Input
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady, PartWritten
+from raycloud.net.stream import Place
 from raycloud.on_ray.manifests import manifest_of
 from raycloud.order import Ledger, Order, Position, Steps
 from raycloud.spec import Job
-from raycloud.sync.stream import Place
 from raycloud.training.arrangement import laid_out
 from raycloud.training.member import Meeting, Member, MemberConfig
 from tests.blocks import SEEN, Here, write_points

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raycloud.errors import TransportError
+from raycloud.net.lane import LaneReport
 from raycloud.order import assign
+from raycloud.recovery.backups import ring
 from raycloud.spec import Job
 from raycloud.step.collate import Making, StepWork
 from raycloud.step.speculation import Backing, Kind, Note
-from raycloud.sync.lane import LaneReport
-from raycloud.training.lines import ring
 from tests.lockstep import Fleet, NetTask, never
 
 

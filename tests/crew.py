@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from raycloud.sync.gradients import Exchanged, GradientExchange
-from raycloud.sync.loopback import Loopback
 from raycloud.sync.strategy import AllReduce
 from tests.lockstep import never
+from tests.loopback import Loopback
 
 
 @dataclass(frozen=True, kw_only=True)

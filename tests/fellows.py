@@ -15,9 +15,9 @@ from typing import Any
 from raycloud.clock import SystemClock
 from raycloud.commands import Change, Form, Meet
 from raycloud.events import Event, MemberFailed, MemberReady
+from raycloud.net.rendezvous import Rendezvous
 from raycloud.spec import Job
 from raycloud.step.replica import Replica
-from raycloud.sync.rendezvous import Rendezvous
 from raycloud.task import Task
 from raycloud.training.member import _OVER as OVER
 from raycloud.training.member import Meeting, Member, MemberConfig

@@ -16,8 +16,8 @@ import torch
 from torch import distributed as dist
 
 from raycloud.errors import TransportError
-from raycloud.sync.gloo import GlooDevice, GlooTransport
-from raycloud.sync.transport import Work
+from raycloud.net.gloo import GlooDevice, GlooTransport
+from raycloud.net.transport import Work
 
 _HOST = "127.0.0.1"
 

@@ -12,15 +12,15 @@ from torch.nn import functional as F
 
 from raycloud.clock import SystemClock
 from raycloud.errors import TransportError
+from raycloud.net.lane import Lane, LaneReport
 from raycloud.order import MicroBatch, Order, Position, Steps, StepSpan, assign, stream_seed
+from raycloud.recovery.quorum import adopt
 from raycloud.spec import Job
 from raycloud.step.collate import Collate, StepWork
 from raycloud.step.feed import Feed
 from raycloud.step.replica import Replica
-from raycloud.sync.lane import Lane, LaneReport
-from raycloud.sync.loopback import Loopback
 from raycloud.task import Splits, Task
-from raycloud.training.regroup import adopt
+from tests.loopback import Loopback
 
 CPU = torch.device("cpu")
 

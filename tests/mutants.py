@@ -40,6 +40,8 @@ KNOW: dict[str, tuple[str, ...]] = {
     "planning": ("tests/unit/test_plan_*.py", "tests/property/test_plan_*.py"),
     "report": ("tests/unit/test_report_*.py",),
     "step": ("tests/unit/test_step_*.py", "tests/property/test_exactness*.py"),
+    "net": ("tests/unit/test_net_*.py",),
+    "recovery": ("tests/unit/test_recovery_*.py", "tests/property/test_exactness*.py"),
     "sync": ("tests/unit/test_sync_*.py", "tests/property/test_sync_property.py"),
     "training": ("tests/unit/test_training_*.py", "tests/property/test_exactness*.py"),
 }

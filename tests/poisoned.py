@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from raycloud.checkpoint.local import LocalStore
 from raycloud.clock import SystemClock
 from raycloud.events import Event, Noticed, StepsCommitted
+from raycloud.net.lane import Lane
 from raycloud.order import MicroBatch, Order, Position, Steps
 from raycloud.spec import Job
 from raycloud.step.collate import Collate, Making
 from raycloud.step.feed import Adopted
 from raycloud.step.replica import Replica
-from raycloud.sync.lane import Lane
 from raycloud.task import Splits
 from raycloud.training.changes import Changes
 from raycloud.training.loop import Loop, Parts, Seat

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from raycloud.sync.gloo import GlooDevice, GlooTransport
-from raycloud.sync.transport import Transport
+from raycloud.net.gloo import GlooDevice, GlooTransport
+from raycloud.net.transport import Transport
 
 _CLOSES_S = 10.0
 

@@ -19,14 +19,13 @@ from benchmarks.raycloud_task import Throughput
 from benchmarks.workload import WORKERS
 from raycloud.clock import SystemClock
 from raycloud.commands import Form
+from raycloud.net.rendezvous import Rendezvous
 from raycloud.on_ray.cluster import attached
+from raycloud.recovery.rendezvous import HOST, Meeting
 from raycloud.spec import Job
-from raycloud.sync.rendezvous import Rendezvous
 from raycloud.training.changes import Changes
 from raycloud.training.config import MemberConfig
-from raycloud.training.host import HOST
 from raycloud.training.life import Life
-from raycloud.training.meeting import Meeting
 
 
 class FixedMember:

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from ray import ObjectRef
 
     from raycloud.commands import Change
+    from raycloud.net.stream import Place
     from raycloud.on_ray.collators import Delivery, Unable
     from raycloud.order import Layout, MicroBatch, Order
+    from raycloud.recovery.rendezvous import Meeting
     from raycloud.step.pace import Behind
-    from raycloud.sync.stream import Place
     from raycloud.training.config import MemberConfig
-    from raycloud.training.meeting import Meeting
     from raycloud.training.stillness import Still
     from raycloud.training.words import Survivor, Word
 
@@ -54,8 +54,8 @@ class MemberActor:
         """Start building in the background, as one object in Ray's store says."""
         with loading():
             config = ray.get(told[0])  # the task comes with it, and with that torch
+            from raycloud.net.heartbeat import Probed
             from raycloud.on_ray.provider import RayProvider
-            from raycloud.sync.probing import Probed
             from raycloud.training.member import Member
 
         know(Environment.from_process().secrets | secrets_of(config.job))

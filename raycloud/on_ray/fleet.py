@@ -15,12 +15,12 @@ from ray.util.placement_group import placement_group_table
 from raycloud.control.heartbeats import Heard
 from raycloud.errors import PlacementError
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
+from raycloud.net.heartbeat import Probes
 from raycloud.on_ray.keeper import Keeper, Opaque
 from raycloud.on_ray.seat import POLL_S, Seat
 from raycloud.on_ray.vacancies import Vacancies
 from raycloud.run.driver import ENDED
 from raycloud.step.pace import Behind
-from raycloud.sync.probing import Probes
 from raycloud.training.journal import Lines
 from raycloud.training.stillness import Still
 from raycloud.training.words import Word

@@ -11,13 +11,13 @@ import ray
 
 from raycloud.commands import Form, Meet, Prepare, Reshare, Spawn
 from raycloud.events import Event, MemberLeaving, MemberReady, MemberSpawned, Noticed
+from raycloud.net.rendezvous import Rendezvous
 from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.outside import Outside
 from raycloud.on_ray.profile import profile_of
 from raycloud.on_ray.sources import Sources
 from raycloud.planning.plan import Plan, make
-from raycloud.sync.rendezvous import Rendezvous
-from raycloud.training.meeting import Meeting
+from raycloud.recovery.rendezvous import Meeting
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest

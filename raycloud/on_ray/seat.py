@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raycloud.sync.stream import Place
+    from raycloud.net.stream import Place
 
 POLL_S = 1.0  # a member that has nothing to say says so
 

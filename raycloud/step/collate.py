@@ -15,6 +15,7 @@ import numpy as np
 from raycloud.data import patience
 from raycloud.data.patience import patiently
 from raycloud.errors import RaycloudError, TaskError
+from raycloud.net.lane import Places, places_of
 from raycloud.order import MicroBatch, Order, StepSpan, stream_seed
 from raycloud.step.contract import RaisedError, raised
 from raycloud.step.dealing import (
@@ -25,7 +26,6 @@ from raycloud.step.dealing import (
     row_sum_of,
 )
 from raycloud.step.device import Copies, concatenate, pin
-from raycloud.sync.lane import Places, places_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt

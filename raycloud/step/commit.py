@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from raycloud.errors import DivergedError, InternalError, TaskError
+from raycloud.net.transport import Abandoned
 from raycloud.order import ERROR, NAN, Skip
 from raycloud.step.device import tensors_in
 from raycloud.step.retry import skipped
-from raycloud.sync.transport import Abandoned
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from raycloud.net.lane import Lane
     from raycloud.order import MicroBatch, StepSpan
     from raycloud.step.collate import Collate, StepWork
     from raycloud.step.replica import Replica
     from raycloud.sync.gradients import Exchanged
-    from raycloud.sync.lane import Lane
 
 _MOST_IDS = 16  # samples that are named
 _REMEDY = "lower the learning rate, set clip_norm, or start from an earlier checkpoint"

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from raycloud.errors import TaskError
-from raycloud.sync.lane import DIGEST_WORDS, LaneDigest, LaneReport
+from raycloud.net.lane import DIGEST_WORDS, LaneDigest, LaneReport
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
+    from raycloud.net.lane import Lane
     from raycloud.step.replica import Replica
-    from raycloud.sync.lane import Lane
 
 _EVERY_S = 1.0  # as often as steps are reported
 _TIMES = 200.0  # a digest takes at most one part in so many of the time

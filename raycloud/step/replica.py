@@ -57,11 +57,11 @@ from raycloud.sync.strategy import STRATEGIES
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
+    from raycloud.net.transport import Transport
     from raycloud.order import Skip
     from raycloud.spec import ErrorsSection, Job
     from raycloud.step.collate import Collate, Pass, StepWork
     from raycloud.step.speculation import Backing
-    from raycloud.sync.transport import Transport
     from raycloud.task import Task
 
 _MODEL_STREAM = 3

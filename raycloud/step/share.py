@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from raycloud.errors import TransportError
+from raycloud.net.transport import Abandoned
 from raycloud.step.contract import RaisedError, call_backward
 from raycloud.step.partial import Kept, Todo
 from raycloud.step.retry import trouble_of
 from raycloud.step.speculation import Kind, Note
-from raycloud.sync.transport import Abandoned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -17,7 +17,7 @@ from raycloud.errors import TransportError
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-    from raycloud.sync.stream import Stream
+    from raycloud.net.stream import Stream
 
 _NOTE = struct.Struct(">BQIId")  # kind, step, index, count, seconds
 

@@ -29,6 +29,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from raycloud.errors import TaskError
+from raycloud.net.transport import Transport, Work, finish
 from raycloud.step.mutation import (
     Buffer,
     Parameters,
@@ -36,7 +37,6 @@ from raycloud.step.mutation import (
     equal,
 )
 from raycloud.step.stateful import Commit, Stateful
-from raycloud.sync.transport import Transport, Work, finish
 
 
 @dataclass(eq=False)

@@ -1,1 +1,1 @@
-"""What travels: transports, the exchange of gradients, the control lane."""
+"""How an update travels: buckets of gradients, and the strategy that sums them."""

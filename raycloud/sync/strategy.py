@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 from raycloud.spec.sizes import ring_bytes
 
 if TYPE_CHECKING:
-    from raycloud.sync.buckets import Bucket
-    from raycloud.sync.transport import Transport, Work
+    from raycloud.net.transport import Transport, Work
+    from raycloud.sync.gradients import Bucket
 
 
 class SyncStrategy(Protocol):

@@ -13,6 +13,8 @@ from raycloud.data.provide import TRAIN
 from raycloud.errors import InternalError, TaskError
 from raycloud.events import DataPreparing, EvaluationPart, MemberDone, MemberReady, Noticed
 from raycloud.order import Position
+from raycloud.recovery.restore import Restoring, started_from
+from raycloud.recovery.transition import Footing
 from raycloud.step.collate import Collate, Making
 from raycloud.step.contract import construct
 from raycloud.step.device import Copies, choose
@@ -28,12 +30,10 @@ from raycloud.training.arrangement import (
 )
 from raycloud.training.evaluate import evaluate, judged, show, states_of, try_out
 from raycloud.training.fingerprint import SAMPLES, Seen, check_samples
-from raycloud.training.footing import Footing
 from raycloud.training.growth import position_of
 from raycloud.training.locality import held
 from raycloud.training.loop import Parts, Seat
 from raycloud.training.ready import ready
-from raycloud.training.restoring import Restoring, started_from
 from raycloud.training.saver import Saver
 from raycloud.training.supply import Supplying
 from raycloud.training.trial import Trial
@@ -46,12 +46,11 @@ if TYPE_CHECKING:
     from raycloud.data.provide import Provider
     from raycloud.data.samples import BlockSamples
     from raycloud.events import Event
+    from raycloud.net.transport import Transport
+    from raycloud.recovery.rendezvous import Host, Meeting
     from raycloud.step.feed import Held
-    from raycloud.sync.transport import Transport
     from raycloud.training.changes import Changes
     from raycloud.training.config import MemberConfig
-    from raycloud.training.host import Host
-    from raycloud.training.meeting import Meeting
 
 _PREPARING_S = 20.0  # between two signs of life
 _NAMED = 10  # of many parameters

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from raycloud.sync.agree import take_from
+from raycloud.net.transport import take_from
 
 if TYPE_CHECKING:
     from raycloud.data.index import Index
+    from raycloud.net.transport import Transport
     from raycloud.order import Order
     from raycloud.step.feed import Held
-    from raycloud.sync.transport import Transport
 
 
 def held(index: Index, order: Order, nodes: Sequence[str]) -> Held:

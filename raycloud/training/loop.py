@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING, Any
 from raycloud.commands import Extend, Halt, Meet, Reshare, Save
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.events import ChangeApplied, Noticed
+from raycloud.net.lane import (
+    NO_PLACES,
+    Lane,
+    LaneReport,
+    Places,
+    all_places,
+)
+from raycloud.net.transport import Abandoned
 from raycloud.spec.sizes import report_s, ring_bytes
 from raycloud.step.commit import Others, Owed, RollbackError, all_hold, check_end, find_outcome
 from raycloud.step.consistency import Company, Consistency
@@ -21,8 +29,6 @@ from raycloud.step.feed import (
     Piece,
     Schedule,
 )
-from raycloud.sync.lane import NO_PLACES, Lane, LaneReport, Places, all_places
-from raycloud.sync.transport import Abandoned
 from raycloud.training.evaluate import judged, merged
 from raycloud.training.growth import LAYOUT, layout_record
 from raycloud.training.parts import Parts, Seat

@@ -20,24 +20,23 @@ from raycloud.events import (
     Noticed,
     StepNotFinite,
 )
+from raycloud.net.transport import Abandoned
+from raycloud.recovery.rendezvous import HOST, Meeting
 from raycloud.redact import redacted
 from raycloud.step.commit import RollbackError
 from raycloud.step.contract import raised
 from raycloud.step.device import failure
-from raycloud.sync.transport import Abandoned
 from raycloud.training.changes import Changes
 from raycloud.training.config import MemberConfig
-from raycloud.training.host import HOST
 from raycloud.training.life import Life
-from raycloud.training.meeting import Meeting
 from raycloud.training.stillness import Still, Watch
 
 if TYPE_CHECKING:
     from raycloud.commands import Change
     from raycloud.data.provide import Provider
+    from raycloud.net.transport import Transport
+    from raycloud.recovery.rendezvous import Host
     from raycloud.step.pace import Behind
-    from raycloud.sync.transport import Transport
-    from raycloud.training.host import Host
     from raycloud.training.words import Survivor
 
 __all__ = ["Meeting", "Member", "MemberConfig"]

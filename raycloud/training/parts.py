@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raycloud.events import GenerationFormed
-from raycloud.training.host import HOST
+from raycloud.recovery.rendezvous import HOST
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.commands import Extend, Reshare
     from raycloud.events import Event
     from raycloud.order import Layout, Position, Steps
+    from raycloud.recovery.rendezvous import Host
     from raycloud.spec import Job
     from raycloud.step.collate import Collate
     from raycloud.step.feed import Held
     from raycloud.step.replica import Replica
     from raycloud.training.changes import Changes
-    from raycloud.training.host import Host
     from raycloud.training.saver import Saver
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from raycloud.recovery.quorum import adopt
 from raycloud.step.speculation import Backing
-from raycloud.training.regroup import adopt
 from tests.backed import Backed
 from tests.lockstep import NetTask, difference, job, plain_loop
 from tests.tiers import examples

@@ -23,11 +23,11 @@ from raycloud.events import (
     RolledBack,
     StepsCommitted,
 )
+from raycloud.net.stream import Place
 from raycloud.on_ray.manifests import found_back, manifest_of
 from raycloud.order import Position, ledger_line
 from raycloud.run.driver import ENDED, Driver
 from raycloud.simulate.telling import short
-from raycloud.sync.stream import Place
 from raycloud.training.member import Meeting, MemberConfig
 from tests.scenario.fleet import Disk
 

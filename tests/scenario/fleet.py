@@ -13,8 +13,8 @@ from raycloud.checkpoint.local import LocalStore
 from raycloud.checkpoint.naming import blamed
 from raycloud.control.heartbeats import Heard
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
+from raycloud.recovery.rendezvous import Host
 from raycloud.run.driver import ENDED
-from raycloud.training.host import Host
 from raycloud.training.member import Member
 from tests.scenario.stage import MemberClock, Process, here
 from tests.scenario.threads import Turns

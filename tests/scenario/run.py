@@ -15,9 +15,9 @@ from raycloud.checkpoint import latest
 from raycloud.checkpoint.payload import load_tensors
 from raycloud.errors import RaycloudError
 from raycloud.order import read_ledger, stream_seed
+from raycloud.recovery import catch_up, snapshot
 from raycloud.simulate.world import World
 from raycloud.step.state import digest
-from raycloud.training import passing, snapshot
 from tests.scenario.cluster import Story, ThreadCluster
 from tests.scenario.faults import Blow, Faults, script
 from tests.scenario.fleet import Disk, Fleet, Seat
@@ -171,7 +171,7 @@ class _Run:
         with (
             mock.patch.object(snapshot, "_copy", self._slowly(snapshot._copy, _COPIES_S, "copy")),
             mock.patch.object(snapshot.Incoming, "take", take),
-            mock.patch.object(passing, "room_bytes", self._room_bytes),
+            mock.patch.object(catch_up, "room_bytes", self._room_bytes),
         ):
             yield
 

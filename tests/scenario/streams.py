@@ -1,6 +1,6 @@
 """The TCP connections of members that live in one process: slow, cut and broken as a script says.
 
-Each takes the place of a socket under `raycloud.sync.stream`, whose words are the real ones.
+Each takes the place of a socket under `raycloud.net.stream`, whose words are the real ones.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Ear:
 
 
 class Streams:
-    """All such connections of one start: `raycloud.sync.stream.Sockets` of its members."""
+    """All such connections of one start: `raycloud.net.stream.Sockets` of its members."""
 
     chunk_bytes = 256  # of a state on its way
 

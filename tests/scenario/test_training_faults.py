@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from raycloud.recovery import catch_up, quorum
+from raycloud.recovery.catch_up import Following
+from raycloud.recovery.snapshot import Outgoing
 from raycloud.simulate.scenario import Kind
 from raycloud.step.partial import Kept
 from raycloud.step.replica import Replica
 from raycloud.step.stateful import Commit
 from raycloud.step.statistics import RunningStatistics
-from raycloud.sync.buckets import Bucket
-from raycloud.training import passing, regroup
-from raycloud.training.following import Following
-from raycloud.training.snapshot import Outgoing
+from raycloud.sync.gradients import Bucket
 from tests.scenario import faults, fleet
 from tests.scenario.__main__ import main
 from tests.scenario.faults import FOLLOWING, MEETING, POINTS, Blow
@@ -199,7 +199,7 @@ def test_who_catches_up_while_another_is_given_up_tells_its_steps_in_order(
 def test_a_state_that_does_not_come_is_taken_where_all_meet(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(passing, "_TRIES", 1)
+    monkeypatch.setattr(catch_up, "_TRIES", 1)
     blow = Blow(at_step=6, kind=Kind.DIE, point="send")
     outcome = sound(replace(REPLACED, blows=(*REPLACED.blows, blow)), tmp_path)
     caught_up = r"MemberCaughtUp\(member=3, .*first_step=(\d+), step=(\d+)"
@@ -251,7 +251,7 @@ FORGETFUL = {
     "terms of batch statistics": (RunningStatistics, "resume", RunningStatistics.stage),
     "what is kept": (Kept, "and_also", lambda self, work: Kept(step=work.span.step)),
     "that a buffer may be written to": (Bucket, "renew", lambda self: None),
-    "whose state is taken": (regroup, "hand_over", lambda state, **_: None),
+    "whose state is taken": (quorum, "hand_over", lambda state, **_: None),
 }
 
 

@@ -12,14 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from raycloud.errors import TransportError
-from raycloud.sync.transport import Abandoned
+from raycloud.net.transport import Abandoned
 from tests.scenario.stage import here
 from tests.scenario.streams import Streams
 
 if TYPE_CHECKING:
     import torch
 
-    from raycloud.training.meeting import Meeting
+    from raycloud.recovery.rendezvous import Meeting
     from tests.scenario.stage import Process, Stage, Strand
 
 _TRAVELS_S = (0.002, 0.02)
@@ -225,7 +225,7 @@ class Wires:
     def meet(
         self, meeting: Meeting, address: str, device: torch.device, abandoned: Callable[[], bool]
     ) -> tuple[Wire, Wire]:
-        """Takes the place of `raycloud.training.meeting.meet`."""
+        """Takes the place of `raycloud.recovery.rendezvous.meet`."""
         strand = here()
         assert strand is not None
         gathering = self._gatherings.setdefault(meeting.generation, _Gathering())

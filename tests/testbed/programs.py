@@ -164,7 +164,7 @@ def whoami() -> None:
 def ask(address: str) -> None:
     """Ask members' machines whether they are there; say what is found out with each turn."""
     from raycloud.clock import SystemClock
-    from raycloud.sync.probing import Probes
+    from raycloud.net.heartbeat import Probes
 
     asks, pause = Probes(address, SystemClock()), threading.Event()
     if asks.place is None:
@@ -182,8 +182,8 @@ def ask(address: str) -> None:
 def answer(member: str, *place: str) -> None:
     """Be a member whose machine is asked."""
     from raycloud.clock import SystemClock
-    from raycloud.sync.probing import Probed
-    from raycloud.sync.stream import Place
+    from raycloud.net.heartbeat import Probed
+    from raycloud.net.stream import Place
 
     address, port, key = place
     probed, pause = Probed(SystemClock()), threading.Event()

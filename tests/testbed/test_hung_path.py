@@ -16,9 +16,9 @@ from benchmarks.testbed.cluster import Cluster
 from benchmarks.testbed.link import DEVICE
 from benchmarks.testbed.shell import inside
 from raycloud.events import ExchangeBroken, MemberLost, Recovered, StepsCommitted
+from raycloud.net.sockets import HUNG_S
 from raycloud.report.log import read_events
 from raycloud.spec import Job, dump_job
-from raycloud.sync.own_sockets import HUNG_S
 from tests.connections import ports_to
 from tests.live import RAYCLOUD, ROOT, asked, check_result, events, of_kind, wait_for
 from tests.live_tasks import Steady

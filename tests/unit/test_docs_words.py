@@ -16,12 +16,12 @@ from raycloud import errors
 from raycloud.cli.shell import EXIT_CODES, app
 from raycloud.control.settings import ControlSettings
 from raycloud.events import Event
+from raycloud.net import gloo, sockets
 from raycloud.on_ray import cluster, fleet, session
 from raycloud.report.told import told
 from raycloud.spec.job import Job
 from raycloud.spec.rundir import _KEPT, RunDirectory
 from raycloud.spec.schema import fields_of, schema_of, walk
-from raycloud.sync import gloo, own_sockets
 from raycloud.task import Source, Task
 from tests.pages import DOCS, README, Block, blocks, pages, table, words
 
@@ -80,7 +80,7 @@ def test_limits_are_those_that_are_kept() -> None:
         "a member's machine acknowledges nothing, and others do": fields["several_cut_s"].default,
         "a member that does not answer is kept": fields["return_s"].default,
         "a member's computing thread stands still": fields["still_s"].default,
-        "a connection between members lets nothing through": own_sockets.HUNG_S,
+        "a connection between members lets nothing through": sockets.HUNG_S,
         "an exchange between members breaks": fields["broken_s"].default,
     }.items():
         assert re.search(rf"\b{seconds:g} s\b", limits[what]), what

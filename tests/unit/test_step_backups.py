@@ -12,10 +12,10 @@ import torch
 
 from raycloud.commands import Form
 from raycloud.events import MemberDone, StepsCommitted
+from raycloud.net.stream import Listener, Place
 from raycloud.order import deal
+from raycloud.recovery import backups
 from raycloud.spec import Job
-from raycloud.sync.stream import Listener, Place
-from raycloud.training import lines
 from tests.fellows import Fellows
 from tests.live_tasks import Late, Steady
 from tests.lockstep import difference, job, plain_loop
@@ -113,13 +113,13 @@ def test_who_cannot_connect_is_backed_up_by_nobody(
 
     missing = threading.Event()
 
-    def note(self: lines.Lines, who: str, error: Exception) -> None:
+    def note(self: backups.Lines, who: str, error: Exception) -> None:
         if not self._closed:
             told.append(f"{who}: {error}")
             missing.set()
 
-    monkeypatch.setattr(lines, "Listener", Elsewhere)
-    monkeypatch.setattr(lines.Lines, "_missing", note)
+    monkeypatch.setattr(backups, "Listener", Elsewhere)
+    monkeypatch.setattr(backups.Lines, "_missing", note)
     job = asked(tmp_path)
     fellows = Fellows(tmp_path / "kept", job, 2, joining=0, task=Late)
     fellows.form(Form(generation=0, members=(0, 1), shares=(4, 4), step=0))

@@ -10,8 +10,8 @@ from torch import nn
 
 from raycloud.step.stateful import Commit
 from raycloud.step.statistics import RunningStatistics
-from raycloud.sync.loopback import Loopback
 from tests.lockstep import Fleet, NetTask, difference, job, never, plain_loop
+from tests.loopback import Loopback
 from tests.nets import BuiltTask, Counting
 
 BOTH = pytest.mark.parametrize("replaced", [False, True], ids=["in place", "replaced"])

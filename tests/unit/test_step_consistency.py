@@ -21,6 +21,7 @@ from raycloud.clock import VirtualClock
 from raycloud.commands import Form
 from raycloud.errors import TaskError
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady, Noticed
+from raycloud.net.lane import Lane, LaneDigest, LaneReport
 from raycloud.step import consistency, replica
 from raycloud.step.consistency import (
     Company,
@@ -29,11 +30,10 @@ from raycloud.step.consistency import (
     fingerprints,
     sketch,
 )
-from raycloud.sync.lane import Lane, LaneDigest, LaneReport
-from raycloud.sync.loopback import Loopback
 from tests.fellows import WAIT_S, Fellows
 from tests.live_tasks import Steady
 from tests.lockstep import Fleet, NetTask, difference, job, never
+from tests.loopback import Loopback
 
 MEMBERS = (4, 5, 9)
 

@@ -20,9 +20,9 @@ from raycloud.checkpoint.payload import read_part
 from raycloud.errors import TaskError
 from raycloud.events import ChangeApplied, MemberCaughtUp, MemberDone, PartWritten
 from raycloud.metrics import Mean
+from raycloud.net.lane import Lane
+from raycloud.net.stream import Stream
 from raycloud.order import Position
-from raycloud.sync.lane import Lane
-from raycloud.sync.stream import Stream
 from raycloud.training.evaluate import judged
 from raycloud.training.loop import Loop, Seat
 from tests.fellows import Fellows
@@ -30,7 +30,7 @@ from tests.live_tasks import Paced
 from tests.lockstep import NetTask, difference, job, never
 from tests.poisoned import Looped
 from tests.sockets import gloo_members, together
-from tests.unit.test_training_following import begin
+from tests.unit.test_recovery_catch_up import begin
 
 STEPS = 9
 

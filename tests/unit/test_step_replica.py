@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from raycloud.clock import SystemClock
 from raycloud.errors import DivergedError, TaskError, TransportError
+from raycloud.net.lane import Lane
 from raycloud.step.replica import Replica
-from raycloud.sync.lane import Lane
-from raycloud.sync.loopback import Loopback
 from tests.lockstep import CPU, Fleet, NetTask, job, never
+from tests.loopback import Loopback
 from tests.nets import BuiltTask, Counting, Normed
 
 Held = dict[str, Any]

@@ -21,8 +21,8 @@ from raycloud.step.stateful import (
 )
 from tests.fellows import Fellows
 from tests.lockstep import Fleet, NetTask, job
-from tests.unit.test_training_following import begin
-from tests.unit.test_training_restoring import Save, asked, formed, saved
+from tests.unit.test_recovery_catch_up import begin
+from tests.unit.test_recovery_restore import Save, asked, formed, saved
 
 DECAY = 0.9
 EXACT = 1e-12

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raycloud.clock import SystemClock, VirtualClock
+from raycloud.recovery.backups import ring
 from raycloud.step.speculation import Kind, Note, Primary, Tail
-from raycloud.training.lines import ring
 from tests.lockstep import never
 
 COUNT = 6

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from raycloud.errors import InternalError, TransportError
+from raycloud.net.transport import Abandoned
 from raycloud.spec.sizes import ring_bytes
 from raycloud.sync.gradients import GradientExchange
-from raycloud.sync.loopback import Loopback
 from raycloud.sync.strategy import AllReduce
-from raycloud.sync.transport import Abandoned
 from tests.crew import (
     Crew,
     Part,
@@ -23,6 +22,7 @@ from tests.crew import (
     scale,
 )
 from tests.lockstep import never
+from tests.loopback import Loopback
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 

@@ -9,16 +9,15 @@ import torch
 
 from raycloud.commands import Form
 from raycloud.events import MemberCaughtUp, MemberDone
+from raycloud.net.transport import Transport, Work
 from raycloud.step.replica import Replica
-from raycloud.sync.buckets import Bucket
-from raycloud.sync.gradients import GradientExchange
-from raycloud.sync.loopback import Loopback
+from raycloud.sync.gradients import Bucket, GradientExchange
 from raycloud.sync.strategy import STRATEGIES, AllReduce
-from raycloud.sync.transport import Transport, Work
 from tests.crew import Crew, assert_same, parts, reference
 from tests.fellows import Fellows
 from tests.lockstep import Fleet, NetTask, difference, job
-from tests.unit.test_training_following import asked, begin
+from tests.loopback import Loopback
+from tests.unit.test_recovery_catch_up import asked, begin
 
 ROUNDED = 2.0**-7  # bfloat16 has eight bits
 

@@ -15,12 +15,12 @@ import torch
 
 from raycloud.commands import Form, Meet
 from raycloud.events import ExchangeBroken
-from raycloud.sync.gloo import GlooTransport
-from raycloud.sync.transport import Transport
+from raycloud.net.gloo import GlooTransport
+from raycloud.net.transport import Transport
+from raycloud.recovery.rendezvous import Meeting
 from raycloud.training import member
-from raycloud.training.meeting import Meeting
 from tests.fellows import WAIT_S, Fellows
-from tests.unit.test_training_following import asked, check_end
+from tests.unit.test_recovery_catch_up import asked, check_end
 
 
 @pytest.fixture(autouse=True)

@@ -16,17 +16,17 @@ from raycloud.clock import SystemClock
 from raycloud.data.index import Block, Index
 from raycloud.data.provide import Provided
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady
+from raycloud.net.rendezvous import Rendezvous
 from raycloud.order import Layout, Order, Position, Steps, assign
 from raycloud.step import feed
 from raycloud.step.feed import Piece, Schedule
-from raycloud.sync.loopback import Loopback
-from raycloud.sync.rendezvous import Rendezvous
 from raycloud.task import Splits, Task
 from raycloud.training.arrangement import laid_out
 from raycloud.training.locality import Held, agreed, held
 from raycloud.training.member import Meeting, Member, MemberConfig
 from tests.blocks import SEEN, BlockTask, Here, asked, write_points
 from tests.lockstep import never
+from tests.loopback import Loopback
 from tests.sockets import gloo_members, together
 
 LANES, ROWS, BYTES = 4, 8, 1000  # rows and bytes of a partition

@@ -24,18 +24,18 @@ from raycloud.events import (
     PartWritten,
     StepsCommitted,
 )
+from raycloud.net.lane import Lane
 from raycloud.order import Order, Position, Steps
 from raycloud.spec import Job
 from raycloud.step.collate import Collate
 from raycloud.step.dealing import Reads
 from raycloud.step.replica import Replica
 from raycloud.sync.gradients import Exchanged
-from raycloud.sync.lane import Lane
-from raycloud.sync.loopback import Loopback
 from raycloud.training.changes import Changes
 from raycloud.training.loop import Loop, Parts, Seat
 from raycloud.training.saver import Saver
 from tests.lockstep import CPU, Fleet, NetTask, difference, feeding, job, never
+from tests.loopback import Loopback
 
 STEPS = 9
 

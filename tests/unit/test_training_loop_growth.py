@@ -15,13 +15,13 @@ from raycloud.checkpoint import decode
 from raycloud.commands import Extend
 from raycloud.errors import InternalError
 from raycloud.events import ChangeApplied, EvaluationPart, Noticed, PartWritten, StepsCommitted
+from raycloud.net.lane import Lane
 from raycloud.order import Layout, Position
-from raycloud.sync.lane import Lane
-from raycloud.sync.loopback import Loopback
 from raycloud.task import Splits
 from raycloud.training.growth import layout_of
 from raycloud.training.loop import Loop
 from tests.lockstep import NetTask, job, never
+from tests.loopback import Loopback
 from tests.unit.test_training_loop import Alone
 
 LAYOUT = Layout(partitions=(0, 20, 40, 60, 70), lanes=2, run=8, window=1)

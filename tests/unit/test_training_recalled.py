@@ -12,7 +12,7 @@ from raycloud.commands import Form, Meet
 from raycloud.events import ChangeApplied, StepsCommitted
 from tests.fellows import Fellows
 from tests.tiers import variants
-from tests.unit.test_training_following import asked, check_end
+from tests.unit.test_recovery_catch_up import asked, check_end
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from tests.fellows import Fellows
 from tests.live_tasks import Faulty
 from tests.lockstep import job
 from tests.tiers import variants
-from tests.unit.test_training_following import asked, check_end
+from tests.unit.test_recovery_catch_up import asked, check_end
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import torch
 
 from raycloud.commands import Extend, Meet, Reshare, Save
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady
-from raycloud.sync.stream import Place
+from raycloud.net.stream import Place
 from raycloud.training.changes import Changes
 from raycloud.training.member import Meeting, Member, MemberConfig
 from tests.live_tasks import Faulty

@@ -1,0 +1,1 @@
+"""What moves bytes: keyed sockets, gloo, NCCL, the control lane, rendezvous, heartbeat."""

@@ -1,0 +1,120 @@
+"""What every way of exchanging tensors promises.
+
+A transport joins the members of one generation. It never blocks a caller that does not ask for it,
+and a member that gives up simply stops asking: it *abandons* the transport and its buffers, and the
+next generation is built beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+
+from raycloud.errors import TransportError
+
+_LOOK_UP_S = 0.05
+
+
+class Work(Protocol):
+    """One exchange on its way."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait at most `timeout_s`; True when the exchange is complete and its buffer may be read.
+
+        May be called again after False. On a GPU the result is on the device when this returns
+        True.
+
+        Raises:
+            TransportError: The exchange failed and never will complete; its buffer is garbage.
+        """
+        ...
+
+
+class Transport(Protocol):
+    """Exchanges among the members of one generation.
+
+    Every member calls the same operations in the same order with tensors of the same shape and
+    type. From the call until its work is complete the tensor belongs to the transport; if the work
+    fails or is abandoned, the tensor must never be read or reused.
+    """
+
+    rank: int
+    size: int
+
+    def all_reduce(self, tensor: torch.Tensor) -> Work:
+        """Replace `tensor`, in place, by its sum over members."""
+        ...
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Work:
+        """Replace `tensor`, in place, by that of the member of rank `source`."""
+        ...
+
+    def hang_up(self) -> None:
+        """End what is under way, in any thread: this member gives the transport up."""
+        ...
+
+    def close(self) -> None:
+        """Let go of sockets; only after every work is complete or abandoned."""
+        ...
+
+
+class Abandoned(TransportError):
+    """The driver said that this generation is over; nothing is wrong with this member."""
+
+
+def finish(work: Work, abandoned: Callable[[], bool]) -> None:
+    """Wait for `work` without ever being stuck in it.
+
+    Raises:
+        Abandoned: `abandoned()` became true first.
+        TransportError: The exchange failed.
+    """
+    while not work.wait(_LOOK_UP_S):
+        if abandoned():
+            raise Abandoned("the generation was abandoned during an exchange")
+
+
+def same_everywhere(digest: str, transport: Transport, abandoned: Callable[[], bool]) -> bool:
+    """Whether all members gave the same digest; every member gets the same answer.
+
+    Args:
+        digest: At least 12 hexadecimal digits.
+        transport: Any transport of the generation for tensors on the CPU.
+        abandoned: Says that the generation is over.
+    """
+    if transport.size == 1:
+        return True
+    words = torch.tensor(
+        [int(digest[:6], 16), int(digest[6:12], 16)], dtype=torch.float64
+    )  # 24 bits each: sums over members stay exact
+    sums = words.clone()
+    finish(transport.all_reduce(sums), abandoned)
+    differs = torch.tensor([float((sums != words * transport.size).any())], dtype=torch.float64)
+    finish(transport.all_reduce(differs), abandoned)
+    return bool(differs.item() == 0)
+
+
+def take_from(
+    source: int,
+    tensors: Mapping[str, torch.Tensor],
+    transport: Transport,
+    abandoned: Callable[[], bool],
+) -> None:
+    """Overwrite `tensors`, in place, with those of the member of rank `source`.
+
+    They arrive beside them and are taken once all are there: an exchange that is given up may
+    still write to what it was given.
+
+    Raises:
+        TransportError: It broke, or was abandoned; nothing is taken.
+    """
+    arrived: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for _, tensor in sorted(tensors.items()):
+        flat = tensor.detach().contiguous().reshape(-1).clone()
+        if flat.numel():
+            finish(transport.broadcast(flat, source), abandoned)
+            arrived.append((tensor, flat))
+    for tensor, flat in arrived:
+        tensor.copy_(flat.view(tensor.shape))

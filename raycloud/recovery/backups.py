@@ -1,0 +1,165 @@
+"""The connections between members that back each other up: one to each member, and one from it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from raycloud.errors import TransportError
+from raycloud.net.stream import Listener, connect
+from raycloud.step.speculation import Backing, Notes
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from raycloud.net.stream import Place, Stream
+    from raycloud.recovery.quorum import Talk
+    from raycloud.recovery.rendezvous import Meeting
+    from raycloud.training.parts import Parts
+
+_LOOK_UP_S = 0.25
+
+
+def ring(nodes: Sequence[str], size: int) -> tuple[int, ...]:
+    """For each rank the one that it backs up: on another node, unless one has more than half.
+
+    A machine that is slow is slow for all that run on it. All know it by arithmetic: in the order
+    of nodes, as many further as the largest node has members.
+
+    Args:
+        nodes: Where the members are, by rank; empty where that is not known.
+        size: How many there are.
+
+    >>> ring((), 3), ring(("a", "a", "b", "b"), 4), ring((), 1)
+    ((1, 2, 0), (2, 3, 0, 1), (0,))
+    """
+    order = sorted(range(size), key=lambda rank: (nodes[rank] if nodes else "", rank))
+    most = max(Counter(nodes).values(), default=1)
+    further = 1 if most == size else most
+    after = {rank: order[(at + further) % size] for at, rank in enumerate(order)}
+    return tuple(after[rank] for rank in range(size))
+
+
+class Lines:
+    """The two of a member's in a generation, opened and heard beside the training.
+
+    Args:
+        backing: What uses them.
+        address: This node's, that other members can reach.
+        notice: Told why one could not be opened.
+
+    Attributes:
+        place: Where its backup is to connect.
+    """
+
+    def __init__(self, backing: Backing, address: str, notice: Callable[[str], None]) -> None:
+        """Listen; nobody knows it yet."""
+        self._backing, self._notice = backing, notice
+        self._listener = Listener(address)
+        self.place = self._listener.place
+        self._turn = threading.Lock()
+        self._called: Notes | None = None
+        self._answered: Notes | None = None
+        self._closed = False
+
+    def open(self, primary: Place, rank: int) -> None:
+        """Connect to whom this member backs up, and wait for its own backup; returns at once."""
+        threads = (
+            threading.Thread(target=self._call, args=(primary, rank), name="back-up", daemon=True),
+            threading.Thread(target=self._answer, name="backed-up", daemon=True),
+        )
+        for thread in threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Nothing is told or heard any more."""
+        with self._turn:
+            self._closed = True
+        self._listener.close()
+        if self._called is not None:
+            self._called.close()
+        if self._answered is not None:
+            self._answered.hang_up()
+
+    def _call(self, primary: Place, rank: int) -> None:
+        try:
+            notes = Notes(connect(primary, rank))
+        except TransportError as error:
+            self._missing("the member that this one backs up", error)
+            return
+        with self._turn:
+            if self._closed:
+                notes.close()
+            else:
+                self._called = self._backing.primary = notes
+
+    def _answer(self) -> None:
+        try:
+            notes = Notes(self._awaited())
+        except TransportError as error:
+            self._missing("the backup of this member", error)
+            return
+        self._listener.close()  # nobody else is waited for
+        with self._turn:
+            self._answered = self._backing.backup = notes
+        try:
+            while not self._closed:
+                self._backing.answer(notes.hear(_LOOK_UP_S))
+        except TransportError:
+            self._backing.backup = None
+        finally:
+            self._backing.tail.forsaken()
+            notes.close()
+
+    def _awaited(self) -> Stream:
+        """The connection of who knows the key."""
+        come: list[socket.socket] = []
+        while True:
+            self._listener.accept(come.append)
+            known = self._listener.welcome(come.pop())
+            if known is not None:
+                return known[1]
+
+    def _missing(self, who: str, error: TransportError) -> None:
+        if not self._closed:
+            self._notice(f"{who} is not connected: {error}")
+
+
+class Backups:
+    """A member's part in the backups of each generation that it is in.
+
+    Args:
+        parts: Whose replica it is.
+        address: This node's, that other members can reach.
+    """
+
+    def __init__(self, parts: Parts, address: str) -> None:
+        """It backs up nobody."""
+        self._parts, self._address = parts, address
+        self._lines: Lines | None = None
+
+    def begin(self, meeting: Meeting, talk: Talk) -> None:
+        """All members of the generation call this.
+
+        Raises:
+            TransportError: The generation broke, or was abandoned.
+        """
+        self.end()
+        most, size = self._parts.job.elastic.backup_micro_batches, len(meeting.members)
+        if not most or size == 1:
+            return
+        replica = self._parts.replica
+        backing = Backing(most=most, clock=self._parts.clock, abandoned=talk.abandoned)
+        lines = Lines(backing, self._address, lambda what: replica.notice(what, {}))
+        self._lines, replica.backing = lines, backing
+        places = talk.places(lines.place)
+        lines.open(places[ring(meeting.nodes, size)[meeting.rank]], meeting.rank)
+
+    def end(self) -> None:
+        """The generation is over."""
+        self._parts.replica.backing = None
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None

@@ -1,0 +1,289 @@
+"""A newcomer follows the others, and computes nothing, until it has caught up.
+
+It takes part in each exchange with nothing of its own, and keeps what the exchange brings. Once the
+state is here, as it was when the newcomer came, it commits what it has kept, step by step, while
+the others compute; each commit is bit for bit theirs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from raycloud.events import MemberCaughtUp
+from raycloud.net.transport import Abandoned
+from raycloud.recovery.snapshot import Incoming, Outgoing, Sharing
+from raycloud.step.memory import room_bytes
+from raycloud.step.stateful import Commit, Sums
+from raycloud.threads import THREADS
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+
+    import torch
+
+    from raycloud.order import Skip
+    from raycloud.recovery.quorum import Talk
+    from raycloud.step.replica import Replica
+    from raycloud.threads import Threads
+    from raycloud.training.parts import Parts, Seat
+
+_LEAST_STEPS = 2  # committed in each step of the others: one more than they do
+_LOOK_UP_S = 0.05
+
+
+class Following:
+    """What a replica without the state has kept, and how it catches up.
+
+    What is kept is bounded: where there is no more room, the others wait in their exchange until
+    the state is here and all that was kept is committed.
+
+    Args:
+        replica: Whose; it has the state once `caught_up` is called.
+        incoming: The state as it is before the first step that is kept.
+        room_bytes: How much may be kept, and one step more.
+        abandoned: Says that the generation is over.
+        caught_up: Told the step that is to be committed next.
+        threads: Where the state is read.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        incoming: Incoming,
+        *,
+        room_bytes: int,
+        abandoned: Callable[[], bool],
+        caught_up: Callable[[int], None],
+        threads: Threads = THREADS,
+    ) -> None:
+        """Nothing is kept yet."""
+        self._threads = threads
+        self._replica, self._incoming = replica, incoming
+        self._room_bytes = room_bytes
+        self._abandoned, self._caught_up = abandoned, caught_up
+        self._kept: deque[Sums] = deque()
+        self._room: tuple[torch.Tensor, ...] = ()  # for the next sums
+        self._loading: threading.Event | None = None  # set once that has come to its end
+        self._failed: BaseException | None = None
+        self._loaded = False
+
+    def keep(self, step: Commit) -> None:
+        """Keep a step instead of committing it.
+
+        Afterwards the replica may have caught up.
+
+        Raises:
+            TransportError: The state will not come, or the generation was abandoned.
+        """
+        room, self._room = self._room or self._replica.gradients.room(), ()
+        self._keep(
+            Sums(
+                step=step,
+                gradients=self._replica.gradients.sums(room),
+                statistics=self._replica.statistics.sums,
+                averaged=self._replica.statistics.averaged,
+            )
+        )
+
+    def keep_nothing(self, step: int, skips: tuple[Skip, ...]) -> None:
+        """The same, of a step that changes nothing: only that it does not count."""
+        self._keep(Sums(step=Commit(step=step, count=0, skips=skips), gradients=(), statistics=()))
+
+    def keep_measured(self, steps: int, value: float) -> None:
+        """What was measured after so many steps: the schedule goes by it at its turn."""
+        self._kept.append(
+            Sums(
+                step=Commit(step=steps - 1, count=0),
+                gradients=(),
+                statistics=(),
+                measured=value,
+            )
+        )
+
+    def _keep(self, sums: Sums) -> None:
+        replica = self._replica
+        replica.gradients.clear()
+        self._kept.append(sums)
+        if sum(one.bytes for one in self._kept) > self._room_bytes:
+            self._wait()
+        if self._loaded and len(self._kept) == 1:
+            self._commit()
+        if self._loaded and not self._kept:
+            self.close()
+            replica.following = None
+            self._caught_up(sums.step.step + 1)
+
+    def catch_up(self, arrived: Callable[[], bool]) -> None:
+        """Commit what is kept, for as long as the others compute; `keep` may follow.
+
+        Room for what is kept next is made first: as long as that took, they would wait at the
+        beginning of the next step.
+
+        Args:
+            arrived: Says that their exchange is complete.
+
+        Raises:
+            TransportError: The state will not come.
+        """
+        self._room = self._room or self._replica.gradients.room()
+        if not self._load():
+            return
+        for done in range(len(self._kept)):
+            if done >= _LEAST_STEPS and arrived():
+                break
+            self._commit()
+
+    def close(self) -> None:
+        """The state is not waited for any more; nobody writes to the replica from here."""
+        self._incoming.close()
+        if self._loading is not None:
+            self._loading.wait()
+
+    def _wait(self) -> None:
+        """There is no more room: the others have to wait."""
+        what = "the others wait until a newcomer has the state: no more room to keep their steps"
+        self._replica.notice(what, {"kept": len(self._kept), "room_bytes": self._room_bytes})
+        self._incoming.hurry()
+        while not self._load(_LOOK_UP_S):
+            if self._abandoned():
+                raise Abandoned("the generation was abandoned before the state had come")
+        while self._kept:
+            self._commit()
+
+    def _load(self, timeout_s: float = 0.0) -> bool:
+        """Whether the replica has the state; it is read into it beside the steps of the others.
+
+        Nothing that is done without the state looks at it.
+        """
+        if self._loaded:
+            return True
+        if self._loading is None:
+            if self._incoming.whole(timeout_s):
+                self._loading = self._threads.event()
+                self._threads.thread(self._read, self._loading, name="load").start()
+        elif self._loading.wait(timeout_s):
+            if self._failed is not None:
+                raise self._failed
+            self._replica.statistics.settle()
+            self._loaded = True
+        return self._loaded
+
+    def _read(self, over: threading.Event) -> None:
+        try:
+            self._replica.state.load(*self._incoming.take())
+        except BaseException as error:  # noqa: BLE001 - raised to who waits
+            self._failed = error
+        finally:
+            over.set()
+
+    def _commit(self) -> None:
+        """The oldest that is kept; an exchange under way is not disturbed."""
+        replica, sums = self._replica, self._kept.popleft()
+        if sums.measured is not None:
+            replica.step_schedule(sums.step.step + 1, sums.measured)
+            return
+        if sums.gradients:
+            replica.gradients.install_gradients(sums.gradients)
+            replica.commit_parts(replace(sums.step, sums=sums))
+        else:
+            replica.history.skips += sums.step.skips
+
+
+_TRIES = 3
+
+
+class Passing:
+    """What a member sends to those that follow, or how it follows itself.
+
+    Args:
+        parts: Whose replica it is, and who hears that it has caught up.
+        address: This node's, that other members can reach.
+
+    Attributes:
+        lacking: This member has not been where others computed, or has no state of theirs yet.
+    """
+
+    def __init__(self, parts: Parts, address: str) -> None:
+        """Nothing is on its way."""
+        self._parts, self._address = parts, address
+        self._outgoing: Outgoing | None = None
+        self._tries = 0
+        self.lacking = True
+
+    @property
+    def may_follow(self) -> bool:
+        """False where that came to nothing again and again: the others have to wait then."""
+        return self._tries < _TRIES
+
+    def take_in_meeting(self) -> None:
+        """Say that the others have to wait: this member does not follow them any more."""
+        what = "a newcomer takes the state in a meeting, where all wait: it did not come before"
+        self._parts.replica.notice(what, {"tries": self._tries})
+
+    def begin(self, seat: Seat, following: Sequence[int], talk: Talk) -> None:
+        """All members of the generation call this.
+
+        Args:
+            seat: This member's.
+            following: The ranks that have no state; all others have.
+            talk: With the others.
+
+        Raises:
+            TransportError: The generation broke, or was abandoned.
+        """
+        self.end()
+        replica = self._parts.replica
+        sources = [rank for rank in range(seat.size) if rank not in following]
+        if seat.rank in following:
+            self._tries += 1
+            incoming = Incoming(self._address, len(sources), self._parts.host)
+            replica.following = Following(
+                replica,
+                incoming,
+                room_bytes=room_bytes(self._parts.job.resources.worker.memory_bytes),
+                abandoned=talk.abandoned,
+                caught_up=partial(self.done, seat),
+                threads=self._parts.host.threads,
+            )
+            talk.places(incoming.place)
+            return
+        sharing = Sharing(
+            rank=seat.rank,
+            part=sources.index(seat.rank),
+            parts=len(sources),
+            places=talk.places(None),
+            busy=lambda: replica.gradients.under_way,
+            host=self._parts.host,
+        )
+        self._outgoing = Outgoing(replica.state, sharing)
+        replica.settle = self._outgoing.settle
+
+    def done(self, seat: Seat, step: int) -> None:
+        """This member has the state before `step`, and may have a share."""
+        self.lacking, self._tries = False, 0
+        self._parts.report(
+            MemberCaughtUp(
+                member=seat.member,
+                generation=seat.generation,
+                first_step=seat.step,
+                step=step,
+            )
+        )
+
+    def end(self) -> None:
+        """The generation is over: nothing more is sent or taken."""
+        if self._outgoing is not None:
+            self._outgoing.close()
+            self._outgoing, self._parts.replica.settle = None, _at_once
+        if self._parts.replica.following is not None:
+            self._parts.replica.following.close()
+            self._parts.replica.following = None
+
+
+def _at_once() -> None:
+    """Nothing is to be waited for."""

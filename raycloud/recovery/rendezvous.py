@@ -1,0 +1,203 @@
+"""Meeting the other members of a generation."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYetError
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed as dist
+
+from raycloud.checkpoint import Store, open_store
+from raycloud.clock import Clock, SystemClock
+from raycloud.commands import Form, Meet
+from raycloud.errors import TransportError
+from raycloud.net.gloo import GlooDevice, GlooTransport
+from raycloud.net.nccl import NcclTransport
+from raycloud.net.rendezvous import (
+    Head,
+    Roll,
+    RollStore,
+    opened,
+)
+from raycloud.net.stream import SOCKETS, Sockets
+from raycloud.net.transport import Abandoned
+from raycloud.threads import THREADS, Threads
+
+if TYPE_CHECKING:
+    import torch
+
+    from raycloud.commands import Back
+    from raycloud.net.stream import Place
+    from raycloud.net.transport import Transport
+
+_CONNECTING_S = 30.0
+_LOOK_UP_S = 0.025  # a meeting that is given up holds up the next one for so long
+# Buckets that travel at the same time: in a ring of slow processors each waits more than it moves.
+_THREADS = 4
+
+
+class _Purpose(IntEnum):
+    """What members meet for; each has rounds of its own at the rendezvous."""
+
+    LANE = 0
+    GRADIENTS = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meeting:
+    """Where and as what to meet the other members of a generation.
+
+    `nodes` are the ids of the nodes that the members run on, by rank; empty where unknown.
+    `settled` is the number of the last change that is over, in force or withdrawn. A `planned`
+    meeting is that change itself: those that compute come to it `ahead`, while they do, and give
+    its number there. Members of `following` need not have the state yet. Where nobody had it any
+    more they go `back` before they come.
+    """
+
+    place: Place
+    generation: int
+    rank: int
+    members: tuple[int, ...]
+    shares: tuple[int, ...]
+    nodes: tuple[str, ...] = ()
+    settled: int = 0
+    planned: bool = False
+    following: tuple[int, ...] = ()
+    ahead: int | None = None
+    back: Back | None = None
+
+    @classmethod
+    def of(cls, formed: Form | Meet, rank: int, place: Place, **more: Any) -> Meeting:
+        """What the member of `rank` is told of a generation; `more` are other fields."""
+        return cls(
+            place=place,
+            generation=formed.generation,
+            rank=rank,
+            members=formed.members,
+            shares=formed.shares,
+            planned=isinstance(formed, Meet),
+            following=formed.following,
+            back=formed.back if isinstance(formed, Form) else None,
+            **more,
+        )
+
+
+def meet(
+    meeting: Meeting, address: str, device: torch.device, abandoned: Callable[[], bool]
+) -> tuple[Transport, Transport]:
+    """What carries the gradients, and what carries the control lane.
+
+    Nobody can be called back from a meeting that a member does not come to, so it is waited for in
+    a thread of its own, which is left alone once the meeting is abandoned.
+
+    Args:
+        meeting: Where.
+        address: This node's, that peers can reach.
+        device: Where gradients are.
+        abandoned: Says that the driver has given the generation up.
+
+    Raises:
+        Abandoned: It has.
+        TransportError: The meeting place or a peer cannot be reached.
+    """
+    met: Future[tuple[Transport, Transport]] = Future()
+
+    def come() -> None:
+        try:
+            met.set_result(_meet(meeting, address, device))
+        except BaseException as error:  # noqa: BLE001 - raised to who waits
+            met.set_exception(error)
+
+    threading.Thread(target=come, name=f"meet-{meeting.generation}", daemon=True).start()
+    while True:
+        try:
+            return met.result(_LOOK_UP_S)
+        except NotYetError:
+            if abandoned():
+                raise Abandoned("the generation was abandoned before all had met") from None
+
+
+def leave(transports: Iterable[Transport]) -> None:
+    """Let go of those of a generation that is over; nobody holds any of its work any more.
+
+    Left open, gloo would look for ever at what peers had sent of an exchange that broke here.
+    """
+    for transport in transports:
+        threading.Thread(target=transport.close, name="leave", daemon=True).start()
+
+
+def _meet(meeting: Meeting, address: str, device: torch.device) -> tuple[Transport, Transport]:
+    size = len(meeting.shares)
+
+    def roll(purpose: _Purpose) -> Roll:
+        return Roll(meeting.place, Head(meeting.generation, purpose, meeting.rank, size))
+
+    listens = GlooDevice(address)
+
+    def gloo(purpose: _Purpose, threads: int) -> Transport:
+        with roll(purpose) as members:
+            store = RollStore(members)
+            return GlooTransport(
+                store, rank=meeting.rank, size=size, device=listens, threads=threads
+            )
+
+    lane = gloo(_Purpose.LANE, 1)
+    if device.type != "cuda":
+        return gloo(_Purpose.GRADIENTS, _THREADS), lane
+    with roll(_Purpose.GRADIENTS) as members:
+        store = _store(members, address, rank=meeting.rank, size=size)
+    return NcclTransport(store, rank=meeting.rank, size=size, device=device), lane
+
+
+def _store(members: Roll, address: str, *, rank: int, size: int) -> dist.Store:
+    """A key-value store of this generation, for NCCL: at the member of rank 0, as long as it lives.
+
+    Raises:
+        TransportError: It cannot be reached.
+    """
+    limit = datetime.timedelta(seconds=_CONNECTING_S)
+    try:
+        own = (
+            dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=limit)
+            if rank == 0
+            else None
+        )
+        port = 0 if own is None else own.port
+        told = members.exchange(json.dumps([address, port]).encode())
+        host, port = json.loads(opened(told[0]))
+        return own or dist.TCPStore(host, port, is_master=False, timeout=limit)
+    except (RuntimeError, ValueError) as error:
+        raise TransportError(f"the store of rank 0 of {size} failed: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """Where a member lives; tests give it another one, where time and faults are a script's.
+
+    Attributes:
+        clock: For the seconds reported.
+        threads: Where it does what takes its time.
+        sockets: Over which states travel from member to member.
+        open_store: Opens the place of the checkpoints.
+        meet: Meets the others; see `recovery.rendezvous.meet`.
+        leave: Lets go of what carried a generation's messages.
+    """
+
+    clock: Clock = field(default_factory=SystemClock)
+    threads: Threads = THREADS
+    sockets: Sockets = SOCKETS
+    open_store: Callable[[str], Store] = open_store
+    meet: Callable[
+        [Meeting, str, torch.device, Callable[[], bool]], tuple[Transport, Transport]
+    ] = meet
+    leave: Callable[[Iterable[Transport]], None] = leave
+
+
+HOST = Host()

@@ -1,0 +1,202 @@
+"""Bytes from one member to another: as they were sent, from who knows the key, and nothing else."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import resource
+import socket
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+from raycloud.errors import TransportError
+from raycloud.net import sockets
+from raycloud.net.stream import (
+    SOCKETS,
+    Listener,
+    Place,
+    Stream,
+    connect,
+    greeting,
+)
+from tests.connections import deafen
+from tests.sockets import together
+
+
+@contextmanager
+def two_ends() -> Iterator[tuple[Stream, Stream]]:
+    """Who sends, and who receives."""
+    ours, theirs = socket.socketpair()
+    sender, receiver = Stream(ours), Stream(theirs)
+    yield sender, receiver
+    sender.close()
+    receiver.close()
+
+
+def test_what_arrives_is_what_was_sent() -> None:
+    sent = os.urandom(SOCKETS.chunk_bytes + 5)
+    place = bytearray(len(sent))
+
+    def give(stream: Stream) -> None:
+        stream.tell({"tensors": [["a", "float32", [2]]]})
+        stream.send(memoryview(sent)[: SOCKETS.chunk_bytes])
+        stream.send(memoryview(sent)[SOCKETS.chunk_bytes :])
+        stream.finish()
+
+    def take(stream: Stream) -> dict[str, object]:
+        told = stream.hear()
+        stream.receive(memoryview(place))
+        stream.close()
+        return told
+
+    with two_ends() as (sender, receiver):
+        _, told = together([partial(give, sender), partial(take, receiver)])
+    assert told == {"tensors": [["a", "float32", [2]]]}
+    assert place == sent
+
+
+def test_the_format_is_known_byte_by_byte() -> None:
+    assert greeting(0x0102, 3) == b"raycloud" + bytes.fromhex("0001 0000000000000102 00000003")
+    with two_ends() as (sender, receiver):
+        sender.tell({"values": None})
+        sender.send(memoryview(b"abc"))
+        header = b'{"values": null}'
+        wanted = struct.pack(">I", 16) + header + struct.pack(">II", 3, 0x352441C2) + b"abc"
+        assert receiver.take(len(wanted)) == wanted
+    assert zlib.crc32(b"abc") == 0x352441C2
+
+
+@pytest.mark.parametrize(
+    ("wire", "message"),
+    [
+        (struct.pack(">I", 2**31), "a header of 2147483648 bytes came"),
+        (struct.pack(">I", 1) + b"{", "no JSON"),
+        (struct.pack(">I", 2) + b"[]", "no object but list"),
+        (b"", "closed before its end"),
+    ],
+)
+def test_what_is_no_header_is_refused(wire: bytes, message: str) -> None:
+    with two_ends() as (sender, receiver):
+        sender.give(wire)
+        sender.close()
+        with pytest.raises(TransportError, match=message):
+            receiver.hear()
+
+
+@pytest.mark.parametrize(
+    ("wire", "message"),
+    [
+        (struct.pack(">II", 3, zlib.crc32(b"abd")) + b"abc", "damaged on its way"),
+        (struct.pack(">II", 5, 0) + b"abcde", "a chunk of 5 bytes came, 4 are missing"),
+        (struct.pack(">II", 0, 0), "a chunk of 0 bytes came"),
+        (struct.pack(">II", 4, 0) + b"ab", "closed before its end"),
+    ],
+)
+def test_what_is_no_chunk_is_refused(wire: bytes, message: str) -> None:
+    with two_ends() as (sender, receiver):
+        sender.give(wire)
+        sender.close()
+        with pytest.raises(TransportError, match=message):
+            receiver.receive(memoryview(bytearray(4)))
+
+
+def test_haste_is_heard_and_does_not_hinder_the_end() -> None:
+    with two_ends() as (sender, receiver):
+        assert not sender.haste(0.0)
+        receiver.hurry()
+        assert sender.haste(5.0)
+        sender.send(memoryview(b"abcd"))
+        place = bytearray(4)
+        receiver.receive(memoryview(place))
+        receiver.close()
+        sender.finish()
+    assert place == b"abcd"
+
+
+def welcomed(listener: Listener) -> tuple[int, Stream] | None:
+    found: list[socket.socket] = []
+    listener.accept(found.append)
+    return listener.welcome(found[0])
+
+
+def test_who_knows_the_key_is_welcome() -> None:
+    listener = Listener("127.0.0.1")
+    stream = connect(listener.place, 7)
+    found = welcomed(listener)
+    assert found is not None
+    rank, other = found
+    assert rank == 7
+    stream.tell({"a": 1})
+    assert other.hear() == {"a": 1}
+    for one in (stream, other, listener):
+        one.close()
+
+
+def test_who_does_not_is_not() -> None:
+    listener = Listener("127.0.0.1")
+    place = listener.place
+    stranger = connect(Place(place.address, place.port, place.key ^ 1), 7)
+    assert welcomed(listener) is None
+    with pytest.raises(TransportError, match="the connection to a member"):
+        stranger.hear()
+    stranger.close()
+    silent = socket.create_connection((place.address, place.port))
+    silent.sendall(b"GET / HTTP/1.1\r\n\r\n" + json.dumps({}).encode() * 4)
+    assert welcomed(listener) is None
+    silent.close()
+    listener.close()
+
+
+def test_a_path_that_hangs_ends_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "HUNG_S", 2)
+    monkeypatch.setattr(sockets, "_IDLE_S", 1)
+    listener = Listener("127.0.0.1")
+    stream = connect(listener.place, 7)
+    found = welcomed(listener)
+    assert found is not None
+    _, other = found
+    stream.tell({"a": 1})
+    assert other.hear() == {"a": 1}
+    for one in (stream, other):
+        deafen(one._socket)
+    began_s = time.monotonic()
+    stream.send(memoryview(b"abcd"))  # the kernel takes it
+    with pytest.raises(TransportError, match=r"broke: \[Errno 110\]"):
+        other.receive(memoryview(bytearray(4)))
+    assert stream.haste(10.0)
+    with pytest.raises(TransportError, match="broke"):
+        stream.take(1)
+    assert time.monotonic() - began_s < 6.0
+    for end in (stream, other, listener):
+        end.close()
+
+
+def test_any_descriptor_will_do() -> None:
+    """`select` knows none from 1,024 on, and a process of many files has such."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 1100:
+        pytest.skip(f"this process may open {soft} files")
+    with two_ends() as (near, receiver):
+        number = fcntl.fcntl(near._socket, fcntl.F_DUPFD, 1024)
+        sender = Stream(socket.socket(fileno=number))
+        assert number >= 1024
+        assert not sender.haste(0.0)
+        receiver.hurry()
+        assert sender.haste(5.0)
+        sender.close()
+
+
+def test_where_nobody_listens_any_more() -> None:
+    listener = Listener("127.0.0.1")
+    listener.close()
+    with pytest.raises(TransportError, match="a member cannot be reached at"):
+        connect(listener.place, 0)
+    with pytest.raises(TransportError, match="no member has connected"):
+        listener.accept(lambda _: None)

@@ -1,0 +1,179 @@
+"""Survivors of a generation find out where they go on, over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from raycloud.clock import SystemClock
+from raycloud.net.gloo import GlooTransport
+from raycloud.net.transport import Abandoned
+from raycloud.order import Position
+from raycloud.recovery.quorum import (
+    Ground,
+    Own,
+    Standing,
+    Talk,
+    adopt,
+    find_ground,
+    mean_loss,
+)
+from raycloud.step.replica import Replica
+from tests.lockstep import CPU, Fleet, NetTask, difference, job, never
+from tests.nets import BuiltTask, Counting
+from tests.sockets import gloo_members, together
+
+SHARES = (4, 2, 2)
+
+
+def grounds(
+    fleet: Fleet, steps: list[int], positions: list[Position], begun: tuple[int, ...] = (1, 1, 1)
+) -> list[Ground]:
+    """Every member says where it stands, and finds where all go on."""
+    took: list[tuple[int, int, Position]] = []
+
+    def find(member: GlooTransport) -> Ground:
+        talk = Talk(member, never)
+        at = positions[member.rank]
+        stands = Standing(steps[member.rank], begun[member.rank], epoch=at.epoch, offset=at.offset)
+        everyone = talk.standings(stands)
+        own = Own(
+            replica=fleet.replicas[member.rank],
+            position=positions[member.rank],
+            span=fleet.span,
+            took=lambda step, position: took.append((member.rank, step, position)),
+            address="127.0.0.1",
+        )
+        return find_ground(everyone, own, shares=SHARES, talk=talk)
+
+    with gloo_members(len(steps)) as members:
+        found = together(partial(find, member) for member in members)
+    assert sorted(took) == [(r, g.step, g.position) for r, g in enumerate(found) if g.taken]
+    return found
+
+
+def test_everyone_hears_where_everyone_stands() -> None:
+    said = [Standing(7, 0, 2, -1, 0, 1.5, 8.0), Standing(8, 1, 3, 12, 1, 0.1 + 0.2, 0.0)]
+    with gloo_members(2) as members:
+        heard = together(partial(Talk(m, never).standings, said[m.rank]) for m in members)
+    assert heard == [said, said]
+
+
+def test_every_micro_batch_has_one_keeper_or_none() -> None:
+    kept = [(0, 3), (), (4,)]
+    with gloo_members(3) as members:
+        found = together(partial(Talk(m, never).keepers, kept[m.rank], 6) for m in members)
+    assert found == [(0, -1, -1, 0, 2, -1)] * 3
+
+
+def test_what_nobody_has_is_dealt_by_shares() -> None:
+    assert adopt((0, -1, -1, -1, -1, 1), (3, 1)) == ((1, 2, 3), (4,))
+    assert adopt((0, 1), (3, 1)) == ((), ())
+    assert adopt((-1, -1, -1), (0, 2)) == ((), (0, 1, 2))
+
+
+def test_a_loss_that_one_knows_is_everyones() -> None:
+    knows = Standing(3, 1, 0, -1, 1, 0.25, 0.0)
+    owes = Standing(3, 1, 0, -1, 0, 6.0, 2.0)
+    assert mean_loss([owes, knows]) == 0.25
+    assert mean_loss([owes, Standing(3, 1, 0, -1, 0, 2.0, 2.0)]) == 2.0
+    assert mean_loss([Standing(0)]) != mean_loss([Standing(0)])  # not a number: there is none
+
+
+def test_who_is_a_step_behind_takes_the_state_of_who_is_not() -> None:
+    """Members 1 and 2 have committed step 2, member 0 has computed it and not heard the end."""
+    fleet = Fleet(job(), NetTask(norm=True), SHARES)
+    for step in range(2):
+        fleet.step(step)
+    before = fleet.position
+    works = fleet.compute(2)
+    for replica, work in list(zip(fleet.replicas, works, strict=True))[1:]:
+        replica.collect(2, never)
+        replica.commit(work)
+    after = fleet.steps.after(works[0].span)
+    assert difference(fleet.replicas[0].model, fleet.replicas[1].model) > 0
+    found = grounds(fleet, [2, 3, 3], [before, after, after])
+    assert [ground.taken for ground in found] == [True, False, False]
+    assert {(ground.step, ground.position, ground.adopted) for ground in found} == {
+        (3, after, None)
+    }
+    ahead = fleet.replicas[1].state
+    for replica in fleet.replicas:
+        assert replica.kept is None
+        assert replica.learning_rate == fleet.replicas[1].learning_rate
+        tensors = replica.state.tensors()
+        assert tensors.keys() == ahead.tensors().keys()
+        assert all(torch.equal(t, ahead.tensors()[name]) for name, t in tensors.items())
+    undisturbed = Fleet(job(), NetTask(norm=True), SHARES)
+    for step in range(5):
+        undisturbed.step(step)
+    fleet.position = after
+    fleet.join(fleet.replicas, SHARES)
+    fleet.step(3)
+    fleet.step(4)
+    for replica in fleet.replicas:
+        assert difference(replica.model, undisturbed.replicas[0].model) <= 1e-12
+
+
+@pytest.mark.parametrize("said", [0, 3, 9])
+def test_who_has_never_computed_takes_the_state_too(said: int) -> None:
+    """Its optimizer knows of no step yet, whatever step it says that it starts from."""
+    fleet = Fleet(job(), NetTask(), (4, 4))
+    for step in range(3):
+        fleet.step(step)
+    at = fleet.position
+    newcomer = Replica(job(), NetTask(), device=CPU, steps=50, clock=SystemClock())
+    fleet.join([*fleet.replicas, newcomer], SHARES)
+    found = grounds(fleet, [3, 3, said], [at, at, Position()], (1, 1, 0))
+    assert [ground.taken for ground in found] == [False, False, True]
+    assert {ground.position for ground in found} == {at}
+    assert fleet.step(3) > 0
+    assert difference(newcomer.model, fleet.replicas[0].model) == 0
+
+
+def test_buffers_that_were_taken_do_not_count_as_changed() -> None:
+    task = BuiltTask(Counting)
+    fleet = Fleet(job(), task, (4, 4))
+    fleet.step(0)
+    at = fleet.position
+    newcomer = Replica(job(), task, device=CPU, steps=50, clock=SystemClock())
+    newcomer.try_out(fleet.collate.one(fleet.span(0, Position()).micro_batches[0]))
+    fleet.join([*fleet.replicas, newcomer], SHARES)
+    found = grounds(fleet, [1, 1, 0], [at, at, Position()], (1, 1, 0))
+    assert found[2].taken
+    fleet.step(1)
+    assert difference(newcomer.model, fleet.replicas[0].model) == 0
+
+
+def test_where_nobody_has_computed_all_stay_where_they_are() -> None:
+    fleet = Fleet(job(), NetTask(), SHARES)
+    found = grounds(fleet, [0, 0, 0], [Position()] * 3, (0, 0, 0))
+    assert {(g.step, g.taken, g.adopted) for g in found} == {(0, False, None)}
+
+
+def test_what_is_kept_is_not_computed_again() -> None:
+    fleet = Fleet(job(), NetTask(), SHARES)
+    fleet.step(0)
+    fleet.compute(1, ranks=[0, 2])
+    at = fleet.position
+    found = grounds(fleet, [1, 1, 1], [at, at, at])
+    assert {ground.adopted for ground in found} == {((4,), (5,), ())}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda member, over: Talk(member, over).standings(Standing(1)),
+        lambda member, over: Talk(member, over).keepers((), 4),
+    ],
+    ids=["standings", "keepers"],
+)
+def test_a_meeting_that_is_given_up_ends(ask: Callable[..., Any]) -> None:
+    with gloo_members(2) as (mine, theirs):
+        with pytest.raises(Abandoned):
+            ask(mine, lambda: True)
+        assert ask(theirs, lambda: False)
