@@ -7,15 +7,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import job_reference
 import state_machine
 from pictures import PICTURES
-from raycloud.spec import reference
+from raycloud.spec.job import Job
+from raycloud.spec.schema import render_schema
 
 DOCS = Path(__file__).resolve().parent
 
 PAGES: tuple[tuple[Path, Callable[[], str]], ...] = (
-    (DOCS / "job-reference.md", reference.render_reference),
-    (DOCS / "job.schema.json", reference.render_schema),
+    (DOCS / "job-reference.md", job_reference.render),
+    (DOCS / "job.schema.json", lambda: render_schema(Job)),
     (DOCS / "state-machine.md", state_machine.render),
     *((DOCS / "pictures" / f"{name}.svg", draw) for name, draw in PICTURES.items()),
 )

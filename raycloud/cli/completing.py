@@ -40,9 +40,10 @@ def complete_run(incomplete: str) -> list[str]:
 
 def complete_field(incomplete: str) -> list[tuple[str, str]]:
     """`field=value` for `--set`: each word a field takes, else its default, which one changes."""
-    from raycloud.spec.offers import offers
+    from raycloud.spec.job import Job
+    from raycloud.spec.schema import schema_of, settable
 
-    return [offer for offer in offers() if offer[0].startswith(incomplete)]
+    return [offer for offer in settable(schema_of(Job)) if offer[0].startswith(incomplete)]
 
 
 def _entries(incomplete: str) -> Iterator[tuple[Path, str]]:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from raycloud.faults.injector import Hit, Injector
-from raycloud.faults.processes import NO_CONNECTION, Hands, LocalHands, NoConnectionError
+from raycloud.faults.injector import (
+    NO_CONNECTION,
+    Hands,
+    Hit,
+    Injector,
+    LocalHands,
+    NoConnectionError,
+)
 from raycloud.faults.schedule import Action, Fault, check, drawn, load_schedule, schedule_text
 
 __all__ = [

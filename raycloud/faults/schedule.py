@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
+from pydantic import Field
 
 from raycloud.bounded import read_whole
 from raycloud.errors import SpecError
 from raycloud.order import stream_seed
-from raycloud.spec.mistakes import NOT_SET
+from raycloud.spec.sections import Section
 from raycloud.spec.yaml_text import YamlRefusedError, parse, write
 
 FORMAT = 1
 LARGEST_FILE_BYTES = 2**18
 MOST_FAULTS = 1000
-LONGEST_S = 3600.0
+LONGEST_S = 3600
 
 _FILE = "schedule"
 _EXAMPLE = "{at_step: 20, action: kill}"
-_FIELDS = ("at_step", "at_s", "action", "rank", "many", "seconds", "recovering")
+_ORDER = ("at_step", "at_s", "action", "rank", "many", "seconds", "recovering")
 _STREAM = 5  # of what is drawn from a seed
 
 
@@ -49,40 +48,35 @@ _AGAIN = 0.25  # the chance that a fault comes during the recovery from the one 
 _BRIEF_S, _LONG_S = (0.2, 1.0), (3.0, 8.0)  # how long one is frozen: unnoticed, and noticed
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fault:
-    """One fault: what, to whom, and when.
+_Count = Annotated[int, Field(lt=2**31)]
+_Seconds = Annotated[float, Field(ge=0, le=LONGEST_S, allow_inf_nan=False)]
 
-    Attributes:
-        action: What is done.
-        at_step: Once a report says that so many steps are committed; None: by `at_s`.
-        at_s: So many seconds after the first such report.
-        rank: Which of those that compute and are unharmed, in the order of their ranks, round and
-            round; with `many`, the first of them.
-        many: How many at once.
-        seconds: For how long they are frozen.
-        recovering: Not before the next recovery has begun.
-    """
 
-    action: Action
-    at_step: int | None = None
-    at_s: float | None = None
-    rank: int = 0
-    many: int = 1
-    seconds: float = 0.0
-    recovering: bool = False
+class Fault(Section):
+    """One fault: what is done to whom, and when."""
+
+    action: Annotated[Action, Field(strict=False)] = Field(description="What is done.")
+    at_step: Annotated[_Count, Field(ge=1)] | None = Field(
+        default=None, description="It is due once so many steps are committed; or give `at_s`."
+    )
+    at_s: _Seconds | None = Field(
+        default=None, description="It is due so many seconds after the first committed step."
+    )
+    rank: Annotated[_Count, Field(ge=0)] = Field(
+        default=0,
+        description="Which of those that compute and are unharmed, in the order of their ranks, "
+        "round and round; with `many`, the first of them.",
+    )
+    many: Annotated[_Count, Field(ge=1)] = Field(default=1, description="How many at once.")
+    seconds: _Seconds = Field(default=0.0, description="For how long they are frozen.")
+    recovering: bool = Field(
+        default=False, description="Whether it waits until the next recovery has begun."
+    )
 
     def to_record(self) -> dict[str, Any]:
         """The fields of a schedule's file that say it."""
-        when = {"at_s": self.at_s} if self.at_step is None else {"at_step": self.at_step}
-        record: dict[str, Any] = {**when, "action": self.action.value, "rank": self.rank}
-        if self.many > 1:
-            record["many"] = self.many
-        if self.action is Action.FREEZE:
-            record["seconds"] = self.seconds
-        if self.recovering:
-            record["recovering"] = True
-        return record
+        said = self.model_dump(mode="json", exclude_defaults=True) | {"rank": self.rank}
+        return {name: said[name] for name in _ORDER if name in said}
 
     def __str__(self) -> str:
         """It, for people."""
@@ -136,6 +130,13 @@ def schedule_text(faults: Sequence[Fault]) -> str:
     return write({"format": FORMAT, "faults": [fault.to_record() for fault in faults]})
 
 
+class _Schedule(Section):
+    format: Literal[1] = Field(description="Version of the file's format.")
+    faults: list[Fault] = Field(
+        min_length=1, max_length=MOST_FAULTS, description=f"Lines like `- {_EXAMPLE}`."
+    )
+
+
 def load_schedule(path: Path) -> tuple[Fault, ...]:
     """Read a schedule: `{format: 1, faults: [...]}` with the fields of `Fault`, as YAML or JSON.
 
@@ -158,18 +159,28 @@ def load_schedule(path: Path) -> tuple[Fault, ...]:
             "is not the fields `format` and `faults` alone",
             hint=f"write `format: {FORMAT}` and below `faults:` lines like `- {_EXAMPLE}`",
         )
-    if content.get("format") != FORMAT:
-        number = content.get("format", NOT_SET)
-        raise SpecError("format", number, "is not known", hint=f"write format: {FORMAT}")
-    faults = content.get("faults", NOT_SET)
-    if not isinstance(faults, list) or not 0 < len(faults) <= MOST_FAULTS:
+    faults = _Schedule(**content).faults
+    for n, fault in enumerate(faults):
+        _check_fields(f"faults[{n}]", fault)
+    return tuple(faults)
+
+
+def _check_fields(where: str, fault: Fault) -> None:
+    if (fault.at_step is None) == (fault.at_s is None):
         raise SpecError(
-            "faults",
-            faults,
-            f"is not a list of 1 to {MOST_FAULTS} faults",
-            hint=f"write lines like `- {_EXAMPLE}`",
+            f"{where}.at_step",
+            fault.at_step,
+            "at_step or at_s says when, one of them",
+            hint=f"write it as {_EXAMPLE}",
         )
-    return tuple(_fault(f"faults[{n}]", value) for n, value in enumerate(faults))
+    if (fault.action is Action.FREEZE) != (fault.seconds > 0):
+        hint = "write how long it is frozen, as in `{at_step: 20, action: freeze, seconds: 4}`"
+        raise SpecError(
+            f"{where}.seconds",
+            fault.seconds,
+            "says for how long a freeze lasts",
+            hint=hint if fault.action is Action.FREEZE else "leave it out",
+        )
 
 
 def check(faults: Sequence[Fault], *, workers: int, steps: int | None) -> None:
@@ -193,59 +204,3 @@ def check(faults: Sequence[Fault], *, workers: int, steps: int | None) -> None:
                 f"the run has {workers} workers at most, and one has to be left",
                 hint=f"write at most {workers - 1}, or --set elastic.max_workers={fault.many + 1}",
             )
-
-
-def _fault(where: str, value: Any) -> Fault:
-    if not isinstance(value, dict):
-        raise SpecError(where, value, "is not a fault", hint=f"write it as {_EXAMPLE}")
-    for name in value:
-        if name not in _FIELDS:
-            hint = f"use {', '.join(_FIELDS)}"
-            raise SpecError(f"{where}.{name}", value[name], "is not known", hint=hint)
-    action = value.get("action", NOT_SET)
-    if action not in list(Action):
-        hint = f"write one of {', '.join(Action)}"
-        raise SpecError(f"{where}.action", action, "is not known", hint=hint)
-    if ("at_step" in value) == ("at_s" in value):
-        raise SpecError(
-            f"{where}.at_step",
-            value.get("at_step", NOT_SET),
-            "at_step or at_s says when, one of them",
-            hint=f"write it as {_EXAMPLE}",
-        )
-    if (action == Action.FREEZE) != ("seconds" in value):
-        told = value.get("seconds", NOT_SET)
-        hint = "write how long it is frozen, as in `{at_step: 20, action: freeze, seconds: 4}`"
-        if action != Action.FREEZE:
-            hint = "leave it out"
-        raise SpecError(f"{where}.seconds", told, "says for how long a freeze lasts", hint=hint)
-    recovering = value.get("recovering", False)
-    if not isinstance(recovering, bool):
-        hint = "write true or false"
-        raise SpecError(f"{where}.recovering", recovering, "is not true or false", hint=hint)
-    return Fault(
-        action=Action(action),
-        at_step=_whole(where, value, "at_step", 1) if "at_step" in value else None,
-        at_s=_seconds(where, value, "at_s") if "at_s" in value else None,
-        rank=_whole(where, value, "rank", 0),
-        many=_whole(where, value, "many", 1),
-        seconds=_seconds(where, value, "seconds"),
-        recovering=recovering,
-    )
-
-
-def _whole(where: str, value: Mapping[str, Any], name: str, least: int) -> int:
-    number = value.get(name, least)
-    if type(number) is not int or not least <= number < 2**31:
-        hint = f"write a whole number from {least} up"
-        raise SpecError(f"{where}.{name}", number, "is not possible", hint=hint)
-    return number
-
-
-def _seconds(where: str, value: Mapping[str, Any], name: str) -> float:
-    number = value.get(name, 0.0)
-    known = isinstance(number, int | float) and not isinstance(number, bool)
-    if not known or not math.isfinite(number) or not 0 <= number <= LONGEST_S:
-        hint = f"write seconds from 0 to {LONGEST_S:g}"
-        raise SpecError(f"{where}.{name}", number, "is not possible", hint=hint)
-    return float(number)

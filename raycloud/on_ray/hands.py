@@ -11,7 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raycloud.faults import NO_CONNECTION, Action, LocalHands, NoConnectionError
 
 if TYPE_CHECKING:
-    from raycloud.faults.processes import Ends
+    from raycloud.faults.injector import Ends
 
 _ANSWER_S = 10.0
 

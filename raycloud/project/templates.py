@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.resources import files
 
-from raycloud.spec.reference import render_schema
+from raycloud.spec.job import Job
+from raycloud.spec.schema import render_schema
 
 _PLACE = "{{name}}"
 _FILES = {
@@ -43,7 +44,7 @@ def files_of(template: Template, name: str) -> dict[str, str]:
     """The files of a project called `name`: file name to text."""
     folder = files("raycloud.project") / "files" / template.name
     return {
-        file: render_schema()
+        file: render_schema(Job)
         if source is None
         else (folder / source).read_text(encoding="utf-8").replace(_PLACE, name)
         for file, source in _FILES.items()

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from raycloud.bounded import expanded
-from raycloud.spec.mistakes import Where, refusal
+from raycloud.spec.mistakes import Where, mistakes_in, refusal
 from raycloud.spec.rules import broken
 from raycloud.spec.sections import (
     Auto,
@@ -41,7 +41,6 @@ from raycloud.spec.sizes import bucket_bytes
 from raycloud.spec.sync_point import SyncPoint
 from raycloud.spec.task_reference import EXAMPLE, TaskReference
 from raycloud.spec.tracking import TrackingSection
-from raycloud.spec.translation import mistakes_in
 
 __all__ = [
     "FORMAT",

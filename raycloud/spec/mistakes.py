@@ -1,16 +1,52 @@
-"""What is wrong with what was asked, and how it is told: one error for all mistakes at once."""
+"""Mistakes in a job: field, value, problem and remedy; all of them in one error."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from raycloud.errors import SpecError
+from raycloud.spec.schema import (
+    Node,
+    accepts,
+    fields_of,
+    is_free,
+    meaning,
+    offered,
+    plain_word,
+    schema_of,
+    takes,
+    walk,
+)
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
 
 Where = Callable[[str], str]  # dotted field -> the place it was written, e.g. `gpt.yaml:12`, or ""
 
+OURS = "raycloud"  # the type of pydantic's findings that carry our own problem and hint
 _LONGEST = 80  # characters of a name or value that a message repeats
 _MOST_LISTED = 20  # mistakes that one message lists
+
+# What other trainers call it.
+_ELSEWHERE = {
+    "batch_size": "global_batch",
+    "train_batch_size": "global_batch",
+    "max_steps": "steps",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "num_workers": "elastic.max_workers",
+    "workers": "elastic.max_workers",
+    "max_grad_norm": "clip_norm",
+    "grad_clip": "clip_norm",
+    "dataset": "data.path",
+    "model": "task",
+    "lr": "settings",
+    "learning_rate": "settings",
+    "num_gpus": "resources.worker.gpus",
+}
 
 
 class _Shown(str):
@@ -23,12 +59,12 @@ class _Shown(str):
         return str(self)
 
 
+NOT_SET = _Shown("(not set)")  # the value of a field that nobody wrote
+
+
 def shortened(text: str) -> str:
     """Text short enough for a message: what is too long is cut in the middle."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]}…{text[-19:]}"
-
-
-NOT_SET = _Shown("(not set)")  # the value of a field that nobody wrote
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +120,12 @@ class SpecErrors(SpecError):
 
 def refusal(mistakes: Sequence[Mistake], where: Where | None = None) -> SpecError:
     """The one error to raise for these mistakes, at least one; `where` adds the place of each."""
-    return combined([_placed(mistake, where).as_error() for mistake in mistakes])
+    errors = []
+    for mistake in mistakes:
+        place = where(mistake.field) if where is not None else ""
+        placed = replace(mistake, problem=f"{mistake.problem} ({place})") if place else mistake
+        errors.append(placed.as_error())
+    return combined(errors)
 
 
 def combined(errors: Sequence[SpecError]) -> SpecError:
@@ -92,6 +133,100 @@ def combined(errors: Sequence[SpecError]) -> SpecError:
     return errors[0] if len(errors) == 1 else SpecErrors(errors)
 
 
-def _placed(mistake: Mistake, where: Where | None) -> Mistake:
-    place = where(mistake.field) if where is not None else ""
-    return replace(mistake, problem=f"{mistake.problem} ({place})") if place else mistake
+def mistakes_in(error: ValidationError, section: type[BaseModel]) -> list[Mistake]:
+    """One mistake for each field that pydantic found fault with, in its order."""
+    tree = schema_of(section)
+    found: dict[str, Mistake] = {}
+    for finding in error.errors(include_url=False):
+        mistake = _mistake(finding, tree)
+        found.setdefault(mistake.field, mistake)
+    meant = {mistake.meant for mistake in found.values()}
+    return [m for m in found.values() if not (m.value is NOT_SET and m.field in meant)]
+
+
+def _mistake(finding: Mapping[str, Any], tree: Node) -> Mistake:
+    location, value, context = finding["loc"], finding["input"], finding.get("ctx", {})
+    names, node = _follow(location, tree)
+    field = ".".join(names) or "job"
+    problem, hint, meant = f"must be {accepts(node)}", _remedy(field, value, node), ""
+    match finding["type"]:
+        case ours if ours == OURS:
+            problem, hint = context["problem"], context["hint"]
+            if context["below"]:
+                field, value = f"{field}.{context['below']}", context["value"][0]
+        case "missing":
+            value, problem, hint = NOT_SET, "is required", f"write `{field}:` with {accepts(node)}"
+        case "extra_forbidden":
+            key = str(location[-1])
+            hint, meant = _unknown(".".join(names), key, tree, node)
+            field, problem = ".".join([*names, key]), "no such field"
+        case "invalid_key":
+            problem, hint = "stands there as a name, but is not text", "put it in quotes"
+        case _ if location[-1:] == ("[key]",):
+            problem, hint = "stands there as a name, but is not text", "put it in quotes"
+        case _:
+            pass
+    return Mistake(field=field, value=value, problem=problem, hint=hint, meant=meant)
+
+
+def _follow(location: Sequence[int | str], tree: Node) -> tuple[list[str], Node]:
+    """The names along a location that are fields, and the node of the last of them."""
+    names: list[str] = []
+    node = tree
+    for step in location:
+        if step in (fields := fields_of(node)):
+            names.append(str(step))
+            node = fields[str(step)]
+        elif is_free(node) and isinstance(step, str):
+            names.append(step)
+            inner = node.get("additionalProperties")
+            node = inner if isinstance(inner, dict) else {}
+        elif isinstance(step, int) and fields_of(node.get("items", {})):  # of a list of sections
+            names[-1] += f"[{step}]"
+            node = node["items"]
+        else:
+            break
+    return names, node
+
+
+def _remedy(field: str, value: object, node: Node) -> str:
+    """What would do: a word that is near, the fields of a section, else the field's meaning."""
+    words = offered(node)
+    if isinstance(value, str) and (near := difflib.get_close_matches(value.lower(), words, n=1)):
+        return f"did you mean {near[0]}?"
+    if "x-there" in node:
+        return f"write {' or '.join(words)}"
+    if is_free(node):
+        return f"write lines of `name: value` indented below `{field}`"
+    if fields_of(node):
+        return f"write the fields of `{field}` indented below it: {', '.join(fields_of(node))}"
+    if takes(node, "string") and not words and isinstance(value, int | float):
+        return f"put it in quotes: '{plain_word(value)}'"
+    default = f"left out, it is {plain_word(node['default'])}" if "default" in node else ""
+    return "; ".join(part for part in (meaning(node), default) if part) or f"write {accepts(node)}"
+
+
+def _unknown(section: str, key: str, tree: Node, node: Node) -> tuple[str, str]:
+    """What an unknown field may stand for: the remedy, and the known field if there is one."""
+    near = _nearest(section, key, tree, node)
+    if near == ["settings"]:
+        return f"what the task itself takes stands under `settings`: `settings.{key}`", "settings"
+    if near:
+        hint = f"did you mean {' or '.join(f'`{name}`' for name in near)}?"
+        return hint, near[0] if len(near) == 1 else ""
+    what = f"`{section}`" if section else "a job"
+    return f"the fields of {what} are {', '.join(fields_of(node))}", ""
+
+
+def _nearest(section: str, key: str, tree: Node, node: Node) -> list[str]:
+    """Known fields that an unknown key may stand for: its name elsewhere, or a near one here."""
+    word = key.lower().replace("-", "_")
+    known = [name for name, _ in walk(tree)]
+    if same := [name for name in known if name.rpartition(".")[2] == word]:
+        return same
+    if close := difflib.get_close_matches(word, fields_of(node), n=1):
+        return [f"{section}.{close[0]}" if section else close[0]]
+    if _ELSEWHERE.get(word) in known:
+        return [_ELSEWHERE[word]]
+    anywhere = {name.rpartition(".")[2]: name for name in known}
+    return [anywhere[c] for c in difflib.get_close_matches(word, anywhere, n=1, cutoff=0.75)]

@@ -1,4 +1,4 @@
-"""The JSON schema of a section as a tree of fields: what is known, and what a field accepts."""
+"""JSON schema of the job as a tree of fields: what a field accepts, in words and for editors."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 Node = Mapping[str, Any]
 
 _ARTICLES = {"integer": "an integer", "number": "a number", "string": "text"}
+_USEFUL = {"steps": "1000", "epochs": "1"}  # to offer where the default is null
 
 
 @cache
@@ -20,8 +21,7 @@ def schema_of(section: type[BaseModel]) -> Node:
     """The JSON schema of a section, every reference replaced by what it refers to."""
     raw = section.model_json_schema()
     definitions = raw.pop("$defs", {})
-    inlined = _inline(raw, definitions)
-    assert isinstance(inlined, dict)  # noqa: S101
+    inlined: Node = _inline(raw, definitions)
     return inlined
 
 
@@ -35,6 +35,21 @@ def _inline(value: Any, definitions: Mapping[str, Any]) -> Any:
         return rest
     target = _inline(definitions[value["$ref"].removeprefix("#/$defs/")], definitions)
     return {**target, **rest}
+
+
+def render_schema(job: type[BaseModel]) -> str:
+    """The JSON schema of a job file as a file, which editors read."""
+
+    def untitled(value: Any) -> Any:  # titles only repeat the names of fields
+        if isinstance(value, list):
+            return [untitled(entry) for entry in value]
+        if isinstance(value, dict):
+            return {k: untitled(v) for k, v in value.items() if k != "title"}
+        return value
+
+    draft = "https://json-schema.org/draft/2020-12/schema"
+    schema = {"$schema": draft, "title": "raycloud job file", **untitled(schema_of(job))}
+    return json.dumps(schema, indent=2) + "\n"
 
 
 def fields_of(node: Node) -> Mapping[str, Node]:
@@ -62,16 +77,22 @@ def walk(node: Node, prefix: str = "") -> Iterator[tuple[str, Node]]:
             yield from walk(field, f"{prefix}{name}.")
 
 
-def accepts(node: Node) -> str:
-    """What a field takes, in words.
+def settable(section: Node) -> Iterator[tuple[str, str]]:
+    """`field=value` and the field's meaning, for a shell to complete `--set`.
 
-    >>> accepts({"type": "integer", "minimum": 1})
-    'an integer of at least 1'
-    >>> accepts({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]})
-    'a number above 0 or null'
+    One for each word that a field takes, else one for its default.
     """
-    options = list(dict.fromkeys(_options(node)))
-    return ", ".join(options[:-1]) + " or " + options[-1] if len(options) > 1 else options[0]
+    for field, node in walk(section):
+        if not fields_of(node) and not is_free(node):
+            default = _USEFUL.get(field, plain_word(node["default"]) if "default" in node else "")
+            for word in ["true", "false"] if takes(node, "boolean") else offered(node) or [default]:
+                yield f"{field}={word}", meaning(node)
+
+
+def meaning(node: Node) -> str:
+    """What a field means, in one sentence without its full stop."""
+    first: str = node.get("description", "").partition(". ")[0]
+    return first.rstrip(".")
 
 
 def choices(node: Node) -> tuple[str, ...]:
@@ -80,6 +101,11 @@ def choices(node: Node) -> tuple[str, ...]:
         return tuple(word for option in node["anyOf"] for word in choices(option))
     words = node.get("enum", [node["const"]] if "const" in node else [])
     return tuple(word for word in words if isinstance(word, str))
+
+
+def offered(node: Node) -> list[str]:
+    """Of the words that a field takes, those that this version can do."""
+    return [plain_word(word) for word in node.get("x-there", choices(node))]
 
 
 def takes(node: Node, kind: str) -> bool:
@@ -96,6 +122,18 @@ def plain_word(value: object) -> str:
     return json.dumps(value) if not isinstance(value, str) else value
 
 
+def accepts(node: Node) -> str:
+    """What a field takes, in words.
+
+    >>> accepts({"type": "integer", "minimum": 1})
+    'an integer of at least 1'
+    >>> accepts({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]})
+    'a number above 0 or null'
+    """
+    options = list(dict.fromkeys(_options(node)))
+    return ", ".join(options[:-1]) + " or " + options[-1] if len(options) > 1 else options[0]
+
+
 def _options(node: Node) -> list[str]:
     if "x-accepts" in node:
         return [node["x-accepts"]]
@@ -108,14 +146,13 @@ def _options(node: Node) -> list[str]:
         return [plain_word(word) for word in node.get("enum", [node.get("const")])]
     match node.get("type"):
         case "boolean":
-            words = ["true", "false"]
+            return ["true", "false"]
         case "array":
-            words = [f"a list, each entry {accepts(node['items'])}"]
+            return [f"a list, each entry {accepts(node['items'])}"]
         case "object":
-            words = ["names with values" if is_free(node) else "a section"]
+            return ["names with values" if is_free(node) else "a section"]
         case kind:
-            words = [_ARTICLES.get(str(kind), str(kind)) + _bounds(node)]
-    return words
+            return [_ARTICLES.get(str(kind), str(kind)) + _bounds(node)]
 
 
 def _bounds(node: Node) -> str:

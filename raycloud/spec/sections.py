@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from raycloud.spec.mistakes import refusal
-from raycloud.spec.translation import OURS, mistakes_in
+from raycloud.spec.mistakes import OURS, mistakes_in, refusal
 from raycloud.spec.yaml_text import is_unicode
 
 Auto = Literal["auto"]

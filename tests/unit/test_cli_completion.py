@@ -15,7 +15,8 @@ from raycloud import cli
 from raycloud.cli.resuming import Resuming
 from raycloud.project import TEMPLATES
 from raycloud.spec import RESUMES, load_job
-from raycloud.spec.offers import offers
+from raycloud.spec.job import Job
+from raycloud.spec.schema import schema_of, settable
 
 RAYCLOUD = Path(sys.executable).with_name("raycloud")
 
@@ -131,7 +132,7 @@ def test_the_words_of_resume_are_those_of_the_spec() -> None:
     assert {word.value for word in Resuming} == set(RESUMES)
 
 
-@pytest.mark.parametrize("offer", [offer for offer, _ in offers()])
+@pytest.mark.parametrize("offer", [offer for offer, _ in settable(schema_of(Job))])
 def test_every_offer_is_taken(tmp_path: Path, offer: str) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("task: raycloud.metrics:Mean\n")
@@ -142,7 +143,7 @@ def test_every_offer_is_taken(tmp_path: Path, offer: str) -> None:
 
 
 def test_every_offer_says_what_it_is() -> None:
-    assert all(meaning for _, meaning in offers())
+    assert all(meaning for _, meaning in settable(schema_of(Job)))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

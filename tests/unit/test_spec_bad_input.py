@@ -163,7 +163,7 @@ def test_all_mistakes_come_in_one_error(tmp_path: Path) -> None:
     lines = error.message.splitlines()
     assert lines[0] == "6 mistakes in the job:"
     assert lines[3] == "  - steps = '7': must be an integer of at least 1 or null (job.yaml:2)"
-    assert lines[4] == "    hint: write 7, without quotes"
+    assert lines[4].startswith("    hint: Updates of the model until the run ends; or give")
     assert lines[7].endswith("(--set)")
     assert lines[-1] == "    hint: write global_batch 28 or 32, or micro_batch 3"
 

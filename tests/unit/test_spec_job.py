@@ -244,7 +244,7 @@ def deep(levels: int) -> list[object]:
         (
             lambda: ElasticSection(min_workers=0),
             "min_workers = 0: must be an integer of at least 1",
-            "write 1 or more",
+            "Fewest workers the run computes with; left out, it is 1",
         ),
         (
             lambda: SyncSection(codec="int8"),

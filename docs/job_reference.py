@@ -1,10 +1,8 @@
-"""The job reference and the JSON schema, rendered from the spec so that they cannot differ."""
+"""Page of every field of the job, rendered from the spec so that they cannot differ."""
 
 from __future__ import annotations
 
-import json
 import textwrap
-from typing import Any
 
 from raycloud.spec.job import Job
 from raycloud.spec.load import LARGEST_FILE_BYTES
@@ -77,20 +75,7 @@ sizes. `fuse: 1` computes every micro-batch alone.
 """
 
 
-def json_schema() -> dict[str, Any]:
-    """The JSON schema of a job file, for editors."""
-    bare = _untitled(schema_of(Job))
-    assert isinstance(bare, dict)  # noqa: S101
-    draft = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": draft, "title": "raycloud job file", **bare}
-
-
-def render_schema() -> str:
-    """`docs/job.schema.json`."""
-    return json.dumps(json_schema(), indent=2) + "\n"
-
-
-def render_reference() -> str:
+def render() -> str:
     """`docs/job-reference.md`."""
     tree = schema_of(Job)
     tables = [("The job itself", "", tree)]
@@ -146,12 +131,3 @@ def _default(node: Node) -> str:
 def _null(node: Node) -> bool:
     """Whether a section is one that is left out: nothing below it is worth a line."""
     return node.get("default", "") is None
-
-
-def _untitled(value: Any) -> Any:
-    """Without the titles that only repeat the names of fields."""
-    if isinstance(value, list):
-        return [_untitled(entry) for entry in value]
-    if isinstance(value, dict):
-        return {k: _untitled(v) for k, v in value.items() if k != "title"}
-    return value
