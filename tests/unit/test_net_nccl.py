@@ -24,11 +24,10 @@ class Work:
         self.after -= 1
         return self.after < 0
 
-    def exception(self) -> Exception | None:
-        return self.error
-
     def wait(self) -> None:
         assert self.after < 0
+        if self.error is not None:
+            raise self.error
 
 
 class Group:
@@ -81,7 +80,7 @@ def test_what_somebody_has_set_stays(group: type[Group], monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("after", "error", "said"),
-    [(10**9, None, "not connected the members in 0.01 s"), (0, RuntimeError("gone"), "gone")],
+    [(10**9, None, "not connected the members in 0.01 s"), (0, dist.DistBackendError("gone"), "gone")],
 )
 def test_one_that_does_not_connect_is_given_up(
     after: int,
