@@ -52,8 +52,7 @@ def other_process(cache: BlockCache, name: str) -> Iterator[subprocess.Popen[str
     code = (
         "import sys; from pathlib import Path\n"
         "from raycloud.clock import VirtualClock\n"
-        "from raycloud.data.cache import BlockCache\n"
-        "from raycloud.data.sets import DataSet\n"
+        "from raycloud.data.cache import BlockCache, DataSet\n"
         f"cache = BlockCache(Path({str(cache.root)!r}))\n"
         f"use = cache.use(cache.find({name!r}), VirtualClock(50.0), 'run other')\n"
         "print('ready', flush=True); sys.stdin.read()\n"

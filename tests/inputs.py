@@ -34,16 +34,13 @@ def cleaned_of(
     source: Source, preprocess: Preprocess = lambda rows: rows, *, skip: bool = False
 ) -> list[Cleaned]:
     """What is left of all slices."""
-    return [
-        cleaned
-        for part in slices_of(source)
-        for cleaned in clean(source, preprocess, read(source, part), skip=skip)
-    ]
+    return [clean(source, preprocess, read(source, part), skip=skip) for part in slices_of(source)]
 
 
 def rows_of(cleaned: Sequence[Cleaned]) -> list[dict[str, Any]]:
     """The rows, one after another."""
-    return [row for one in cleaned for row in Rows.from_table(one.table).to_table().to_pylist()]
+    tables = [table for one in cleaned for table in one.tables]
+    return [row for table in tables for row in Rows.from_table(table).to_table().to_pylist()]
 
 
 def bad_of(cleaned: Sequence[Cleaned]) -> list[tuple[str, int, str]]:
@@ -58,8 +55,8 @@ def column(pieces: Sequence[Piece], name: str) -> list[Any]:
 
 def places(pieces: Sequence[Piece]) -> list[tuple[str, int]]:
     """Where each row of all pieces is from: the file's name, and the row."""
-    found = [piece.place(i) for piece in pieces for i in range(piece.table.num_rows)]
-    return [(file.rpartition("/")[2], row) for file, row in found]
+    found = [piece.bad_row(i, "") for piece in pieces for i in range(piece.table.num_rows)]
+    return [(one.file.rpartition("/")[2], one.row) for one in found]
 
 
 def table_of(rows: int, first: int = 0) -> pa.Table:

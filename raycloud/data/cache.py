@@ -1,26 +1,38 @@
-"""Blocks on a node's disk, shared by all runs that name the same directory, and kept after them.
+"""Cache of blocks on a node's disk, shared by all runs that name its directory, kept after them.
 
 <root>/blocks/<first two letters>/<key>.arrow     see `block`
-<root>/sets, uses, lock                           see `sets`
-<root>/digests.json                               see `digest`
+<root>/sets/<id>.json           a record per data set: which blocks belong together
+<root>/uses/<id>/<any>.json     a file per process that uses it, locked as long as it does
+<root>/lock                     held while records and uses are looked at together
+<root>/digests.json             see `digest`
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from raycloud.bounded import expanded
-from raycloud.data import eviction, sets
-from raycloud.data.block import DamagedBlock, open_block, publish, write_all, write_block
-from raycloud.data.eviction import Held, Listing, Removal
-from raycloud.data.index import Block
-from raycloud.data.sets import DataSet, Use
-from raycloud.errors import MachineError, SpecError
+from raycloud.bounded import expanded, json_value, read_whole
+from raycloud.data.block import (
+    DRAFT,
+    DamagedBlock,
+    open_block,
+    publish,
+    write_all,
+    write_block,
+)
+from raycloud.data.index import BadRow, Block
+from raycloud.errors import DataError, InternalError, MachineError, SpecError
 
 if TYPE_CHECKING:
     from io import FileIO
@@ -30,7 +42,13 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.spec.sections import CacheSection
 
-__all__ = ["BlockCache", "DamagedBlock", "DataSet", "Held", "Listing", "Removal", "Use"]
+__all__ = ["BlockCache", "DamagedBlock", "DataSet", "Held", "Listing", "Removal", "Use", "locked"]
+
+FORMAT = 1  # of records
+
+_SUFFIX = ".arrow"
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # no name that leads out of the cache
+_LARGEST_BYTES = 2**28  # of a record: a key for each of some million blocks
 
 _FULL = (
     "`raycloud cache ls` shows what it holds and `raycloud cache rm` makes room; "
@@ -46,6 +64,125 @@ _HINTS = {
     errno.EIO: "the disk fails: see the node's log; data.cache.path moves the cache",
 }
 _ELSE = "set data.cache.path to a directory that can be written"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSet:
+    """The blocks of one version of a split.
+
+    Attributes:
+        id: Digest of what the blocks are made from.
+        task: Name of the task.
+        split: Which of its splits.
+        source: Where the rows came from, without user names, passwords and tokens.
+        keys: Names of its blocks, in order; of a stratified one that is complete, the dealt ones.
+        parts: Of a stratified one, the blocks that `keys` were dealt from: needed only to make one
+            of them again, and the first to be evicted.
+        sizes: Of a stratified one that is complete, the rows of each partition, in order; `keys`
+            are those of the partitions that have any.
+        rows: Rows of all blocks; 0 until it is complete.
+        bad_rows: Rows that were left out.
+        bad: The first of them.
+        columns: Their names and types, as text; empty until it is complete, or not known.
+        complete: Whether all blocks were made.
+        used_unix_s: When a run last began or ended to use it.
+    """
+
+    id: str
+    task: str
+    split: str
+    source: str
+    keys: tuple[str, ...]
+    parts: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    rows: int = 0
+    bad_rows: int = 0
+    bad: tuple[BadRow, ...] = ()
+    columns: str = ""
+    complete: bool = False
+    used_unix_s: float = 0.0
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The names of all its blocks."""
+        return (*self.keys, *self.parts)
+
+    def to_record(self) -> dict[str, Any]:
+        """JSON-ready values."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Rebuild from `to_record`'s values.
+
+        Raises:
+            ValueError: Another format, a value missing, or a key that is none.
+        """
+        try:
+            values = dict(record)
+            if (found := values.pop("format")) != FORMAT:
+                raise ValueError(f"a data set of format {found!r}, not {FORMAT}")
+            values |= {name: tuple(values[name]) for name in ("keys", "parts", "sizes")}
+            data_set = cls(**{**values, "bad": tuple(BadRow(**row) for row in values["bad"])})
+            for key in data_set.blocks:
+                if _KEY.fullmatch(key) is None:
+                    raise ValueError(f"{key!r:.80} is no key of a block")
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no data set of format {FORMAT}: {error}") from error
+        return data_set
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """A data set in a cache.
+
+    Attributes:
+        data_set: Its record.
+        blocks: How many of its blocks are there.
+        bytes: Their size. Data sets may have blocks in common.
+        users: Who uses it now, such as `run gpt-3 (process 4711)`.
+    """
+
+    data_set: DataSet
+    blocks: int
+    bytes: int
+    users: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listing:
+    """All that is in a cache.
+
+    Attributes:
+        root: Its directory.
+        sets: The data sets, the most recently used first.
+        bytes: Size of all blocks, each counted once.
+        loose_blocks: Blocks that belong to no data set.
+        loose_bytes: Their size.
+    """
+
+    root: Path
+    sets: tuple[Held, ...] = ()
+    bytes: int = 0
+    loose_blocks: int = 0
+    loose_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Removal:
+    """What was removed from a cache, and what was not.
+
+    Attributes:
+        removed: Data sets that are gone.
+        refused: Those that are in use.
+        blocks: Blocks that are gone.
+        bytes: Their size.
+    """
+
+    removed: tuple[DataSet, ...] = ()
+    refused: tuple[Held, ...] = ()
+    blocks: int = 0
+    bytes: int = 0
 
 
 class BlockCache:
@@ -74,8 +211,14 @@ class BlockCache:
         return cls(root, section.disk_bytes)
 
     def path_of(self, key: str) -> Path:
-        """Where the block is, or would be."""
-        return eviction.path_of(self.root, key)
+        """Where a block is, or would be.
+
+        Raises:
+            InternalError: The key is no name: it could lead out of the cache.
+        """
+        if _KEY.fullmatch(key) is None:
+            raise InternalError(f"{key[:80]!r} is no key of a block")
+        return self.root / "blocks" / key[:2] / f"{key}{_SUFFIX}"
 
     def has(self, key: str) -> bool:
         """Whether the block's file is there; `open` tells whether it is whole."""
@@ -103,6 +246,11 @@ class BlockCache:
             with self._blamed("clean"):
                 self.path_of(key).unlink(missing_ok=True)
             return None
+
+    def block(self, key: str, table: pa.Table, node: str) -> Block:
+        """The description of a block that was opened as `table` on a node."""
+        size = self.path_of(key).stat().st_size
+        return Block(key=key, rows=len(table), bytes=size, nodes=(node,))
 
     def add(
         self, key: str, tables: Iterable[pa.Table], facts: Mapping[str, Any] | None = None
@@ -151,22 +299,26 @@ class BlockCache:
         Raises:
             MachineError: The disk is full or fails.
         """
-        with self._blamed("write to"), sets.locked(self.root):
-            known = sets.find(self.root, data_set.id)
+        with self._blamed("write to"), locked(self.root):
+            known = self.find(data_set.id)
             record = known if known is not None and known.complete else data_set
-            sets.write(self.root, replace(record, used_unix_s=clock.unix_s()))
-            return Use(self.root, data_set, clock, who)
+            _write(self.root, replace(record, used_unix_s=clock.unix_s()))
+            return Use(self, data_set, clock, who)
 
     def complete(self, data_set: DataSet) -> None:
         """Record that all blocks are there; `data_set` says how many rows, and which are bad."""
-        with self._blamed("write to"), sets.locked(self.root):
-            known = sets.find(self.root, data_set.id)
+        with self._blamed("write to"), locked(self.root):
+            known = self.find(data_set.id)
             used = known.used_unix_s if known is not None else data_set.used_unix_s
-            sets.write(self.root, replace(data_set, complete=True, used_unix_s=used))
+            _write(self.root, replace(data_set, complete=True, used_unix_s=used))
 
     def find(self, id: str) -> DataSet | None:  # noqa: A002  # it is what it is called
-        """The record of a data set."""
-        return sets.find(self.root, id)
+        """The record of a data set; None where there is none that this version can read."""
+        try:
+            text = read_whole(_record_path(self.root, id), _LARGEST_BYTES)
+            return DataSet.from_record(json_value(text))
+        except (FileNotFoundError, ValueError):
+            return None
 
     def evict(self, *, keep: Collection[str] = (), order: Sequence[str] = ()) -> int:
         """Remove blocks until `disk_bytes` are not exceeded, or nothing more may go.
@@ -183,15 +335,33 @@ class BlockCache:
         Returns:
             Bytes removed.
         """
-        if self.disk_bytes is None:
+        if self.disk_bytes is None or not self.root.is_dir():
             return 0
-        with self._blamed("clean"):
-            return eviction.evict(self.root, self.disk_bytes, keep=keep, order=order)
+        with self._blamed("clean"), locked(self.root):
+            _remove_dead_drafts(self.root)
+            blocks = self._sizes()
+            before = sum(blocks.values())
+            excess = before - self.disk_bytes
+            going = self._evictable(blocks, set(keep), order)
+            while excess > 0 and (group := next(going, None)) is not None:
+                excess -= self._unlink(blocks, group)
+            return before - sum(blocks.values())
 
     def ls(self) -> Listing:
-        """All that is there."""
-        with self._blamed("read"):
-            return eviction.listing(self.root)
+        """All that is there. A directory without a cache is an empty one."""
+        if not self.root.is_dir():
+            return Listing(root=self.root)
+        with self._blamed("read"), locked(self.root):
+            blocks, records = self._sizes(), self._records()
+            held = [self._held(record, blocks) for record in reversed(records)]
+        loose = _loose(blocks, records)
+        return Listing(
+            root=self.root,
+            sets=tuple(held),
+            bytes=sum(blocks.values()),
+            loose_blocks=len(loose),
+            loose_bytes=sum(blocks[key] for key in loose),
+        )
 
     def rm(
         self, ids: Collection[str] | None = None, *, used_before_unix_s: float | None = None
@@ -205,8 +375,92 @@ class BlockCache:
         Raises:
             DataError: No data set has such an id, or several begin with it.
         """
-        with self._blamed("clean"):
-            return eviction.remove(self.root, ids, used_before_unix_s=used_before_unix_s)
+        if not self.root.is_dir():
+            _chosen(self.root, [], ids)
+            return Removal()
+        with self._blamed("clean"), locked(self.root):
+            blocks, records = self._sizes(), self._records()
+            chosen = _chosen(self.root, records, ids)
+            if used_before_unix_s is not None:
+                chosen = [record for record in chosen if record.used_unix_s < used_before_unix_s]
+            held = [self._held(record, blocks) for record in chosen]
+            gone = [one.data_set for one in held if not one.users]
+            for record in gone:
+                _record_path(self.root, record.id).unlink(missing_ok=True)
+            dead = _loose(blocks, [record for record in records if record not in gone])
+            if ids is None and used_before_unix_s is None:
+                _remove_dead_drafts(self.root)
+                (self.root / "digests.json").unlink(missing_ok=True)
+            else:
+                dead -= _loose(blocks, records)
+            freed = self._unlink(blocks, dead)
+        refused = tuple(one for one in held if one.users)
+        return Removal(removed=tuple(gone), refused=refused, blocks=len(dead), bytes=freed)
+
+    def _evictable(
+        self, blocks: dict[str, int], keep: set[str], order: Sequence[str]
+    ) -> Iterator[set[str]]:
+        """What may go, in this order, and what goes together; `blocks` shrinks in between."""
+        records = self._records()
+        for key in sorted(_loose(blocks, records) - keep):
+            yield {key}
+        whole = {key for record in records for key in record.keys}
+        parts = {key for record in records if record.complete for key in record.parts}
+        making = {key for record in records if not record.complete for key in record.parts}
+        for key in sorted((parts - whole - making - keep) & blocks.keys()):
+            yield {key}
+        left = list(records)
+        for record in records:
+            if not self._users(record.id):
+                before = _loose(blocks, left)
+                left.remove(record)
+                _record_path(self.root, record.id).unlink(missing_ok=True)
+                yield _loose(blocks, left) - before - keep
+        for key in order:
+            if key in blocks and key not in keep:
+                yield {key}
+
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of each block, by key."""
+        found = {}
+        for folder in _entries(self.root / "blocks"):
+            for entry in _entries(Path(folder.path)):
+                if entry.name.endswith(_SUFFIX):
+                    with suppress(FileNotFoundError):
+                        found[entry.name.removesuffix(_SUFFIX)] = entry.stat().st_size
+        return found
+
+    def _records(self) -> list[DataSet]:
+        """All records, the least recently used first."""
+        found = [self.find(path.stem) for path in (self.root / "sets").glob("*.json")]
+        return sorted((r for r in found if r is not None), key=lambda r: (r.used_unix_s, r.id))
+
+    def _held(self, record: DataSet, blocks: Mapping[str, int]) -> Held:
+        there = blocks.keys() & set(record.blocks)
+        size = sum(blocks[key] for key in there)
+        return Held(data_set=record, blocks=len(there), bytes=size, users=self._users(record.id))
+
+    def _users(self, id: str) -> tuple[str, ...]:  # noqa: A002
+        """Who uses a data set, under the lock. What killed processes have left is removed."""
+        found = []
+        folder = self.root / "uses" / id
+        for path in sorted(folder.glob("*.json")):
+            with suppress(FileNotFoundError), path.open("rb") as file:
+                if _is_locked(file.fileno()):
+                    found.append(_user(file.read()))
+                else:
+                    path.unlink()
+        if not found:
+            with suppress(OSError):  # not there
+                folder.rmdir()
+        return tuple(found)
+
+    def _unlink(self, blocks: dict[str, int], keys: Iterable[str]) -> int:
+        freed = 0
+        for key in sorted(keys):
+            self.path_of(key).unlink(missing_ok=True)
+            freed += blocks.pop(key)
+        return freed
 
     @contextmanager
     def _blamed(self, verb: str) -> Iterator[None]:
@@ -219,3 +473,113 @@ class BlockCache:
                 f"cannot {verb} the cache {self.root}: {why or error or 'no memory'}",
                 hint=_HINTS.get(number or 0, _ELSE),
             ) from error
+
+
+class Use:
+    """That a process uses a data set: until `close`, or its own end, nobody else removes it."""
+
+    def __init__(self, cache: BlockCache, data_set: DataSet, clock: Clock, who: str) -> None:
+        """Under the lock of the cache: see `BlockCache.use`."""
+        self._cache = cache
+        self._id = data_set.id
+        self._clock = clock
+        folder = cache.root / "uses" / data_set.id
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{os.getpid()}-{secrets.token_hex(4)}.json"
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        text = {"format": FORMAT, "who": who, "pid": os.getpid(), "since_unix_s": clock.unix_s()}
+        os.write(file, json.dumps(text).encode())
+        self._release = weakref.finalize(self, _release, file, path, os.getpid())
+
+    def close(self) -> None:
+        """No longer in use. Closing again does nothing."""
+        if not self._release.alive:
+            return
+        with locked(self._cache.root):
+            self._release()
+            record = self._cache.find(self._id)
+            if record is not None:
+                used = replace(record, used_unix_s=self._clock.unix_s())
+                _write(self._cache.root, used)
+
+
+def _release(file: int, path: Path, pid: int) -> None:
+    if os.getpid() == pid:  # a child that was forked has the file too, and not the use
+        path.unlink(missing_ok=True)
+    os.close(file)
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Alone with the records of this cache, among all processes that share it."""
+    root.mkdir(parents=True, exist_ok=True)
+    file = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+def _is_locked(file: int) -> bool:
+    """Whether another process holds the file; else this one does, until it closes it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _record_path(root: Path, id: str) -> Path:  # noqa: A002
+    return root / "sets" / f"{id}.json"
+
+
+def _write(root: Path, data_set: DataSet) -> None:
+    text = json.dumps(data_set.to_record()).encode()
+    publish(_record_path(root, data_set.id), lambda file: write_all(file, text))
+
+
+def _user(text: bytes) -> str:
+    try:
+        record = json_value(text)
+        return f"{record['who']} (process {record['pid']})"
+    except (ValueError, KeyError, TypeError):
+        return "a process"  # of another version, or its disk is full
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _loose(blocks: Iterable[str], records: Iterable[DataSet]) -> set[str]:
+    """The blocks that none of these data sets has."""
+    return set(blocks).difference(*(record.blocks for record in records))
+
+
+def _chosen(root: Path, records: Sequence[DataSet], ids: Collection[str] | None) -> list[DataSet]:
+    if ids is None:
+        return list(records)
+    chosen = []
+    for asked in ids:
+        found = [record for record in records if asked and record.id.startswith(asked)]
+        if len(found) != 1:
+            number = "no data set" if not found else f"{len(found)} data sets"
+            raise DataError(
+                f"{number} in {root} with an id that begins with {asked!r}",
+                hint="`raycloud cache ls` shows what is there",
+            )
+        chosen += found
+    return [record for record in records if record in chosen]
+
+
+def _remove_dead_drafts(root: Path) -> None:
+    """Remove drafts whose writers were killed."""
+    for path in (root / "blocks").glob(f"*/*{DRAFT}"):
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            if not _is_locked(file.fileno()):
+                path.unlink()

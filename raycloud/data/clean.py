@@ -1,24 +1,33 @@
-"""From what was read to what is kept: types, required values, preprocessing, bad rows."""
+"""Cleaning rows: converted to their types, checked, preprocessed; bad ones named and counted."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from raycloud.data.convert import sift, types_of
-from raycloud.data.index import BadRow
-from raycloud.data.pieces import NAMED_BAD_ROWS, Piece
+from raycloud.data.formats import NAMED_BAD_ROWS, Piece
 from raycloud.errors import DataError, MachineError, RaycloudError, TaskError
 from raycloud.rows import MissingColumnError, Rows
 
 if TYPE_CHECKING:
+    from raycloud.data.index import BadRow
     from raycloud.task import Source
 
+MISSING = ("", "NA", "N/A", "#N/A", "NaN", "nan", "NULL", "null", "None")
+"""How a missing value is spelled where text becomes anything else."""
+
+_SHOWN = 40  # characters of a bad value
+_FEW = 32  # values that are tried one by one
+_INTEGER = r"^[+-]?(\d+|0[xX][0-9a-fA-F]+)$"
+_FLOATING = r"(?i)^[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)$"
 _BATCH_ROWS = 65536
 _BATCH_BYTES = 8 * 2**20  # of rows that hold bytes, such as images, which grow when decoded, ...
 _BATCH_BYTES_PLAIN = 32 * 2**20  # ... and of others
@@ -29,24 +38,29 @@ _MACHINES_FAULT = (MemoryError, ConnectionError, TimeoutError)  # as good a row 
 Preprocess = Callable[[Rows], "Rows | Mapping[str, Any]"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(slots=True)
 class Cleaned:
-    """Rows to keep.
+    """The rows of a slice that are kept.
 
     Attributes:
-        table: The rows; where there are none it may have no columns either.
-        bad_rows: How many rows that were read beside these are left out.
+        tables: The rows, in their order.
+        bad_rows: How many rows are left out.
         bad: The first of those, at most 20.
     """
 
-    table: pa.Table
+    tables: list[pa.Table] = field(default_factory=list)
     bad_rows: int = 0
-    bad: tuple[BadRow, ...] = ()
+    bad: list[BadRow] = field(default_factory=list)
+
+    def leave_out(self, rows: int, named: Iterable[BadRow]) -> None:
+        """Count bad rows; `named`: the first of them."""
+        self.bad_rows += rows
+        self.bad += islice(named, NAMED_BAD_ROWS - len(self.bad))
 
 
 def clean(
     source: Source, preprocess: Preprocess, pieces: Iterable[Piece], *, skip: bool
-) -> Iterator[Cleaned]:
+) -> Cleaned:
     """Convert, check and preprocess the rows of a slice, in their order.
 
     Args:
@@ -61,55 +75,193 @@ def clean(
         TaskError: `preprocess` broke its contract.
         MachineError: `preprocess` ran out of memory, or lost a connection.
     """
-    bad = _Bad()
-    run = _Run(preprocess, bad)
-    for batch in _batches(_checked(source, pieces, bad)):
-        for table in run.kept(batch):
-            yield Cleaned(table=table, bad_rows=bad.fresh_rows, bad=bad.take())
-    if bad.fresh_rows:
-        empty = pa.table({}) if run.schema is None else run.schema.empty_table()
-        yield Cleaned(table=empty, bad_rows=bad.fresh_rows, bad=bad.take())
-    if bad.rows and not skip:
-        raise bad.error()
+    cleaned = Cleaned()
+    for batch in _batches(_checked(source, pieces, cleaned)):
+        made = list(_preprocessed(preprocess, batch, 0, batch.table.num_rows, cleaned))
+        if made:
+            cleaned.tables.append(pa.concat_tables(_alike(made, cleaned.tables)))
+    if cleaned.bad_rows and not skip:
+        raise _refusal(cleaned)
+    return cleaned
 
 
-@dataclass(slots=True)
-class _Bad:
-    """The bad rows so far."""
+def _refusal(cleaned: Cleaned) -> DataError:
+    first = sorted(cleaned.bad, key=lambda row: (row.file, row.row))[:_TOLD]
+    told = "; ".join(f"{row.file}: row {row.row}: {row.why}" for row in first)
+    more = cleaned.bad_rows - len(first)
+    return DataError(
+        f"{cleaned.bad_rows} row{'s' * (cleaned.bad_rows > 1)} of the data cannot be used: {told}"
+        + (f"; and {more} more" if more else ""),
+        hint="correct the rows (the first of a file is 0), or leave them out by "
+        "data.bad_rows: skip; what columns hold is said by `Source.types`",
+    )
 
-    rows: int = 0
-    named: list[BadRow] = field(default_factory=list)
-    fresh_rows: int = 0
-    _fresh: list[BadRow] = field(default_factory=list)
 
-    def add(self, rows: int, named: Iterable[BadRow]) -> None:
-        """Count some; `named`: the first of them."""
-        self.rows += rows
-        self.fresh_rows += rows
-        for row in named:
-            if len(self._fresh) < NAMED_BAD_ROWS:
-                self._fresh.append(row)
-            if len(self.named) < NAMED_BAD_ROWS:
-                self.named.append(row)
+# Types and required values.
 
-    def take(self) -> tuple[BadRow, ...]:
-        """Those since the last time."""
-        taken = tuple(self._fresh)
-        self.fresh_rows = 0
-        self._fresh.clear()
-        return taken
 
-    def error(self) -> DataError:
-        """What is raised of them."""
-        first = sorted(self.named, key=lambda row: (row.file, row.row))[:_TOLD]
-        told = "; ".join(f"{row.file}: row {row.row}: {row.why}" for row in first)
-        more = f"; and {self.rows - len(first)} more" if self.rows > len(first) else ""
-        what = "1 row" if self.rows == 1 else f"{self.rows} rows"
-        return DataError(
-            f"{what} of the data cannot be used: {told}{more}",
-            hint="correct the rows (the first of a file is 0), or leave them out by "
-            "data.bad_rows: skip; what columns hold is said by `Source.types`",
-        )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sifted:
+    """What is left of some rows.
+
+    Attributes:
+        table: The good rows.
+        kept: Their numbers before; None: all are left.
+        bad: By its number before, rising, why a row is bad.
+    """
+
+    table: pa.Table
+    kept: np.ndarray[Any, Any] | None = None
+    bad: Mapping[int, str] = field(default_factory=dict)
+
+
+def types_of(types: Mapping[str, str] | None) -> dict[str, pa.DataType]:
+    """Types by their names.
+
+    Raises:
+        DataError: pyarrow knows no such type.
+    """
+    found = {}
+    for column, name in (types or {}).items():
+        try:
+            found[column] = pa.type_for_alias(name)
+        except ValueError as error:
+            raise DataError(
+                f"Source.types: column {column!r}: there is no type {name!r}",
+                hint="write a type by pyarrow's name, such as float32, int64, string, bool or "
+                "timestamp[s]",
+            ) from error
+    return found
+
+
+def sift(table: pa.Table, types: Mapping[str, pa.DataType], required: Iterable[str] = ()) -> Sifted:
+    """Convert columns; rows with a value that does not, or without a required one, are bad.
+
+    Raises:
+        DataError: A column is not there, or nothing of its type can become the other.
+    """
+    why: dict[int, str] = {}
+    for column in (*types, *required):
+        if column not in table.column_names:
+            raise DataError(
+                f"there is no column {column!r}; there are {', '.join(table.column_names)}",
+                hint="correct the names in `Source.types` and `Source.required`",
+            )
+    for column, kind in types.items():
+        given = table[column]
+        if given.type == kind:
+            continue
+        values, failed = _converted(column, given, kind)
+        for row in failed:
+            why.setdefault(row, f"{column!r} = {_shown(given[row])} is no {kind}")
+        table = table.set_column(table.column_names.index(column), column, values)
+    for column in required:
+        is_missing = pc.is_null(table[column], nan_is_null=pa.types.is_floating(table[column].type))
+        for row in np.flatnonzero(is_missing.to_numpy()).tolist():
+            why.setdefault(row, f"{column!r} is missing")
+    if not why:
+        return Sifted(table=table)
+    kept = np.delete(np.arange(table.num_rows), list(why))
+    return Sifted(table=table.take(kept), kept=kept, bad=dict(sorted(why.items())))
+
+
+def plain_table(table: pa.Table) -> pa.Table:
+    """The table without metadata, and dictionaries, which differ from part to part, spelled out."""
+    for at, column in enumerate(table.schema):
+        if pa.types.is_dictionary(column.type):
+            table = table.set_column(at, column.name, table.column(at).cast(column.type.value_type))
+    bare = pa.schema([pa.field(column.name, column.type) for column in table.schema])
+    return table if table.schema.equals(bare, check_metadata=True) else table.cast(bare)
+
+
+def _shown(value: pa.Scalar) -> str:
+    plain = value.as_py()
+    if isinstance(plain, bytes):
+        with suppress(UnicodeDecodeError):
+            plain = plain.decode()
+    text = repr(plain)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _converted(
+    column: str, given: pa.ChunkedArray, kind: pa.DataType
+) -> tuple[pa.ChunkedArray, list[int]]:
+    """The column as another type, and the numbers of the rows that cannot be."""
+    failed: list[int] = []
+    chunks: list[pa.Array] = []
+    at = 0
+    for chunk in given.chunks:
+        try:
+            chunks += _halved(_readable(chunk, kind, at, failed), kind, at, failed)
+        except pa.ArrowNotImplementedError as error:
+            raise DataError(
+                f"column {column!r} of {given.type} cannot become {kind}",
+                hint="give another type in `Source.types`, or convert it in `preprocess`",
+            ) from error
+        at += len(chunk)
+    return pa.chunked_array(chunks, type=kind), failed
+
+
+def _readable(array: pa.Array, kind: pa.DataType, at: int, failed: list[int]) -> pa.Array:
+    """Bytes as text, and of text that becomes something else what can; the rest is missing."""
+    if _is_binary(kind) or not (_is_binary(array.type) or _is_text(array.type)):
+        return array
+    if _is_binary(array.type):  # the cast checks that it is UTF-8
+        array = pa.chunked_array(_halved(array, pa.string(), at, failed)).combine_chunks()
+    if _is_text(kind):
+        return array
+    array = pc.utf8_trim_whitespace(array)
+    is_missing = pc.is_in(array, value_set=pa.array(MISSING, array.type))
+    array = pc.if_else(is_missing, pa.scalar(None, array.type), array)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        form = _INTEGER if pa.types.is_integer(kind) else _FLOATING
+        strange = pc.invert(pc.match_substring_regex(array, form)).fill_null(False)  # noqa: FBT003
+        failed += (np.flatnonzero(strange.to_numpy(zero_copy_only=False)) + at).tolist()
+        array = pc.if_else(strange, pa.scalar(None, array.type), array)
+    return array
+
+
+def _halved(array: pa.Array, kind: pa.DataType, at: int, failed: list[int]) -> list[pa.Array]:
+    """The array converted, in parts. Rows that cannot be are missing, and added to `failed`."""
+    # An integer that float32 rounds is what was asked for; a fraction that int64 drops is not.
+    safe = not (pa.types.is_integer(array.type) and pa.types.is_floating(kind))
+    try:
+        return [pc.cast(array, kind, safe=safe)]
+    except pa.ArrowInvalid:
+        if len(array) > _FEW:
+            half = len(array) // 2
+            left = _halved(array.slice(0, half), kind, at, failed)
+            return left + _halved(array.slice(half), kind, at + half, failed)
+    values = []
+    for row, value in enumerate(array):
+        try:
+            values.append(value.cast(kind, safe=safe))
+        except pa.ArrowInvalid:
+            failed.append(at + row)
+            values.append(pa.scalar(None, kind))
+    return [pa.array(values, kind)]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _checked(source: Source, pieces: Iterable[Piece], cleaned: Cleaned) -> Iterator[Piece]:
+    """The pieces, without rows that do not convert or lack what is required."""
+    types = types_of(source.types)
+    for piece in pieces:
+        cleaned.leave_out(piece.bad_rows, piece.bad)
+        good = sift(plain_table(piece.table), types, source.required)
+        cleaned.leave_out(len(good.bad), (piece.bad_row(*one) for one in good.bad.items()))
+        if good.table.num_rows:
+            yield piece.only(good.kept, good.table)
+
+
+# Batches of rows, as `preprocess` gets them.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,45 +271,18 @@ class _Batch:
     table: pa.Table
     pieces: tuple[Piece, ...]
 
-    def place(self, row: int) -> tuple[str, int]:
-        """The file of a row, and the row's number there."""
+    def bad_row(self, row: int, why: str) -> BadRow:
         starts = list(accumulate((piece.table.num_rows for piece in self.pieces), initial=0))
         number = bisect_right(starts, row) - 1
-        return self.pieces[number].place(row - starts[number])
-
-
-def _checked(source: Source, pieces: Iterable[Piece], bad: _Bad) -> Iterator[Piece]:
-    """The pieces, without rows that do not convert or lack what is required."""
-    types = types_of(source.types)
-    required = tuple(source.required)
-    for piece in pieces:
-        bad.add(piece.bad_rows, piece.unread())
-        good = sift(_plain(piece.table), types, required)
-        places = [piece.place(row) for row in good.bad[:NAMED_BAD_ROWS]]
-        named = zip(places, good.why, strict=False)
-        bad.add(len(good.bad), [BadRow(file=file, row=row, why=why) for (file, row), why in named])
-        if good.table.num_rows == 0:
-            continue
-        if good.kept is None:
-            yield replace(piece, table=good.table)
-        else:
-            yield piece.only(good.kept, good.table)
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    """The table without metadata, and dictionaries, which differ from part to part, spelled out."""
-    for at, column in enumerate(table.schema):
-        if pa.types.is_dictionary(column.type):
-            table = table.set_column(at, column.name, table.column(at).cast(column.type.value_type))
-    bare = pa.schema([pa.field(column.name, column.type) for column in table.schema])
-    return table if table.schema.equals(bare, check_metadata=True) else table.cast(bare)
+        return self.pieces[number].bad_row(row - starts[number], why)
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[_Batch]:
     held: list[Piece] = []
     rows = size = 0
     for piece in pieces:
-        limit = _BATCH_BYTES if _has_bytes(piece.table) else _BATCH_BYTES_PLAIN
+        has_bytes = any("binary" in str(kind) for kind in piece.table.schema.types)
+        limit = _BATCH_BYTES if has_bytes else _BATCH_BYTES_PLAIN
         count = piece.table.num_rows
         step = max(1, min(_BATCH_ROWS, limit * count // max(1, piece.table.nbytes)))
         for start in range(0, count, step):
@@ -181,12 +306,9 @@ def _joined(pieces: list[Piece]) -> _Batch:
     try:
         table = pa.concat_tables([piece.table for piece in pieces], promote_options="default")
     except pa.ArrowException:
-        pairs = ((first, piece) for piece in pieces[1:])
-        raise next(
-            _unlike(one, other)
-            for one, other in pairs
-            if not one.table.schema.equals(other.table.schema)
-        ) from None
+        schema = first.table.schema
+        other = next(piece for piece in pieces if not piece.table.schema.equals(schema))
+        raise _unlike(first, other) from None
     return _Batch(table=table, pieces=tuple(pieces))
 
 
@@ -197,10 +319,6 @@ def _unlike(one: Piece, other: Piece) -> DataError:
         hint="give their types in Source.types, or name those that all files have in "
         "Source.columns",
     )
-
-
-def _has_bytes(table: pa.Table) -> bool:
-    return any("binary" in str(kind) for kind in table.schema.types)
 
 
 def _differing(one: pa.Schema, other: pa.Schema) -> str:
@@ -215,87 +333,86 @@ def _differing(one: pa.Schema, other: pa.Schema) -> str:
     return "; ".join(told) or f"their order was {one.names} and is {other.names}"
 
 
-class _Run:
-    """The task's preprocessing, of one batch after another."""
+# The task's preprocessing.
 
-    def __init__(self, preprocess: Preprocess, bad: _Bad) -> None:
-        """Nothing is made yet."""
-        self.schema: pa.Schema | None = None
-        self._preprocess = preprocess
-        self._bad = bad
 
-    def kept(self, batch: _Batch) -> Iterator[pa.Table]:
-        """What becomes of the batch: one table, or none."""
-        tables = list(self._tried(batch, 0, batch.table.num_rows))
-        if tables:
-            yield pa.concat_tables(tables)
+def _preprocessed(
+    preprocess: Preprocess, batch: _Batch, start: int, stop: int, cleaned: Cleaned
+) -> Iterator[pa.Table]:
+    """What `preprocess` makes of some rows; where it raises, of each half, down to single rows."""
+    try:
+        made = preprocess(Rows.from_table(batch.table.slice(start, stop - start)))
+    except RaycloudError:
+        raise
+    except (Exception, SystemExit) as error:
+        fault = _fault(error, single=stop - start == 1)
+        if fault is not None:
+            raise fault from error
+        if stop - start > 1:
+            half = (start + stop) // 2
+            yield from _preprocessed(preprocess, batch, start, half, cleaned)
+            yield from _preprocessed(preprocess, batch, half, stop, cleaned)
+        else:
+            cleaned.leave_out(1, [batch.bad_row(start, f"{type(error).__name__}: {error}")])
+        return
+    table = _table(made)
+    if table.num_rows:
+        yield table
 
-    def _tried(self, batch: _Batch, start: int, stop: int) -> Iterator[pa.Table]:
-        rows = Rows.from_table(batch.table.slice(start, stop - start))
-        try:
-            made = self._preprocess(rows)
-        except RaycloudError:
-            raise
-        except _TASKS_FAULT as error:
-            raise _fault(error, "correct the task") from error
-        except _MACHINES_FAULT as error:
-            if isinstance(error, MemoryError) and stop - start > 1:
-                yield from self._halves(batch, start, stop)  # fewer rows may fit
-                return
-            raise MachineError(
-                f"Task.preprocess raised {type(error).__name__}: {error}",
-                hint="give each reader more memory, by fewer of them (`data.cpus`)"
-                if isinstance(error, MemoryError)
-                else "what it asks over the network does not answer: try again later",
-            ) from error
-        except SystemExit as error:  # no row's fault: it asks to end
-            raise _fault(error, "let it raise another error, or return fewer rows") from error
-        except Exception as error:
-            if "read-only" in str(error):
-                raise _fault(error, "copy a column before writing into it") from error
-            if stop - start > 1:
-                yield from self._halves(batch, start, stop)
-                return
-            file, row = batch.place(start)
-            self._bad.add(1, [BadRow(file=file, row=row, why=f"{type(error).__name__}: {error}")])
-            return
-        table = self._table(made)
-        if table.num_rows:
-            yield table
 
-    def _halves(self, batch: _Batch, start: int, stop: int) -> Iterator[pa.Table]:
-        half = (start + stop) // 2
-        yield from self._tried(batch, start, half)
-        yield from self._tried(batch, half, stop)
+def _fault(error: BaseException, *, single: bool) -> RaycloudError | None:
+    """What an error of `preprocess` says of the task or the machine; None: a row may be bad."""
+    what = f"Task.preprocess raised {type(error).__name__}: {error}"
+    match error:
+        case MemoryError():
+            hint = "give each reader more memory, by fewer of them (`data.cpus`)"
+            return MachineError(what, hint=hint) if single else None  # fewer rows may fit
+        case ConnectionError() | TimeoutError():  # as good a row meets them
+            hint = "what it asks over the network does not answer: try again later"
+            return MachineError(what, hint=hint)
+        case SystemExit():  # no row's fault: it asks to end
+            return TaskError(what, hint="let it raise another error, or return fewer rows")
+        case (
+            NameError()
+            | ImportError()
+            | NotImplementedError()
+            | SyntaxError()
+            | MissingColumnError()
+        ):
+            return TaskError(what, hint="correct the task")
+        case _ if "read-only" in str(error):
+            return TaskError(what, hint="copy a column before writing into it")
+    return None
 
-    def _table(self, made: Any) -> pa.Table:
-        """What was returned, as a table like those before it."""
-        if not isinstance(made, Rows | Mapping | pa.Table):
-            raise TaskError(
-                f"Task.preprocess returned {type(made).__name__}",
-                hint="return columns: a dict of arrays or lists of equal length, or `Rows`",
-            )
-        try:
-            table = Rows(made) if isinstance(made, Mapping) else made
-            table = table.to_table() if isinstance(table, Rows) else table
-        except ValueError as error:
-            raise TaskError(
-                f"Task.preprocess returned what cannot be kept: {error}",
-                hint="return arrays or lists of equal length, of numbers, strings, bytes or lists; "
-                "images or windows of one size as one array",
-            ) from error
-        table = table.replace_schema_metadata(None)
-        if self.schema is None:
-            self.schema = table.schema
-        elif not table.schema.equals(self.schema):
+
+def _table(made: Any) -> pa.Table:
+    """What `preprocess` returned, as a table."""
+    if not isinstance(made, Rows | Mapping | pa.Table):
+        raise TaskError(
+            f"Task.preprocess returned {type(made).__name__}",
+            hint="return columns: a dict of arrays or lists of equal length, or `Rows`",
+        )
+    try:
+        table = Rows(made) if isinstance(made, Mapping) else made
+        table = table.to_table() if isinstance(table, Rows) else table
+    except ValueError as error:
+        raise TaskError(
+            f"Task.preprocess returned what cannot be kept: {error}",
+            hint="return arrays or lists of equal length, of numbers, strings, bytes or lists; "
+            "images or windows of one size as one array",
+        ) from error
+    return table.replace_schema_metadata(None)
+
+
+def _alike(tables: list[pa.Table], before: list[pa.Table]) -> list[pa.Table]:
+    """The tables, all of one schema with those made before."""
+    schema = (before or tables)[0].schema
+    for table in tables:
+        if not table.schema.equals(schema):
             raise TaskError(
                 "Task.preprocess returned other columns than for the rows before: "
-                + _differing(self.schema, table.schema),
+                + _differing(schema, table.schema),
                 hint="make columns of one type and shape, whatever is in the rows: `astype` where "
                 "values may be missing (or give `Source.types`), and one size of images",
             )
-        return table
-
-
-def _fault(error: BaseException, hint: str) -> TaskError:
-    return TaskError(f"Task.preprocess raised {type(error).__name__}: {error}", hint=hint)
+    return tables

@@ -1,4 +1,4 @@
-"""What content is called: digests of files, of tables and of whatever else decides about a block.
+"""Digests of files, of tables, and of whatever else decides what a block holds.
 
 <root>/digests.json    of local files, by path; worth no more than the time to read them again
 """
@@ -13,22 +13,22 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from raycloud.bounded import json_value, read_whole
-from raycloud.data import sets
 from raycloud.data.block import publish, write_all
-from raycloud.data.code import code_digest
+from raycloud.data.cache import locked
+from raycloud.data.clean import plain_table
 from raycloud.data.index import Input
 from raycloud.data.location import is_local, open_file
 from raycloud.errors import DataError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from raycloud.clock import Clock
     from raycloud.data.location import File
     from raycloud.task import Source
 
-__all__ = ["check_unchanged", "code_digest", "combined", "inputs_of", "table_digest"]
+__all__ = ["check_unchanged", "combined", "inputs_of", "table_digest"]
 
 FORMAT = 1
 
@@ -38,6 +38,8 @@ _SETTLED_S = 2.0  # file systems keep times as coarse as this: a younger file ma
 _MOST_THREADS = 8
 _LARGEST_BYTES = 2**30  # of the memo, which has a line for each file there ever was
 _MOST_VALUES = 2**27
+
+_Known = tuple[int, int, int, str]  # size, time, inode; digest
 
 
 def combined(*parts: Any) -> str:
@@ -66,19 +68,40 @@ def inputs_of(source: Source, files: Sequence[File], root: Path, clock: Clock) -
     Raises:
         DataError: A file cannot be read.
     """
-    memo = _Memo(root, clock.unix_s())
+    known = _remembered(root)
+    fresh: dict[str, _Known] = {}
+    settled_ns = int((clock.unix_s() - _SETTLED_S) * 1e9)
 
     def digest(file: File) -> str:
         if is_local(file.path):
-            return memo.digest(Path(file.path))
+            return local(Path(file.path))
         if file.tag is None and file.modified_ns is None:
             with open_file(source, file.path) as stream:
                 return _content(stream.read)
         return combined("remote", file.path, file.bytes, file.modified_ns, file.tag)
 
+    def local(path: Path) -> str:
+        name = str(path.absolute())
+        try:
+            status = path.stat()
+            seen = (status.st_size, status.st_mtime_ns, status.st_ino)
+            if name in known and tuple(known[name][:3]) == seen:
+                return known[name][3]
+            with path.open("rb", buffering=0) as file:
+                content = _content(file.read)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if status.st_mtime_ns < settled_ns:
+            fresh[name] = (*seen, content)
+        return content
+
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
         digests = list(threads.map(digest, files))
-    memo.keep()
+    if fresh:
+        with locked(root):  # another process may have added others meanwhile
+            record = {"format": FORMAT, "files": {**_remembered(root), **fresh}}
+            text = json.dumps(record).encode()
+            publish(root / "digests.json", lambda file: write_all(file, text))
     return tuple(
         Input(path=file.path, bytes=file.bytes, digest=digest, modified_ns=file.modified_ns)
         for file, digest in zip(files, digests, strict=True)
@@ -127,60 +150,17 @@ def table_digest(parts: Iterable[pa.Table]) -> str:
     """
     total = blake2b(digest_size=_BYTES)
     for part in parts:
-        columns = [_plain(column) for column in part.combine_chunks().columns]
-        table = pa.table(columns, names=part.column_names)
+        table = plain_table(part.combine_chunks()).combine_chunks()
         total.update(repr(table.schema.to_string(show_field_metadata=False)).encode())
         for batch in table.to_batches():
             total.update(batch.serialize())
     return total.hexdigest()
 
 
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column without a dictionary: which number a value has in it follows from chunks."""
-    if not pa.types.is_dictionary(column.type):
-        return column
-    return column.cast(column.type.value_type).combine_chunks()
-
-
-class _Memo:
-    """Digests of local files, remembered with what tells whether they still hold."""
-
-    def __init__(self, root: Path, now_s: float) -> None:
-        self._root = root
-        self._now_s = now_s
-        self._known = _read(root)
-        self._new: dict[str, tuple[int, int, int, str]] = {}
-
-    def digest(self, path: Path) -> str:
-        """The digest of the file's content."""
-        try:
-            status = path.stat()
-            seen = (status.st_size, status.st_mtime_ns, status.st_ino)
-            known = self._known.get(str(path.absolute()))
-            if known is not None and tuple(known[:3]) == seen:
-                return known[3]
-            with path.open("rb", buffering=0) as file:
-                digest = _content(file.read)
-        except OSError as error:
-            raise _unreadable(path, error) from error
-        if status.st_mtime_ns / 1e9 + _SETTLED_S < self._now_s:
-            self._new[str(path.absolute())] = (*seen, digest)
-        return digest
-
-    def keep(self) -> None:
-        """Write down what is new. Another process may have added others meanwhile."""
-        if not self._new:
-            return
-        with sets.locked(self._root):
-            record = {"format": FORMAT, "files": {**_read(self._root), **self._new}}
-            text = json.dumps(record).encode()
-            publish(self._root / "digests.json", lambda file: write_all(file, text))
-
-
-def _read(root: Path) -> dict[str, tuple[int, int, int, str]]:
+def _remembered(root: Path) -> dict[str, _Known]:
     try:
         record = json_value(read_whole(root / "digests.json", _LARGEST_BYTES), _MOST_VALUES)
-        files: dict[str, tuple[int, int, int, str]] = record["files"]
+        files: dict[str, _Known] = record["files"]
         return files if record["format"] == FORMAT else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}  # none yet, or not whole: the files are read again

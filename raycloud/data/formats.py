@@ -1,15 +1,26 @@
-"""How files are read, by their names."""
+"""Formats of data files, by their names; and what a reader of any format takes and gives."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
+import numpy as np
+
+from raycloud.data.index import BadRow, Input
 from raycloud.errors import DataError
 
 if TYPE_CHECKING:
-    from raycloud.task import Format
+    import pyarrow as pa
+
+    from raycloud.task import Format, Source
+
+NAMED_BAD_ROWS = 20
+"""How many bad rows are named, at most; all are counted."""
 
 _SUFFIXES: dict[str, Format] = {
     **dict.fromkeys(("csv", "tsv"), "csv"),
@@ -21,6 +32,79 @@ _SUFFIXES: dict[str, Format] = {
 }
 _CODECS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd", "lz4": "lz4"}
 _LINED = frozenset({"csv", "jsonl", "text"})
+_FOLDER = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)")
+_NOTHING = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slice:
+    """A part of the inputs that is read at once, and becomes one block.
+
+    Attributes:
+        inputs: The files, in order: several small ones, or one.
+        format: How they are read.
+        start: Of one file, where the slice begins: a row group or a record batch, or a byte of
+            lined text (the slice holds the lines that begin in it).
+        stop: Where it ends, not included; 0: the whole of each file.
+        types: Columns of CSV and JSON lines with their types, by pyarrow's names, where they are
+            declared or were found at the head of the data; the others go by each slice.
+        folders: Columns that the directories' names hold, with their types.
+    """
+
+    inputs: tuple[Input, ...]
+    format: str
+    start: int = 0
+    stop: int = 0
+    types: tuple[tuple[str, str], ...] = ()
+    folders: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """Some of the rows of a slice, in the order of the file.
+
+    Attributes:
+        table: The rows.
+        file: Where they are from.
+        numbers: The number of each row in the file, from the slice's beginning; None: 0, 1, 2, ...
+        before: Counts the rows of the file before the slice, which nobody needs to know unless one
+            is bad; `int` returns 0.
+        files: The file of each row, where each is a file of its own; None: `file`.
+        bad: Rows that could not be read, the first 20 of them.
+        bad_rows: How many could not be read.
+    """
+
+    table: pa.Table
+    file: str
+    numbers: np.ndarray[Any, Any] | None = None
+    before: Callable[[], int] = int
+    files: Sequence[str] | None = None
+    bad: Sequence[BadRow] = ()
+    bad_rows: int = 0
+
+    def bad_row(self, row: int, why: str) -> BadRow:
+        """A row of the table that is bad, by its file and its number there."""
+        if self.files is not None:
+            return BadRow(file=self.files[row], row=0, why=why)
+        number = row if self.numbers is None else int(self.numbers[row])
+        return BadRow(file=self.file, row=number + self.before(), why=why)
+
+    def only(self, kept: np.ndarray[Any, Any] | None, table: pa.Table) -> Piece:
+        """These rows alone, which `table` holds; None: all. What is bad is told of already."""
+        if kept is None:
+            return replace(self, table=table, bad=(), bad_rows=0)
+        return replace(
+            self,
+            table=table,
+            numbers=kept if self.numbers is None else self.numbers[kept],
+            files=None if self.files is None else [self.files[row] for row in kept],
+            bad=(),
+            bad_rows=0,
+        )
+
+    def part(self, start: int, stop: int) -> Piece:
+        """The rows from `start` to `stop` alone."""
+        return self.only(np.arange(start, stop), self.table.slice(start, stop - start))
 
 
 def suffix_of(path: str) -> str:
@@ -85,6 +169,35 @@ def suffixes_in(paths: Iterable[str]) -> str:
     """What there is, for an error: `.dat (3), .xml (1)`."""
     counts = Counter(f".{suffix_of(path)}" if suffix_of(path) else "none" for path in paths)
     return ", ".join(f"{suffix} ({count})" for suffix, count in counts.most_common(5))
+
+
+def folders_of(path: str) -> dict[str, str | None]:
+    """What the names of a file's directories say, as Hive writes them.
+
+    >>> folders_of("/data/day=1/kind=a%20b/part.parquet")
+    {'day': '1', 'kind': 'a b'}
+    """
+    found = (_FOLDER.fullmatch(name) for name in path.split("/")[:-1])
+    said = {one["name"]: unquote(one["value"]) for one in found if one is not None}
+    return {name: None if value == _NOTHING else value for name, value in said.items()}
+
+
+def chosen(source: Source, there: Sequence[str], file: str) -> list[str]:
+    """The columns to read of a file that has the columns `there`.
+
+    Raises:
+        DataError: Neither the file nor its directories have one.
+    """
+    if source.columns is None:
+        return list(there)
+    missing = [name for name in source.columns if name not in there]
+    if set(missing) - folders_of(file).keys():
+        raise DataError(
+            f"{file!r} has no column {', '.join(map(repr, missing))}; it has "
+            f"{', '.join(map(repr, there)) or 'none'}",
+            hint="correct Source.columns",
+        )
+    return [name for name in source.columns if name in there]
 
 
 def _name(path: str) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raycloud.data.pieces import Piece, Slice
-from raycloud.data.reading import chosen, reading
+from raycloud.data.formats import Piece, Slice, chosen
+from raycloud.data.location import reading
 
 if TYPE_CHECKING:
     from raycloud.data.index import Input
-    from raycloud.data.patience import Pause
+    from raycloud.data.retry import Pause
     from raycloud.task import Source
 
 _BATCH_BYTES = 8 * 2**20  # of decoded rows at once
@@ -36,16 +37,15 @@ def parquet_parts(source: Source, file: Input, pause: Pause) -> list[int]:
     """Encoded bytes of the columns to read of each row group."""
     with reading(source, file, pause) as opened:
         parquet = pq.ParquetFile(opened)
-        metadata = parquet.metadata
         names = set(chosen(source, parquet.schema_arrow.names, file.path))
-        return [_encoded(metadata.row_group(g), names) for g in range(metadata.num_row_groups)]
+        groups = map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups))
+        return [_encoded_bytes(group, names) for group in groups]
 
 
 def arrow_parts(source: Source, file: Input, pause: Pause) -> list[int]:
     """About how many bytes each record batch has; of a stream, which has no index, one part."""
     with reading(source, file, pause) as opened:
-        reader = _arrow_reader(opened)
-        count = getattr(reader, "num_record_batches", 1)
+        count = getattr(_arrow_reader(opened), "num_record_batches", 1)
         return [file.bytes // max(count, 1)] * count
 
 
@@ -56,9 +56,8 @@ def read_parquet(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
             parquet = pq.ParquetFile(opened, pre_buffer=True)
             metadata = parquet.metadata
             names = chosen(source, parquet.schema_arrow.names, file.path)
-            stop = piece.stop or metadata.num_row_groups
             row = sum(metadata.row_group(g).num_rows for g in range(piece.start))
-            for group in range(piece.start, stop):
+            for group in range(piece.start, piece.stop or metadata.num_row_groups):
                 part = metadata.row_group(group)
                 size = max(1, _BATCH_BYTES * part.num_rows // max(1, part.total_byte_size))
                 for batch in parquet.iter_batches(
@@ -68,22 +67,32 @@ def read_parquet(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
                     use_threads=False,
                 ):
                     table = pa.Table.from_batches([batch]).select(names)
-                    yield Piece(table=table, file=file.path, first_row=row)
+                    numbers = np.arange(row, row + batch.num_rows)
+                    yield Piece(table=table, file=file.path, numbers=numbers)
                     row += batch.num_rows
 
 
 def read_arrow(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
     """The rows of some record batches, or of whole files or streams."""
     for file in piece.inputs:
+
+        def before(file: Input = file) -> int:
+            with reading(source, file, pause) as opened:
+                reader = pa.ipc.open_file(opened)
+                return sum(reader.get_batch(number).num_rows for number in range(piece.start))
+
         with reading(source, file, pause) as opened:
             reader = _arrow_reader(opened)
             names = chosen(source, reader.schema.names, file.path)
-            before = _rows_before(source, file, piece.start, pause) if piece.start else None
             row = 0
             for batch in _batches(reader, piece):
                 batch.validate(full=True)  # else texts may lie where the file has ended
-                table = pa.Table.from_batches([batch]).select(names)
-                yield Piece(table=table, file=file.path, first_row=row, rows_before=before)
+                yield Piece(
+                    table=pa.Table.from_batches([batch]).select(names),
+                    file=file.path,
+                    numbers=np.arange(row, row + batch.num_rows),
+                    before=before if piece.start else int,
+                )
                 row += batch.num_rows
 
 
@@ -95,15 +104,6 @@ def _batches(reader: Any, piece: Slice) -> Iterator[pa.RecordBatch]:
         yield from reader
 
 
-def _rows_before(source: Source, file: Input, batch: int, pause: Pause) -> Callable[[], int]:
-    def count() -> int:
-        with reading(source, file, pause) as opened:
-            reader = pa.ipc.open_file(opened)
-            return sum(reader.get_batch(number).num_rows for number in range(batch))
-
-    return count
-
-
 def _arrow_reader(opened: pa.NativeFile) -> Any:
     """A reader of a file or of a stream, whichever it is."""
     head = opened.read(len(_MAGIC))
@@ -111,8 +111,8 @@ def _arrow_reader(opened: pa.NativeFile) -> Any:
     return pa.ipc.open_file(opened) if head == _MAGIC else pa.ipc.open_stream(opened)
 
 
-def _encoded(group: Any, names: set[str]) -> int:
-    columns = (group.column(c) for c in range(group.num_columns))
+def _encoded_bytes(group: Any, names: set[str]) -> int:
+    columns = map(group.column, range(group.num_columns))
     return sum(
         column.total_compressed_size
         for column in columns

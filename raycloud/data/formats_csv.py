@@ -7,21 +7,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from raycloud.data.convert import sift, types_of
-from raycloud.data.formats import suffix_of
+from raycloud.data.clean import sift, types_of
+from raycloud.data.formats import NAMED_BAD_ROWS, Piece, Slice, chosen, suffix_of
+from raycloud.data.formats_text import check_encoding, text_of
 from raycloud.data.index import BadRow, Input
-from raycloud.data.pieces import NAMED_BAD_ROWS, Piece, Slice
-from raycloud.data.reading import check_encoding, chosen, reading, text_of
+from raycloud.data.location import reading
 from raycloud.errors import DataError
 
 if TYPE_CHECKING:
-    from raycloud.data.patience import Pause
+    from raycloud.data.retry import Pause
     from raycloud.task import Source
 
 _BLOCK_BYTES = 8 * 2**20
@@ -29,27 +30,46 @@ _HEAD_BYTES = 2**20
 _LINE_BYTES = 2**16
 _FOUND = (pa.int64(), pa.float64(), pa.bool_())
 _QUOTED = re.compile(rb'"(?:[^"]|"")*"')
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Text:
-    """A file's text, from its beginning; what separates values; and the names of the columns."""
-
-    stream: pa.NativeFile
-    delimiter: str
-    header: list[str]
+_AS_THEY_ARE = csv.ConvertOptions(check_utf8=False)
 
 
 @dataclass(slots=True)
-class _Refused:
-    """Rows with another number of values than there are columns; pyarrow's number of the first."""
+class _Text:
+    """A file's text, from its beginning, and what pyarrow must know of it.
 
-    first: int
-    why: dict[int, str] = field(default_factory=dict)
-    named: int = 0  # those that a piece has told of
+    Attributes:
+        source: Names the columns, if the file does not.
+        stream: Where the text comes from.
+        delimiter: What separates values.
+        header: The names of the columns.
+        short: By its number, why a row is refused: it has another number of values than names.
+    """
 
-    def __call__(self, row: csv.InvalidRow) -> str:
-        self.why[row.number - self.first] = (
+    source: Source
+    stream: Any
+    delimiter: str
+    header: list[str] = field(default_factory=list)
+    short: dict[int, str] = field(default_factory=dict)
+
+    def open(self, convert: csv.ConvertOptions, block_bytes: int = _HEAD_BYTES) -> Any:
+        """A reader of record batches."""
+        names = None if self.source.names is None else list(self.source.names)
+        return csv.open_csv(
+            self.stream,
+            read_options=csv.ReadOptions(
+                use_threads=False, block_size=block_bytes, column_names=names
+            ),
+            parse_options=csv.ParseOptions(
+                delimiter=self.delimiter,
+                newlines_in_values=True,
+                invalid_row_handler=self._refuse,
+            ),
+            convert_options=convert,
+        )
+
+    def _refuse(self, row: csv.InvalidRow) -> str:
+        first = 1 if self.source.names is not None else 2  # pyarrow's number of the first row
+        self.short[row.number - first] = (
             f"has {row.actual_columns} values, not {row.expected_columns}"
         )
         return "skip"
@@ -60,12 +80,7 @@ def csv_types(source: Source, inputs: Sequence[Input], pause: Pause) -> tuple[tu
     found: dict[str, pa.DataType] = {}
     for file in inputs:
         with _opened(source, file, pause) as text:
-            reader = csv.open_csv(
-                text.stream,
-                read_options=_naming(source, _HEAD_BYTES),
-                parse_options=_parsing(text.delimiter, _refused(source)),
-                convert_options=csv.ConvertOptions(check_utf8=False),
-            )
+            reader = text.open(_AS_THEY_ARE)
             names = chosen(source, text.header, file.path)
             kinds = {name: reader.schema.field(name).type for name in names}
             found = {n: kind if kind in _FOUND else pa.string() for n, kind in kinds.items()}
@@ -77,35 +92,29 @@ def csv_types(source: Source, inputs: Sequence[Input], pause: Pause) -> tuple[tu
 
 def read_csv(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
     """The rows of whole files; one of another length, or that does not convert, is bad."""
+    types = types_of(dict(piece.types))
     for file in piece.inputs:
         with _opened(source, file, pause) as text:
             names = _expected(source, text.header, piece, file)
-            refused = _refused(source)
-            reader = csv.open_csv(
-                text.stream,
-                read_options=_naming(source, _BLOCK_BYTES),
-                parse_options=_parsing(text.delimiter, refused),
-                convert_options=csv.ConvertOptions(
-                    column_types=dict.fromkeys(names, pa.binary()),
-                    include_columns=names,
-                    null_values=[""],
-                    strings_can_be_null=True,
-                    quoted_strings_can_be_null=False,
-                ),
+            convert = csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.binary()),
+                include_columns=names,
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
             )
-            yield from _pieces(reader, types_of(dict(piece.types)), file.path, refused)
-
-
-def _pieces(
-    reader: Any, types: dict[str, pa.DataType], file: str, refused: _Refused
-) -> Iterator[Piece]:
-    row = 0
-    last = pa.Table.from_batches([], reader.schema)
-    for batch in reader:
-        numbers, row = _numbers(row, batch.num_rows, refused.why)
-        yield _piece(pa.Table.from_batches([batch]), numbers, types, file, refused)
-    if len(refused.why) > refused.named:
-        yield _piece(last, np.arange(0), types, file, refused)
+            reader = text.open(convert, _BLOCK_BYTES)
+            row = told = 0
+            for batch in reader:
+                numbers = np.arange(row, row + batch.num_rows + len(text.short))
+                numbers = numbers[~np.isin(numbers, list(text.short))][: batch.num_rows]
+                row = int(numbers[-1]) + 1 if len(numbers) else row
+                short = dict(islice(text.short.items(), told, None))
+                told += len(short)
+                yield _piece(pa.Table.from_batches([batch]), numbers, types, file.path, short)
+            if short := dict(islice(text.short.items(), told, None)):
+                nothing = pa.Table.from_batches([], reader.schema)
+                yield _piece(nothing, np.arange(0), types, file.path, short)
 
 
 def _piece(
@@ -113,30 +122,17 @@ def _piece(
     numbers: np.ndarray[Any, Any],
     types: dict[str, pa.DataType],
     file: str,
-    refused: _Refused,
+    short: dict[int, str],
 ) -> Piece:
     good = sift(table, types)
-    short = list(refused.why.items())[refused.named :]
-    refused.named += len(short)
-    unfit = zip(numbers[list(good.bad)].tolist(), good.why, strict=True)
-    bad = sorted([*short, *unfit])
+    bad = sorted([*short.items(), *((int(numbers[row]), why) for row, why in good.bad.items())])
     return Piece(
         table=good.table,
         file=file,
         numbers=numbers if good.kept is None else numbers[good.kept],
-        bad=tuple(BadRow(file=file, row=number, why=why) for number, why in bad[:NAMED_BAD_ROWS]),
+        bad=[BadRow(file=file, row=number, why=why) for number, why in bad[:NAMED_BAD_ROWS]],
         bad_rows=len(bad),
     )
-
-
-def _numbers(row: int, count: int, bad: dict[int, str]) -> tuple[np.ndarray[Any, Any], int]:
-    """The numbers of the next `count` good rows, and of the row after them."""
-    numbers = np.arange(row, row + count)
-    for number in sorted(number for number in bad if number >= row):
-        if count == 0 or number > numbers[-1]:
-            break
-        numbers[numbers >= number] += 1
-    return numbers, int(numbers[-1]) + 1 if count else row
 
 
 @contextmanager
@@ -150,25 +146,15 @@ def _opened(source: Source, file: Input, pause: Pause) -> Iterator[_Text]:
         text = text_of(source, file, opened)  # would close the file where it is let go of
         head = text.read(_LINE_BYTES)
         check_encoding(source, file, head)
-        opened.seek(0)
         delimiter = source.delimiter or _delimiter(file.path, head)
-        yield _Text(
-            stream=text_of(source, file, opened),
-            delimiter=delimiter,
-            header=_header(source, head, delimiter, file),
-        )
+        names = source.names
+        header = _header(source, head, delimiter, file) if names is None else list(names)
+        opened.seek(0)
+        yield _Text(source, text_of(source, file, opened), delimiter, header)
 
 
 def _header(source: Source, head: bytes, delimiter: str, file: Input) -> list[str]:
-    if source.names is not None:
-        return list(source.names)
-    reader = csv.open_csv(
-        BytesIO(head),
-        read_options=csv.ReadOptions(use_threads=False),
-        parse_options=_parsing(delimiter, _refused(source)),
-        convert_options=csv.ConvertOptions(check_utf8=False),
-    )
-    names: list[str] = reader.schema.names
+    names: list[str] = _Text(source, BytesIO(head), delimiter).open(_AS_THEY_ARE).schema.names
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise DataError(
@@ -210,18 +196,3 @@ def _expected(source: Source, header: list[str], piece: Slice, file: Input) -> l
             hint="name the columns that all files have in Source.columns",
         )
     return names
-
-
-def _naming(source: Source, block_bytes: int) -> csv.ReadOptions:
-    names = None if source.names is None else list(source.names)
-    return csv.ReadOptions(use_threads=False, block_size=block_bytes, column_names=names)
-
-
-def _refused(source: Source) -> _Refused:
-    return _Refused(first=2 if source.names is None else 1)
-
-
-def _parsing(delimiter: str, refused: _Refused) -> csv.ParseOptions:
-    return csv.ParseOptions(
-        delimiter=delimiter, newlines_in_values=True, invalid_row_handler=refused
-    )

@@ -8,22 +8,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
-from raycloud.data.convert import types_of
-from raycloud.data.formats import codec_of
-from raycloud.data.formats_lines import Lines, lines_of
-from raycloud.data.index import BadRow, Input
-from raycloud.data.pieces import NAMED_BAD_ROWS, Piece, Slice
-from raycloud.data.reading import chosen, is_utf8, reading
+from raycloud.data.clean import types_of
+from raycloud.data.formats import Piece, Slice, chosen, codec_of
+from raycloud.data.formats_text import Lines, is_utf8, lines_of
+from raycloud.data.location import reading
 from raycloud.errors import DataError
 
 if TYPE_CHECKING:
-    from raycloud.data.patience import Pause
+    from raycloud.data.index import Input
+    from raycloud.data.retry import Pause
     from raycloud.task import Source
 
 _HEAD_BYTES = 2**20
@@ -32,8 +32,11 @@ _SPACE = b"\xef\xbb\xbf \t\r\n"
 _BETWEEN = re.compile(r"[\s,]*")
 _DEEPEST = 10_000  # pyarrow still has stack for so many levels
 _FLAT = (pa.int64(), pa.float64(), pa.bool_(), pa.string())
+_UNFIT = (pa.ArrowException, OverflowError, TypeError)  # what a value raises that is none of a type
 
 Types = Mapping[str, pa.DataType]
+Parsed = tuple[pa.Table, np.ndarray[Any, Any] | None, dict[int, str]]
+"""Rows, the numbers of their lines (None: one after another), and why other lines are bad."""
 
 
 def json_types(
@@ -67,23 +70,20 @@ def json_types(
 
 
 def read_json(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
-    """Each line a row; one that is no JSON object, or does not convert, is bad."""
+    """Each line a row, or each element of an array; what does not convert is bad."""
     types = types_of(dict(piece.types))
-    for lines in _unpacked(lines_of(source, piece, pause)):
-        table, numbers, bad = _parsed(lines, types)
-        table = table.select(chosen(source, table.column_names, lines.file))
-        named = [
-            BadRow(file=lines.file, row=lines.first + row, why=why) for row, why in bad.items()
-        ]
-        yield Piece(
-            table=table,
-            file=lines.file,
-            first_row=lines.first,
-            numbers=numbers,
-            rows_before=lines.rows_before,
-            bad=tuple(named[:NAMED_BAD_ROWS]),
-            bad_rows=len(named),
-        )
+    for file in piece.inputs:
+        parts = lines_of(source, replace(piece, inputs=(file,)), pause)
+        if (first := next(parts, None)) is None:
+            continue
+        parts = chain([first], parts)
+        if not piece.start and _begins_array(first.data):
+            data = _elements(b"".join(lines.data for lines in parts), file.path, whole=True)
+            parts = iter([Lines(data=data, file=file.path)])
+        for lines in parts:
+            table, numbers, bad = _parsed(lines, types)
+            table = table.select(chosen(source, table.column_names, file.path))
+            yield lines.piece(table, numbers, bad)
 
 
 def is_array(source: Source, file: Input, pause: Pause) -> bool:
@@ -96,33 +96,8 @@ def _begins_array(data: bytes) -> bool:
     return data.lstrip(_SPACE)[:1] == b"["
 
 
-def _unpacked(lines: Iterator[Lines]) -> Iterator[Lines]:
-    """The lines; in the place of those of a file that is one array, its elements as lines."""
-    array: list[Lines] = []
-    for one in lines:
-        if array and array[0].file == one.file:
-            array.append(one)
-            continue
-        yield from _as_lines(array)
-        array = [one] if one.first == 0 and _begins_array(one.data) else []
-        if not array:
-            yield one
-    yield from _as_lines(array)
-
-
-def _as_lines(array: list[Lines]) -> Iterator[Lines]:
-    if array:
-        file = array[0].file
-        data = _elements(b"".join(one.data for one in array), file, whole=True)
-        yield Lines(data=data, file=file, first=0)
-
-
 def _elements(data: bytes, file: str, *, whole: bool) -> bytes:
-    """The elements of an array, a line each; of one that is not `whole`, as far as it goes.
-
-    Raises:
-        DataError: It is damaged.
-    """
+    """The elements of an array, a line each; of one that is not `whole`, as far as it goes."""
     text = data.decode(errors="strict" if whole else "ignore").lstrip("\ufeff \t\r\n")
     decoder, found, at = json.JSONDecoder(), list[str](), 1
     try:
@@ -142,10 +117,7 @@ def _elements(data: bytes, file: str, *, whole: bool) -> bytes:
     return "".join(f"{line}\n" for line in found).encode()
 
 
-def _parsed(
-    lines: Lines, types: Types
-) -> tuple[pa.Table, np.ndarray[Any, Any] | None, dict[int, str]]:
-    """The rows, their lines (None: one after another), and why the lines that are bad are."""
+def _parsed(lines: Lines, types: Types) -> Parsed:
     table = None if _may_go_deep(lines.data) else _all_at_once(lines, types)
     if table is None:
         return _one_by_one(lines, types)
@@ -187,9 +159,7 @@ def _all_at_once(lines: Lines, types: Types) -> pa.Table | None:
     return None if dates else table
 
 
-def _one_by_one(
-    lines: Lines, types: Types
-) -> tuple[pa.Table, np.ndarray[Any, Any], dict[int, str]]:
+def _one_by_one(lines: Lines, types: Types) -> Parsed:
     rows: dict[int, dict[str, Any]] = {}
     bad: dict[int, str] = {}
     for number, line in enumerate(lines.split()):
@@ -199,17 +169,15 @@ def _one_by_one(
             row = json.loads(line)
         except RecursionError:
             bad[number] = "goes too deep"
-            continue
         except ValueError as error:
             bad[number] = f"is no JSON: {error}"
-            continue
-        if isinstance(row, dict):
-            rows[number] = row
         else:
-            bad[number] = f"is no JSON object, but {type(row).__name__}"
-    names = dict.fromkeys((*types, *(name for row in rows.values() for name in row)))
+            if isinstance(row, dict):
+                rows[number] = row
+            else:
+                bad[number] = f"is no JSON object, but {type(row).__name__}"
     columns = {}
-    for name in names:
+    for name in dict.fromkeys((*types, *chain.from_iterable(rows.values()))):
         values = {number: row.get(name) for number, row in rows.items()}
         if name in types:
             columns[name] = _typed(name, values, types[name], bad)
@@ -247,13 +215,13 @@ def _untyped(name: str, values: dict[int, Any], file: str, bad: dict[int, str]) 
 def _typed(name: str, values: dict[int, Any], kind: pa.DataType, bad: dict[int, str]) -> pa.Array:
     try:
         return pa.array(list(values.values()), kind)
-    except (pa.ArrowException, OverflowError, TypeError):
+    except _UNFIT:
         pass
     made = []
     for number, value in values.items():
         try:
             made.append(_scalar(value, kind))
-        except (pa.ArrowException, OverflowError, TypeError):
+        except _UNFIT:
             made.append(pa.scalar(None, kind))
             bad.setdefault(number, f"{name!r} = {value!r:.40} is no {kind}")
     return pa.array(made, kind)
@@ -262,5 +230,5 @@ def _typed(name: str, values: dict[int, Any], kind: pa.DataType, bad: dict[int, 
 def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     try:
         return pa.scalar(value, kind)
-    except (pa.ArrowException, OverflowError, TypeError):
+    except _UNFIT:
         return pa.scalar(value).cast(kind)

@@ -1,32 +1,32 @@
-"""The files of a `Source`: finding them, and opening one."""
+"""Location: the files of a `Source`, found by its paths, and opened with retries."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import translate
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
+from raycloud.data.filesystems import Entry, LocalTree, Root, paths_of, plain, redacted, roots_of
 from raycloud.data.formats import format_of, is_taken, suffixes_in
-from raycloud.data.hush import hushed, plain
-from raycloud.data.patience import (
+from raycloud.data.retry import (
     TRIES,
-    PatientFile,
     Pause,
-    is_passing,
-    patiently,
+    RetryingFile,
+    cause_of,
+    is_transient,
+    retried,
     status_of,
-    telling_cause,
     wait,
 )
-from raycloud.data.roots import Root, paths_of, roots_of
-from raycloud.data.trees import Entry, LocalTree
 from raycloud.errors import DataError, RaycloudError, TaskError
 
 if TYPE_CHECKING:
+    from raycloud.data.index import Input
     from raycloud.task import Source
 
 T = TypeVar("T")
@@ -98,24 +98,8 @@ def open_file(source: Source, path: str, *, pause: Pause = wait) -> pa.NativeFil
     Raises:
         DataError: It cannot be opened; reading raises the same.
     """
-    root, inner = _root_of(source, path)
-    if isinstance(root.tree, LocalTree):
-        return _trying(source, path, lambda: root.tree.open(inner), pause)
-
-    def refuse(error: Exception) -> Exception:
-        return _refusal(source, path, error)
-
-    return pa.PythonFile(PatientFile(lambda: root.tree.open(inner), pause, refuse), mode="r")
-
-
-def is_local(path: str) -> bool:
-    """Whether a file of `locate` is on this machine's own file system."""
-    return "://" not in path
-
-
-def _root_of(source: Source, path: str) -> tuple[Root, str]:
     if source.filesystem is None and is_local(path):
-        return Root(tree=LocalTree(), path=path, base=path, name=path, given=path), path
+        return _retried(source, path, lambda: LocalTree().open(path), pause)
     places = [(root, root.path_of(path)) for root in roots_of(source)]
     found = [(len(root.name), root, inner) for root, inner in places if inner is not None]
     if not found:
@@ -124,39 +108,69 @@ def _root_of(source: Source, path: str) -> tuple[Root, str]:
             hint="go on with the paths that the run was begun with",
         )
     _, root, inner = max(found, key=lambda place: place[0])
-    return root, inner
+    if isinstance(root.tree, LocalTree):
+        return _retried(source, path, lambda: root.tree.open(inner), pause)
+
+    def refuse(error: Exception) -> Exception:
+        return _refusal(source, path, error)
+
+    return pa.PythonFile(RetryingFile(lambda: root.tree.open(inner), pause, refuse), mode="r")
+
+
+@contextmanager
+def reading(source: Source, file: Input, pause: Pause) -> Iterator[pa.NativeFile]:
+    """An input, open; what goes wrong with it inside is a `DataError` that names it."""
+    try:
+        with open_file(source, file.path, pause=pause) as opened:
+            size = opened.size()
+            if size != file.bytes:
+                raise DataError(
+                    f"{file.path!r} has changed: it was of {file.bytes} bytes when it was found, "
+                    f"and is of {size}",
+                    hint="leave files as they are while a run reads them",
+                )
+            yield opened
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
+        if isinstance(error, UnicodeDecodeError):
+            text = f"it is no {source.encoding} text: {error.reason}"
+        else:
+            text = redacted(str(error), paths_of(source)).strip() or type(error).__name__
+        raise DataError(
+            f"{file.path!r} is damaged: {text.splitlines()[0]}",
+            hint="write or fetch the file again, or leave it out by `Source.select`",
+        ) from error
+
+
+def is_local(path: str) -> bool:
+    """Whether a file of `locate` is on this machine's own file system."""
+    return "://" not in path
 
 
 def _entries(source: Source, root: Root, pause: Pause) -> Iterator[tuple[Entry, str, bool]]:
     """Each file, its path below the root, and whether it was named rather than come upon."""
 
-    def info(path: str) -> Entry | None:
-        return _trying(source, root.named(path), lambda: root.tree.info(path), pause)
-
     def below(path: str, *, deep: bool) -> list[Entry]:
         act = lambda: root.tree.below(path, deep=deep)  # noqa: E731 - it has a name, to be tried
-        return _trying(source, root.named(path), act, pause)
+        return _retried(source, root.named(path), act, pause)
 
-    top = info(root.base)
+    base = root.base
+    top = _retried(source, root.named(base), lambda: root.tree.info(base), pause)
     if top is None:
         return
-    hidden = "._" if source.select is None else "."
-    if root.is_pattern:
-        pattern = root.path[len(root.base) :].strip("/").split("/")
+    matched = [top]
+    if root.path != base:
+        pattern = root.path[len(base) :].strip("/").split("/")
         matched = list(_matches(below, top, pattern)) if top.is_directory else []
-    else:
-        matched = [top]
+    hidden = (".", "_") if source.select is None else (".",)
     for entry in matched:
         if not entry.is_directory:
-            inner = entry.path[len(root.base) :].strip("/")
+            inner = entry.path[len(base) :].strip("/")
             yield entry, inner or entry.path.rpartition("/")[2], True
             continue
         for inside in below(entry.path, deep=True):
             parts = inside.path[len(entry.path.rstrip("/")) :].strip("/").split("/")
-            if not inside.is_directory and not any(
-                part.startswith(tuple(hidden)) for part in parts
-            ):
-                yield inside, inside.path[len(root.base.rstrip("/")) :].strip("/"), False
+            if not inside.is_directory and not any(part.startswith(hidden) for part in parts):
+                yield inside, inside.path[len(base.rstrip("/")) :].strip("/"), False
 
 
 def _matches(below: Callable[..., list[Entry]], top: Entry, pattern: list[str]) -> Iterator[Entry]:
@@ -206,11 +220,9 @@ def _file(source: Source, root: Root, entry: Entry, name: str, pause: Pause) -> 
     return File(path=name, bytes=size, modified_ns=entry.modified_ns, tag=entry.tag)
 
 
-def _trying(source: Source, name: str, act: Callable[[], T], pause: Pause) -> T:
+def _retried(source: Source, name: str, act: Callable[[], T], pause: Pause) -> T:
     try:
-        return patiently(act, pause)
-    except DataError:
-        raise
+        return retried(act, pause)
     except Exception as error:  # noqa: BLE001 - a file system of any library raises what it likes
         raise _refusal(source, name, error) from None  # what was caught may hold credentials
 
@@ -218,36 +230,27 @@ def _trying(source: Source, name: str, act: Callable[[], T], pause: Pause) -> T:
 def _refusal(source: Source, name: str, error: Exception) -> DataError:
     if isinstance(error, DataError):
         return error
-    cause = telling_cause(error)
-    text = hushed(str(cause), paths_of(source)).strip() or type(cause).__name__
-    if len(text.splitlines()) > 1:
-        text = text.splitlines()[0]
+    cause = cause_of(error)
+    text = redacted(str(cause), paths_of(source)).strip() or type(cause).__name__
+    what, hint = "cannot be read", "check the path, and that it is whole"
     if isinstance(error, ImportError):
-        return DataError(
-            f"{name!r} cannot be read: {text}", hint="install what it names on every node"
+        hint = "install what it names on every node"
+    elif is_transient(error):
+        what = f"cannot be read after {TRIES} tries"
+        hint = (
+            "its server cannot be reached, or is overloaded: try again later, with fewer "
+            "readers (`data.cpus`)"
         )
-    if is_passing(error):
-        return DataError(
-            f"{name!r} cannot be read after {TRIES} tries: {text}",
-            hint="its server cannot be reached, or is overloaded: try again later, with fewer "
-            "readers (`data.cpus`)",
-        )
-    if (
+    elif (
         isinstance(error, PermissionError)
         or status_of(error) in _FORBIDDEN
         or _DENIED.search(str(cause))
     ):
-        return DataError(
-            f"{name!r} may not be read: {text}",
-            hint="check its permissions, or the credentials, on every node",
-        )
-    if isinstance(error, FileNotFoundError):
-        return DataError(
-            f"{name!r} is not there: {text}", hint="restore the file, or check its URL"
-        )
-    return DataError(
-        f"{name!r} cannot be read: {text}", hint="check the path, and that it is whole"
-    )
+        what = "may not be read"
+        hint = "check its permissions, or the credentials, on every node"
+    elif isinstance(error, FileNotFoundError):
+        what, hint = "is not there", "restore the file, or check its URL"
+    return DataError(f"{name!r} {what}: {text.splitlines()[0]}", hint=hint)
 
 
 def _names(source: Source) -> str:
@@ -255,9 +258,11 @@ def _names(source: Source) -> str:
 
 
 def _nothing(source: Source, passed: list[str]) -> DataError:
-    hint = "check data.path; a relative path starts at the directory the job was started in"
     if not passed:
-        return DataError(f"no files are found at {_names(source)}", hint=hint)
+        return DataError(
+            f"no files are found at {_names(source)}",
+            hint="check data.path; a relative path starts at the directory the job was started in",
+        )
     if source.select is not None:
         return DataError(
             f"Source.select takes none of the {len(passed)} files at {_names(source)}, such as "

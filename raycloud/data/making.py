@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
+import numpy as np
 
 from raycloud.data.block import facts_of
 from raycloud.data.clean import clean
 from raycloud.data.digest import check_unchanged
+from raycloud.data.formats import Piece
 from raycloud.data.index import BadRow, Block
-from raycloud.data.pieces import Piece
-from raycloud.data.recipe import MOST_BAD, Made, Recipe, Work
+from raycloud.data.recipe import Made, Recipe, Work
 from raycloud.data.slices import read
 from raycloud.data.widths import bytes_of_rows
-from raycloud.errors import TaskError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from raycloud.clock import Clock
     from raycloud.data.cache import BlockCache
     from raycloud.task import Task
@@ -51,35 +52,34 @@ def make_block(
         size = cache.path_of(work.key).stat().st_size
         block = Block(key=work.key, rows=len(there), bytes=size, nodes=(node,))
         return replace(_made(recipe, work, there, block), cached=True)
-    pieces = _Timed(_pieces(recipe, work), clock)
+    read_s = 0.0
+
+    def timed(pieces: Iterator[Piece]) -> Iterator[Piece]:
+        nonlocal read_s
+        while True:
+            before_s = clock.monotonic_s()
+            piece = next(pieces, None)
+            read_s += clock.monotonic_s() - before_s
+            if piece is None:
+                return
+            yield piece
+
     skip = recipe.data.bad_rows == "skip"
-    tables: list[pa.Table] = []
-    bad_rows, bad = 0, list[BadRow]()
-    for cleaned in clean(recipe.source, task.preprocess, pieces, skip=skip):
-        tables.append(cleaned.table)
-        bad_rows += cleaned.bad_rows
-        bad += cleaned.bad
+    cleaned = clean(recipe.source, task.preprocess, timed(_pieces(recipe, work)), skip=skip)
     if work.table is None:
         check_unchanged(work.slice.inputs)
-    facts = {"bad_rows": bad_rows, "bad": [_to_fact(work, row) for row in bad[:MOST_BAD]]}
-    try:
-        block = cache.add(work.key, [table for table in tables if len(table)], facts)
-    except pa.ArrowInvalid as error:
-        raise TaskError(
-            f"{recipe.task}.preprocess returned columns that differ from one call to the next: "
-            f"{str(error).splitlines()[0]}",
-            hint="return the same columns, of the same types, whatever the rows",
-        ) from error
+    bad = [_to_fact(work, row) for row in cleaned.bad]
+    block = cache.add(work.key, cleaned.tables, {"bad_rows": cleaned.bad_rows, "bad": bad})
     made = _made(recipe, work, cache.open(work.key), replace(block, nodes=(node,)))
-    return replace(made, read_s=pieces.seconds)
+    return replace(made, read_s=read_s)
 
 
 def _pieces(recipe: Recipe, work: Work) -> Iterator[Piece]:
     if work.table is None:
         yield from read(recipe.source, work.slice)  # from here on, so that opening is timed
     else:
-        name = work.slice.inputs[0].path
-        yield Piece(table=work.table, file=name, first_row=work.slice.start)
+        name, start = work.slice.inputs[0].path, work.slice.start
+        yield Piece(table=work.table, file=name, numbers=np.arange(start, start + len(work.table)))
 
 
 def _made(recipe: Recipe, work: Work, table: pa.Table, block: Block) -> Made:
@@ -109,22 +109,3 @@ def _from_fact(work: Work, fact: list[Any]) -> BadRow:
     return BadRow(
         file=work.slice.inputs[file].path if isinstance(file, int) else file, row=row, why=why
     )
-
-
-class _Timed:
-    """Pieces, and how long they were waited for."""
-
-    def __init__(self, pieces: Iterable[Piece], clock: Clock) -> None:
-        self._pieces = pieces
-        self._clock = clock
-        self.seconds = 0.0
-
-    def __iter__(self) -> Iterator[Piece]:
-        pieces = iter(self._pieces)
-        while True:
-            before_s = self._clock.monotonic_s()
-            piece = next(pieces, None)
-            self.seconds += self._clock.monotonic_s() - before_s
-            if piece is None:
-                return
-            yield piece

@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from raycloud.clock import Clock
-    from raycloud.data.cache import BlockCache
-    from raycloud.data.sets import DataSet
+    from raycloud.data.cache import BlockCache, DataSet
     from raycloud.spec.job import Job
     from raycloud.task import Splits, Task
 

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from raycloud.data.digest import code_digest, combined
-from raycloud.data.hush import plain
-from raycloud.data.sets import DataSet
+from raycloud.data.cache import DataSet
+from raycloud.data.code_digest import code_digest
+from raycloud.data.digest import combined
+from raycloud.data.filesystems import plain
 from raycloud.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from raycloud.data.formats import Slice
     from raycloud.data.index import BadRow, Block
-    from raycloud.data.pieces import Slice
     from raycloud.spec.job import Job
     from raycloud.spec.sections import DataSection
     from raycloud.task import Source, Task

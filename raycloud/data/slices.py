@@ -1,9 +1,9 @@
-"""Cutting inputs into slices, and reading one: which reader takes which format."""
+"""Slices: how inputs are cut, the same way whoever cuts; and reading one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from raycloud.data.formats import codec_of, format_of
+from raycloud.data.formats import NAMED_BAD_ROWS, Piece, Slice, codec_of, folders_of, format_of
 from raycloud.data.formats_columnar import (
     arrow_parts,
     holds_bytes,
@@ -21,13 +21,9 @@ from raycloud.data.formats_columnar import (
 )
 from raycloud.data.formats_csv import csv_types, read_csv
 from raycloud.data.formats_json import is_array, json_types, read_json
-from raycloud.data.formats_lines import line_ranges, read_lines
-from raycloud.data.formats_whole import read_images, read_texts
+from raycloud.data.formats_text import is_utf8, line_ranges, read_lines, read_whole
 from raycloud.data.location import is_local
-from raycloud.data.patience import Pause, wait
-from raycloud.data.pieces import NAMED_BAD_ROWS, Piece, Slice
-from raycloud.data.reading import folders_of, is_utf8
-from raycloud.errors import InternalError
+from raycloud.data.retry import Pause, wait
 
 if TYPE_CHECKING:
     from raycloud.data.index import Input
@@ -44,8 +40,14 @@ IMAGES_BYTES = 4 * 2**20
 _WITH_FOLDERS = frozenset({"parquet", "arrow", "csv", "jsonl"})
 _WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")
 _AT_ONCE = 16  # files of another machine that are looked into at the same time
-
-_Ranges = Callable[["Input"], list[tuple[int, int]]]
+_READERS = {
+    "text": read_lines,
+    "csv": read_csv,
+    "jsonl": read_json,
+    "parquet": read_parquet,
+    "arrow": read_arrow,
+    "images": read_whole,
+}
 
 
 def cut(source: Source, inputs: Sequence[Input], *, pause: Pause = wait) -> tuple[Slice, ...]:
@@ -70,34 +72,34 @@ def cut(source: Source, inputs: Sequence[Input], *, pause: Pause = wait) -> tupl
         kind in {"parquet", "arrow"} and holds_bytes(source, inputs[0], kind, pause)
     ):
         target = IMAGES_BYTES
-    folders = _folders(source, kind, inputs)
+    whole = Slice(inputs=(), format=kind, types=types, folders=_folders(source, kind, inputs))
     large = [file for file in inputs if file.bytes > target]
     at_once = 1 if all(is_local(file.path) for file in large) else _AT_ONCE
     with ThreadPoolExecutor(at_once, thread_name_prefix="raycloud-cut") as pool:
         found = pool.map(lambda file: _ranges(source, kind, file, target, pause), large)
         ranges = dict(zip((file.path for file in large), found, strict=True))
-    slices: list[Slice] = []
-    for files in _grouped(inputs, target):
-        for start, stop in ranges.get(files[0].path, [(0, 0)]):
-            where = {"start": start, "stop": stop}
-            slices.append(Slice(inputs=files, format=kind, types=types, folders=folders, **where))
-    return tuple(slices)
+    return tuple(
+        replace(whole, inputs=files, start=start, stop=stop)
+        for files in _grouped(inputs, target)
+        for start, stop in ranges.get(files[0].path, [(0, 0)])
+    )
 
 
 def read(source: Source, piece: Slice, *, pause: Pause = wait) -> Iterator[Piece]:
     """The rows of a slice, in the order of the files.
 
+    Columns that the names of directories hold are added, where the file does not have them.
+
     Raises:
         DataError: A file is damaged, gone, has changed, or lacks a column.
     """
-    if not piece.folders:
-        return _read(source, piece, pause)
-    return _with_folders(source, piece, pause)
-
-
-def _with_folders(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
-    """The rows with what the names of their directories say, where the file does not say it."""
-    for one in _read(source, piece, pause):
+    reader = _READERS[piece.format]
+    if piece.format == "text" and source.unit == "file":
+        reader = read_whole
+    for one in reader(source, piece, pause):
+        if not piece.folders:
+            yield one
+            continue
         table, said = one.table, folders_of(one.file)
         for name, kind in piece.folders:
             if name not in table.column_names:
@@ -113,38 +115,15 @@ def _folders(source: Source, kind: str, inputs: Sequence[Input]) -> tuple[tuple[
     if kind not in _WITH_FOLDERS:
         return ()
     said = [folders_of(file.path) for file in inputs]
-    names = [name for name in said[0] if all(name in one for one in said)]
-    if source.columns is not None:
-        names = [name for name in names if name in source.columns]
-    declared = dict(source.types or {})
-    return tuple((name, declared.get(name) or _kind(one[name] for one in said)) for name in names)
-
-
-def _kind(values: Iterable[str | None]) -> str:
-    return (
-        "int64" if all(value is None or _WHOLE.fullmatch(value) for value in values) else "string"
-    )
-
-
-def _read(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
-    match piece.format:
-        case "text" if source.unit == "line":
-            return read_lines(source, piece, pause)
-        case "text":
-            return read_texts(source, piece, pause)
-        case "csv":
-            return read_csv(source, piece, pause)
-        case "jsonl":
-            return read_json(source, piece, pause)
-        case "parquet":
-            return read_parquet(source, piece, pause)
-        case "arrow":
-            return read_arrow(source, piece, pause)
-        case "images":
-            return read_images(source, piece, pause)
-        case _:
-            pass
-    raise InternalError(f"a slice of format {piece.format!r}, which is not read from files")
+    found = []
+    for name in said[0]:
+        asked = source.columns is None or name in source.columns
+        if asked and all(name in one for one in said):
+            values = [one[name] for one in said]
+            whole = all(value is None or _WHOLE.fullmatch(value) for value in values)
+            declared = (source.types or {}).get(name)
+            found.append((name, declared or ("int64" if whole else "string")))
+    return tuple(found)
 
 
 def _grouped(inputs: Sequence[Input], target: int) -> Iterator[tuple[Input, ...]]:
@@ -157,8 +136,7 @@ def _grouped(inputs: Sequence[Input], target: int) -> Iterator[tuple[Input, ...]
             group, size = [], 0
         group.append(file)
         size += file.bytes
-    if group:
-        yield tuple(group)
+    yield tuple(group)
 
 
 def _ranges(
@@ -169,10 +147,9 @@ def _ranges(
         return _runs(parquet_parts(source, file, pause), target)
     if kind == "arrow":
         return _runs(arrow_parts(source, file, pause), target)
+    is_array_ = kind == "jsonl" and is_array(source, file, pause)
     is_lined = kind == "jsonl" or (kind == "text" and source.unit == "line")
-    if kind == "jsonl" and is_array(source, file, pause):
-        return [(0, 0)]
-    if is_lined and codec_of(file.path) is None and is_utf8(source):
+    if is_lined and not is_array_ and codec_of(file.path) is None and is_utf8(source):
         return line_ranges(file.bytes, target)
     return [(0, 0)]
 

@@ -26,8 +26,7 @@ from raycloud.data.recipe import (
 from raycloud.errors import DataError
 
 if TYPE_CHECKING:
-    from raycloud.data.cache import BlockCache
-    from raycloud.data.sets import DataSet
+    from raycloud.data.cache import BlockCache, DataSet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from raycloud.data.digest import combined, inputs_of, table_digest
+from raycloud.data.formats import Slice
 from raycloud.data.index import Input
 from raycloud.data.location import locate
-from raycloud.data.pieces import Slice
 from raycloud.data.recipe import Recipe, Work, key_of
 from raycloud.data.slices import cut
 from raycloud.errors import DataError

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from raycloud.data.cache import DataSet
 from raycloud.data.digest import combined
 from raycloud.data.index import Block, Index, Input
 from raycloud.data.prepare import (
@@ -22,7 +23,6 @@ from raycloud.data.prepare import (
     recipe_of,
 )
 from raycloud.data.provide import Prepared
-from raycloud.data.sets import DataSet
 from raycloud.data.slices import Slice
 from raycloud.errors import DataError, InternalError
 from raycloud.on_ray.reader import Brief, brief_works

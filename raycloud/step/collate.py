@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raycloud.data import patience
-from raycloud.data.patience import patiently
+from raycloud.data.retry import retried, wait
 from raycloud.errors import RaycloudError, TaskError
 from raycloud.net.lane import Places, places_of
 from raycloud.order import MicroBatch, Order, StepSpan, stream_seed
@@ -387,7 +386,7 @@ def _fault(what: str, error: BaseException, group: list[MicroBatch]) -> TaskErro
 Range = tuple[int, int, int]
 """An epoch, and samples [start, stop) of it."""
 
-PAUSE = patience.wait
+PAUSE = wait
 
 _KEPT = 64  # ranges
 
@@ -437,8 +436,8 @@ def reader(samples: Samples) -> Callable[[npt.NDArray[np.int64]], Any]:
         return gather  # of our own, which reads files
     many = getattr(samples, "__getitems__", None)
     if many is not None:
-        return lambda ids: patiently(lambda: many(ids.tolist()), PAUSE)
-    return lambda ids: [patiently(partial(getitem, samples, i), PAUSE) for i in ids.tolist()]
+        return lambda ids: retried(lambda: many(ids.tolist()), PAUSE)
+    return lambda ids: [retried(partial(getitem, samples, i), PAUSE) for i in ids.tolist()]
 
 
 def joined(micro_batches: Iterable[MicroBatch]) -> list[Range]:

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from raycloud.data import slices as module
+from raycloud.data.formats import folders_of
 from raycloud.data.index import Input
-from raycloud.data.reading import folders_of
 from raycloud.data.recipe import Recipe, key_of
 from raycloud.data.slices import Slice, cut, read
 from raycloud.errors import DataError
@@ -82,6 +82,8 @@ def test_other_encodings(tmp_path: Path, encoding: str, packed: bool) -> None:
         path.write_bytes(gzip.compress(raw) if packed else raw)
         (row,) = rows(path, encoding=encoding)
         assert row["text" if name == "c.txt" else "name"] == "Gr\u00fc\u00dfe"
+    (row,) = rows(path, encoding=encoding, unit="file")
+    assert row["text"].removeprefix("\ufeff") == "Gr\u00fc\u00dfe\n"
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.txt"])

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from raycloud.data.hush import hushed, plain
+from raycloud.data.filesystems import plain, redacted
 from raycloud.data.location import File, is_local, locate, open_file
-from raycloud.data.patience import is_passing, patiently, status_of
+from raycloud.data.retry import is_transient, retried, status_of
 from raycloud.errors import DataError
 from raycloud.task import Source
 
@@ -232,16 +232,16 @@ def dressed(status: int) -> FileNotFoundError:
     ],
 )
 def test_what_is_tried_again(error: Exception, passing: bool) -> None:
-    assert is_passing(error) == passing
+    assert is_transient(error) == passing
     waits: list[float] = []
     if passing:
-        assert patiently(Flaky([error, error]), waits.append) == "done"
+        assert retried(Flaky([error, error]), waits.append) == "done"
         assert waits == [0.5, 2.0]
         with pytest.raises(type(error)):
-            patiently(Flaky([error] * 3), waits.append)
+            retried(Flaky([error] * 3), waits.append)
     else:
         with pytest.raises(type(error)):
-            patiently(Flaky([error]), waits.append)
+            retried(Flaky([error]), waits.append)
         assert waits == []
 
 
@@ -249,7 +249,7 @@ def test_an_error_that_is_its_own_cause_ends() -> None:
     error = OSError("a")
     error.__cause__ = OSError("b")
     error.__cause__.__cause__ = error
-    assert not is_passing(error)
+    assert not is_transient(error)
     assert status_of(error) is None
 
 
@@ -273,6 +273,6 @@ def test_a_url_without_credentials(url: str, expected: str) -> None:
 
 def test_secrets_are_taken_out_of_messages() -> None:
     url = "s3://KEYKEYKEY:a%2Fbcd@bucket?token=tok123"
-    text = hushed("bad a/bcd or a%2Fbcd or tok123 of KEYKEYKEY at http://x:yyy@host/", [url])
+    text = redacted("bad a/bcd or a%2Fbcd or tok123 of KEYKEYKEY at http://x:yyy@host/", [url])
     for secret in ("bcd", "tok123", "KEYKEYKEY", "yyy"):
         assert secret not in text

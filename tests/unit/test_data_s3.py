@@ -12,9 +12,9 @@ import pytest
 from pyarrow import fs
 
 from raycloud.data.clean import clean
+from raycloud.data.filesystems import roots_of
 from raycloud.data.index import Input
 from raycloud.data.location import locate, open_file
-from raycloud.data.roots import roots_of
 from raycloud.data.slices import cut, read
 from raycloud.errors import DataError
 from raycloud.task import Source
@@ -66,8 +66,9 @@ def values(source: Source, pause: object = None) -> list[int]:
     found = [Input(path=f.path, bytes=f.bytes, digest="") for f in locate(source, pause=act)]
     out: list[int] = []
     for piece in cut(source, found, pause=act):
-        for cleaned in clean(source, lambda rows: rows, read(source, piece, pause=act), skip=False):
-            out += cleaned.table["x"].to_pylist()
+        cleaned = clean(source, lambda rows: rows, read(source, piece, pause=act), skip=False)
+        for table in cleaned.tables:
+            out += table["x"].to_pylist()
     return out
 
 

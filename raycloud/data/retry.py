@@ -1,9 +1,10 @@
-"""Trying again where a store answers that it cannot just now, and a file that does so by itself."""
+"""Retries where a store cannot answer just now, and a file that retries by itself."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from io import RawIOBase
 from threading import Event
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,36 +21,36 @@ T = TypeVar("T")
 
 wait: Pause = Event().wait  # nobody sets it
 
-_PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _STATUS = re.compile(r"\b(?:HTTP status|status(?: code)?|HTTP(?: error)?)[ :=]+(\d{3})\b", re.I)
-_PASSING_WORDS = re.compile(
+_TRANSIENT_WORDS = re.compile(
     r"slow_?down|throttl|too many requests|timed? ?out|timeout|network_connection|curlcode"
     r"|connection (?:reset|refused|aborted|closed)|could(?:n.t| not) (?:connect|resolve)"
     r"|service_?unavailable|server disconnected|temporarily unavailable|incomplete read",
     re.I,
 )
-_PASSING_CLASSES = frozenset(
+_TRANSIENT_CLASSES = frozenset(
     {"ClientConnectionError", "ClientPayloadError", "ConnectionError", "TimeoutError", "Timeout"}
 )
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether an error may be gone at the next try: a server's 5xx or 429, a lost connection.
 
     File systems dress such errors as other ones, a missing file for example: their causes count.
 
-    >>> is_passing(OSError("AWS Error UNKNOWN (HTTP status 503) during HeadObject"))
+    >>> is_transient(OSError("AWS Error UNKNOWN (HTTP status 503) during HeadObject"))
     True
-    >>> is_passing(OSError("AWS Error ACCESS_DENIED (HTTP status 403) during HeadObject"))
+    >>> is_transient(OSError("AWS Error ACCESS_DENIED (HTTP status 403) during HeadObject"))
     False
     """
-    return any(_is_passing(link) for link in _chain(error))
+    return any(map(_is_transient, _chain(error)))
 
 
-def telling_cause(error: BaseException) -> BaseException:
+def cause_of(error: BaseException) -> BaseException:
     """Of an error and its causes the first that speaks of a server's answer or a connection."""
-    chain = list(_chain(error))
-    return next((link for link in chain if _status(link) or _is_passing(link)), error)
+    chain = _chain(error)
+    return next((link for link in chain if _status(link) or _is_transient(link)), error)
 
 
 def status_of(error: BaseException) -> int | None:
@@ -57,26 +58,25 @@ def status_of(error: BaseException) -> int | None:
     return next((s for s in map(_status, _chain(error)) if s is not None), None)
 
 
-def patiently(act: Callable[[], T], pause: Pause) -> T:
+def retried(act: Callable[[], T], pause: Pause) -> T:
     """What `act` returns, within `TRIES` tries.
 
     Raises:
-        Exception: The last try's own error, with its number of tries as attribute `tries`.
+        Exception: The last try's own error.
     """
     pause_s = _FIRST_PAUSE_S
-    for tried in range(1, TRIES + 1):
+    for _ in range(TRIES - 1):
         try:
             return act()
         except Exception as error:  # file systems of any library raise what they like
-            error.tries = tried  # type: ignore[attr-defined]
-            if tried == TRIES or not is_passing(error):
+            if not is_transient(error):
                 raise
         pause(pause_s)
         pause_s *= 4
-    raise AssertionError("unreachable")
+    return act()
 
 
-class PatientFile:
+class RetryingFile(RawIOBase):
     """A file that is read again where reading failed for the moment; for `pyarrow.PythonFile`.
 
     Not for several threads at once: `PythonFile` takes care of that.
@@ -94,8 +94,7 @@ class PatientFile:
         self._refuse = refuse
         self._file: pa.NativeFile | None = None
         self._place = 0
-        self.closed = False
-        self._size: int = self._patiently(lambda file: file.size())
+        self._size: int = self._retried(lambda file: file.size())
 
     def read(self, count: int | None = -1) -> bytes:
         """Up to `count` bytes; None or a negative number: all that are left."""
@@ -104,17 +103,13 @@ class PatientFile:
         if wanted == 0:
             return b""
         place = self._place
-        data = self._patiently(lambda file: _read_at(file, wanted, place))
+        data = self._retried(lambda file: _read_at(file, wanted, place))
         self._place += len(data)
         return data
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """Go to a place; as of Python's files."""
         self._place = offset + (0, self._place, self._size)[whence]
-        return self._place
-
-    def tell(self) -> int:
-        """The place."""
         return self._place
 
     def readable(self) -> bool:
@@ -125,18 +120,14 @@ class PatientFile:
         """Yes."""
         return True
 
-    def writable(self) -> bool:
-        """No."""
-        return False
-
     def close(self) -> None:
         """Close what is open."""
-        self.closed = True
         if self._file is not None:
             self._file.close()
             self._file = None
+        super().close()
 
-    def _patiently(self, act: Callable[[pa.NativeFile], T]) -> T:
+    def _retried(self, act: Callable[[pa.NativeFile], T]) -> T:
         def once() -> T:
             if self._file is None:
                 self._file = self._reopen()
@@ -147,8 +138,8 @@ class PatientFile:
                 raise
 
         try:
-            return patiently(once, self._pause)
-        except Exception as error:  # noqa: BLE001 - see `patiently`
+            return retried(once, self._pause)
+        except Exception as error:  # noqa: BLE001 - see `retried`
             raise self._refuse(error) from None  # what was caught may hold credentials
 
 
@@ -169,8 +160,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _status(error: BaseException) -> int | None:
-    response = getattr(error, "response", None)
-    for holder in (error, response):
+    for holder in (error, getattr(error, "response", None)):
         for name in ("status", "status_code", "code"):
             value = getattr(holder, name, None)
             if isinstance(value, int) and 100 <= value < 600:  # noqa: PLR2004 - HTTP's range
@@ -179,10 +169,10 @@ def _status(error: BaseException) -> int | None:
     return int(found[1]) if found else None
 
 
-def _is_passing(error: BaseException) -> bool:
+def _is_transient(error: BaseException) -> bool:
     status = _status(error)
     if status is not None:
-        return status in _PASSING_STATUS
-    if any(kind.__name__ in _PASSING_CLASSES for kind in type(error).__mro__):
+        return status in _TRANSIENT_STATUS
+    if any(kind.__name__ in _TRANSIENT_CLASSES for kind in type(error).__mro__):
         return True
-    return isinstance(error, OSError) and _PASSING_WORDS.search(str(error)) is not None
+    return isinstance(error, OSError) and _TRANSIENT_WORDS.search(str(error)) is not None
