@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
+    from raycloud.clock import Clock
     from raycloud.net.stream import Place, Stream
     from raycloud.recovery.quorum import Talk
     from raycloud.recovery.rendezvous import Meeting
-    from raycloud.training.parts import Parts
+    from raycloud.step.replica import Replica
 
 _LOOK_UP_S = 0.25
 
@@ -131,13 +132,15 @@ class Backups:
     """A member's part in the backups of each generation that it is in.
 
     Args:
-        parts: Whose replica it is.
+        replica: This member's.
         address: This node's, that other members can reach.
+        most: Micro-batches that another member may compute as well; 0: none.
+        clock: For the seconds.
     """
 
-    def __init__(self, parts: Parts, address: str) -> None:
+    def __init__(self, replica: Replica, address: str, *, most: int, clock: Clock) -> None:
         """It backs up nobody."""
-        self._parts, self._address = parts, address
+        self._replica, self._address, self._most, self._clock = replica, address, most, clock
         self._lines: Lines | None = None
 
     def begin(self, meeting: Meeting, talk: Talk) -> None:
@@ -147,11 +150,10 @@ class Backups:
             TransportError: The generation broke, or was abandoned.
         """
         self.end()
-        most, size = self._parts.job.elastic.backup_micro_batches, len(meeting.members)
-        if not most or size == 1:
+        replica, size = self._replica, len(meeting.members)
+        if not self._most or size == 1:
             return
-        replica = self._parts.replica
-        backing = Backing(most=most, clock=self._parts.clock, abandoned=talk.abandoned)
+        backing = Backing(most=self._most, clock=self._clock, abandoned=talk.abandoned)
         lines = Lines(backing, self._address, lambda what: replica.notice(what, {}))
         self._lines, replica.backing = lines, backing
         places = talk.places(lines.place)
@@ -159,7 +161,7 @@ class Backups:
 
     def end(self) -> None:
         """The generation is over."""
-        self._parts.replica.backing = None
+        self._replica.backing = None
         if self._lines is not None:
             self._lines.close()
             self._lines = None

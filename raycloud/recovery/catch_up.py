@@ -26,17 +26,19 @@ if TYPE_CHECKING:
 
     import torch
 
+    from raycloud.events import Event
     from raycloud.order import Skip
     from raycloud.recovery.quorum import Talk
+    from raycloud.recovery.rendezvous import Host, Meeting
     from raycloud.step.replica import Replica
     from raycloud.threads import Threads
-    from raycloud.training.parts import Parts, Seat
 
 _LEAST_STEPS = 2  # committed in each step of the others: one more than they do
 _LOOK_UP_S = 0.05
+_TRIES = 3
 
 
-class Following:
+class Follower:
     """What a replica without the state has kept, and how it catches up.
 
     What is kept is bounded: where there is no more room, the others wait in their exchange until
@@ -194,23 +196,32 @@ class Following:
             replica.history.skips += sums.step.skips
 
 
-_TRIES = 3
-
-
-class Passing:
-    """What a member sends to those that follow, or how it follows itself.
+class Newcomers:
+    """Streams a generation's state to its newcomers, or is one of them.
 
     Args:
-        parts: Whose replica it is, and who hears that it has caught up.
+        replica: This member's.
         address: This node's, that other members can reach.
+        host: Where threads and connections come from.
+        reserved_bytes: Memory that this process is to get along with; None: what there is.
+        report: Told that this member has caught up.
 
     Attributes:
         lacking: This member has not been where others computed, or has no state of theirs yet.
     """
 
-    def __init__(self, parts: Parts, address: str) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        address: str,
+        *,
+        host: Host,
+        reserved_bytes: int | None,
+        report: Callable[[Event], None],
+    ) -> None:
         """Nothing is on its way."""
-        self._parts, self._address = parts, address
+        self._replica, self._address, self._host = replica, address, host
+        self._reserved_bytes, self._report = reserved_bytes, report
         self._outgoing: Outgoing | None = None
         self._tries = 0
         self.lacking = True
@@ -223,13 +234,14 @@ class Passing:
     def take_in_meeting(self) -> None:
         """Say that the others have to wait: this member does not follow them any more."""
         what = "a newcomer takes the state in a meeting, where all wait: it did not come before"
-        self._parts.replica.notice(what, {"tries": self._tries})
+        self._replica.notice(what, {"tries": self._tries})
 
-    def begin(self, seat: Seat, following: Sequence[int], talk: Talk) -> None:
+    def begin(self, meeting: Meeting, step: int, following: Sequence[int], talk: Talk) -> None:
         """All members of the generation call this.
 
         Args:
-            seat: This member's.
+            meeting: Of the generation.
+            step: Its first.
             following: The ranks that have no state; all others have.
             talk: With the others.
 
@@ -237,40 +249,40 @@ class Passing:
             TransportError: The generation broke, or was abandoned.
         """
         self.end()
-        replica = self._parts.replica
-        sources = [rank for rank in range(seat.size) if rank not in following]
-        if seat.rank in following:
+        replica, rank = self._replica, meeting.rank
+        sources = [one for one in range(len(meeting.members)) if one not in following]
+        if rank in following:
             self._tries += 1
-            incoming = Incoming(self._address, len(sources), self._parts.host)
-            replica.following = Following(
+            incoming = Incoming(self._address, len(sources), self._host)
+            replica.following = Follower(
                 replica,
                 incoming,
-                room_bytes=room_bytes(self._parts.job.resources.worker.memory_bytes),
+                room_bytes=room_bytes(self._reserved_bytes),
                 abandoned=talk.abandoned,
-                caught_up=partial(self.done, seat),
-                threads=self._parts.host.threads,
+                caught_up=partial(self.done, meeting, step),
+                threads=self._host.threads,
             )
             talk.places(incoming.place)
             return
         sharing = Sharing(
-            rank=seat.rank,
-            part=sources.index(seat.rank),
+            rank=rank,
+            part=sources.index(rank),
             parts=len(sources),
             places=talk.places(None),
             busy=lambda: replica.gradients.under_way,
-            host=self._parts.host,
+            host=self._host,
         )
         self._outgoing = Outgoing(replica.state, sharing)
         replica.settle = self._outgoing.settle
 
-    def done(self, seat: Seat, step: int) -> None:
+    def done(self, meeting: Meeting, first_step: int, step: int) -> None:
         """This member has the state before `step`, and may have a share."""
         self.lacking, self._tries = False, 0
-        self._parts.report(
+        self._report(
             MemberCaughtUp(
-                member=seat.member,
-                generation=seat.generation,
-                first_step=seat.step,
+                member=meeting.members[meeting.rank],
+                generation=meeting.generation,
+                first_step=first_step,
                 step=step,
             )
         )
@@ -279,11 +291,7 @@ class Passing:
         """The generation is over: nothing more is sent or taken."""
         if self._outgoing is not None:
             self._outgoing.close()
-            self._outgoing, self._parts.replica.settle = None, _at_once
-        if self._parts.replica.following is not None:
-            self._parts.replica.following.close()
-            self._parts.replica.following = None
-
-
-def _at_once() -> None:
-    """Nothing is to be waited for."""
+            self._outgoing, self._replica.settle = None, lambda: None
+        if self._replica.following is not None:
+            self._replica.following.close()
+            self._replica.following = None

@@ -21,69 +21,66 @@ if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest, PartRecord, Store
     from raycloud.commands import Back
     from raycloud.net.transport import Transport
-    from raycloud.recovery.transition import Footing
     from raycloud.step.replica import Replica
-    from raycloud.training.config import MemberConfig
 
 _CHUNK_BYTES = 2**24
 
 
-class Restoring:
-    """The checkpoint that a member is to begin from, and its loading.
+class Restore:
+    """Loads the checkpoint that members begin from, or go back to.
 
     Args:
         store: Where checkpoints are.
         replica: This member's.
+        origin: What the run starts from; None: the beginning.
+        joins: Others have begun already, and this member takes their state.
+
+    Raises:
+        TaskError: The checkpoint is of another model, optimizer or schedule.
     """
 
-    def __init__(self, store: Store, replica: Replica) -> None:
-        """It begins at the beginning."""
-        self._store, self._replica = store, replica
-        self._origin: Manifest | None = None  # of the run's start
-        self._manifest: Manifest | None = None  # the one to begin from
-        self._without: frozenset[int] = frozenset()
-        self._gone_back = -1
-
-    def begin(self, config: MemberConfig, origin: Manifest | None) -> None:
-        """Begin from what the run starts from; it is loaded where members meet.
-
-        Raises:
-            TaskError: It is of another model, optimizer or schedule.
-        """
-        self._origin = self._manifest = origin
-        if origin is not None and not config.joins:
-            records = {name: at for part in origin.parts for name, at in part.tensors.items()}
-            shapes = {name: record.shape for name, record in records.items()}
-            self._replica.state.check_fits(shapes, origin.values)
+    def __init__(
+        self, store: Store, replica: Replica, origin: Manifest | None, *, joins: bool
+    ) -> None:
+        """Check that the checkpoint fits; it is loaded where members meet."""
+        self._store, self._replica, self._origin = store, replica, origin
+        self.begin_anew()
+        if origin is not None and not joins:
+            tensors = {name: at for part in origin.parts for name, at in part.tensors.items()}
+            shapes = {name: record.shape for name, record in tensors.items()}
+            replica.state.check_fits(shapes, origin.values)
 
     def begin_anew(self) -> None:
-        """It is another member from now on, with none of the states that it had."""
-        self._manifest, self._without = self._origin, frozenset()
-        self._gone_back = -1
+        """Forget roll-backs: the process is another member from now on."""
+        self._manifest, self._left_out = self._origin, frozenset[int]()
+        self._gone_back = -1  # the newest generation that began with going back
 
-    def go_back(self, back: Back, footing: Footing) -> None:
-        """Stand where the checkpoint does, unless that was done when it was told before.
+    def go_back(self, back: Back) -> Manifest | None:
+        """Take the checkpoint that all go back to for the one to load.
+
+        Returns:
+            Its manifest; None where this member stands there: it was told before, or is new.
 
         Raises:
-            CheckpointError: Its manifest cannot be read; or this member was to begin from one, and
-                is now to begin at the beginning.
+            CheckpointError: Its manifest cannot be read; or this member has begun from one, and
+                all go back to the beginning.
         """
         if back.generation <= self._gone_back:
-            return
-        self._gone_back, self._without = back.generation, frozenset(back.without)
+            return None
+        self._gone_back, self._left_out = back.generation, frozenset(back.without)
         if back.step == 0:
             if self._manifest is not None:
                 raise CheckpointError(
                     f"it began from step {self._manifest.step}, and all go back to the beginning",
                     hint="another worker comes in its place",
                 )
-            self._replica.history.left_out |= self._without  # it is new
-            return
+            self._replica.history.left_out |= self._left_out
+            return None
         self._manifest = load(self._store, back.step)
-        footing.go_back(self._manifest)
+        return self._manifest
 
     def load(self, transport: Transport | None, abandoned: Callable[[], bool]) -> None:
-        """Load it, where it begins from one: nobody has computed.
+        """Load the checkpoint, if there is one; nobody has computed yet.
 
         All members call this together, but where some were told of no checkpoint.
 
@@ -107,7 +104,7 @@ class Restoring:
         if replica.kept is not None:
             replica.discard()
         replica.state.load(tensors, manifest.values)
-        replica.history.left_out |= self._without
+        replica.history.left_out |= self._left_out
         replica.statistics.settle()
         if self._gone_back >= 0 and replica.errors.on_nan == "rollback":
             check(replica.model, manifest.step)
@@ -163,10 +160,3 @@ def _broadcast(
     if content is None:
         content = b"".join(piece.numpy().data for piece in pieces)
     return content
-
-
-def started_from(config: MemberConfig, store: Store) -> Manifest | None:
-    """The checkpoint that the run has started from."""
-    if config.joins or config.resume_step is None:
-        return config.origin
-    return load(store, config.resume_step)

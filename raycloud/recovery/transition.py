@@ -11,7 +11,7 @@ from raycloud.events import Noticed
 from raycloud.net.lane import Lane
 from raycloud.order import Position
 from raycloud.recovery.backups import Backups
-from raycloud.recovery.catch_up import Passing
+from raycloud.recovery.catch_up import Newcomers
 from raycloud.recovery.poison import leave_out, suspects_of
 from raycloud.recovery.quorum import (
     Ground,
@@ -72,16 +72,32 @@ class Footing:
         self._held = held
         self._address = address
         self._restore = restore
-        self._suspects = suspects_of(parts.job.errors.on_error)
-        self._passing = Passing(parts, address)
-        self._backups = Backups(parts, address)
+        self._restart()
         self.loop: Loop | None = None
         self.seat: Seat | None = None
+
+    def _restart(self) -> None:
+        """Nothing is known of losses, nothing on its way to others."""
+        parts, job = self._parts, self._parts.job
+        self._suspects = suspects_of(job.errors.on_error)
+        self._newcomers = Newcomers(
+            parts.replica,
+            self._address,
+            host=parts.host,
+            reserved_bytes=job.resources.worker.memory_bytes,
+            report=parts.report,
+        )
+        self._backups = Backups(
+            parts.replica,
+            self._address,
+            most=job.elastic.backup_micro_batches,
+            clock=parts.clock,
+        )
 
     @property
     def lacking(self) -> bool:
         """It has no state but the one that it was built with, or is about to take another's."""
-        return self._passing.lacking
+        return self._newcomers.lacking
 
     def go_back(self, manifest: Manifest) -> None:
         """Whatever it has done counts no more: it begins where the checkpoint stands."""
@@ -89,9 +105,7 @@ class Footing:
         self._parts = replace(self._parts, first_step=manifest.step)
         self._position = position_of(manifest)
         self._values = manifest.values
-        self._suspects = suspects_of(self._parts.job.errors.on_error)
-        self._passing = Passing(self._parts, self._address)
-        self._backups = Backups(self._parts, self._address)
+        self._restart()
         self.loop = self.seat = None
 
     def stand(
@@ -117,9 +131,9 @@ class Footing:
         seat = self._seat(meeting, ground.step, ground.position)
         seat = replace(seat, held=agreed(self._held(meeting.nodes), lane, abandoned))
         if seat.rank not in ground.following:
-            self._passing.lacking = False
+            self._newcomers.lacking = False
         if ground.following:
-            self._passing.begin(seat, ground.following, Talk(lane, abandoned))
+            self._newcomers.begin(meeting, seat.step, ground.following, Talk(lane, abandoned))
         self._backups.begin(meeting, Talk(lane, abandoned))
         if meeting.rank == 0:  # it has met all others
             self._parts.report(seat.formed)
@@ -134,12 +148,13 @@ class Footing:
             unlike=ground.unlike,
         )
         if seat.part is None and seat.rank not in ground.following:  # it has the state all the same
-            self._passing.done(seat, ground.step)  # after the last word of the generation before
+            # after the last word of the generation before
+            self._newcomers.done(meeting, seat.step, ground.step)
         return loop
 
     def let_go(self) -> None:
         """The generation is over, and with it what is on its way to those that follow."""
-        self._passing.end()
+        self._newcomers.end()
         self._backups.end()
 
     def _ground(
@@ -151,7 +166,7 @@ class Footing:
     ) -> Ground:
         parts, loop = self._parts, self.loop
         own = Standing(parts.first_step, 0, parts.changes.agreed, parts.changes.due_step())
-        stands = None if self._passing.lacking else loop
+        stands = None if self._newcomers.lacking else loop
         if stands is not None:
             own = replace(own, step=stands.step, begun=1, **known_loss(stands.owed, stands.loss))
         idle = () if loop is None else loop.seat.following
@@ -174,7 +189,7 @@ class Footing:
             own,
             epoch=at.epoch,
             offset=at.offset,
-            follows=int(self._passing.may_follow),
+            follows=int(self._newcomers.may_follow),
             processor=parts.replica.processor_number,
             fusing=fusing,
         )
@@ -188,8 +203,8 @@ class Footing:
         if loop is not None and newest.agreed > own.agreed:
             loop.take_growth(newest.due_step)
         may_follow = [meeting.members.index(member) for member in meeting.following]
-        if meeting.rank in may_follow and not self._passing.may_follow:
-            self._passing.take_in_meeting()
+        if meeting.rank in may_follow and not self._newcomers.may_follow:
+            self._newcomers.take_in_meeting()
         ground = find_ground(
             everyone, brought, shares=meeting.shares, talk=talk, may_follow=may_follow
         )
@@ -239,7 +254,7 @@ class Footing:
         """
         if self.loop is None:
             self.loop = Loop(self._parts, self._seat(meeting, step, position))
-        elif self._passing.lacking or self.loop.next or self.loop.step < step - 1:
+        elif self._newcomers.lacking or self.loop.next or self.loop.step < step - 1:
             self.loop.begin_anew()
         else:
             self.loop.take_step()

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raycloud.checkpoint import LimitedStore, see
+from raycloud.checkpoint import LimitedStore, load, see
 from raycloud.data.provide import TRAIN
 from raycloud.errors import InternalError, TaskError
 from raycloud.events import DataPreparing, EvaluationPart, MemberDone, MemberReady, Noticed
 from raycloud.order import Position
-from raycloud.recovery.restore import Restoring, started_from
+from raycloud.recovery.restore import Restore
 from raycloud.recovery.transition import Footing
 from raycloud.step.collate import Collate, Making
 from raycloud.step.contract import construct
@@ -42,6 +42,7 @@ from raycloud.training.words import Survivor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from raycloud.checkpoint import Manifest, Store
     from raycloud.commands import Extend, Meet
     from raycloud.data.provide import Provider
     from raycloud.data.samples import BlockSamples
@@ -93,7 +94,7 @@ class Life:
         store = LimitedStore(host.open_store(config.checkpoints), threads=host.threads)
         if config.mark:
             see(store, config.mark, config.address or config.node)
-        self._trained = manifest = started_from(config, store)
+        self._trained = manifest = _started_from(config, store)
         self._step = manifest.step if manifest is not None else 0
         self._position = position_of(manifest) if manifest is not None else Position()
         began_s = self._clock.monotonic_s()
@@ -118,8 +119,7 @@ class Life:
         self._grown: dict[int, BlockSamples] = {}
         self._ready: MemberReady | None = None
         self._met: tuple[int, tuple[Transport, ...]] = -1, ()  # of the present generation
-        self._restoring = Restoring(store, self._replica)
-        self._restoring.begin(config, manifest)
+        self._restoring = Restore(store, self._replica, manifest, joins=config.joins)
         self._replica.state.beside = data_values(self._samples)
         self._saver = partial(Saver, store, clock=host.clock, threads=host.threads)
         self._parts = Parts(
@@ -283,8 +283,8 @@ class Life:
             CheckpointError: What it is to begin from, or to go back to, cannot be loaded.
             RollbackError: It, or a step, is not finite, and the job goes back then.
         """
-        if meeting.back is not None:
-            self._restoring.go_back(meeting.back, self._footing)
+        if meeting.back is not None and (to := self._restoring.go_back(meeting.back)) is not None:
+            self._footing.go_back(to)
         gradients, lane = met or self.meet(meeting, abandoned)
         (_, before), self._met = self._met, (meeting.generation, (gradients, lane))
         self._replica.connect(gradients)
@@ -389,3 +389,10 @@ class Life:
 
     def _notice(self, what: str, **detail: object) -> None:
         self._report(Noticed(what=what, member=self._config.member, detail=detail))
+
+
+def _started_from(config: MemberConfig, store: Store) -> Manifest | None:
+    """The checkpoint that the run has started from."""
+    if config.joins or config.resume_step is None:
+        return config.origin
+    return load(store, config.resume_step)

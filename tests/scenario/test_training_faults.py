@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raycloud.recovery import catch_up, quorum
-from raycloud.recovery.catch_up import Following
+from raycloud.recovery.catch_up import Follower
 from raycloud.recovery.snapshot import Outgoing
 from raycloud.simulate.scenario import Kind
 from raycloud.step.partial import Kept
@@ -274,7 +274,7 @@ def _of_newest_alone(self: RunningStatistics, step: Commit) -> None:
 
 UNFOLLOWED = {
     "a state changes while it is copied": (Outgoing, "settle", lambda self: None),
-    "a step that is kept": (Following, "_commit", lambda self: self._kept.popleft()),
+    "a step that is kept": (Follower, "_commit", lambda self: self._kept.popleft()),
     "its batch statistics": (RunningStatistics, "commit", _of_newest_alone),
 }
 

@@ -80,7 +80,10 @@ def test_what_somebody_has_set_stays(group: type[Group], monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("after", "error", "said"),
-    [(10**9, None, "not connected the members in 0.01 s"), (0, dist.DistBackendError("gone"), "gone")],
+    [
+        (10**9, None, "not connected the members in 0.01 s"),
+        (0, dist.DistBackendError("gone"), "gone"),
+    ],
 )
 def test_one_that_does_not_connect_is_given_up(
     after: int,

@@ -19,10 +19,10 @@ from raycloud.events import Event, MemberDone, MemberFailed, MemberReady
 from raycloud.net.rendezvous import Rendezvous
 from raycloud.order import Layout, Order, Position, Steps, assign
 from raycloud.step import feed
-from raycloud.step.feed import Piece, Schedule
+from raycloud.step.feed import Held, Piece, Schedule
 from raycloud.task import Splits, Task
 from raycloud.training.arrangement import laid_out
-from raycloud.training.locality import Held, agreed, held
+from raycloud.training.locality import agreed, held
 from raycloud.training.member import Meeting, Member, MemberConfig
 from tests.blocks import SEEN, BlockTask, Here, asked, write_points
 from tests.lockstep import never
