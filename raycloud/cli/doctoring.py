@@ -36,8 +36,8 @@ def doctor(
 ) -> None:
     """Look at this machine, and with --address at a cluster: what is wrong, and what would do.
 
-    Nothing is changed. Versions, tokens, listening addresses, temporary folder, shared memory,
-    GPUs; of a cluster also health checks, clocks and links.
+    Nothing is changed. Versions, token, temporary folder, memory, shared memory, GPUs; of a
+    cluster also its nodes, clocks and links.
     """
     if links and address is None:
         raise typer.BadParameter(
@@ -45,8 +45,8 @@ def doctor(
         )
     with errors_told(debug=debug):
         from raycloud.doctor import examine, exit_code
-        from raycloud.doctor.telling import as_json as told_as_json
-        from raycloud.doctor.telling import as_text
+        from raycloud.doctor.findings import as_json as told_as_json
+        from raycloud.doctor.findings import as_text
 
         facts = _facts(address, links=links)
         findings = examine(facts)

@@ -6,11 +6,10 @@ table of checks without any input or output.
 
 from __future__ import annotations
 
-from raycloud.doctor.facts import ClusterFacts, Facts, Gpus, Link, Machine, Node
-from raycloud.doctor.finding import Check, Finding, Kind, Level, exit_code
+from raycloud.doctor.checks import CHECKS, examine
+from raycloud.doctor.facts import ClusterFacts, Facts, Gpus, Link, Machine, Node, Settings
+from raycloud.doctor.findings import Check, Finding, Kind, Level, exit_code
 from raycloud.doctor.gather import facts_here
-from raycloud.doctor.settings import Settings
-from raycloud.doctor.table import CHECKS, examine
 
 __all__ = [
     "CHECKS",

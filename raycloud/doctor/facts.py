@@ -1,13 +1,48 @@
-"""What was found out, before anything is judged: settings, machines, links, a cluster."""
+"""Facts that are found out before anything is judged: settings, machines, links, a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from raycloud.doctor.settings import Settings, TokenFile
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What an environment says about Ray; the token itself is never kept.
+
+    Attributes:
+        auth_mode: `RAY_AUTH_MODE`, in small letters; None where it is not set.
+        token_variable: Whether `RAY_AUTH_TOKEN` holds a token.
+        token_path: The file that is read where it does not: `RAY_AUTH_TOKEN_PATH`, else
+            `~/.ray/auth_token`.
+        tls: Whether `RAY_USE_TLS` asks for encryption.
+        temp: Where Ray keeps its sessions (`RAY_TMPDIR`, else `TMPDIR`, else /tmp).
+    """
+
+    auth_mode: str | None = None
+    token_variable: bool = False
+    token_path: Path = Path("~/.ray/auth_token")
+    tls: bool = False
+    temp: Path = Path("/tmp")
+
+    @classmethod
+    def from_mapping(cls, variables: Mapping[str, str]) -> Settings:
+        """The settings that these variables describe.
+
+        >>> found = Settings.from_mapping({"RAY_AUTH_MODE": "TOKEN", "HOME": "/h"})
+        >>> found.auth_mode, str(found.token_path)
+        ('token', '/h/.ray/auth_token')
+        """
+        default = Path(variables.get("HOME") or "~", ".ray", "auth_token")
+        tls = variables.get("RAY_USE_TLS", "").strip().lower()
+        return cls(
+            auth_mode=variables.get("RAY_AUTH_MODE", "").strip().lower() or None,
+            token_variable=bool(variables.get("RAY_AUTH_TOKEN", "").strip()),
+            token_path=Path(variables.get("RAY_AUTH_TOKEN_PATH") or default),
+            tls=tls in {"1", "true", "yes", "on"},
+            temp=Path(variables.get("RAY_TMPDIR") or variables.get("TMPDIR") or "/tmp"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,106 +80,26 @@ class Gpus:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Listener:
-    """A socket that listens.
-
-    Attributes:
-        program: Which part of Ray; empty where it is another program or somebody else's.
-        address: The local address; `0.0.0.0` and `::` are all interfaces.
-        port: TCP port.
-    """
-
-    program: str
-    address: str
-    port: int
-
-    @property
-    def wide(self) -> bool:
-        """Whether other machines reach it."""
-        return not (self.address.startswith(("127.", "::ffff:127.")) or self.address == "::1")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Store:
-    """The object store of a node's raylet.
-
-    Attributes:
-        size_bytes: What it may hold.
-        folder: Where its memory is; /dev/shm unless Ray found that too small.
-    """
-
-    size_bytes: int
-    folder: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
     """One machine.
 
     Attributes:
         name: What findings call it, e.g. `this machine` or `node 10.0.0.2`.
-        host: Its host name.
         versions: Python, raycloud, Ray and torch, by name; None where it is not installed.
         temp: Where Ray keeps its sessions.
         shm: Shared memory.
-        memory_bytes: Memory in all.
+        memory_bytes: Memory in all; 0 where Linux does not say.
         memory_free_bytes: What programs could still get.
-        open_files: How many files Ray's processes, or else this one, may have open.
-        interfaces: Names of the network interfaces.
         gpus: Its GPUs.
-        listeners: Sockets that listen, all programs'.
-        token: The token's file there; None where there is none.
-        store: The object store; None where Ray does not run.
     """
 
     name: str
-    host: str
     versions: Mapping[str, str | None]
     temp: Disk
     shm: Disk
     memory_bytes: int
     memory_free_bytes: int
-    open_files: int
-    interfaces: tuple[str, ...]
     gpus: Gpus
-    listeners: tuple[Listener, ...]
-    token: TokenFile | None = None
-    store: Store | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Health:
-    """How the head of a cluster looks after its nodes: Ray's `RAY_health_check_*`.
-
-    Attributes:
-        period_ms: Between the answer to one question and the next question.
-        timeout_ms: How long an answer may take.
-        threshold: After how many failures in a row a node counts as dead.
-    """
-
-    period_ms: int = 3000
-    timeout_ms: int = 10_000
-    threshold: int = 5
-
-    @property
-    def frozen_s(self) -> float:
-        """Seconds until a node that says nothing any more counts as dead.
-
-        Each question runs into its time-out (gcs_health_check_manager.cc in Ray's source).
-
-        >>> Health().frozen_s
-        65.0
-        """
-        return self.threshold * (self.period_ms + self.timeout_ms) / 1000
-
-    @property
-    def killed_s(self) -> float:
-        """Seconds until a node whose machine still refuses connections counts as dead.
-
-        >>> Health().killed_s
-        15.0
-        """
-        return self.threshold * self.period_ms / 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,9 +150,7 @@ class ClusterFacts:
         address: Where it was looked for.
         failure: Why it was not reached; empty where it was.
         refused: Whether it answered, and did not take our token.
-        auth_mode: `token` or `disabled`, by the settings of its head; None where unknown.
-        tls: Whether its head encrypts.
-        health: How its head looks after its nodes; None where its settings cannot be read.
+        auth_mode: `token` or `disabled`, by the settings of its nodes; None where unknown.
         nodes: The living nodes, the head first.
         dead: Addresses of nodes that died since the cluster started.
         links: Each node to the next.
@@ -207,8 +160,6 @@ class ClusterFacts:
     failure: str = ""
     refused: bool = False
     auth_mode: str | None = None
-    tls: bool = False
-    health: Health | None = None
     nodes: tuple[Node, ...] = ()
     dead: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
@@ -222,14 +173,14 @@ class Facts:
         settings: What the environment of the command says.
         machine: The machine the command runs on.
         required: What raycloud asks of each library, e.g. `{"ray": ">=2.60,<2.61"}`.
-        missing_files: Variables of `settings.tls_files` whose file cannot be read.
+        token: Whether there is a token, in the environment or in its file.
         cluster: The cluster, where an address was given.
     """
 
     settings: Settings
     machine: Machine
     required: Mapping[str, str]
-    missing_files: tuple[str, ...] = ()
+    token: bool = True
     cluster: ClusterFacts | None = None
 
     @property

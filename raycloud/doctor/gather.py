@@ -1,109 +1,67 @@
-"""One machine, asked about itself: the one the command runs on, and each node of a cluster."""
+"""Facts about one machine: the one the command runs on, and each node of a cluster."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import socket
-import stat
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from platform import python_version
-from typing import TYPE_CHECKING
 
 from raycloud.bounded import expanded
-from raycloud.doctor import proc
-from raycloud.doctor.facts import Disk, Facts, Gpus, Machine, Store
-from raycloud.doctor.settings import Settings, TokenFile
-
-if TYPE_CHECKING:
-    from raycloud.doctor.proc import Program
+from raycloud.doctor.facts import Disk, Facts, Gpus, Machine, Settings
 
 LIBRARIES = ("raycloud", "ray", "torch")
 SHM = Path("/dev/shm")
+PROC = Path("/proc")
 
 
-def facts_here(settings: Settings, *, gpus: Gpus | None = None, shm: Path = SHM) -> Facts:
-    """What this machine, without a cluster, says.
-
-    Args:
-        settings: What the environment says.
-        gpus: What torch sees, where it was asked.
-        shm: Where shared memory is.
-    """
-    machine = machine_here(
-        "this machine", temp=settings.temp, owners=proc.programs(), gpus=gpus, shm=shm
-    )
+def facts_here(settings: Settings, *, gpus: Gpus | None = None) -> Facts:
+    """What this machine, without a cluster, says; `gpus`: what torch sees, where it was asked."""
     return Facts(
         settings=settings,
-        machine=replace(machine, token=token_file(settings.token_path)),
+        machine=machine_here("this machine", temp=settings.temp, gpus=gpus),
         required=requirements(),
-        missing_files=tuple(
-            name
-            for name, path in settings.tls_files.items()
-            if settings.tls and not (path and os.access(path, os.R_OK))
-        ),
+        token=settings.token_variable or os.access(expanded(settings.token_path), os.R_OK),
     )
 
 
-def machine_here(
-    name: str,
-    *,
-    temp: Path,
-    owners: Iterable[Program],
-    gpus: Gpus | None = None,
-    shm: Path = SHM,
-    limited: int | None = None,
-) -> Machine:
-    """This machine.
-
-    Args:
-        name: What findings call it.
-        temp: Where Ray keeps its sessions.
-        owners: Ray's processes whose listening sockets are to be known.
-        gpus: What torch and Ray say of GPUs.
-        shm: Where shared memory is.
-        limited: The process whose limits count; None for this one.
-    """
-    total, free = _memory()
+def machine_here(name: str, *, temp: Path, gpus: Gpus | None = None) -> Machine:
+    """This machine: `name` is what findings call it, `temp` where Ray keeps its sessions."""
+    try:
+        text = (PROC / "meminfo").read_text(encoding="ascii")
+    except OSError:
+        text = ""
+    sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE))
     return Machine(
         name=name,
-        host=socket.gethostname(),
         versions=versions(),
         temp=disk(temp),
-        shm=disk(shm),
-        memory_bytes=total,
-        memory_free_bytes=free,
-        open_files=proc.open_files(limited),
-        interfaces=tuple(interface for _, interface in socket.if_nameindex()),
+        shm=disk(SHM),
+        memory_bytes=int(sizes.get("MemTotal", 0)) * 1024,
+        memory_free_bytes=int(sizes.get("MemAvailable", 0)) * 1024,
         gpus=gpus or Gpus(driver=gpu_devices()),
-        listeners=proc.listeners(owners),
     )
 
 
-def node_here(name: str, *, raylet: int, gpus: Gpus) -> tuple[Machine, Settings | None]:
-    """The node whose raylet is the process `raylet`, and the settings that it was started with."""
-    owners = proc.of_node(proc.programs(), raylet)
-    own = next((program for program in owners if program.pid == raylet), None)
-    variables = proc.environment_of(raylet)
-    temp = own.option("temp_dir") if own else ""
-    machine = machine_here(
-        name,
-        temp=Path(temp).parent if temp else Settings().temp,
-        owners=owners,
-        gpus=gpus,
-        limited=raylet,
-    )
-    settings = Settings.from_mapping(variables) if variables is not None else None
-    if settings:
-        machine = replace(machine, token=token_file(settings.token_path))
-    if own and (size := own.option("object_store_memory")).isdigit():
-        store = Store(size_bytes=int(size), folder=own.option("plasma_directory"))
-        machine = replace(machine, store=store)
-    return machine, settings
+def node_here(
+    name: str, *, raylet: int, gpus: Gpus, proc: Path = PROC
+) -> tuple[Machine, Settings | None]:
+    """The node whose raylet is the process `raylet`, and the settings that it was started with.
+
+    The settings are None where this user may not see them.
+    """
+    line, settings = "", None
+    with contextlib.suppress(OSError):
+        line = (proc / str(raylet) / "cmdline").read_bytes().decode(errors="replace")
+        entries = (proc / str(raylet) / "environ").read_bytes().decode(errors="replace").split("\0")
+        settings = Settings.from_mapping(
+            {name: value for name, _, value in (entry.partition("=") for entry in entries)}
+        )
+    session = re.search(r"\0--temp[-_]dir=([^\0]*)", line)
+    temp = Path(session.group(1)).parent if session else Settings().temp
+    return machine_here(name, temp=temp, gpus=gpus), settings
 
 
 def versions() -> dict[str, str | None]:
@@ -130,22 +88,6 @@ def requirements() -> dict[str, str]:
     return asked
 
 
-def token_file(path: Path) -> TokenFile | None:
-    """The file as it lies there; None without one. What stands in it is not read."""
-    path = expanded(path)
-    try:
-        found, folder = path.stat(), path.parent.stat()
-    except OSError:
-        return None
-    return TokenFile(
-        path=str(path),
-        mode=stat.S_IMODE(found.st_mode),
-        ours=found.st_uid in {os.getuid(), 0},
-        empty=found.st_size == 0,
-        folder_mode=stat.S_IMODE(folder.st_mode),
-    )
-
-
 def disk(path: Path) -> Disk:
     """A folder; where it is not there yet, the nearest one above it."""
     there = expanded(path).absolute()
@@ -168,13 +110,3 @@ def gpu_devices() -> int:
     return sum(
         bool(re.fullmatch(r"nvidia\d+", device.name)) for device in Path("/dev").glob("nvidia*")
     )
-
-
-def _memory() -> tuple[int, int]:
-    """Bytes in all, and bytes that programs could still get; 0 where Linux does not say."""
-    try:
-        text = (proc.PROC / "meminfo").read_text(encoding="ascii")
-    except OSError:
-        return 0, 0
-    sizes: Mapping[str, str] = dict(re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE))
-    return int(sizes.get("MemTotal", 0)) * 1024, int(sizes.get("MemAvailable", 0)) * 1024

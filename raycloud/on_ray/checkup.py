@@ -13,16 +13,14 @@ from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from raycloud.clock import Clock, SystemClock
-from raycloud.doctor import proc
-from raycloud.doctor.clocks import ahead
-from raycloud.doctor.facts import ClusterFacts, Health, Link, Machine, Node
+from raycloud.doctor.facts import ClusterFacts, Link, Machine, Node
 from raycloud.doctor.gather import node_here
-from raycloud.doctor.wire import LIMIT_S, Ear, call, greet
+from raycloud.doctor.links import LIMIT_S, Ear, ahead, call, greet
 from raycloud.errors import MachineError
 from raycloud.on_ray.graphics import gpus_here
 
 if TYPE_CHECKING:
-    from raycloud.doctor.settings import Settings
+    from raycloud.doctor.facts import Settings
 
 PATIENCE_S = 60.0
 _REFUSALS = ("Unauthenticated", "InvalidAuthToken", "AuthenticationError", "authentication token")
@@ -35,12 +33,10 @@ class Said:
     Attributes:
         machine: Its facts.
         settings: What its raylet was started with; None where that cannot be seen.
-        health: How it looks after the others, where it is the head and that can be seen.
     """
 
     machine: Machine
     settings: Settings | None
-    health: Health | None
 
 
 def checkup(address: str, *, links: bool, clock: Clock, tls: bool = False) -> ClusterFacts:
@@ -96,15 +92,11 @@ def _asked(
         probe.node(answer, versions, clock)
         for probe, answer, versions in zip(probes, said, told[1::2], strict=True)
     )
-    heads = [answer for answer in said if isinstance(answer, Said) and answer.health]
     known = [one.settings for one in said if isinstance(one, Said) and one.settings]
-    settings = heads[0].settings if heads else known[0] if known else None
     able = [probe for probe, node in zip(probes, nodes, strict=True) if not node.silence]
     return ClusterFacts(
         address=address,
-        auth_mode=(settings.auth_mode or "disabled") if settings else None,
-        tls=settings.tls if settings else False,
-        health=heads[0].health if heads else None,
+        auth_mode=(known[0].auth_mode or "disabled") if known else None,
         nodes=nodes,
         dead=tuple(node["NodeManagerAddress"] for node in listed if not node["Alive"]),
         links=tuple(_linked(able, measure=links)),
@@ -167,7 +159,7 @@ class ProbeActor:
     def said(self, name: str, gpus: float) -> Said:
         """What the node says of itself; an actor is a child of its node's raylet."""
         machine, settings = node_here(name, raylet=os.getppid(), gpus=gpus_here(gpus))
-        return Said(machine=machine, settings=settings, health=_health_here())
+        return Said(machine=machine, settings=settings)
 
     def now_s(self) -> float:
         """The node's unix time, in seconds."""
@@ -190,14 +182,6 @@ def _actor(there: Any) -> Any:
 
     options = {"num_cpus": 0, "scheduling_strategy": there, "max_concurrency": 2}
     return ray.remote(ProbeActor).options(**options).remote()
-
-
-def _health_here() -> Health | None:
-    """What the head goes by, where this node is the head."""
-    owners = proc.of_node(proc.programs(), os.getppid())
-    head = next((program for program in owners if program.kind == "gcs_server"), None)
-    variables = proc.environment_of(head.pid) if head else None
-    return proc.health_of(head, variables) if head and variables is not None else None
 
 
 def _linked(probes: Sequence[_Probe], *, measure: bool) -> Iterator[Link]:

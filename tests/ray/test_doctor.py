@@ -25,13 +25,7 @@ RAY = Path(sys.executable).with_name("ray")
 HOST = "127.0.0.1"
 START_S = 150.0
 # Of the machine that the tests run on; what is wrong there is not what is planted here.
-MACHINES_OWN = {"temp-full", "shm-small", "memory-full", "open-files-few", "port-taken"}
-SOUND = {
-    "RAY_AUTH_MODE": "token",
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "2000",
-    "RAY_health_check_failure_threshold": "5",
-}
+MACHINES_OWN = {"temp-full", "shm-small", "memory-full"}
 SHIFT = """
 #define _GNU_SOURCE
 #include <sys/syscall.h>
@@ -52,22 +46,20 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def started(folder: Path, *arguments: str, files: int = 8192, **variables: str) -> Iterator[None]:
+def started(folder: Path, *arguments: str, **variables: str) -> Iterator[None]:
     """`ray start --block`, until it is told to end.
 
     Args:
         folder: For its output.
         arguments: Of `ray start`.
-        files: How many files it may open.
         variables: Added to its environment.
     """
-    line = f'ulimit -Sn {files}; exec "$@"'
     options = ("--block", "--node-ip-address", HOST, "--num-cpus", "1", "--disable-usage-stats")
-    shell = ("bash", "-c", line, "bash", RAY, "start", *options)
+    start = (RAY, "start", *options)
     with contextlib.ExitStack() as stack:
         for attempt in range(3):
             ray = stack.enter_context(
-                command(folder / str(attempt), *shell, *arguments, **variables)
+                command(folder / str(attempt), *start, *arguments, **variables)
             )
 
             def up(ray: Command = ray) -> bool:
@@ -135,46 +127,28 @@ def another_torch(folder: Path) -> str:
 def test_planted_faults_are_found(tmp_path: Path, ray_tmpdir: Path) -> None:
     port, address = (number := free_port()), f"{HOST}:{number}"
     open_to_all = {"RAY_AUTH_MODE": "disabled"}
-    slow = {"RAY_health_check_timeout_ms": "120000"}
     clock = shifted_clock(tmp_path)
     other = {"PYTHONPATH": another_torch(tmp_path / "installed")} | clock
-    token = tmp_path / "token"
-    token.write_text(secrets.token_hex(32))
-    token.chmod(0o644)
-    mine = {"RAY_AUTH_TOKEN": "", "RAY_AUTH_TOKEN_PATH": str(token), "NCCL_SOCKET_IFNAME": "nosuch"}
-    first = started(tmp_path / "head", *head(port, 80_000_000), **open_to_all, **slow)
+    first = started(tmp_path / "head", *head(port, 80_000_000), **open_to_all)
     worker = (f"--address={address}", "--num-gpus=1", "--object-store-memory=300000000")
-    second = started(tmp_path / "node", *worker, files=2048, **open_to_all, **other)
+    second = started(tmp_path / "node", *worker, **open_to_all, **other)
     with first, second:
-        code, found = asked(
-            tmp_path / "doctor", "--address", address, "--links", **open_to_all, **mine
-        )
+        code, found = asked(tmp_path / "doctor", "--address", address, "--links", **open_to_all)
     assert code == 3
     expected = {
         "auth-off",  # RAY_AUTH_MODE here
         "cluster-open",  # and there
-        "token-readable",  # a file's mode
-        "interface-absent",  # NCCL_SOCKET_IFNAME
-        "death-unnoticed",  # RAY_health_check_timeout_ms of the head
-        "store-small",  # --object-store-memory of the head
         "version-differs",  # torch, on the second node
         "gpu-absent",  # --num-gpus of a node without one
     } | ({"clock-apart"} if clock else set())
     assert bad(found) == expected
-    assert "615 s" in found["death-unnoticed"][0]["value"]
-    assert "80 MB" in found["store-small"][0]["value"]
     assert found["version-differs"][0]["value"].startswith("torch 2.5.0;")
-    assert [one["value"] for one in found["open-files-few"]][-1].startswith("2048,")
     if clock:
         (apart,) = found["clock-apart"]
         assert float(apart["value"].split()[0]) == pytest.approx(90, abs=2)
         assert apart["where"] == found["gpu-absent"][0]["where"]  # the second node
     assert len(found["links"]) == 2  # each to the other, and measured
     assert all("MB/s" in one["value"] for one in found["links"])
-    listening = next(one for one in found["listening"] if "gcs_server" in one["value"])
-    programs = [one.split() for one in listening["value"].split("; ")]
-    (places,) = [places for name, *places in programs if name == "gcs_server"]
-    assert f"*:{port}" in places  # beside those of other clusters on this machine
 
 
 @pytest.mark.full(only="the doctor finds nothing in a sound cluster")
@@ -183,12 +157,13 @@ def test_a_sound_cluster_and_ways_to_miss_it(tmp_path: Path, ray_tmpdir: Path) -
     home = tmp_path / "home"
     home.mkdir()
     mine = {"RAY_AUTH_MODE": "token", "HOME": str(home)}
-    with started(tmp_path / "head", *head(port, 300_000_000), **SOUND, HOME=str(home)):
+    with started(
+        tmp_path / "head", *head(port, 300_000_000), RAY_AUTH_MODE="token", HOME=str(home)
+    ):
         code, found = asked(tmp_path / "well", "--address", address, **mine)
         assert bad(found) == set()
         own = {one["level"] for name in MACHINES_OWN & found.keys() for one in found[name]}
         assert code == (3 if "unwell" in own else 2 if "change" in own else 0)
-        assert "15 s" in found["health"][0]["value"]
         assert [one["value"] for one in found["auth"]] == ["token", "token"]
         assert found["nodes"][0]["value"] == "1 of 1 nodes answer"
 

@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from raycloud.clock import VirtualClock
-from raycloud.doctor.wire import LIMIT_S
+from raycloud.doctor.links import LIMIT_S
 from raycloud.errors import MachineError
 from raycloud.on_ray.checkup import PATIENCE_S, SilentError, _got, _told, all_got, checkup
 

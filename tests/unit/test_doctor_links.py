@@ -8,14 +8,14 @@ import threading
 import pytest
 
 from raycloud.clock import SystemClock
-from raycloud.doctor import wire
-from raycloud.doctor.wire import Ear, call, greet
+from raycloud.doctor import links
+from raycloud.doctor.links import Ear, call, greet
 
 HOST = "127.0.0.1"
 
 
 def test_a_link_is_met_and_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MEASURED_S", 0.05)
+    monkeypatch.setattr(links, "MEASURED_S", 0.05)
     ear = Ear(HOST)
     round_trip_s, bytes_per_s = call(HOST, ear.port, ear.key, SystemClock(), measure=True)
     assert 0 < round_trip_s < 1
@@ -35,7 +35,7 @@ def test_without_measuring_hardly_anything_is_sent() -> None:
 def test_who_does_not_know_the_key_is_not_answered() -> None:
     ear = Ear(HOST)
     with pytest.raises(OSError, match=r"closed the connection|reset"):
-        call(HOST, ear.port, bytes(wire.KEY_BYTES), SystemClock())
+        call(HOST, ear.port, bytes(links.KEY_BYTES), SystemClock())
     ear.close()
 
 
