@@ -25,7 +25,7 @@ from raycloud.checkpoint.payload import write_part
 from raycloud.clock import SystemClock
 from raycloud.commands import Publish
 from raycloud.events import CheckpointPublished
-from raycloud.on_ray.manifests import Publishing
+from raycloud.on_ray.checkpoints import Publishing
 from raycloud.spec import Job, load_job
 
 PARTS, CALL_S, KEEP = 100, 0.05, 1

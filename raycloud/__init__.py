@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raycloud.metrics import Accuracy, Auc, Mean, Metric
-    from raycloud.on_ray.run import Run, plan, train
+    from raycloud.on_ray.dry_run import plan
+    from raycloud.on_ray.run import train
+    from raycloud.on_ray.session import Run
     from raycloud.rows import Rows
     from raycloud.spec import Job, load_job
     from raycloud.task import Source, Splits, Task
@@ -45,12 +47,12 @@ _HOME = {
     "Mean": "raycloud.metrics",
     "Metric": "raycloud.metrics",
     "Rows": "raycloud.rows",
-    "Run": "raycloud.on_ray.run",
+    "Run": "raycloud.on_ray.session",
     "Source": "raycloud.task",
     "Splits": "raycloud.task",
     "Task": "raycloud.task",
     "load_job": "raycloud.spec",
-    "plan": "raycloud.on_ray.run",
+    "plan": "raycloud.on_ray.dry_run",
     "train": "raycloud.on_ray.run",
 }
 

@@ -16,7 +16,7 @@ from raycloud.control.data import Progress
 from raycloud.data.index import Input
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady, PartWritten
 from raycloud.net.stream import Place
-from raycloud.on_ray.manifests import manifest_of
+from raycloud.on_ray.checkpoints import manifest_of
 from raycloud.order import Ledger, Order, Position, Steps
 from raycloud.spec import Job
 from raycloud.training.arrangement import laid_out

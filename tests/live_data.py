@@ -180,9 +180,9 @@ def reserved(cpus: int) -> Iterator[None]:
 @contextlib.contextmanager
 def provider(job: Job, *, known: Sequence[Input] = (), node: str | None = None) -> Iterator[Any]:
     """What a member of a run of `job` would have; its pipeline is ended afterwards."""
-    from raycloud.on_ray.pipeline_actor import living
+    from raycloud.on_ray.ingest import living_pipeline
+    from raycloud.on_ray.inputs import pipeline_name
     from raycloud.on_ray.provider import RayProvider
-    from raycloud.on_ray.sources import pipeline_name
     from raycloud.on_ray.tasks import code_of
     from raycloud.training.member import MemberConfig
 
@@ -203,7 +203,7 @@ def provider(job: Job, *, known: Sequence[Input] = (), node: str | None = None) 
         yield RayProvider(config, node or here())
     finally:
         with contextlib.suppress(ValueError):
-            ray.kill(living(name))
+            ray.kill(living_pipeline(name))
 
 
 def provided(one: Any, job: Job) -> Any:

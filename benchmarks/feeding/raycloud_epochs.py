@@ -23,7 +23,7 @@ import torch
 from benchmarks.feeding.consumer import Batches, consume, write
 from benchmarks.feeding.tasks import Images
 from raycloud.clock import SystemClock
-from raycloud.on_ray.cluster import attached
+from raycloud.on_ray.attach import attached
 from raycloud.order import Position
 from raycloud.rows import Rows
 from raycloud.spec import Job
@@ -134,8 +134,7 @@ class Run:
         """Start the pipeline's process."""
         import ray  # noqa: PLC0415 - its settings come first
 
-        from raycloud.on_ray.pipeline import PipelineConfig  # noqa: PLC0415
-        from raycloud.on_ray.pipeline_actor import pipeline_of  # noqa: PLC0415
+        from raycloud.on_ray.ingest import PipelineConfig, pipeline_of  # noqa: PLC0415
         from raycloud.on_ray.provider import RayProvider  # noqa: PLC0415
 
         node = ray.get_runtime_context().get_node_id()

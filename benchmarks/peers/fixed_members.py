@@ -20,7 +20,7 @@ from benchmarks.workload import WORKERS
 from raycloud.clock import SystemClock
 from raycloud.commands import Form
 from raycloud.net.rendezvous import Rendezvous
-from raycloud.on_ray.cluster import attached
+from raycloud.on_ray.attach import attached
 from raycloud.recovery.rendezvous import HOST, Meeting
 from raycloud.spec import Job
 from raycloud.training.changes import Changes

@@ -64,7 +64,7 @@ def _facts(address: str | None, *, links: bool) -> Facts:
 
     gpus = None
     if gpu_devices():
-        from raycloud.on_ray.graphics import gpus_here
+        from raycloud.on_ray.checkup import gpus_here
 
         gpus = gpus_here()
     settings = Settings.from_mapping(os.environ)

@@ -118,7 +118,7 @@ def _send(
 ) -> str:
     """Send a working directory and start its job; returns the submission's id."""
     from raycloud.on_ray import submission
-    from raycloud.on_ray.registry import Registration
+    from raycloud.on_ray.registration import Registration
     from raycloud.packing import job as packing
 
     name = packing.submission_id(asked.name, SystemClock().unix_s(), secrets.token_hex(2))

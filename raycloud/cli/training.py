@@ -115,7 +115,7 @@ def train(
         shown = _shown(asked, clock, plain=plain, cards=cards, run_dir=run_dir)
         if trying:
             with shown as observer:
-                from raycloud.on_ray.trying import try_out
+                from raycloud.on_ray.dry_run import try_out
 
                 tried = try_out(
                     asked,
@@ -160,10 +160,10 @@ def plan(
     """Show what a job would do, without training: members, shares, seconds and bytes per step."""
     with errors_told(debug=debug):
         asked = load(job, overrides)
-        from raycloud.on_ray import run as on_ray_run
+        from raycloud.on_ray import dry_run
         from raycloud.report.planned import plan_text
 
-        made = on_ray_run.plan(asked, address=address)
+        made = dry_run.plan(asked, address=address)
         typer.echo(made.to_json().rstrip() if as_json else plan_text(made))
 
 

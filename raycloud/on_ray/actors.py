@@ -5,8 +5,11 @@ What computes is loaded where an actor begins, so that who only starts actors ne
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -16,8 +19,7 @@ import ray
 from raycloud.clock import SystemClock
 from raycloud.errors import RaycloudError
 from raycloud.events import MemberLeaving, Noticed
-from raycloud.on_ray.confidential import keep_confidential
-from raycloud.on_ray.loading import loading
+from raycloud.on_ray.attach import keep_confidential
 from raycloud.planning.inventory import price_per_hour
 from raycloud.preemption import PreemptionNotice, on_sigterm, watch_here
 from raycloud.redact import know
@@ -42,12 +44,26 @@ if TYPE_CHECKING:
     from raycloud.training.words import Survivor, Word
 
 
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Look for no garbage while much is loaded, nor ever again in what is there by then.
+
+    Loading torch makes some hundred thousand objects, which are looked through 500 times: a sixth
+    of its processor time, on a node of little more than a third of a core half a second.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @ray.remote
 class MemberActor:
     """A member of a run, in a process of its own.
 
-    Every call names its driver, by number; what comes from one that another has followed is passed
-    over.
+    Every call names the term of its driver; what comes from a superseded one is passed over.
     """
 
     def __init__(self, told: Sequence[ObjectRef[MemberConfig]]) -> None:
@@ -71,26 +87,26 @@ class MemberActor:
         self._member = Member(placed, provider=self._provider)
         cloud, run = Environment.from_process().cloud, context.get_job_id()
         self._number, self._node = config.member, here
-        self._words, self._turn, self._driver = Words(config.member), threading.Lock(), 0
+        self._words, self._turn, self._term = Words(config.member), threading.Lock(), 0
         self._probed = Probed(SystemClock())
         self._watch = watch_here(config.member, f"{run}/{here}", SystemClock(), cloud)
         on_sigterm(self._watch.add)
 
     def poll(
-        self, timeout_s: float, written: int = 0, driver: int = 0, probes: Place | None = None
+        self, timeout_s: float, written: int = 0, term: int = 0, probes: Place | None = None
     ) -> list[Word | Lines | Still | Behind]:
         """See `Member.poll`; with what its provider has noticed, and what was logged.
 
         Args:
             timeout_s: To wait for a word that the driver was not told.
             written: It has written down all up to this one.
-            driver: Which one asks.
+            term: That of the driver that asks.
             probes: Where it asks whether this machine is there; None: nowhere.
         """
-        if probes is not None and driver >= self._driver:
+        if probes is not None and term >= self._term:
             self._probed.keep(probes, self._number)
         with self._turn:  # words are numbered in the order in which they were said
-            if driver < self._driver:
+            if term < self._term:
                 return []
             waiting_s = 0.0 if self._words.untold else timeout_s
             events = self._member.poll(waiting_s)
@@ -99,9 +115,9 @@ class MemberActor:
             told = self._words.tell(written)
         return [*told, *self._journal.fetch(), *self._member.seen()]
 
-    def survivor(self, written: int, driver: int) -> Survivor | None:
+    def survivor(self, written: int, term: int) -> Survivor | None:
         """See `Member.survivor`; from now on this driver is told all words after `written`."""
-        self._driver = max(self._driver, driver)
+        self._term = max(self._term, term)
         with self._turn:
             self._words.again(written)
         return self._member.survivor()
@@ -120,23 +136,23 @@ class MemberActor:
             node=self._node if told.node else "",
         )
 
-    def rejoin(self, member: int, driver: int = 0) -> list[Word]:
+    def rejoin(self, member: int, term: int = 0) -> list[Word]:
         """Go on as another member: see `Member.another`."""
         with self._turn:
-            if driver >= self._driver:
+            if term >= self._term:
                 self._member = self._member.another(member)
                 self._number, self._words = member, self._words.another(member)
                 self._journal.member = self._watch.member = self._provider.member = member
         return []
 
-    def form(self, meeting: Meeting, driver: int = 0) -> None:
+    def form(self, meeting: Meeting, term: int = 0) -> None:
         """See `Member.form`."""
-        if driver >= self._driver:
+        if term >= self._term:
             self._member.form(meeting)
 
-    def prepare(self, number: int, change: Change, driver: int = 0) -> None:
+    def prepare(self, number: int, change: Change, term: int = 0) -> None:
         """See `Member.prepare`."""
-        if driver >= self._driver:
+        if term >= self._term:
             self._member.prepare(number, change)
 
 

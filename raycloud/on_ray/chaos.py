@@ -95,7 +95,7 @@ def under_faults(
     Raises:
         RaycloudError: The undisturbed run failed.
     """
-    from raycloud.on_ray.cluster import attached
+    from raycloud.on_ray.attach import attached
 
     check(faults, workers=job.most_workers, steps=job.steps)
     # As many processors as workers, so that each finds a place, and the next in the place of a lost
@@ -136,7 +136,7 @@ def _hands(address: str | None) -> Hands:
     """On a Ray that is started here all workers are on this machine."""
     if address is None:
         return LocalHands()
-    from raycloud.on_ray.hands import RayHands
+    from raycloud.on_ray.remote_faults import RayHands
 
     return RayHands()
 

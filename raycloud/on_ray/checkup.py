@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from raycloud.clock import Clock, SystemClock
-from raycloud.doctor.facts import ClusterFacts, Link, Machine, Node
-from raycloud.doctor.gather import node_here
-from raycloud.doctor.links import LIMIT_S, Ear, ahead, call, greet
+from raycloud.doctor.clocks import ahead
+from raycloud.doctor.facts import ClusterFacts, Gpus, Link, Machine, Node
+from raycloud.doctor.gather import gpu_devices, node_here
+from raycloud.doctor.wire import LIMIT_S, Ear, call, greet
 from raycloud.errors import MachineError
-from raycloud.on_ray.graphics import gpus_here
 
 if TYPE_CHECKING:
     from raycloud.doctor.facts import Settings
@@ -316,3 +316,21 @@ def _quiet(file: IO[bytes]) -> Iterator[Callable[[], str]]:
         os.close(kept)
         file.seek(0)
         written = file.read().decode(errors="replace")
+
+
+def gpus_here(handed_out: float | None = None) -> Gpus:
+    """GPUs by the word of the driver, of torch and of Ray.
+
+    Torch is imported only where somebody speaks of GPUs: it takes seconds.
+
+    Args:
+        handed_out: How many Ray hands out here; None without Ray.
+    """
+    driver = gpu_devices()
+    if not (driver or handed_out):
+        return Gpus(ray=handed_out)
+    import torch
+
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = tuple(torch.cuda.get_device_name(number) for number in range(seen))
+    return Gpus(driver=driver, torch=seen, ray=handed_out, names=names)

@@ -1,220 +1,316 @@
-"""A Ray to run on: one that is already there, or one started inside this process."""
+"""`Cluster` on Ray: members are actors, and they meet at a port of the driver's process."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import socket
-import threading
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING
 
-from raycloud.bounded import expanded
-from raycloud.doctor.checks import SESSION, SOCKET_BYTES
-from raycloud.doctor.facts import Settings
-from raycloud.errors import MachineError
-from raycloud.planning.inventory import Inventory, Node
+import ray
+
+from raycloud.commands import Form, Meet, Prepare, Reshare, Spawn
+from raycloud.events import (
+    CapacityChanged,
+    Event,
+    MemberLeaving,
+    MemberReady,
+    MemberSpawned,
+    Noticed,
+    RangeChanged,
+    StopRequested,
+)
+from raycloud.net.rendezvous import Rendezvous
+from raycloud.on_ray.attach import draining, inventory
+from raycloud.on_ray.fleet import Fleet
+from raycloud.on_ray.inputs import RunInputs
+from raycloud.planning.inventory import Inventory, capacity
+from raycloud.planning.plan import Plan, Profile, make
+from raycloud.planning.shares import Speed
+from raycloud.recovery.rendezvous import Meeting
+from raycloud.spec.requests import take_range
 
 if TYPE_CHECKING:
-    from raycloud.spec import Job
+    from raycloud.checkpoint import Manifest
+    from raycloud.control.heartbeats import Heard
+    from raycloud.on_ray.failover import Failover
+    from raycloud.on_ray.pool import ActorPool
+    from raycloud.on_ray.session import Session
+    from raycloud.spec import RoleResources
+    from raycloud.training.journal import Lines
+    from raycloud.training.words import Word
 
-# Read by Ray when it starts, and by the workers it starts. A user's own settings win.
-_QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_LOG_TO_DRIVER_EVENT_LEVEL": "ERROR",
-}
-_HASH_SEED = "PYTHONHASHSEED"
-_EMBEDDED = {
-    _HASH_SEED: "0",  # a set of strings has the same order in every worker
-    "RAY_enable_metrics_collection": "0",  # nobody scrapes an embedded cluster
-    "RAY_task_events_report_interval_ms": "0",  # and nobody lists its tasks
-    "RAY_preload_python_modules": "torch",  # imported while the cluster starts, not after
-    "RAY_worker_niceness": "0",  # Ray would take 15: behind every other process of the machine
-}
-
-NAMESPACE = "raycloud"  # of names on a cluster that was there before
-_REACH_S = 10.0
+LOOK_S = 2.0
+_ASKED_S = 0.5
 
 
-@contextlib.contextmanager
-def attached(
-    job: Job, address: str | None, metadata: Mapping[str, str] | None = None
-) -> Iterator[bool]:
-    """Attach to the cluster at `address`, or start one here and end it afterwards.
-
-    A caller that is attached already stays so: its Ray is used and left as it was. `metadata` is
-    what a cluster that is joined here shows of this process, beside what a submission says.
-
-    Yields:
-        Whether the cluster is one started here.
-
-    Raises:
-        MachineError: No cluster answers at `address`.
-    """
-    with _environment(_QUIET if address else _QUIET | _EMBEDDED):
-        import ray  # reads its settings as it is imported
-
-        if ray.is_initialized():
-            yield False
-        else:
-            with _attached(job, address, metadata) as ours:
-                yield ours
-
-
-def joined() -> bool:
-    """Whether this process has joined a cluster that was there before, and is named there."""
-    import ray
-
-    return bool(ray.get_runtime_context().namespace == NAMESPACE)
-
-
-def hash_seeded(*, always: bool = False) -> dict[str, Any]:
-    """Options of an actor whose process, and those that it starts, hash strings as all others do.
-
-    Python takes the seed of that as it starts. An embedded cluster has it in its environment, where
-    processes are started ahead; on another one Ray starts one for the actor.
+class RayCluster:
+    """The members of one start, its data's pipeline, and what happens to the machines.
 
     Args:
-        always: Also where this process has a seed itself, which says nothing of the cluster's.
+        session: The start.
+        pool: Makes and holds the processes.
+        nodes: The machines as they are now.
+        origin: The checkpoint with which the start begins; None: there is none.
+        written: By member, the number of its newest word that is in the log.
+
+    Attributes:
+        plan: What is predicted of the newest generation; None before the first.
     """
-    own = os.environ.get(_HASH_SEED)
-    if own is not None and not always:
-        return {}
-    seed = _EMBEDDED[_HASH_SEED] if own is None else own
-    return {"runtime_env": {"env_vars": {_HASH_SEED: seed}}}
 
+    def __init__(
+        self,
+        session: Session,
+        pool: ActorPool,
+        nodes: Inventory,
+        origin: Manifest | None,
+        written: Callable[[], Mapping[int, int]],
+    ) -> None:
+        """Listen where members are to meet. There are none yet."""
+        self._session, self._pool, self._origin = session, pool, origin
+        self._written = written
+        worker = session.job.resources.worker
+        self._watch = ClusterWatch(nodes, worker, session)
+        self._inputs = RunInputs(session, pool)
+        self._rendezvous = Rendezvous(ray.util.get_node_ip_address(), session.clock)
+        self._fleet = Fleet(worker, session.clock, pool)
+        self._closed = False
+        self._ready: dict[int, MemberReady] = {}
+        self._untold: list[Event] = []
+        self.plan: Plan | None = None
 
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set those of these variables that are not set; afterwards they are not set again."""
-    ours = variables.keys() - os.environ.keys()
-    os.environ.update({name: variables[name] for name in ours})
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
+    @property
+    def room(self) -> int:
+        """How many members the machines hold."""
+        return self._watch.room
 
+    @property
+    def pipeline(self) -> str:
+        """The name of the data's pipeline."""
+        return self._inputs.pipeline
 
-@contextlib.contextmanager
-def _attached(job: Job, address: str | None, metadata: Mapping[str, str] | None) -> Iterator[bool]:
-    import ray
+    def begin(self) -> None:
+        """Start what members are going to ask, before they are there."""
+        self._inputs.begin()
 
-    shown = ray.job_config.JobConfig(metadata=dict(metadata or {}))
-    options: dict[str, Any] = {
-        "log_to_driver": False,
-        "logging_level": "ERROR",
-        "job_config": shown,
-    }
-    if address is None:
-        options |= {"include_dashboard": False, "num_cpus": _embedded_cpus(job)}
-    else:
-        options |= {"namespace": NAMESPACE}
-    named = os.environ.get("RAY_ADDRESS") == address
-    instead = "unset RAY_ADDRESS" if named else "leave --address out"
-    if address is None and (long := _too_long()):
-        raise long
-    try:
-        if address is not None:
-            _reach(address)
-        with _handler_kept():
-            ray.init(address=address or "local", **options)
-    except Exception as error:
-        # Ray raises a bare Exception where its own processes take too long to start.
-        if (
-            not isinstance(error, OSError | RuntimeError | ValueError)
-            and type(error) is not Exception
-        ):
-            raise
-        raise MachineError(
-            f"no Ray cluster answers at {address!r}{' (RAY_ADDRESS)' if named else ''}: {error}"
-            if address
-            else f"Ray could not be started: {error}",
-            hint="check `ray status` there; where it asks for a token, set RAY_AUTH_MODE=token; or "
-            f"{instead} to run on this machine alone"
-            if address
-            else "look into the newest session below Ray's temporary directory for its logs",
-        ) from error
-    try:
-        _keep_private(expanded(Path("~/.ray/auth_token")))
-        yield address is None
-    finally:
-        ray.shutdown()
+    def adopt(self, found: Failover) -> None:
+        """Go on with members that are there, instead."""
+        self._inputs.adopt(found.pipeline)
+        self._ready = {one.member: one.ready for one in found.survivors}
+        self._fleet.adopt(found.actors, found.collators)
 
+    def spawn(self, command: Spawn) -> None:
+        """See `Cluster.spawn`; collators are started beside the first members."""
+        asked = self._session.job.data.collators
+        told = self._session.config(self._inputs.config_fields())
+        if command.joins:
+            told = replace(told, joins=True, origin=self._origin, back=command.back)
+            for member, vacancy in zip_longest(command.members, command.vacancies):
+                self._fleet.await_place(replace(told, member=member), vacancy)
+            return
+        told = replace(told, resume_step=self._origin.step if self._origin else None)
+        collators = self._fleet.spawn([replace(told, member=m) for m in command.members])
+        if collators < asked:
+            detail = {"asked": asked, "started": collators}
+            self._untold.append(Noticed(what="collators found no free CPU", detail=detail))
+        self._untold.extend(MemberSpawned(member=member) for member in command.members)
 
-def _too_long() -> MachineError | None:
-    """Ray puts sockets below its temporary folder, and the system limits their paths."""
-    most, folder = SOCKET_BYTES - len(SESSION), str(Settings.from_mapping(os.environ).temp)
-    if len(os.fsencode(folder)) <= most:
-        return None
-    name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
-    return MachineError(
-        f"{name} = {folder!r} is too long: Ray's sockets below it would have paths that the system "
-        f"does not allow",
-        hint=f"set RAY_TMPDIR to a path of at most {most} bytes, such as /tmp",
-    )
+    def form(self, command: Form) -> None:
+        """See `Cluster.form`."""
+        self._meet(command, command.settled)
 
+    def prepare(self, command: Prepare) -> None:
+        """See `Cluster.prepare`; to a `Meet`, members come while those of the present compute."""
+        change, members = command.change, command.members
+        if isinstance(change, Meet):
+            self._meet(change, command.number, ahead=members)
+            members = tuple(set(members) - set(change.members))
+        elif isinstance(change, Reshare) and change.caught_up:
+            self._write_plan(members, change.shares)
+        for member in members:
+            self._fleet.prepare(member, command.number, change)
 
-@contextlib.contextmanager
-def _handler_kept() -> Iterator[None]:
-    """Ray takes SIGTERM over when it starts: a caller that has a handler of its own keeps it."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if callable(before) and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
-
-
-def _reach(address: str) -> None:
-    """See whether anyone listens at `host:port`: Ray itself would try for more than three minutes.
-
-    Raises:
-        OSError: Nobody does. Other forms of address are left to Ray.
-    """
-    host, _, port = address.rpartition(":")
-    if port.isdigit() and "/" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
-
-
-def _keep_private(token: Path) -> None:
-    """Ray writes its token readable by everyone on the machine: leave it to its owner alone."""
-    with contextlib.suppress(OSError):  # not there, or another user's
-        if token.stat().st_mode & 0o077:
-            token.chmod(0o600)
-
-
-def inventory() -> Inventory:
-    """The living nodes, the head first, then in the order of their names."""
-    import ray
-
-    nodes = []
-    for found in ray.nodes():
-        if not found["Alive"]:
-            continue
-        resources = found["Resources"]
-        nodes.append(
-            Node(
-                name=found["NodeID"],
-                address=found["NodeManagerAddress"],
-                host=found["NodeManagerHostname"],
-                cpus=resources.get("CPU", 0.0),
-                gpus=resources.get("GPU", 0.0),
-                memory_bytes=int(memory) if (memory := resources.get("memory")) else None,
-                labels=dict(found.get("Labels") or {}),
+    def _meet(self, formed: Form | Meet, settled: int, ahead: Sequence[int] = ()) -> None:
+        self._rendezvous.forget(before=formed.generation - 1)  # that may be planned, and withdrawn
+        nodes = tuple(self._ready[member].node for member in formed.members)
+        for rank, member in enumerate(formed.members):
+            meeting = Meeting.of(
+                formed,
+                rank,
+                self._rendezvous.place,
+                nodes=nodes,
+                settled=settled,
+                ahead=settled if member in ahead else None,
             )
+            self._fleet.form(member, meeting)
+        self._write_plan(formed.members, formed.shares)
+
+    def _write_plan(self, members: Sequence[int], shares: tuple[int, ...]) -> None:
+        """Keep what is predicted of this generation, to be held against what is measured."""
+        job = self._session.job
+        readies = [self._ready[member] for member in members]
+        elastic = job.elastic.model_copy(update={"shares": shares})
+        self.plan = make(
+            job.model_copy(update={"elastic": elastic}),
+            self._watch.inventory,
+            profile_of(readies),
+            placed={ready.member: ready.node for ready in readies},
         )
-    return Inventory(nodes=tuple(sorted(nodes, key=lambda node: node.name)))
+        self._session.directory.write_plan(self.plan.to_json())
+
+    def release(self, members: Sequence[int]) -> None:
+        """See `Cluster.release`."""
+        self._fleet.release(members)
+
+    def leave_out(self, member: int) -> None:
+        """See `Cluster.leave_out`."""
+        self._fleet.leave_out(member)
+
+    def readmit(self, member: int, process: int) -> None:
+        """See `Cluster.readmit`."""
+        self._fleet.readmit(member, process)
+
+    def holds(self, member: int) -> bool:
+        """See `Cluster.holds`."""
+        return self._fleet.holds(member)
+
+    def hear(self, timeout_s: float) -> list[Event | Word]:
+        """See `Cluster.hear`.
+
+        Raises:
+            SupersededError: Another driver has taken the run over; nothing was heard.
+            MachineError: What holds the members' processes is gone.
+        """
+        untold, self._untold = self._untold, []
+        told = self._fleet.poll(0.0 if untold else timeout_s, self._written())
+        self._pool.check()  # before any of it is written
+        return [*untold, *told, *self._watch.poll(self._placed), *self._inputs.poll()]
+
+    def see(self, event: Event) -> None:
+        """An event is in the log: remember what it says of members, data and machines."""
+        self._inputs.keep(event)
+        match event:
+            case MemberReady():
+                self._ready[event.member] = event
+            case MemberLeaving():
+                self._watch.leaves(event)
+            case _:
+                pass
+
+    def _placed(self) -> dict[int, str]:
+        """The nodes of the members that are there."""
+        return {m: ready.node for m, ready in self._ready.items() if self._fleet.holds(m)}
+
+    def poll(self) -> Heard:
+        """See `Cluster.poll`."""
+        return self._fleet.heard()
+
+    def lines(self) -> list[Lines]:
+        """What members' own logs have said since the last call; it came with their events."""
+        return self._fleet.lines()
+
+    def close(self) -> None:
+        """End all members, and the pipeline; once."""
+        if not self._closed:
+            self._closed = True
+            self._fleet.close()
+            self._rendezvous.close()
 
 
-def _embedded_cpus(job: Job) -> int:
-    """Logical CPUs of an embedded cluster: this machine's, or what the fewest workers need.
+class ClusterWatch:
+    """What befalls a run from outside: machines that come and go, and what people ask of it.
 
-    A machine with fewer cores than `elastic.min_workers` asks for still runs the job, slower; one
-    with fewer cores than a single worker asks for does not.
+    Args:
+        inventory: The machines as they are now.
+        resources: What one member reserves.
+        session: The start, with the directory in which people leave what they ask for.
+
+    Attributes:
+        inventory: The machines as they were last seen.
     """
-    cores, each = len(os.sched_getaffinity(0)), job.resources.worker.cpus
-    return max(cores, job.elastic.min_workers * each) if each <= cores else cores
+
+    def __init__(self, inventory: Inventory, resources: RoleResources, session: Session) -> None:
+        """Nothing has changed yet."""
+        self.inventory = inventory
+        self._resources = resources
+        self._directory, self._clock = session.directory, session.clock
+        self._stop = session.stop
+        self._looked_s = self._asked_s = self._clock.monotonic_s()
+        self._leaving: set[str] = set()  # nodes
+        self._told: set[int] = set()  # members on them
+        self._room = self.room
+
+    @property
+    def room(self) -> int:
+        """How many members the machines hold together, those that they hold already counted.
+
+        What is going to leave holds none.
+        """
+        nodes = (node for node in self.inventory.nodes if node.name not in self._leaving)
+        return capacity(Inventory(nodes=tuple(nodes)), self._resources)
+
+    def poll(self, placed: Callable[[], Mapping[int, str]]) -> list[Event]:
+        """What has happened since this was last asked.
+
+        Args:
+            placed: Gives the nodes of members, by member; asked now and then.
+        """
+        now_s = self._clock.monotonic_s()
+        found: list[Event] = []
+        if self._stop is not None and (why := self._stop.reason) is not None:
+            self._stop = None
+            found.append(StopRequested(reason=why))
+        if now_s - self._asked_s >= _ASKED_S:
+            self._asked_s = now_s
+            found += [*self._requests(), *self._drained(placed())]
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            self.inventory = inventory()
+            if self.room != self._room:
+                self._room = self.room
+                found.append(CapacityChanged(workers=self._room))
+        return found
+
+    def leaves(self, event: MemberLeaving) -> None:
+        """A member has said of itself or its node that it is going to leave."""
+        self._told.add(event.member)
+        if event.node:
+            self._leaving.add(event.node)
+
+    def _drained(self, placed: Mapping[int, str]) -> list[Event]:
+        """The members on nodes that Ray drains, each told once."""
+        found: list[Event] = []
+        for node, leaving in draining(self._clock).items():
+            self._leaving.add(node)
+            for member in sorted(m for m, at in placed.items() if at == node):
+                if member not in self._told:
+                    self._told.add(member)
+                    found.append(
+                        MemberLeaving(
+                            member=member,
+                            reason=leaving.reason,
+                            deadline_s=leaving.deadline_s,
+                            node=node,
+                        )
+                    )
+        return found
+
+    def _requests(self) -> list[Event]:
+        try:
+            asked = take_range(self._directory.path)
+        except ValueError as error:
+            detail = {"why": str(error)}
+            return [Noticed(what="a wish for other workers was passed over", detail=detail)]
+        return [] if asked is None else [RangeChanged(**asked)]
+
+
+def profile_of(readies: Sequence[MemberReady]) -> Profile:
+    """The profile of a task as members measured it: sizes are the first one's."""
+    first = readies[0]
+    return Profile(
+        samples=first.samples,
+        parameters=first.parameters,
+        gradient_bytes=first.gradient_bytes,
+        state_bytes=first.state_bytes,
+        speeds=tuple(Speed(fixed_s=r.fixed_s, micro_batch_s=r.micro_batch_s) for r in readies),
+    )

@@ -1,39 +1,76 @@
-"""What a run would be: one worker is placed and measures itself; nothing is trained or kept."""
+"""Dry runs on the machines: `plan` measures one worker, `try_out` does two steps.
+
+`train --try` sends a job through every room, and nothing is left of it. It is driven twice: first
+it prepares the data, computes, exchanges, measures the held-out samples and writes a checkpoint;
+then it begins from that checkpoint, as a resumed run does. The schedule of the learning rate is
+made for the whole job. Preprocessed rows stay in the cache, where the run in earnest finds them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import secrets
+import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raycloud import errors
 from raycloud.clock import SystemClock
-from raycloud.events import MemberFailed, MemberLost, MemberReady
-from raycloud.on_ray.cluster import inventory
-from raycloud.on_ray.failure import error_of
-from raycloud.on_ray.fleet import Fleet
-from raycloud.on_ray.profile import profile_of
-from raycloud.on_ray.sources import here, pipeline_name
+from raycloud.errors import RaycloudError, RunDirectoryError
+from raycloud.events import (
+    CheckpointPublished,
+    MemberFailed,
+    MemberLost,
+    MemberReady,
+    StepsCommitted,
+)
+from raycloud.on_ray.attach import attached, inventory, node_id_here
+from raycloud.on_ray.run import imported, with_secrets
 from raycloud.planning.inventory import require
 from raycloud.planning.plan import Plan, make
-from raycloud.training.member import MemberConfig
-from raycloud.training.words import Word
+from raycloud.report.tried import Tried
+from raycloud.spec import Environment, Job, RunDirectory
+from raycloud.spec.rundir import RUNS
+from raycloud.spec.secrets import place_of
 
 if TYPE_CHECKING:
+    from raycloud.events import Observed
+    from raycloud.on_ray.session import Run, StopSwitch
     from raycloud.packing.code import TaskCode
-    from raycloud.spec import Job
+
+STEPS = 2
 
 
-def dry_run(job: Job, code: TaskCode) -> Plan:
-    """Measure the task on one worker, and plan for all.
+def plan(job: Job, *, address: str | None = None) -> Plan:
+    """What `train` would do, found out by measuring one worker; nothing is trained or kept.
 
     Raises:
-        RaycloudError: The machines cannot hold the job, the task's code raised, or the worker was
-            lost.
+        JobError: What was asked cannot be done.
+        MachineError: The cluster has no room.
     """
-    nodes = inventory()
-    require(nodes, job.resources.worker, job.elastic.min_workers)
+    job = with_secrets(job)
+    address = address or Environment.from_process().ray_address
+    with imported(job) as ready, attached(job, address):
+        _, code = ready()
+        from raycloud.on_ray.cluster import profile_of
+
+        nodes = inventory()
+        require(nodes, job.resources.worker, job.elastic.min_workers)
+        return make(job, nodes, profile_of([_measured(job, code)]))
+
+
+def _measured(job: Job, code: TaskCode) -> MemberReady:
+    """What one worker measures of itself."""
+    from raycloud.on_ray.fleet import Fleet
+    from raycloud.on_ray.inputs import pipeline_name
+    from raycloud.on_ray.launch import error_of
+    from raycloud.training.config import MemberConfig
+    from raycloud.training.words import Word
+
     fleet = Fleet(job.resources.worker, SystemClock())
-    with tempfile.TemporaryDirectory() as nothing:
+    with tempfile.TemporaryDirectory() as nothing, contextlib.closing(fleet):
         config = MemberConfig(
             member=0,
             node="",
@@ -42,25 +79,188 @@ def dry_run(job: Job, code: TaskCode) -> Plan:
             task=code,
             checkpoints=nothing,
             pipeline=pipeline_name(),
-            home=here(),
+            home=node_id_here(),
         )
-        try:
-            fleet.spawn([config])
-            ready = _ready(fleet)
-        finally:
-            fleet.close()
-    return make(job, nodes, profile_of([ready]))
+        fleet.spawn([config])
+        while True:
+            for event in fleet.poll(1.0, {}):
+                match event:
+                    case Word(event=MemberReady() as ready):
+                        return ready
+                    case Word(event=MemberFailed() as failed):
+                        raise error_of(failed)
+                    case MemberLost():
+                        raise errors.MemberLostError(f"the worker was lost: {event.reason}")
+                    case _:
+                        pass
 
 
-def _ready(fleet: Fleet) -> MemberReady:
-    while True:
-        for event in fleet.poll(1.0, {}):
-            match event:
-                case Word(event=MemberReady() as ready):
-                    return ready
-                case Word(event=MemberFailed() as failed):
-                    raise error_of(failed)
-                case MemberLost():
-                    raise errors.MemberLostError(f"the worker was lost: {event.reason}")
-                case _:
-                    pass
+def try_out(
+    job: Job,
+    *,
+    run_dir: Path | None = None,
+    address: str | None = None,
+    observer: Callable[[Observed], None] | None = None,
+    stop: StopSwitch | None = None,
+    started_s: float | None = None,
+) -> Tried:
+    """Send two steps of `job` through every room.
+
+    Args:
+        job: What is asked.
+        run_dir: Where the run in earnest would be kept: it is tried beside it.
+        address: As in `train`.
+        observer: As in `train`.
+        stop: As in `train`.
+        started_s: As in `train`.
+
+    Raises:
+        RaycloudError: What the run in earnest would end with.
+    """
+    clock = SystemClock()
+    began_s = clock.monotonic_s() if started_s is None else started_s
+    address = address or Environment.from_process().ray_address
+    asked, job = job, with_secrets(job)
+    with (
+        _folder(run_dir) as folder,
+        _small(job) as small,
+        imported(job) as ready,
+        attached(job, address),
+    ):
+        task, code = ready()
+        from raycloud.on_ray.launch import drive
+        from raycloud.on_ray.session import Session
+
+        runs: list[Run] = []
+        for resume in (False, True):
+            session = Session(
+                job=small,
+                asked=_as_small(asked, small),
+                task=task,
+                code=code,
+                directory=RunDirectory(folder),
+                resume=resume,
+                clock=clock,
+                began_s=clock.monotonic_s() if resume else began_s,
+                observer=observer or (lambda _: None),
+                stop=stop,
+                only_steps=STEPS,
+            )
+            runs.append(drive(session))
+            if runs[-1].status != "finished":
+                break
+        place = place_of(job.checkpoint.path) or str(folder.parent)
+        return _tried(job, runs, place, wall_s=clock.monotonic_s() - began_s)
+
+
+def _tried(job: Job, runs: list[Run], place: str, *, wall_s: float) -> Tried:
+    summary, events = runs[0].summary, runs[0].events
+    commits = [event for event in events if isinstance(event, StepsCommitted)]
+    saved = [event for event in events if isinstance(event, CheckpointPublished)]
+    last = commits[-1] if commits else None
+    return Tried(
+        job=job.name,
+        status=runs[-1].status,
+        steps=summary["steps"],
+        workers=summary["workers"],
+        samples=summary["samples"],
+        first_step_s=summary["first_step_s"],
+        step_s=last.wall_s / (last.last_step - last.first_step) if last else None,
+        measures=runs[-1].metrics,
+        checkpoint_bytes=saved[-1].state_bytes if saved else 0,
+        checkpoint_place=place,
+        wall_s=wall_s,
+    )
+
+
+@contextlib.contextmanager
+def _folder(run_dir: Path | None) -> Iterator[Path]:
+    """A folder on the file system where the run would be; gone afterwards, as are its parents.
+
+    An error that names it says instead that nothing was kept.
+    """
+    root = RUNS if run_dir is None else run_dir.parent
+    missing = _missing(root)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".try-", dir=root))
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run cannot be kept in {root}: {error.strerror}",
+            hint="give a directory that can be written with --run-dir",
+        ) from error
+    try:
+        yield folder
+    except RaycloudError as error:
+        if str(folder) in error.hint:
+            error.hint = "it was tried, so nothing was kept; --debug shows the traceback"
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        _remove_empty(missing)
+
+
+@contextlib.contextmanager
+def _small(job: Job) -> Iterator[Job]:
+    """The job with few held-out samples, and its checkpoints in a place that is removed again."""
+    most = job.evaluate.batch * job.elastic.max_workers
+    samples = min(most, job.evaluate.max_samples or most)
+    update = {
+        "evaluate": job.evaluate.model_copy(update={"max_samples": samples}),
+        "data": job.data.model_copy(update={"refresh": False}),
+        "tracking": type(job.tracking)(),  # off: what is tracked elsewhere would stay there
+    }
+    if job.checkpoint.path is None:
+        yield job.model_copy(update=update)
+        return
+    place = f"{job.checkpoint.path.rstrip('/')}/try-{secrets.token_hex(4)}"
+    here = _local(place)
+    missing = _missing(here.parent) if here else []
+    update["checkpoint"] = job.checkpoint.model_copy(update={"path": place})
+    try:
+        yield job.model_copy(update=update)
+    except BaseException:
+        with contextlib.suppress(RaycloudError):  # what ended the run is what the user should see
+            _remove(place)
+        raise
+    else:
+        _remove(place)
+    finally:
+        _remove_empty(missing)
+
+
+def _as_small(asked: Job, small: Job) -> Job:
+    """What is written down: as small, with the names of secrets and not their values."""
+    named = asked.checkpoint.path
+    checkpoint = small.checkpoint.model_copy(update={"path": named})
+    return asked.model_copy(update={"evaluate": small.evaluate, "checkpoint": checkpoint})
+
+
+def _remove(place: str) -> None:
+    """Every file that was written to a place, and the place where it is a local directory."""
+    from raycloud.checkpoint import open_store
+
+    if here := _local(place):
+        shutil.rmtree(here, ignore_errors=True)
+        return
+    store = open_store(place)
+    store.remove_all(list(store.sizes()))
+
+
+def _local(place: str) -> Path | None:
+    """The directory that a path or URL names on this machine; None: it is elsewhere."""
+    protocol, found, rest = place.partition("://")
+    if not found:
+        return Path(place)
+    return Path(rest) if protocol in {"file", "local"} else None
+
+
+def _missing(path: Path) -> list[Path]:
+    """A directory and those above it, innermost first, as far as they are not there."""
+    return [place for place in (path, *path.parents) if not place.exists()]
+
+
+def _remove_empty(paths: list[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):  # somebody else uses it by now
+            path.rmdir()

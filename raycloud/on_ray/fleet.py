@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -16,9 +16,7 @@ from raycloud.control.heartbeats import Heard
 from raycloud.errors import PlacementError
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.net.heartbeat import Probes
-from raycloud.on_ray.keeper import Keeper, Opaque
-from raycloud.on_ray.seat import POLL_S, Seat
-from raycloud.on_ray.vacancies import Vacancies
+from raycloud.on_ray.pool import ActorPool, Opaque, Vacancies
 from raycloud.run.driver import ENDED
 from raycloud.step.pace import Behind
 from raycloud.training.journal import Lines
@@ -30,13 +28,55 @@ if TYPE_CHECKING:
 
     from raycloud.clock import Clock
     from raycloud.commands import Change, Vacancy
-    from raycloud.on_ray.tenure import Tenure
+    from raycloud.net.stream import Place
     from raycloud.spec.job import RoleResources
     from raycloud.training.member import Meeting, MemberConfig
 
+POLL_S = 1.0  # a member that has nothing to say says so
 _LOOK_S = 0.5  # between two looks whether there is a place
 _PLACE_S = 60
 _DOUBT_S = 0.05  # between two looks whether a machine is gone that has not answered as usual
+
+
+@dataclass
+class MemberProcess:
+    """A member's process as the driver knows it, and what is awaited of it.
+
+    Attributes:
+        actor: Its handle.
+        poll: The answer that is awaited.
+        due_s: When that is due.
+        again_s: When it is asked again, where it could not be reached.
+        asked_anew: What is awaited was asked after it had been left out.
+    """
+
+    actor: Any
+    poll: Any = None
+    due_s: float = 0.0
+    again_s: float = 0.0
+    asked_anew: bool = False
+
+    def ask(
+        self, term: int, probes: Place | None, *, written: int = 0, wait_s: float = POLL_S
+    ) -> None:
+        """Ask it for its words: see `MemberActor.poll`."""
+        self.poll = self.actor.poll.remote(wait_s, written, term, probes)
+
+    def ask_anew(self, term: int, probes: Place | None, *, wait_s: float = POLL_S) -> None:
+        """The same, once it has been left out."""
+        self.ask(term, probes, wait_s=wait_s)
+        self.asked_anew = True
+
+    def is_back(self, term: int, probes: Place | None) -> bool:
+        """Whether an answer of one that was left out shows that it is back; else it is asked anew.
+
+        One that was asked for before may have been on its way, as from a node that hears nothing
+        any more.
+        """
+        back = self.asked_anew
+        if not back:
+            self.ask_anew(term, probes, wait_s=0.0)
+        return back
 
 
 class Fleet:
@@ -45,16 +85,16 @@ class Fleet:
     Args:
         resources: What each worker reserves.
         clock: To see who answers in time.
-        keeper: Makes and holds the processes; None: one of its own, in this process.
+        pool: Makes and holds the processes; None: one of its own, in this process.
     """
 
     def __init__(
-        self, resources: RoleResources, clock: Clock, keeper: Keeper | Tenure | None = None
+        self, resources: RoleResources, clock: Clock, pool: ActorPool | None = None
     ) -> None:
         """No members yet."""
-        self._keeper = Keeper(clock) if keeper is None else keeper
-        self._driver = self._keeper.number
-        self._vacancies = Vacancies(self._keeper, clock)
+        self._pool = ActorPool(clock) if pool is None else pool
+        self._term = self._pool.term
+        self._vacancies = Vacancies(self._pool, clock)
         self._resources = resources
         self._clock = clock
         self._polled_s = float("-inf")
@@ -66,10 +106,10 @@ class Fleet:
         self._waiting: dict[int, tuple[PlacementGroup, MemberConfig]] = {}
         self._looked_s = 0.0
         self._collators: tuple[str, ...] = ()
-        self._seats: dict[int, Seat] = {}
+        self._processes: dict[int, MemberProcess] = {}
         self._lines: list[Lines] = []
-        self._away: dict[int, Seat] = {}  # left out, and not heard since
-        self._returned: dict[int, Seat] = {}
+        self._away: dict[int, MemberProcess] = {}  # left out, and not heard since
+        self._returned: dict[int, MemberProcess] = {}
         self._untold: list[Event] = []
 
     def spawn(self, configs: Sequence[MemberConfig]) -> int:
@@ -84,7 +124,7 @@ class Fleet:
         groups = [self._reserve(config.member) for config in configs]
         placed = sum(1 for _ in itertools.takewhile(lambda g: g.wait(_PLACE_S), groups))
         if placed < len(groups):
-            self._keeper.drop([config.member for config in configs])
+            self._pool.drop([config.member for config in configs])
             raise PlacementError(
                 f"only {placed} of {len(groups)} workers found a place within {_PLACE_S} s: "
                 f"each asks for {self._bundle()}",
@@ -92,7 +132,9 @@ class Fleet:
             )
         first = configs[0]
         if count := first.job.data.collators:
-            self._collators = self._keeper.crew(count, first.pipeline, Opaque(ray.put(first)))
+            self._collators = self._pool.start_collators(
+                count, first.pipeline, Opaque(ray.put(first))
+            )
         for config in configs:
             self._start(config)
         return len(self._collators)
@@ -101,7 +143,7 @@ class Fleet:
         """Go on with members that compute already, by their handles, and with their collators."""
         self._collators = collators
         for member, actor in actors.items():
-            self._ask(self._seats.setdefault(member, Seat(actor=actor)))
+            self._ask(self._processes.setdefault(member, MemberProcess(actor=actor)))
 
     def await_place(self, config: MemberConfig, vacancy: Vacancy | None = None) -> None:
         """Start a member as soon as there is a place for it; `MemberSpawned` then says so.
@@ -119,13 +161,13 @@ class Fleet:
     def _start(self, config: MemberConfig) -> None:
         told = Opaque(ray.put(replace(config, collators=self._collators)))
         resources = self._resources
-        actor = self._keeper.start(config.member, told, resources.cpus, resources.gpus)
-        self._ask(self._seats.setdefault(config.member, Seat(actor=actor)))
+        actor = self._pool.start(config.member, told, resources.cpus, resources.gpus)
+        self._ask(self._processes.setdefault(config.member, MemberProcess(actor=actor)))
 
     def _start_placed(self) -> list[Event]:
         """Start whoever has found a place meanwhile."""
         now_s = self._clock.monotonic_s()
-        soon = self._seats and now_s - self._looked_s < _LOOK_S  # others go on meanwhile
+        soon = self._processes and now_s - self._looked_s < _LOOK_S  # others go on meanwhile
         if not self._waiting or soon:
             return []
         self._looked_s = now_s
@@ -152,7 +194,7 @@ class Fleet:
             return [*untold]
         events: list[Event | Word] = [*self._start_placed(), *self._look_for_returned()]
         before_s = self._polled_s
-        by_poll = {seat.poll: member for member, seat in self._seats.items()}
+        by_poll = {process.poll: member for member, process in self._processes.items()}
         most_s = _DOUBT_S if self._probes.reach.doubtful else timeout_s
         wait_s = 0.0 if events else min(most_s, timeout_s)
         if not by_poll:  # nobody is there, and it may be long until somebody is
@@ -176,9 +218,9 @@ class Fleet:
                 self._forget(member)
                 self._vacancies.add(member)
                 continue
-            seat = self._seats[member]
-            self._late_s[member] = max(0.0, before_s - seat.due_s)  # then it was not there yet
-            self._ask(seat, written=written.get(member, 0))
+            process = self._processes[member]
+            self._late_s[member] = max(0.0, before_s - process.due_s)  # then it was not there yet
+            self._ask(process, written=written.get(member, 0))
         return events
 
     def _look_for_returned(self) -> list[Event]:
@@ -187,42 +229,42 @@ class Fleet:
         What it says belongs to a generation that goes on without it.
         """
         events: list[Event] = []
-        for member, seat in [*self._away.items()]:
+        for member, process in [*self._away.items()]:
             now_s = self._clock.monotonic_s()
-            if not ray.wait([seat.poll], timeout=0)[0] or now_s < seat.again_s:
+            if not ray.wait([process.poll], timeout=0)[0] or now_s < process.again_s:
                 continue
             try:
-                self._lines += [one for one in ray.get(seat.poll) if isinstance(one, Lines)]
+                self._lines += [one for one in ray.get(process.poll) if isinstance(one, Lines)]
             except ActorUnavailableError:
-                seat.again_s = now_s + POLL_S
-                seat.ask_anew(self._driver, self._probes.place)
+                process.again_s = now_s + POLL_S
+                process.ask_anew(self._term, self._probes.place)
             except RayError as error:
                 events.append(MemberLost(member=member, reason=_reason(error)))
                 self.release([member])
             else:
-                if seat.is_back(self._driver, self._probes.place):
+                if process.is_back(self._term, self._probes.place):
                     self._returned[member] = self._away.pop(member)
-                    late_s = max(0.0, now_s - seat.due_s)
+                    late_s = max(0.0, now_s - process.due_s)
                     events.append(MemberReturned(member=member, late_s=late_s))
         return events
 
     def leave_out(self, member: int) -> None:
         """Listen to a member no more, and look whether its process answers again."""
-        if seat := self._seats.pop(member, None):
-            self._away[member] = seat
+        if process := self._processes.pop(member, None):
+            self._away[member] = process
             self._probes.forget(member)
             self._late_s.pop(member, None)
             self._still_s.pop(member, None)
 
     def readmit(self, member: int, process: int) -> None:
         """Go on with a process that has returned, as another member."""
-        seat = self._returned.pop(process, None)
-        if seat is None:  # it has died since
+        found = self._returned.pop(process, None)
+        if found is None:  # it has died since
             self._untold.append(MemberLost(member=member, reason=ENDED))
             return
-        self._keeper.rename(process, member)
-        poll, due_s = seat.actor.rejoin.remote(member, self._driver), self._clock.monotonic_s()
-        self._seats[member] = Seat(actor=seat.actor, poll=poll, due_s=due_s + POLL_S)
+        self._pool.rename(process, member)
+        poll, due_s = found.actor.rejoin.remote(member, self._term), self._clock.monotonic_s()
+        self._processes[member] = MemberProcess(actor=found.actor, poll=poll, due_s=due_s + POLL_S)
         self._untold.append(MemberSpawned(member=member))
 
     def _sorted(self, member: int, told: Iterable[Word | Lines | Still | Behind]) -> list[Word]:
@@ -241,13 +283,13 @@ class Fleet:
                     words.append(one)
         return words
 
-    def _ask(self, seat: Seat, written: int = 0) -> None:
-        seat.ask(self._driver, self._probes.place, written=written)
-        seat.due_s = self._clock.monotonic_s() + POLL_S
+    def _ask(self, process: MemberProcess, written: int = 0) -> None:
+        process.ask(self._term, self._probes.place, written=written)
+        process.due_s = self._clock.monotonic_s() + POLL_S
 
     def holds(self, member: int) -> bool:
         """Whether there is a process of this member that is listened to."""
-        return member in self._seats
+        return member in self._processes
 
     def heard(self) -> Heard:
         """Which members have answered since the last call, and until when the next answers are due.
@@ -255,7 +297,7 @@ class Fleet:
         As of the end of the last `poll`: what takes its time after that makes nobody late.
         """
         late_s, self._late_s = self._late_s, {}
-        due_s = {member: seat.due_s for member, seat in self._seats.items()}
+        due_s = {member: process.due_s for member, process in self._processes.items()}
         still_s = {member: seconds for member, seconds in self._still_s.items() if seconds > 0.0}
         behind, self._behind = self._behind, {}
         reach = self._probes.reach
@@ -265,7 +307,7 @@ class Fleet:
             due_s=due_s,
             still_s=still_s,
             behind=behind,
-            cut_s={member: s for member, s in reach.cut_s.items() if member in self._seats},
+            cut_s={member: s for member, s in reach.cut_s.items() if member in self._processes},
             reached=reach.reached,
         )
 
@@ -276,33 +318,33 @@ class Fleet:
 
     def form(self, member: int, meeting: Meeting) -> None:
         """Tell a member where to meet the others."""
-        if seat := self._seats.get(member):
-            seat.actor.form.remote(meeting, self._driver)
+        if process := self._processes.get(member):
+            process.actor.form.remote(meeting, self._term)
 
     def prepare(self, member: int, number: int, change: Change) -> None:
         """Send a change ahead to a member."""
-        if seat := self._seats.get(member):
-            seat.actor.prepare.remote(number, change, self._driver)
+        if process := self._processes.get(member):
+            process.actor.prepare.remote(number, change, self._term)
 
     def release(self, members: Sequence[int]) -> None:
         """End processes and give back what they reserved."""
         for member in members:
             self._forget(member)
-        self._keeper.drop([member for member in members if member not in self._vacancies])
+        self._pool.drop([member for member in members if member not in self._vacancies])
 
     def _forget(self, member: int) -> None:
-        for held in (self._seats, self._away, self._returned, self._still_s, self._waiting):
+        for held in (self._processes, self._away, self._returned, self._still_s, self._waiting):
             held.pop(member, None)
         self._probes.forget(member)
 
     def close(self) -> None:
         """End all that is left."""
         self._probes.close()
-        self.release([*self._seats, *self._away, *self._returned, *self._waiting])
-        self._keeper.close()
+        self.release([*self._processes, *self._away, *self._returned, *self._waiting])
+        self._pool.close()
 
     def _reserve(self, member: int) -> PlacementGroup:
-        return self._keeper.reserve(member, self._bundle(), self._resources.labels)
+        return self._pool.reserve(member, self._bundle(), self._resources.labels)
 
     def _bundle(self) -> dict[str, float]:
         bundle: dict[str, float] = {"CPU": self._resources.cpus}

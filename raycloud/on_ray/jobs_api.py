@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from raycloud.clock import Clock, SystemClock
 from raycloud.errors import JobError, MachineError, RunDirectoryError
-from raycloud.on_ray.registry import ASKED, Registration
+from raycloud.on_ray.registration import ASKED, Registration
 from raycloud.on_ray.submission import (
     PATIENCE,
     Patience,

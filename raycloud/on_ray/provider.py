@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from raycloud.data.index import Block, Index
     from raycloud.data.samples import BlockSamples
+    from raycloud.on_ray.block_store import BlockFetcher
     from raycloud.on_ray.collators import RayCollators
-    from raycloud.on_ray.holders import Reach
-    from raycloud.on_ray.pipeline import PipelineConfig, Ready
+    from raycloud.on_ray.ingest import PipelineConfig, Ready
     from raycloud.order import Order
     from raycloud.task import Splits, Task
     from raycloud.training.member import MemberConfig
@@ -64,7 +64,7 @@ class RayProvider:
         self._pipeline: Any = None
         self._number = self._dead = -1  # that of the pipeline, and of the last that died
         self._wary = False
-        self._reach: Reach | None = None
+        self._fetcher: BlockFetcher | None = None
         self._handles: Mapping[str, Any] = {}
         self._pinned: dict[str, ObjectRef[Any]] = {}
         self._pinning: Any = None
@@ -127,12 +127,12 @@ class RayProvider:
         """
         table = self._from_memory(block)
         if table is None:
-            table = self._reached(block)
+            table = self._fetched(block)
         if table is None:
             self._notice("a block is made again", block=block.key)
             again = self._call("remake", block.key)
             self._connect(self._call("prepare"))  # to others, if the pipeline is another one
-            table = self._reached(again)
+            table = self._fetched(again)
         if table is None:
             raise MachineError(
                 f"the block {block.key} was made again and cannot be read on this node",
@@ -141,23 +141,24 @@ class RayProvider:
         return table
 
     def _connect(self, ready: Ready) -> None:
-        from raycloud.on_ray.holder import cache_of
-        from raycloud.on_ray.holders import Reach
+        from raycloud.on_ray.block_store import BlockFetcher, cache_of
 
         for what, detail in ready.notices:
             self._notice(what, **detail)
         self._handles = ready.handles
-        self._reach = Reach(cache_of(self._config.job), self._node, ready.handles, self._notice)
+        self._fetcher = BlockFetcher(
+            cache_of(self._config.job), self._node, ready.handles, self._notice
+        )
 
     def _samples(self, index: Index) -> BlockSamples:
         from raycloud.data.samples import BlockSamples
 
         return BlockSamples(index, self.table_of)
 
-    def _reached(self, block: Block) -> pa.Table | None:
-        if self._reach is None:
+    def _fetched(self, block: Block) -> pa.Table | None:
+        if self._fetcher is None:
             raise InternalError("a block was asked for before the data was prepared")
-        return self._reach.table(block)
+        return self._fetcher.table(block)
 
     def _from_memory(self, block: Block) -> pa.Table | None:
         reference = self._references().get(block.key)
@@ -184,10 +185,10 @@ class RayProvider:
 
     def _warm(self) -> None:
         """Begin to ask what is pinned on this node."""
-        holder = self._handles.get(self._node)
-        if holder is not None:
+        blocks = self._handles.get(self._node)
+        if blocks is not None:
             with self._warming:
-                self._pinning = holder.ask.remote("pinned", _WARM_S)
+                self._pinning = blocks.ask.remote("pinned", _WARM_S)
 
     def _call(self, method: str, *args: Any) -> Any:
         """Ask the pipeline; where it died, one is made again."""
@@ -213,7 +214,7 @@ class RayProvider:
         )
 
     def _found(self) -> Any:
-        from raycloud.on_ray.pipeline_actor import pipeline_of
+        from raycloud.on_ray.ingest import pipeline_of
 
         with self._lock:
             if self._pipeline is None:
@@ -231,7 +232,7 @@ class RayProvider:
                 self._dead = self._number if dead else self._dead
 
     def _told(self) -> PipelineConfig:
-        from raycloud.on_ray.pipeline import PipelineConfig
+        from raycloud.on_ray.ingest import PipelineConfig
 
         config = self._config
         return PipelineConfig(

@@ -1,4 +1,4 @@
-"""`train` and `plan`: from a job to a run, on a Ray that is there or one started here."""
+"""`train`: from a job to a run, on a Ray that is there or one started here."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import contextlib
 import importlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from raycloud.clock import SystemClock
 from raycloud.errors import SpecError
-from raycloud.events import CheckpointPublished
 from raycloud.redact import know
 from raycloud.spec import (
     Environment,
@@ -28,63 +26,8 @@ from raycloud.spec.rundir import NothingSavedError
 from raycloud.spec.secrets import filled, secrets_of
 
 if TYPE_CHECKING:
-    from raycloud.events import Event, Observed
-    from raycloud.planning.plan import Plan
-
-
-class StopSwitch(Protocol):
-    """What a caller turns to ask a run to checkpoint and end."""
-
-    @property
-    def reason(self) -> str | None:
-        """Why; None until someone asks."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """A run that ended well: all steps done, or stopped on request after a checkpoint.
-
-    Attributes:
-        status: `finished` or `stopped`.
-        directory: Where everything it left lies.
-        summary: What `summary.json` says.
-    """
-
-    status: str
-    directory: Path
-    summary: dict[str, Any]
-
-    @property
-    def events(self) -> list[Event]:
-        """Everything that happened, in order."""
-        from raycloud.report.log import read_events
-
-        return [event for _, event in read_events(RunDirectory(self.directory).events_jsonl)]
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The measures of the held-out samples at the end."""
-        return dict(self.summary["eval"])
-
-    @property
-    def checkpoint(self) -> str | None:
-        """Where the newest checkpoint lies; None where there is none."""
-        paths = [e.path for e in self.events if isinstance(e, CheckpointPublished)]
-        return paths[-1] if paths else None
-
-    def __repr__(self) -> str:
-        """The summary, as the command line shows it."""
-        from raycloud.report.summary import Summary
-        from raycloud.report.terminal import summary_text
-
-        return summary_text(Summary.from_record(self.summary), self.directory)
-
-    def _repr_html_(self) -> str:
-        from raycloud.report.notebook import summary_html
-        from raycloud.report.summary import Summary
-
-        return summary_html(Summary.from_record(self.summary), self.directory)
+    from raycloud.events import Observed
+    from raycloud.on_ray.session import Run, StopSwitch
 
 
 def train(  # noqa: PLR0913 - each is one thing a caller may want to say
@@ -133,7 +76,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
         shown = observer or (lambda _: None)
         with imported(job) as ready, _registered(job, directory, address, shown) as see:
             task, code = ready()
-            from raycloud.on_ray.driver import drive
+            from raycloud.on_ray.launch import drive
             from raycloud.on_ray.session import Session
 
             return drive(
@@ -168,30 +111,6 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
     )
 
 
-def plan(job: Job, *, address: str | None = None) -> Plan:
-    """What `train` would do, found out by measuring one worker; nothing is trained or kept.
-
-    Raises:
-        JobError: What was asked cannot be done.
-        MachineError: The cluster has no room.
-    """
-    job = with_secrets(job)
-    address = address or Environment.from_process().ray_address
-    with imported(job) as ready, _attached(job, address):
-        _, code = ready()
-        from raycloud.on_ray.dry_run import dry_run
-
-        return dry_run(job, code)
-
-
-@contextlib.contextmanager
-def _attached(job: Job, address: str | None) -> Iterator[None]:
-    from raycloud.on_ray.cluster import attached
-
-    with attached(job, address):
-        yield
-
-
 @contextlib.contextmanager
 def _registered(
     job: Job, directory: RunDirectory, address: str | None, observer: Callable[[Observed], None]
@@ -201,15 +120,14 @@ def _registered(
     Yields:
         What to call with every event.
     """
-    from raycloud.on_ray.cluster import attached
+    from raycloud.on_ray.attach import attached
 
     if address is None:
         with attached(job, None):
             yield observer
         return
-    from raycloud.on_ray.metrics import Gauges
-    from raycloud.on_ray.registry import Registration, logged
-    from raycloud.report.standing import Identity
+    from raycloud.on_ray.registration import Gauges, Registration, logged
+    from raycloud.report.card import Identity
 
     registration = Registration.of(job, directory.path)
     with (

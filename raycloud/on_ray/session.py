@@ -1,30 +1,83 @@
-"""One start of a run: what it is given, from where it goes on, and what all are told first."""
+"""One start of a run: what it is given, from where it goes on, and what it ends with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from raycloud import __version__
-from raycloud.checkpoint import Manifest, Store, latest, steps
 from raycloud.control import ControlSettings
-from raycloud.errors import RunDirectoryError, SpecError
-from raycloud.events import Noticed, RunStarted
+from raycloud.events import CheckpointPublished
 from raycloud.order import Position
-from raycloud.spec.rundir import NothingSavedError
+from raycloud.spec import RunDirectory
 from raycloud.training.config import MemberConfig
 
 if TYPE_CHECKING:
+    from raycloud.checkpoint import Manifest
     from raycloud.clock import Clock
     from raycloud.events import Event, Observed
-    from raycloud.on_ray.run import StopSwitch
     from raycloud.packing.code import TaskCode
     from raycloud.report.tally import Tally
-    from raycloud.spec import Job, RunDirectory
+    from raycloud.spec import Job
     from raycloud.task import Task
 
 SILENCE_S = 600.0  # a step, or measuring the held-out samples, may take minutes
+
+
+class StopSwitch(Protocol):
+    """What a caller turns to ask a run to checkpoint and end."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why; None until someone asks."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A run that ended well: all steps done, or stopped on request after a checkpoint.
+
+    Attributes:
+        status: `finished` or `stopped`.
+        directory: Where everything it left lies.
+        summary: What `summary.json` says.
+    """
+
+    status: str
+    directory: Path
+    summary: dict[str, Any]
+
+    @property
+    def events(self) -> list[Event]:
+        """Everything that happened, in order."""
+        from raycloud.report.log import read_events
+
+        return [event for _, event in read_events(RunDirectory(self.directory).events_jsonl)]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The measures of the held-out samples at the end."""
+        return dict(self.summary["eval"])
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Where the newest checkpoint lies; None where there is none."""
+        paths = [e.path for e in self.events if isinstance(e, CheckpointPublished)]
+        return paths[-1] if paths else None
+
+    def __repr__(self) -> str:
+        """The summary, as the command line shows it."""
+        from raycloud.report.summary import Summary
+        from raycloud.report.terminal import summary_text
+
+        return summary_text(Summary.from_record(self.summary), self.directory)
+
+    def _repr_html_(self) -> str:
+        from raycloud.report.notebook import summary_html
+        from raycloud.report.summary import Summary
+
+        return summary_html(Summary.from_record(self.summary), self.directory)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,54 +175,3 @@ class Origin:
     ledger: Mapping[str, Any] = field(default_factory=dict)
     generation: int = -1
     opening: tuple[Event, ...] = ()
-
-
-def origin_of(session: Session, store: Store) -> Origin:
-    """The beginning for a new run, the newest sound checkpoint for one that is resumed.
-
-    Raises:
-        RunDirectoryError: A new run would write among another run's checkpoints.
-        NothingSavedError: A resumed one has none.
-        SpecError: The run has already done more steps than are asked for.
-    """
-    if not session.resume:
-        if there := steps(store):
-            raise RunDirectoryError(
-                f"{store.place} holds the checkpoints of another run (newest: step {there[-1]})",
-                hint="give another checkpoint.path, or go on with that run: --resume --run-dir DIR",
-            )
-        return Origin(opening=(_started(session),))
-    found = latest(store)
-    manifest = found.manifest
-    if manifest is None:
-        raise NothingSavedError(
-            f"{session.directory.path} has no checkpoint to resume from",
-            hint="--resume allow sets its files aside and begins again, or give another --run-dir",
-        )
-    asked = session.job.steps
-    if asked is not None and asked < manifest.step:
-        raise SpecError(
-            "steps",
-            asked,
-            f"the run has done {manifest.step} steps already",
-            hint=f"write steps {manifest.step} or more",
-        )
-    damaged = (
-        Noticed(
-            what=f"the checkpoint of step {step} is damaged and was passed over",
-            detail={"why": why},
-        )
-        for step, why in found.skipped
-    )
-    return Origin(
-        manifest=manifest,
-        step=manifest.step,
-        position=Position(epoch=manifest.epoch, offset=manifest.offset),
-        ledger=dict(manifest.ledger),
-        generation=manifest.generation,
-        opening=(_started(session, resumed_from_step=manifest.step), *damaged),
-    )
-
-
-def _started(session: Session, **more: Any) -> RunStarted:
-    return RunStarted(job=session.job.name, version=__version__, **more)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.clock import Clock, SystemClock
 from raycloud.errors import JobError, MachineError, RaycloudError
-from raycloud.on_ray.endpoint import TOKEN_HINT, TUNNEL_HINT, endpoint
+from raycloud.on_ray.jobs_client import TOKEN_HINT, TUNNEL_HINT, endpoint
 from raycloud.spec import Environment
 
 if TYPE_CHECKING:

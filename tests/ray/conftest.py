@@ -53,7 +53,7 @@ def cluster(ray_tmpdir: Path, request: pytest.FixtureRequest) -> str:
     """
     import ray
 
-    from raycloud.on_ray.cluster import _EMBEDDED, _QUIET
+    from raycloud.on_ray.attach import _EMBEDDED, _QUIET
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (_QUIET | _EMBEDDED).items():

@@ -28,7 +28,7 @@ from raycloud.events import (
     Recovered,
     StepsCommitted,
 )
-from raycloud.on_ray.draining import REASON, draining
+from raycloud.on_ray.attach import REASON, draining
 from raycloud.preemption import PreemptionNotice, on_sigterm
 from tests.live import asked, check_result, of_kind, wait_for
 from tests.live_tasks import Steady
@@ -42,7 +42,7 @@ def nodes(ray_tmpdir: Path) -> Iterator[tuple[str, ...]]:
     """The ids of three nodes, the head's first."""
     from ray.cluster_utils import Cluster
 
-    from raycloud.on_ray.cluster import _EMBEDDED, _QUIET
+    from raycloud.on_ray.attach import _EMBEDDED, _QUIET
 
     cluster = Cluster()
     with pytest.MonkeyPatch.context() as patch:

@@ -16,9 +16,9 @@ from raycloud.data.prepare import prepare_here
 from raycloud.data.provide import TRAIN
 from raycloud.errors import DataError
 from raycloud.events import DataGrew, DataPrepared, Event, MemberReady, MemberSpawned
-from raycloud.on_ray.holder import Holder, Place
-from raycloud.on_ray.pipeline import Pipeline, PipelineConfig
-from raycloud.on_ray.readers import Readers
+from raycloud.on_ray.block_store import NodeBlocks, Place
+from raycloud.on_ray.ingest import Pipeline, PipelineConfig
+from raycloud.on_ray.read_tasks import Readers
 from raycloud.spec import dump_job
 from tests.live import RAYCLOUD, exact_steps, of_kind, parameters, ran
 from tests.live_data import (
@@ -236,7 +236,7 @@ def test_files_added_while_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collators: int
 ) -> None:
     """They are in a later epoch of the same run; the run goes on from its checkpoint with them."""
-    monkeypatch.setattr("raycloud.on_ray.sources.REFRESH_S", 0.05)
+    monkeypatch.setattr("raycloud.on_ray.inputs.REFRESH_S", 0.05)
     written(tmp_path / "data", files=3, first=3)
     workers = 2 - collators
     job = asked(tmp_path, workers, steps=1_000_000, data={"refresh": True, "collators": collators})
@@ -292,7 +292,7 @@ def _plain(job: Any) -> Pipeline:
     """A pipeline in this process."""
     place = Place(node=here(), cache=cache_of(job), memory_bytes=0, who="a test")
     task = Points(**job.settings)
-    holder = Holder(place, lambda: task, SystemClock())
+    holder = NodeBlocks(place, lambda: task, SystemClock())
     return Pipeline(PipelineConfig(job=job, task=Points), holder, None, SystemClock())
 
 

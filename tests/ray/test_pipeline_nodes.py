@@ -41,7 +41,7 @@ def two(ray_tmpdir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """Nodes on this machine; the working directory of their processes tells them apart."""
     from ray.cluster_utils import Cluster
 
-    from raycloud.on_ray.cluster import _EMBEDDED, _QUIET
+    from raycloud.on_ray.attach import _EMBEDDED, _QUIET
 
     homes = (tmp_path_factory.mktemp("head"), tmp_path_factory.mktemp("other"))
     cluster = Cluster()

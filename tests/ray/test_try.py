@@ -19,7 +19,7 @@ from raycloud.events import (
     RunStarted,
     StepsCommitted,
 )
-from raycloud.on_ray.trying import try_out
+from raycloud.on_ray.dry_run import try_out
 from raycloud.spec import Job
 from tests.live import RAYCLOUD, asked, check_result, of_kind, ran
 from tests.live_tasks import Steady

@@ -24,7 +24,7 @@ from raycloud.events import (
     StepsCommitted,
 )
 from raycloud.net.stream import Place
-from raycloud.on_ray.manifests import found_back, manifest_of
+from raycloud.on_ray.checkpoints import found_back, manifest_of
 from raycloud.order import Position, ledger_line
 from raycloud.run.driver import ENDED, Driver
 from raycloud.simulate.telling import short

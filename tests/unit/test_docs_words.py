@@ -17,7 +17,7 @@ from raycloud.cli.shell import EXIT_CODES, app
 from raycloud.control.settings import ControlSettings
 from raycloud.events import Event
 from raycloud.net import gloo, sockets
-from raycloud.on_ray import cluster, fleet, session
+from raycloud.on_ray import attach, fleet, session
 from raycloud.report.told import told
 from raycloud.spec.job import Job
 from raycloud.spec.rundir import _KEPT, RunDirectory
@@ -91,14 +91,14 @@ def test_limits_are_those_that_are_kept() -> None:
 @pytest.mark.parametrize("name", ["_QUIET", "_EMBEDDED"])
 def test_variables_given_to_ray_are_told(name: str) -> None:
     told_of = set(re.findall(r"^\| `([A-Z]+_?\w*=\w+)` \|", OPERATIONS.read_text(), re.MULTILINE))
-    ours = {f"{variable}={value}" for variable, value in getattr(cluster, name).items()}
+    ours = {f"{variable}={value}" for variable, value in getattr(attach, name).items()}
     assert ours <= told_of
     every = {f"{variable}={value}" for variable, value in _every_variable().items()}
     assert told_of <= every
 
 
 def _every_variable() -> dict[str, str]:
-    return cluster._QUIET | cluster._EMBEDDED
+    return attach._QUIET | attach._EMBEDDED
 
 
 # --- every page ---

@@ -17,7 +17,7 @@ from raycloud.clock import VirtualClock
 from raycloud.errors import MachineError, RunDirectoryError
 from raycloud.on_ray import jobs_client
 from raycloud.on_ray.jobs_api import ENDED_CARDS, JobsApi
-from raycloud.on_ray.registry import Registration
+from raycloud.on_ray.registration import Registration
 from raycloud.on_ray.submission import Patience
 from raycloud.report.card import Card, to_line
 from tests.jobs_server import Api, serving

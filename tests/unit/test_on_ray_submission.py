@@ -15,8 +15,7 @@ from aiohttp import web
 
 from raycloud.clock import VirtualClock
 from raycloud.errors import JobError, MachineError
-from raycloud.on_ray.endpoint import Endpoint
-from raycloud.on_ray.jobs_client import JobsClient
+from raycloud.on_ray.jobs_client import Endpoint, JobsClient
 from raycloud.on_ray.submission import (
     Patience,
     Watch,

@@ -27,7 +27,7 @@ from raycloud.events import (
     StepsCommitted,
 )
 from raycloud.net.transport import Abandoned
-from raycloud.on_ray import manifests
+from raycloud.on_ray import checkpoints
 from raycloud.order import Ledger
 from raycloud.recovery import restore
 from raycloud.recovery.restore import read_together
@@ -68,7 +68,7 @@ def saved(fellows: Fellows, job: Job, folder: Path, change: Save | Halt) -> int:
     [samples] = {e.samples for e in fellows.of(MemberReady, 0)}
     ledger = Ledger(samples=samples).state()
     command = Publish(step=step, parts=parts)
-    manifest = manifests.manifest_of(command, job, samples=samples, ledger=ledger)
+    manifest = checkpoints.manifest_of(command, job, samples=samples, ledger=ledger)
     publish(open_store(folder), manifest)
     return step
 

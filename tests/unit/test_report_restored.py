@@ -16,7 +16,7 @@ from raycloud.events import (
     RunFinished,
     RunStarted,
 )
-from raycloud.on_ray.outlets import for_the_log
+from raycloud.on_ray.records import for_the_log
 from raycloud.report.log import from_line, to_line
 from raycloud.report.progress import note
 from raycloud.report.summary import fold

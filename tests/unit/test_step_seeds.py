@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from raycloud.on_ray.cluster import hash_seeded
+from raycloud.on_ray.attach import hash_seeded
 from raycloud.on_ray.tasks import code_of, resolve
 from raycloud.spec import Job
 from raycloud.step.contract import construct

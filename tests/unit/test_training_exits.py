@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from raycloud.commands import Form
 from raycloud.errors import TaskError
 from raycloud.events import EvaluationPart, Event, MemberFailed
-from raycloud.on_ray.holder import answer
+from raycloud.on_ray.block_store import answer
 from raycloud.spec import Job
 from raycloud.task import Source, Splits
 from raycloud.training.member import Member, MemberConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,12 +10,14 @@ from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycloud.clock import SystemClock
-from raycloud.data.cache import BlockCache
+from raycloud.data.cache import BlockCache, DamagedBlock
 from raycloud.data.prepare import labels_of, make_block
 from raycloud.errors import RaycloudError
-from raycloud.on_ray.confidential import keep_confidential
+from raycloud.on_ray.attach import keep_confidential
 from raycloud.spec import Environment
 from raycloud.step.contract import construct, raised
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from raycloud.clock import Clock
     from raycloud.data.cache import DataSet, Use
+    from raycloud.data.index import Block
     from raycloud.data.prepare import Made, Recipe, Work
     from raycloud.packing.code import TaskCode
     from raycloud.spec import Job
@@ -50,7 +53,7 @@ def memory_bytes_of(job: Job, node: str) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a holder is, and what it works with.
+    """Where a node's blocks are kept, and for whom.
 
     Attributes:
         node: The node's id.
@@ -65,7 +68,7 @@ class Place:
     who: str
 
 
-class Holder:
+class NodeBlocks:
     """One node's blocks: which are there, which are in use, which are pinned. Thread-safe.
 
     Args:
@@ -198,23 +201,23 @@ class Holder:
 
 
 @ray.remote
-class HolderActor:
-    """The holder of a node that the pipeline is not on, in a process of its own."""
+class NodeBlocksActor:
+    """The blocks of a node that the pipeline is not on, in a process of their own."""
 
     def __init__(self, task: type[Task] | TaskCode, job: Job, who: str) -> None:
         """Find out where this is."""
         keep_confidential(job)
         node = ray.get_runtime_context().get_node_id()
         place = place_of(job, node, who)
-        self._holder = Holder(place, lambda: construct(task, job), SystemClock())
+        self._blocks = NodeBlocks(place, lambda: construct(task, job), SystemClock())
 
     def ask(self, method: str, *args: Any) -> Any:
-        """What a method of `Holder` returns, or the `RaycloudError` that it raised."""
-        return answer(self._holder, method, *args)
+        """What a method of `NodeBlocks` returns, or the `RaycloudError` that it raised."""
+        return answer(self._blocks, method, *args)
 
 
 def place_of(job: Job, node: str, who: str) -> Place:
-    """The place of a holder in this process."""
+    """The place of this process's blocks."""
     return Place(node=node, cache=cache_of(job), memory_bytes=memory_bytes_of(job, node), who=who)
 
 
@@ -226,3 +229,136 @@ def answer(one: Any, method: str, *args: Any) -> Any:
         return error
     except SystemExit as error:  # an actor that raises it ends without a word
         return raised("the task's code", error)
+
+
+_THREADS = 8
+_FETCH_S = 120.0  # a block of some MB, over a thin link
+
+Notice = Callable[..., None]
+"""Called with what happened and, by keyword, its details."""
+
+
+class ClusterBlocks:
+    """The blocks of all nodes that were alive when this was made.
+
+    Args:
+        own: That of the node this process is on.
+        me: An actor through which others ask `own`; it has a method `ask` like `NodeBlocksActor`'s.
+        others: By node, the actors of the other nodes.
+        notice: Told of nodes that do not answer.
+    """
+
+    def __init__(self, own: NodeBlocks, me: Any, others: Mapping[str, Any], notice: Notice) -> None:
+        """Nobody is asked yet."""
+        self.own = own
+        self.handles: dict[str, Any] = {own.place.node: me, **others}
+        self._notice = notice
+
+    @classmethod
+    def start(
+        cls, own: NodeBlocks, me: Any, job: Job, task: type[Task] | TaskCode, notice: Notice
+    ) -> ClusterBlocks:
+        """Start an actor on each other node."""
+        home = own.place.node
+        nodes = [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != home]
+        others = {
+            node: NodeBlocksActor.options(  # type: ignore[attr-defined]
+                num_cpus=0,
+                max_concurrency=_THREADS,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            ).remote(task, job, own.place.who)
+            for node in nodes
+        }
+        return cls(own, me, others, notice)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Their nodes, this one first."""
+        return tuple(self.handles)
+
+    def ask(self, method: str, *args: Any) -> dict[str, Any]:
+        """What each node returns, by node, this one first. A dead one is left out.
+
+        Raises:
+            RaycloudError: The first that a node raised.
+        """
+        home = self.own.place.node
+        calls = {
+            node: handle.ask.remote(method, *args)
+            for node, handle in self.handles.items()
+            if node != home
+        }
+        found = {home: answer(self.own, method, *args)}
+        for node, call in calls.items():
+            try:
+                found[node] = ray.get(call)
+            except RayError as error:
+                del self.handles[node]
+                self._notice("a node's blocks are out of reach", node=node, why=_first_line(error))
+        for result in found.values():
+            if isinstance(result, RaycloudError):
+                raise result
+        return found
+
+
+class BlockFetcher:
+    """Finds the rows of blocks from one node: in its own cache, or at another node.
+
+    Args:
+        cache: This node's.
+        node: Its id.
+        handles: By node, the actors that hold its blocks.
+        notice: Told of what was fetched in place of a block that should have been here.
+    """
+
+    def __init__(
+        self, cache: BlockCache, node: str, handles: Mapping[str, Any], notice: Notice
+    ) -> None:
+        """Nothing is fetched yet."""
+        self._cache = cache
+        self._node = node
+        self._handles = dict(handles)
+        self._notice = notice
+        self._copies: list[str] = []
+
+    def table(self, block: Block) -> pa.Table | None:
+        """The block's rows; None where no node has them.
+
+        What another node has is copied into this node's cache.
+
+        Raises:
+            MachineError: The cache cannot be written to.
+        """
+        there = self._cache.whole(block.key)
+        if there is not None:
+            return there
+        if self._node in block.nodes:
+            self._notice("a cached block is missing or damaged", block=block.key, node=self._node)
+        first = [node for node in block.nodes if node in self._handles]
+        for node in [*first, *(n for n in self._handles if n not in first)]:
+            if node != self._node and self._fetched(block.key, node):
+                return self._cache.whole(block.key)
+        return None
+
+    def _fetched(self, key: str, node: str) -> bool:
+        try:
+            content = ray.get(self._handles[node].ask.remote("content", key), timeout=_FETCH_S)
+        except (RayError, GetTimeoutError) as error:
+            self._handles.pop(node, None)
+            self._notice("a node's blocks are out of reach", node=node, why=_first_line(error))
+            return False
+        if content is None or isinstance(content, RaycloudError):
+            return False
+        try:
+            self._cache.copy_in(key, [memoryview(content)])
+        except DamagedBlock:
+            return False
+        # Reading goes round and round: what came last is needed last.
+        self._cache.evict(keep=[key], order=list(reversed(self._copies)))
+        self._copies.append(key)
+        return True
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -7,7 +7,7 @@ from pathlib import Path
 from raycloud import errors
 from raycloud.commands import Finish
 from raycloud.events import MemberFailed, MemberLost
-from raycloud.on_ray.failure import failure_of
+from raycloud.on_ray.launch import failure_of
 
 
 def test_a_member_s_error_comes_back_as_its_own_kind() -> None:

@@ -1,7 +1,8 @@
-"""One split on its way from a `Source` to an index: what is cached is found, the rest is read."""
+"""Ingest of one split: what is cached is found on any node, the rest is read and indexed."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -25,34 +26,33 @@ from raycloud.data.prepare import (
 from raycloud.data.provide import Prepared
 from raycloud.data.slices import Slice
 from raycloud.errors import DataError, InternalError
-from raycloud.on_ray.reader import Brief, brief_works
-from raycloud.order import lanes_of
+from raycloud.on_ray.read_tasks import Readers, ReadSpec, with_works
+from raycloud.order import Layout, Order, lanes_of
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-    from raycloud.on_ray.holders import Holders
-    from raycloud.on_ray.readers import Readers
+    from raycloud.on_ray.block_store import ClusterBlocks
     from raycloud.packing.code import TaskCode
     from raycloud.spec import Job
     from raycloud.task import Source, Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Means:
+class IngestContext:
     """What splits are prepared with.
 
     Attributes:
         job: The job.
         task: Its task.
         code: What other processes make it of.
-        holders: Of all nodes.
+        blocks: Those of all nodes.
         clock: For durations and for when caches were used.
     """
 
     job: Job
     task: Task
     code: type[Task] | TaskCode
-    holders: Holders
+    blocks: ClusterBlocks
     clock: Clock
 
     @property
@@ -61,25 +61,25 @@ class Means:
         return lanes_of(self.job.global_batch, self.job.micro_batch)
 
 
-class Preparing:
-    """One split. It can be looked at again for files that were added.
+class SplitIngest:
+    """One split, from a `Source` to an index; again for files that were added.
 
     Args:
-        means: What it is prepared with.
+        context: What it is prepared with.
         source: Where its rows come from.
         split: `train` or `held_out`.
         known: Inputs that the run has already.
     """
 
     def __init__(
-        self, means: Means, source: Source, split: str, known: Sequence[Input] = ()
+        self, context: IngestContext, source: Source, split: str, known: Sequence[Input] = ()
     ) -> None:
         """Only the recipe is written down yet."""
         self.source = source
         self.inputs: tuple[Input, ...] = tuple(known)
         self.works: tuple[Work, ...] = ()
-        self._means = means
-        self._recipe = recipe_of(means.task, source, means.job, split)
+        self._context = context
+        self._recipe = recipe_of(context.task, source, context.job, split)
         self._made: dict[str, Made] = {}  # by key
         self._sets: list[DataSet] = []  # by version
         self._dealt: dict[str, Block] = {}
@@ -93,7 +93,7 @@ class Preparing:
         Raises:
             RaycloudError: Nothing is there, it cannot be read, or rows are bad.
         """
-        clock = self._means.clock
+        clock = self._context.clock
         before_s = clock.monotonic_s()
         inputs, works_before, sets = self.inputs, self.works, len(self._sets)
         try:
@@ -121,7 +121,7 @@ class Preparing:
             self._sets.append(self._version(works, readers))
         return self._index()
 
-    def again(self, key: str, readers: Readers) -> Block | None:
+    def remake(self, key: str, readers: Readers) -> Block | None:
         """Make a block again that no node has any more; None where it is none of this split's."""
         known = self.works  # while growth is being prepared, of more versions than are complete
         for places, data_set in zip(by_version(known), self._sets, strict=False):
@@ -135,9 +135,9 @@ class Preparing:
         return None
 
     def _plan(self) -> None:
-        means = self._means
-        cache = means.holders.own.place.cache
-        self.inputs, self.works = plan(self._recipe, self.source, cache, means.clock, self.inputs)
+        context = self._context
+        cache = context.blocks.own.place.cache
+        self.inputs, self.works = plan(self._recipe, self.source, cache, context.clock, self.inputs)
 
     def _tables(self, readers: Readers) -> None:
         """A `ray.data.Dataset` says what is in it when it is run, unless a record of it is kept."""
@@ -160,13 +160,13 @@ class Preparing:
             if kept is None:
                 made = [self._made[work.key] for work in works]
                 keys = tuple(work.key for work in works)
-                self._means.holders.ask("complete", [finished(replace(record, keys=keys), made)])
+                self._context.blocks.ask("complete", [finished(replace(record, keys=keys), made)])
         self.works = tuple(works)
 
     def _tabled(self, readers: Readers) -> tuple[tuple[Input, ...], list[Work]]:
         inputs: list[Input] = []
         works: list[Work] = []
-        for table in readers.tables(self._brief(), self.source.dataset):
+        for table in readers.tables(self._spec(), self.source.dataset):
             first = table.inputs[0]
             inputs.append(replace(first, path=f"{first.path}, block {len(inputs)}"))
             works += [replace(w, slice=replace(w.slice, inputs=(inputs[-1],))) for w in table.works]
@@ -183,14 +183,14 @@ class Preparing:
         return works if all(work.key in self._made for work in works) else None
 
     def _kept(self, id_: str) -> DataSet | None:
-        found = self._means.holders.ask("find", id_).values()
+        found = self._context.blocks.ask("find", id_).values()
         return next((record for record in found if record is not None), None)
 
     def _version(self, works: Sequence[Work], readers: Readers) -> DataSet:
         """Have all blocks of one version made, or found; returns the record of it, complete."""
-        holders, lanes = self._means.holders, self._means.lanes
+        blocks, lanes = self._context.blocks, self._context.lanes
         data_set = data_set_of(self._recipe, works, lanes)
-        holders.ask("claim", [data_set])
+        blocks.ask("claim", [data_set])
         if self._recipe.stratify is not None:
             known = self._kept(data_set.id)
             if known is not None and self._found(known.keys):
@@ -199,13 +199,13 @@ class Preparing:
         else:
             self._fill(works, readers)
             whole = finished(data_set, [self._made[work.key] for work in works])
-        holders.ask("complete", [whole])
+        blocks.ask("complete", [whole])
         return whole
 
     def _found(self, keys: Sequence[str]) -> bool:
         """Whether all of these dealt blocks are somewhere."""
         missing = [key for key in keys if key not in self._dealt]
-        for node, sizes in self._means.holders.ask("sizes", missing).items():
+        for node, sizes in self._context.blocks.ask("sizes", missing).items():
             for key, (rows, size) in sizes.items():
                 self._dealt[key] = _held(self._dealt.get(key), key, rows, size, node)
         return all(key in self._dealt for key in keys)
@@ -215,7 +215,7 @@ class Preparing:
         bare = [replace(work, table=None) for work in works]
         for work in works:
             self._made.pop(work.key, None)
-        for found in self._means.holders.ask("made", self._recipe, bare).values():
+        for found in self._context.blocks.ask("made", self._recipe, bare).values():
             for one in found.values():
                 self._keep(one)
 
@@ -224,8 +224,8 @@ class Preparing:
         self._look(works)
         missing = {w.key: n for n, w in enumerate(works) if w.key not in self._made}
         numbers = list(missing.values())
-        brief = brief_works(self._brief(), works, numbers)
-        for _, made in readers.run(brief, "make", numbers):
+        spec = with_works(self._spec(), works, numbers)
+        for _, made in readers.run(spec, "make", numbers):
             self._keep(made)
 
     def _deal(
@@ -239,20 +239,20 @@ class Preparing:
         made = [self._made[work.key] for work in works]
         keys = [one.block.key for one in made if one.block.rows]
         labels: dict[str, Any] = {}
-        for found in self._means.holders.ask("labels", keys, column).values():
+        for found in self._context.blocks.ask("labels", keys, column).values():
             labels |= found
         shares = deal_out(
-            self._recipe, works, made, [labels.get(w.key) for w in works], self._means.lanes
+            self._recipe, works, made, [labels.get(w.key) for w in works], self._context.lanes
         )
         self._found([share.key for share in shares if share.size])
         todo = [n for n, s in enumerate(shares) if s.size and s.key not in self._dealt]
-        brief = replace(
-            self._brief(),
+        spec = replace(
+            self._spec(),
             shares=shares,
             blocks=[one.block for one in made],
-            handles=self._means.holders.handles,
+            handles=self._context.blocks.handles,
         )
-        for _, block in readers.run(brief, "deal", todo):
+        for _, block in readers.run(spec, "deal", todo):
             self._dealt[block.key] = block
             self._fresh.add(block.key)
         dealt = [self._dealt[share.key] if share.size else None for share in shares]
@@ -262,7 +262,7 @@ class Preparing:
         if self._recipe.stratify is not None:
             return make_stratified_index(self.inputs, self._sets, self._dealt)
         made = [self._made[work.key] for work in self.works]
-        return make_index(self._recipe, self.inputs, self.works, made, self._means.lanes)
+        return make_index(self._recipe, self.inputs, self.works, made, self._context.lanes)
 
     def _keep(self, made: Made) -> None:
         key = made.block.key
@@ -274,8 +274,8 @@ class Preparing:
             self._fresh.add(key)
         self._made[key] = made
 
-    def _brief(self) -> Brief:
-        return Brief(job=self._means.job, task=self._means.code, recipe=self._recipe)
+    def _spec(self) -> ReadSpec:
+        return ReadSpec(job=self._context.job, task=self._context.code, recipe=self._recipe)
 
 
 def _held(there: Block | None, key: str, rows: int, size: int, node: str) -> Block:
@@ -297,3 +297,28 @@ def keyed(recipe: Recipe, source: Source) -> DataSet | None:
     options = [list(source.columns or ()), dict(source.types or {}), list(source.required)]
     name = combined("keyed", source.key, options, recipe.code, recipe.data.bad_rows)
     return DataSet(id=name[:16], task=recipe.task, split=recipe.split, source=source.key, keys=())
+
+
+def keys_first_read(indexes: Sequence[Index], job: Job) -> list[str]:
+    """The keys of all blocks, each once: those of the training samples as an epoch reads them.
+
+    Args:
+        indexes: That of the training samples, then others.
+        job: Says how they are read.
+    """
+    first = _first_read(indexes[0], job)
+    return list(dict.fromkeys([*first, *(b.key for index in indexes for b in index.blocks)]))
+
+
+def _first_read(index: Index, job: Job) -> list[str]:
+    lanes = lanes_of(job.global_batch, job.micro_batch)
+    run = job.global_batch // lanes
+    layout = Layout(partitions=index.partitions, lanes=lanes, run=run, window=job.data.window)
+    order = Order(samples=index.rows, seed=job.seed, shuffle=job.data.shuffle, layout=layout)
+    partitions = order.partitions_ahead(0, 0, index.rows).tolist()
+    starts, keys = index.starts, list[str]()
+    for partition in partitions:
+        first, last = index.partitions[partition], index.partitions[partition + 1] - 1
+        touched = range(bisect_right(starts, first) - 1, bisect_right(starts, last))
+        keys += [index.blocks[number].key for number in touched]
+    return keys

@@ -1,27 +1,30 @@
-"""The pipeline of a run: one for all of its members, which makes a task's `Source`s into blocks.
+"""Ingest: one process of a run makes its task's `Source`s into blocks, for all members.
 
-See `pipeline_actor` for the process it is in.
+The pipeline is a named actor on the driver's node, whose files the user named, and in nobody's
+placement group. The driver makes it where the task looks as if it were needed, else the first
+member to need it; any member makes it again where it has died.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raycloud.clock import SystemClock
 from raycloud.data.location import is_local, locate
-from raycloud.data.provide import HELD_OUT, TRAIN
+from raycloud.data.provide import HELD_OUT, TRAIN, Prepared
 from raycloud.errors import InternalError
 from raycloud.events import DataGrew
-from raycloud.on_ray.holders import Holders
-from raycloud.on_ray.preparing import Means, Preparing
-from raycloud.on_ray.reader import Turns
-from raycloud.on_ray.readers import Readers
-from raycloud.on_ray.warming import keys_first_read
+from raycloud.on_ray.attach import hash_seeded, keep_confidential
+from raycloud.on_ray.block_store import ClusterBlocks, NodeBlocks, answer, place_of
+from raycloud.on_ray.ingest_split import IngestContext, SplitIngest, keys_first_read
+from raycloud.on_ray.read_tasks import Readers, WorkQueue
 from raycloud.step.contract import construct
 from raycloud.task import Source
 from raycloud.training.supply import asked
@@ -30,11 +33,11 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.data.index import Block, Index, Input
     from raycloud.data.location import File
-    from raycloud.data.provide import Prepared
-    from raycloud.on_ray.holder import Holder
     from raycloud.packing.code import TaskCode
     from raycloud.spec import Job
     from raycloud.task import Splits, Task
+
+_THREADS = 64  # members wait in one while others ask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +65,7 @@ class Ready:
 
     Attributes:
         prepared: By split.
-        handles: By node, the holders of blocks.
+        handles: By node, the actors that hold its blocks.
         notices: What should be known, each a text and its details; told once, to who asks next.
     """
 
@@ -72,7 +75,7 @@ class Ready:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Looked:
+class Refreshed:
     """What a look for added files gave.
 
     Attributes:
@@ -89,25 +92,25 @@ class Pipeline:
 
     Args:
         config: What it is told.
-        holder: The holder of this process's node.
-        me: An actor through which others ask `holder`.
+        blocks: Those of this process's node.
+        me: An actor through which others ask `blocks`.
         clock: For durations and for when caches were used.
     """
 
-    def __init__(self, config: PipelineConfig, holder: Holder, me: Any, clock: Clock) -> None:
+    def __init__(self, config: PipelineConfig, blocks: NodeBlocks, me: Any, clock: Clock) -> None:
         """Nothing is prepared yet."""
         self._config = config
-        self._holder = holder
+        self._own_blocks = blocks
         self._me = me
-        self._turns = Turns(me)
+        self._queue = WorkQueue(me)
         self._clock = clock
         self._turn = Lock()  # one change at a time
         self._remaking = Lock()  # not held up by growth, which may take long
         self._asking = Lock()
         self._ready: Future[dict[str, Prepared]] | None = None
-        self._holders: Holders | None = None
+        self._blocks: ClusterBlocks | None = None
         self._nodes: list[str] | None = None
-        self._splits: dict[str, Preparing] = {}
+        self._splits: dict[str, SplitIngest] = {}
         self._versions: dict[int, Index] = {}  # of the training samples
         self._seen: list[File] = []
         self._notices: list[tuple[str, Mapping[str, Any]]] = []
@@ -119,10 +122,8 @@ class Pipeline:
             RaycloudError: Why it cannot be; the same to all who ask.
         """
         prepared = self._prepared()
-        handles = self._holders.handles if self._holders is not None else {}
-        with self._asking:
-            notices, self._notices = tuple(self._notices), []
-        return Ready(prepared=prepared, handles=dict(handles), notices=notices)
+        handles = self._blocks.handles if self._blocks is not None else {}
+        return Ready(prepared=prepared, handles=dict(handles), notices=self._take_notices())
 
     def begin(self) -> None:
         """Have the data prepared, before there are members to ask for it.
@@ -133,10 +134,10 @@ class Pipeline:
         self._prepared()
 
     def take(self, ticket: str) -> int | None:
-        """See `Turns`."""
-        return self._turns.take(ticket)
+        """See `WorkQueue`."""
+        return self._queue.take(ticket)
 
-    def refresh(self) -> Looked:
+    def refresh(self) -> Refreshed:
         """Look for files that were added, and read those that nobody is writing to any more.
 
         A file is taken up once it was seen twice, of the same size and time.
@@ -146,9 +147,7 @@ class Pipeline:
         """
         with self._turn:
             grown = self._grow()
-        with self._asking:
-            notices, self._notices = tuple(self._notices), []
-        return Looked(grown=grown, notices=notices)
+        return Refreshed(grown=grown, notices=self._take_notices())
 
     def grown(self, version: int) -> Index:
         """The index of the training samples of a version.
@@ -172,7 +171,7 @@ class Pipeline:
         self._prepared()
         with self._remaking:
             for split in self._splits.values():
-                block = split.again(key, self._readers(1))
+                block = split.remake(key, self._readers(1))
                 if block is not None:
                     return block
         raise InternalError(f"the block {key} was asked for, which belongs to no data of this run")
@@ -194,12 +193,17 @@ class Pipeline:
         task = construct(config.task, job)
         splits = asked(task, job)
         _sourced(splits)
-        self._holders = Holders.start(self._holder, self._me, job, config.task, self._notice)
-        means = Means(
-            job=job, task=task, code=config.task, holders=self._holders, clock=self._clock
+        self._blocks = ClusterBlocks.start(
+            self._own_blocks, self._me, job, config.task, self._notice
         )
-        self._splits = _preparing(means, splits, config.known)
-        self._nodes = self._seeing(self._holders)
+        context = IngestContext(
+            job=job, task=task, code=config.task, blocks=self._blocks, clock=self._clock
+        )
+        train = SplitIngest(context, _sourced(splits), TRAIN, config.known)
+        self._splits = {TRAIN: train}
+        if isinstance(splits.held_out, Source):
+            self._splits[HELD_OUT] = SplitIngest(context, splits.held_out, HELD_OUT)
+        self._nodes = self._seeing(self._blocks)
         prepared = {name: split.run(self._readers(None)) for name, split in self._splits.items()}
         self._versions[config.version] = prepared[TRAIN].index
         self._pin([one.index for one in prepared.values()])
@@ -235,7 +239,7 @@ class Pipeline:
         if cpus == "auto":
             cpus = most or total
         return Readers(
-            self._turns,
+            self._queue,
             min(cpus, total),
             self._clock,
             here=not self._config.wary and self._sees_all(),
@@ -244,17 +248,17 @@ class Pipeline:
         )
 
     def _sees_all(self) -> bool:
-        return self._nodes is None or self._holder.place.node in self._nodes
+        return self._nodes is None or self._own_blocks.place.node in self._nodes
 
-    def _seeing(self, holders: Holders) -> list[str] | None:
+    def _seeing(self, blocks: ClusterBlocks) -> list[str] | None:
         """The nodes that see the files; None: all do, or it does not matter."""
         source = self._splits[TRAIN].source
-        if len(holders.nodes) == 1 or source.path is None or source.filesystem is not None:
+        if len(blocks.nodes) == 1 or source.path is None or source.filesystem is not None:
             return None
         first = locate(source)[0]
         if not is_local(first.path):
             return None
-        seen = holders.ask("sees", first.path, first.bytes)
+        seen = blocks.ask("sees", first.path, first.bytes)
         nodes = [node for node, sees in seen.items() if sees]
         if len(nodes) == len(seen):
             return None
@@ -267,23 +271,90 @@ class Pipeline:
 
     def _pin(self, indexes: list[Index]) -> None:
         """Pin what is read first, everywhere."""
-        if self._holders is not None:
-            self._holders.ask("pin", keys_first_read(indexes, self._config.job))
+        if self._blocks is not None:
+            self._blocks.ask("pin", keys_first_read(indexes, self._config.job))
+
+    def _take_notices(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+        with self._asking:
+            notices, self._notices = tuple(self._notices), []
+        return notices
 
     def _notice(self, what: str, **detail: Any) -> None:
         with self._asking:
             self._notices.append((what, detail))
 
 
-def _preparing(means: Means, splits: Splits, known: tuple[Input, ...]) -> dict[str, Preparing]:
-    held_out = splits.held_out
-    found = {TRAIN: Preparing(means, _sourced(splits), TRAIN, known)}
-    if isinstance(held_out, Source):
-        found[HELD_OUT] = Preparing(means, held_out, HELD_OUT)
-    return found
-
-
 def _sourced(splits: Splits) -> Source:
     if not isinstance(splits.train, Source):
         raise InternalError("the task's training samples need no pipeline")
     return splits.train
+
+
+# What is asked while others wait for the data has threads of its own; Ray's types do not know them.
+@ray.remote(concurrency_groups={"blocks": 8, "turns": 2})  # type: ignore[call-overload]
+class PipelineActor:
+    """A run's pipeline and its node's blocks, in a process of their own."""
+
+    def __init__(self, config: PipelineConfig) -> None:
+        """Find out where this is."""
+        keep_confidential(config.job)
+        context = ray.get_runtime_context()
+        place = place_of(config.job, context.get_node_id(), f"run {config.job.name}")
+        clock = SystemClock()
+        self._blocks = NodeBlocks(place, lambda: construct(config.task, config.job), clock)
+        self._pipeline = Pipeline(config, self._blocks, context.current_actor, clock)
+
+    @ray.method(concurrency_group="blocks")
+    def ask(self, method: str, *args: Any) -> Any:
+        """See `NodeBlocksActor.ask`."""
+        return answer(self._blocks, method, *args)
+
+    @ray.method(concurrency_group="turns")
+    def take(self, ticket: str) -> int | None:
+        """See `WorkQueue.take`."""
+        return self._pipeline.take(ticket)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """What a method of `Pipeline` returns, or the `RaycloudError` that it raised."""
+        return answer(self._pipeline, method, *args)
+
+
+def pipeline_of(
+    name: str, config: Callable[[], PipelineConfig], home: str, *, after: int = -1
+) -> tuple[int, Any]:
+    """The run's pipeline, made if it is not there, and its number.
+
+    Args:
+        name: What all pipelines of the run are called, before their numbers.
+        config: What to tell a new one.
+        home: The node it has to be on.
+        after: The number of the last one known to be dead.
+    """
+    number = max(_numbers(name), default=-1)
+    number = number if number > after else after + 1
+    actor = PipelineActor.options(  # type: ignore[attr-defined]
+        # Each has a name of its own: a process that holds a dead one is given it again by its name.
+        name=f"{name}-{number}",
+        get_if_exists=True,
+        num_cpus=0,
+        max_concurrency=_THREADS,
+        # Softly is not enough: it would also go elsewhere. Where the driver dies, so does the run.
+        scheduling_strategy=NodeAffinitySchedulingStrategy(home, soft=False),
+        **hash_seeded(),
+    ).remote(config())
+    return number, actor
+
+
+def living_pipeline(name: str) -> Any:
+    """The run's pipeline, if there is one.
+
+    Raises:
+        ValueError: There is none.
+    """
+    return ray.get_actor(f"{name}-{max(_numbers(name))}")
+
+
+def _numbers(name: str) -> list[int]:
+    """The numbers of those that live."""
+    found = (one.removeprefix(f"{name}-") for one in ray.util.list_named_actors())
+    return [int(one) for one in found if one.isdecimal()]

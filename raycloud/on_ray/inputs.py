@@ -15,18 +15,17 @@ from raycloud.data.block import publish, write_all
 from raycloud.data.index import Input
 from raycloud.errors import MachineError, RaycloudError, RunDirectoryError
 from raycloud.events import DataPrepared, Noticed
-from raycloud.on_ray.keeper import Opaque
-from raycloud.on_ray.pipeline import PipelineConfig
-from raycloud.on_ray.pipeline_actor import living
+from raycloud.on_ray.attach import node_id_here
+from raycloud.on_ray.ingest import PipelineConfig, living_pipeline
+from raycloud.on_ray.pool import Opaque
 from raycloud.task import Task
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from raycloud.events import Event
-    from raycloud.on_ray.keeper import Keeper
+    from raycloud.on_ray.pool import ActorPool
     from raycloud.on_ray.session import Session
-    from raycloud.on_ray.tenure import Tenure
     from raycloud.spec import Job
 
 FORMAT = 1
@@ -44,31 +43,26 @@ def pipeline_name() -> str:
     return f"raycloud-data-{secrets.token_hex(8)}"
 
 
-def here() -> str:
-    """The node that this process is on, whose files the user named."""
-    return str(ray.get_runtime_context().get_node_id())
-
-
-class Sources:
+class RunInputs:
     """What the driver knows of the run's `Source`s. Asks the pipeline from time to time.
 
     Args:
         session: The start of the run.
-        keeper: Makes the pipeline, and ends it.
+        pool: Makes the pipeline, and ends it.
 
     Attributes:
         pipeline: What it is called.
         known: The inputs of the training samples, in their order.
     """
 
-    def __init__(self, session: Session, keeper: Keeper | Tenure) -> None:
+    def __init__(self, session: Session, pool: ActorPool) -> None:
         """Read what the run knew, if it goes on.
 
         Raises:
             RunDirectoryError: `data.json` is damaged.
         """
         self.pipeline = pipeline_name()
-        self._keeper = keeper
+        self._pool = pool
         self._file = session.directory.path / "data.json"
         self._job = session.job
         self._task, self._code = session.task, session.code
@@ -86,7 +80,7 @@ class Sources:
         if self._task.preprocess is not Task.preprocess:  # which is for the rows of a `Source`
             job, code = self._code.named_in(self._job), self._code
             config = PipelineConfig(job=job, task=code, known=self.known)
-            made = self._keeper.pipeline(self.pipeline, Opaque(ray.put(config)), here())
+            made = self._pool.start_pipeline(self.pipeline, Opaque(ray.put(config)), node_id_here())
             made.call.remote("begin")
 
     def adopt(self, pipeline: str) -> None:
@@ -95,11 +89,11 @@ class Sources:
         if self._job.data.refresh:
             self._look_s = self._clock.monotonic_s() + REFRESH_S
 
-    def told(self) -> dict[str, Any]:
+    def config_fields(self) -> dict[str, Any]:
         """What members are told, as fields of `MemberConfig`."""
-        return {"pipeline": self.pipeline, "known": self.known, "home": here()}
+        return {"pipeline": self.pipeline, "known": self.known, "home": node_id_here()}
 
-    def on(self, event: Event) -> None:
+    def keep(self, event: Event) -> None:
         """Keep which inputs the training samples come from, before a checkpoint counts on them."""
         if not isinstance(event, DataPrepared) or event.split != "train":
             return
@@ -117,7 +111,7 @@ class Sources:
                 return []
             self._look_s = self._clock.monotonic_s() + REFRESH_S
             try:
-                self._looking = living(self.pipeline).call.remote("refresh")
+                self._looking = living_pipeline(self.pipeline).call.remote("refresh")
             except ValueError:  # whoever needs a block makes it again
                 return self._once("the data's pipeline is gone", "resume the run to take them up")
         if not ray.wait([self._looking], timeout=0)[0]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raycloud.errors import SpecError
-from raycloud.on_ray.endpoint import Endpoint, endpoint
+from raycloud.on_ray.jobs_client import Endpoint, endpoint
 from raycloud.spec import Environment
 from raycloud.spec.ray_token import ray_token
 

@@ -11,7 +11,7 @@ from ray.dashboard.modules.job.pydantic_models import DriverInfo, JobDetails, Jo
 
 from raycloud.clock import VirtualClock
 from raycloud.on_ray.jobs_api import ClusterRun, _command_of, _run_of
-from raycloud.on_ray.registry import ASKED, Registration, _Log
+from raycloud.on_ray.registration import ASKED, Registration, _Log
 from raycloud.report.card import Card, to_line
 from tests.lockstep import job
 

@@ -6,7 +6,7 @@ import gc
 import subprocess
 import sys
 
-from raycloud.on_ray.loading import loading
+from raycloud.on_ray.actors import loading
 
 BEGUN = """
 import sys

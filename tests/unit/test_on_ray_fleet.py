@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raycloud.on_ray.seat import POLL_S, Seat
+from raycloud.on_ray.fleet import POLL_S, MemberProcess
 
 
 class Asked:
@@ -23,17 +23,17 @@ class Asked:
 
 
 def test_what_was_asked_for_before_shows_nothing_and_the_next_answer_does() -> None:
-    seat = Seat(actor=(asked := Asked()))
-    seat.ask(1, None)
-    assert not seat.is_back(1, None)
-    assert (seat.poll, asked.waits_s) == (2, [POLL_S, 0.0])
-    assert seat.is_back(1, None)
-    assert seat.poll == 2  # nothing more is awaited of it
+    process = MemberProcess(actor=(asked := Asked()))
+    process.ask(1, None)
+    assert not process.is_back(1, None)
+    assert (process.poll, asked.waits_s) == (2, [POLL_S, 0.0])
+    assert process.is_back(1, None)
+    assert process.poll == 2  # nothing more is awaited of it
 
 
 def test_who_could_not_be_reached_is_asked_anew_and_its_answer_shows_that_it_is_back() -> None:
-    seat = Seat(actor=(asked := Asked()))
-    seat.ask(1, None)
-    seat.ask_anew(1, None)
-    assert seat.is_back(1, None)
+    process = MemberProcess(actor=(asked := Asked()))
+    process.ask(1, None)
+    process.ask_anew(1, None)
+    assert process.is_back(1, None)
     assert asked.waits_s == [POLL_S, POLL_S]

@@ -1,15 +1,19 @@
-"""A Ray that does not start is the machine's fault, so that a driver may be started again."""
+"""Attaching to a Ray: one that does not start is the machine's fault; draining nodes are seen."""
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
+from raycloud.clock import VirtualClock
 from raycloud.errors import MachineError
-from raycloud.on_ray.cluster import attached
+from raycloud.on_ray import attach
+from raycloud.on_ray.attach import attached
+from raycloud.preemption import PreemptionNotice
 from tests.lockstep import job
 
 
@@ -80,3 +84,24 @@ def test_a_cluster_that_does_not_answer_is_named_as_it_was_given(variable: bool,
     ):
         attached(job(), address).__enter__()
     assert hint in caught.value.hint
+
+
+def test_the_private_name_is_there() -> None:
+    """Where this fails, another Ray is installed: see how its own ray.data asks, and do so."""
+    from ray._private.state import GlobalState
+
+    asked = getattr(GlobalState, "get_draining_nodes", None)
+    assert asked is not None, "ray._private.state.GlobalState.get_draining_nodes is gone"
+    assert list(inspect.signature(asked).parameters) == ["self"]
+
+
+def test_moments_are_seconds_from_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"aa": 130_500, "bb": 0, "cc": 90_000}
+    from ray._private.state import state
+
+    monkeypatch.setattr(state, "get_draining_nodes", lambda: told)
+    assert attach.draining(VirtualClock(100.0)) == {
+        "aa": PreemptionNotice(reason=attach.REASON, deadline_s=30.5),
+        "bb": PreemptionNotice(reason=attach.REASON, deadline_s=None),
+        "cc": PreemptionNotice(reason=attach.REASON, deadline_s=0.0),
+    }

@@ -1,4 +1,4 @@
-"""From one start of a run to its end: what drives it is put together here, and ended."""
+"""Launch of a run: its driver, cluster and records are put together here, and ended."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from raycloud import errors
 from raycloud.checkpoint import LimitedStore, marked, open_store
 from raycloud.control import Control
 from raycloud.errors import RaycloudError
-from raycloud.events import Noticed
-from raycloud.on_ray.cluster import inventory, joined
-from raycloud.on_ray.failure import failure_of
-from raycloud.on_ray.keeper import FollowedError, Keeper
-from raycloud.on_ray.outlets import Outlets
-from raycloud.on_ray.ray_cluster import RayCluster
-from raycloud.on_ray.records import RunRecords
-from raycloud.on_ray.run import Run
-from raycloud.on_ray.session import origin_of
+from raycloud.events import MemberFailed, MemberLost, Noticed
+from raycloud.on_ray.attach import inventory, joined
+from raycloud.on_ray.checkpoints import origin_of
+from raycloud.on_ray.cluster import RayCluster
+from raycloud.on_ray.pool import ActorPool, SupersededError
+from raycloud.on_ray.records import Outlets, RunRecords
+from raycloud.on_ray.session import Run
 from raycloud.planning.inventory import require
 from raycloud.report.recorder import Recorder
 from raycloud.run.driver import Driver
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from raycloud.commands import Finish
     from raycloud.events import Event
+    from raycloud.on_ray.failover import Failover
     from raycloud.on_ray.session import Session
-    from raycloud.on_ray.takeover import Takeover
-    from raycloud.on_ray.tenure import Tenure
 
 _ENDS_S, _TIDIES_S = 1.0, 20.0  # for what the store is asked for when a run ends
 
@@ -48,16 +49,16 @@ def drive(session: Session) -> Run:
         Recorder(
             session.directory, session.clock, started_s=session.began_s, listener=outlets.add
         ) as recorder,
-        _held(session, recorder, outlives=outlives) as (keeper, taken, told),
+        _pool(session, recorder, outlives=outlives) as (pool, found, told),
         marked(store) as mark,  # machines may be added that do not see this place
     ):
-        if taken is not None:
-            origin = taken.starts_at(session)
+        if found is not None:
+            origin = found.starts_at(session)
         origin = origin or origin_of(session, store)
         session.directory.write_job(session.written)
         session = replace(session, mark=mark)
         with contextlib.closing(
-            RayCluster(session, keeper, nodes, origin.manifest, lambda: recorder.written)
+            RayCluster(session, pool, nodes, origin.manifest, lambda: recorder.written)
         ) as cluster:
             records = RunRecords(session, recorder, outlets, store, origin.manifest, cluster)
             control = Control(session.settings(origin, recorder.tally, cluster.room))
@@ -66,28 +67,27 @@ def drive(session: Session) -> Run:
                 driver=Driver(control, cluster, records, session.clock.monotonic_s),
                 cluster=cluster,
                 records=records,
-                keeper=keeper,
-                taken=taken,
+                pool=pool,
+                found=found,
                 known={"origin": origin.manifest and origin.manifest.to_bytes()},
             )
             return start.run((*origin.opening, *told))
 
 
 @contextlib.contextmanager
-def _held(
+def _pool(
     session: Session, recorder: Recorder, *, outlives: bool
-) -> Iterator[tuple[Keeper | Tenure, Takeover | None, tuple[Event, ...]]]:
-    """What makes and holds the run's processes; on a cluster that was joined it outlives this one.
+) -> Iterator[tuple[ActorPool, Failover | None, tuple[Event, ...]]]:
+    """The run's pool, the members that are there already, and what the log is told of them.
 
-    Yields:
-        That, the members that are there already, and what the log is told of them.
+    On a cluster that was joined the pool outlives this process.
     """
     if not outlives:
-        yield Keeper(session.clock), None, ()
+        yield ActorPool(session.clock), None, ()
         return
-    from raycloud.on_ray.takeover import held
+    from raycloud.on_ray.failover import outliving
 
-    with held(session, recorder) as found:
+    with outliving(session, recorder) as found:
         yield found
 
 
@@ -96,7 +96,7 @@ class _Start:
     """One start, put together.
 
     Attributes:
-        taken: Members that are there already.
+        found: Members that are there already.
         known: What a driver that takes the run over has to know.
     """
 
@@ -104,8 +104,8 @@ class _Start:
     driver: Driver
     cluster: RayCluster
     records: RunRecords
-    keeper: Keeper | Tenure
-    taken: Takeover | None
+    pool: ActorPool
+    found: Failover | None
     known: Mapping[str, Any]
 
     def run(self, opening: Iterable[Event]) -> Run:
@@ -119,7 +119,7 @@ class _Start:
         except KeyboardInterrupt:
             self._close("stopped", "ended at once on request")
             raise
-        except FollowedError:
+        except SupersededError:
             raise  # nothing here is this driver's any more
         except Exception as error:
             self._close(
@@ -138,19 +138,19 @@ class _Start:
 
     def _begin(self) -> None:
         """Ask for members, or go on with those that are there."""
-        job, taken = self.session.job, self.taken
+        job, found = self.session.job, self.found
         if (most := job.most_workers) < job.elastic.max_workers:
             what = f"a step has {most} micro-batches, so no more than {most} workers are used"
             self.records.log(Noticed(what=what))
-        if taken is None:
+        if found is None:
             self.cluster.begin()
-            self.keeper.remember({**self.known, "pipeline": self.cluster.pipeline})
+            self.pool.remember({**self.known, "pipeline": self.cluster.pipeline})
             self.driver.start()
             return
-        for one in taken.survivors:  # the log has it, and who looks on has not seen it
+        for one in found.survivors:  # the log has it, and who looks on has not seen it
             self.session.observer(one.ready)
-        self.cluster.adopt(taken)
-        self.driver.take_over(taken.adoption)
+        self.cluster.adopt(found)
+        self.driver.take_over(found.adoption)
 
     def _close(self, status: str, why: str | None) -> dict[str, Any]:
         """The last events, and the summary."""
@@ -162,3 +162,34 @@ class _Start:
             predicted=None if plan is None else asdict(plan.predicted),
             at_once=status == "stopped" and self.driver.finish is None,
         )
+
+
+def error_of(failure: MemberFailed, where: str = "") -> errors.RaycloudError:
+    """The error that a member sent by name, as its own kind; `where` is put before its message."""
+    kind = getattr(errors, failure.error, errors.InternalError)
+    if kind is errors.SpecError:  # it has no field of the job file to name here
+        kind = errors.JobError
+    made: errors.RaycloudError = kind(where + failure.message, hint=failure.hint)
+    return made
+
+
+def failure_of(
+    failure: MemberFailed | MemberLost | None, finish: Finish, directory: Path
+) -> errors.RaycloudError:
+    """Why a run failed: the first member's failure, or else what control says.
+
+    Args:
+        failure: The first report of a failure, if a member sent one.
+        finish: Control's word.
+        directory: Where the run is kept.
+    """
+    if isinstance(failure, MemberFailed):
+        error = error_of(failure, f"member {failure.member}: ")
+        error.hint = error.hint or f"the run is kept in {directory}"
+        return error
+    message, _, hint = (finish.error or "the run failed").partition("\n\nhint: ")
+    hint = f"{hint} (run directory {directory})" if hint else f"see the log in {directory}"
+    lost = isinstance(failure, MemberLost)
+    kind = errors.MemberLostError if lost else getattr(errors, finish.blames)
+    made: errors.RaycloudError = kind(message, hint=hint)
+    return made

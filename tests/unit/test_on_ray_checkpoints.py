@@ -23,7 +23,7 @@ from raycloud.checkpoint.payload import write_part
 from raycloud.clock import SystemClock
 from raycloud.commands import Publish
 from raycloud.events import CheckpointFailed, CheckpointPublished, Event, Noticed
-from raycloud.on_ray.manifests import Publishing
+from raycloud.on_ray.checkpoints import Publishing
 from tests.live import asked
 
 WAIT_S = 20.0

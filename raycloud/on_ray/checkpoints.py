@@ -1,9 +1,9 @@
-"""Manifests of checkpoints: made of what members have written, published, and found again."""
+"""Checkpoints as the driver sees them: published, retained, and found again to go on from."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,20 @@ from raycloud.checkpoint import (
     latest,
     publish,
     retain,
+    steps,
     withdraw,
 )
-from raycloud.errors import CheckpointError
-from raycloud.events import CheckpointFailed, CheckpointPublished, Noticed, RolledBack
+from raycloud.errors import CheckpointError, RunDirectoryError, SpecError
+from raycloud.events import (
+    CheckpointFailed,
+    CheckpointPublished,
+    Noticed,
+    RolledBack,
+    RunStarted,
+)
+from raycloud.on_ray.session import Origin
+from raycloud.order import Position
+from raycloud.spec.rundir import NothingSavedError
 from raycloud.spec.secrets import kept
 
 if TYPE_CHECKING:
@@ -35,6 +45,50 @@ if TYPE_CHECKING:
 
 _FIND_S = 300.0  # so long a checkpoint to go back to is looked for in a store that fails
 _AGAIN_S = 1.0
+
+
+def origin_of(session: Session, store: Store) -> Origin:
+    """The beginning for a new run, the newest sound checkpoint for one that is resumed.
+
+    Raises:
+        RunDirectoryError: A new run would write among another run's checkpoints.
+        NothingSavedError: A resumed one has none.
+        SpecError: The run has already done more steps than are asked for.
+    """
+    if not session.resume:
+        if there := steps(store):
+            raise RunDirectoryError(
+                f"{store.place} holds the checkpoints of another run (newest: step {there[-1]})",
+                hint="give another checkpoint.path, or go on with that run: --resume --run-dir DIR",
+            )
+        return Origin(opening=(_started(session),))
+    found = latest(store)
+    manifest = found.manifest
+    if manifest is None:
+        raise NothingSavedError(
+            f"{session.directory.path} has no checkpoint to resume from",
+            hint="--resume allow sets its files aside and begins again, or give another --run-dir",
+        )
+    asked = session.job.steps
+    if asked is not None and asked < manifest.step:
+        raise SpecError(
+            "steps",
+            asked,
+            f"the run has done {manifest.step} steps already",
+            hint=f"write steps {manifest.step} or more",
+        )
+    return Origin(
+        manifest=manifest,
+        step=manifest.step,
+        position=Position(epoch=manifest.epoch, offset=manifest.offset),
+        ledger=dict(manifest.ledger),
+        generation=manifest.generation,
+        opening=(_started(session, resumed_from_step=manifest.step), *_damaged(found.skipped)),
+    )
+
+
+def _started(session: Session, **more: Any) -> RunStarted:
+    return RunStarted(job=session.job.name, version=__version__, **more)
 
 
 def manifest_of(command: Publish, job: Job, *, samples: int, ledger: Mapping[str, Any]) -> Manifest:
@@ -97,26 +151,29 @@ def found_back(
     if published in withdrawn:
         published = None
     if found.manifest is None and (found.skipped or published):
-        gone = [(published, "it is not there any more")] if published else []
-        named = "; ".join(f"that of step {at}: {why}" for at, why in found.skipped or gone)
+        missing = [(published, "it is not there any more")] if published else []
+        named = "; ".join(f"that of step {at}: {why}" for at, why in found.skipped or missing)
         raise CheckpointError(
             f"no worker is left, and no checkpoint in {store.place} is sound ({named})",
             hint="put one back and --resume; --resume allow sets the run's files aside and begins "
             "again",
         )
-    damaged = [
-        Noticed(
-            what=f"the checkpoint of step {at} is damaged and was passed over", detail={"why": why}
-        )
-        for at, why in found.skipped
-    ]
-    what = "its parameters are not finite, or come from a step that is left out"
-    damaged += [
-        Noticed(what=f"the checkpoint of step {at} is withdrawn", detail={"why": what})
+    why = "its parameters are not finite, or come from a step that is left out"
+    gone = [
+        Noticed(what=f"the checkpoint of step {at} is withdrawn", detail={"why": why})
         for at in withdrawn
     ]
     ledger = dict(found.manifest.ledger) if found.manifest is not None and step else {}
-    return RolledBack(step=step, ledger=ledger), damaged
+    return RolledBack(step=step, ledger=ledger), [*_damaged(found.skipped), *gone]
+
+
+def _damaged(skipped: Iterable[tuple[int, str]]) -> list[Noticed]:
+    return [
+        Noticed(
+            what=f"the checkpoint of step {at} is damaged and was passed over", detail={"why": why}
+        )
+        for at, why in skipped
+    ]
 
 
 class Publishing:

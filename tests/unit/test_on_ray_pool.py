@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from raycloud.clock import VirtualClock
-from raycloud.on_ray import vacancies
-from raycloud.on_ray.vacancies import Vacancies
+from raycloud.on_ray import pool
+from raycloud.on_ray.pool import Vacancies
 
 
 class Holding:
-    """What a keeper holds, by member; the place of a member is named as it is."""
+    """What a pool holds, by member; the place of a member is named as it is."""
 
     def __init__(self, *members: int) -> None:
         self.places = {member: f"place-{member}" for member in members}
 
-    def hand_on(self, before: int, member: int) -> str | None:
+    def reassign(self, before: int, member: int) -> str | None:
         place = self.places.pop(before, None)
         if place is not None:
             self.places[member] = place
@@ -37,8 +37,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def table(_: Any) -> dict[str, Any]:
         return {"state": said["state"], "bundles_to_node_id": nodes}
 
-    monkeypatch.setattr(vacancies, "placement_group_table", table)
-    monkeypatch.setattr(vacancies, "draining", lambda _: said["drained"])
+    monkeypatch.setattr(pool, "placement_group_table", table)
+    monkeypatch.setattr(pool, "draining", lambda _: said["drained"])
     return said
 
 

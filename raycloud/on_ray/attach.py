@@ -1,0 +1,274 @@
+"""A Ray to run on: one that is already there, or one started inside this process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raycloud.bounded import expanded
+from raycloud.doctor.hardware import SESSION, SOCKET_BYTES
+from raycloud.doctor.settings import Settings
+from raycloud.errors import MachineError
+from raycloud.planning.inventory import Inventory, Node
+from raycloud.preemption import PreemptionNotice
+from raycloud.redact import know, redact_text
+from raycloud.spec import Environment
+from raycloud.spec.secrets import secrets_of
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+    from raycloud.spec import Job
+
+# Read by Ray when it starts, and by the workers it starts. A user's own settings win.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_LOG_TO_DRIVER_EVENT_LEVEL": "ERROR",
+}
+_HASH_SEED = "PYTHONHASHSEED"
+_EMBEDDED = {
+    _HASH_SEED: "0",  # a set of strings has the same order in every worker
+    "RAY_enable_metrics_collection": "0",  # nobody scrapes an embedded cluster
+    "RAY_task_events_report_interval_ms": "0",  # and nobody lists its tasks
+    "RAY_preload_python_modules": "torch",  # imported while the cluster starts, not after
+    "RAY_worker_niceness": "0",  # Ray would take 15: behind every other process of the machine
+}
+
+NAMESPACE = "raycloud"  # of names on a cluster that was there before
+_REACH_S = 10.0
+REASON = "Ray drains its node"  # it keeps to itself what for, as long as the node lives
+
+
+@contextlib.contextmanager
+def attached(
+    job: Job, address: str | None, metadata: Mapping[str, str] | None = None
+) -> Iterator[bool]:
+    """Attach to the cluster at `address`, or start one here and end it afterwards.
+
+    A caller that is attached already stays so: its Ray is used and left as it was. `metadata` is
+    what a cluster that is joined here shows of this process, beside what a submission says.
+
+    Yields:
+        Whether the cluster is one started here.
+
+    Raises:
+        MachineError: No cluster answers at `address`.
+    """
+    with _environment(_QUIET if address else _QUIET | _EMBEDDED):
+        import ray  # reads its settings as it is imported
+
+        if ray.is_initialized():
+            yield False
+        else:
+            with _attached(job, address, metadata) as ours:
+                yield ours
+
+
+def joined() -> bool:
+    """Whether this process has joined a cluster that was there before, and is named there."""
+    import ray
+
+    return bool(ray.get_runtime_context().namespace == NAMESPACE)
+
+
+def hash_seeded(*, always: bool = False) -> dict[str, Any]:
+    """Options of an actor whose process, and those that it starts, hash strings as all others do.
+
+    Python takes the seed of that as it starts. An embedded cluster has it in its environment, where
+    processes are started ahead; on another one Ray starts one for the actor.
+
+    Args:
+        always: Also where this process has a seed itself, which says nothing of the cluster's.
+    """
+    own = os.environ.get(_HASH_SEED)
+    if own is not None and not always:
+        return {}
+    seed = _EMBEDDED[_HASH_SEED] if own is None else own
+    return {"runtime_env": {"env_vars": {_HASH_SEED: seed}}}
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set those of these variables that are not set; afterwards they are not set again."""
+    ours = variables.keys() - os.environ.keys()
+    os.environ.update({name: variables[name] for name in ours})
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def _attached(job: Job, address: str | None, metadata: Mapping[str, str] | None) -> Iterator[bool]:
+    import ray
+
+    shown = ray.job_config.JobConfig(metadata=dict(metadata or {}))
+    options: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": "ERROR",
+        "job_config": shown,
+    }
+    if address is None:
+        options |= {"include_dashboard": False, "num_cpus": _embedded_cpus(job)}
+    else:
+        options |= {"namespace": NAMESPACE}
+    named = os.environ.get("RAY_ADDRESS") == address
+    instead = "unset RAY_ADDRESS" if named else "leave --address out"
+    if address is None and (long := _too_long()):
+        raise long
+    try:
+        if address is not None:
+            _reach(address)
+        with _handler_kept():
+            ray.init(address=address or "local", **options)
+    except Exception as error:
+        # Ray raises a bare Exception where its own processes take too long to start.
+        if (
+            not isinstance(error, OSError | RuntimeError | ValueError)
+            and type(error) is not Exception
+        ):
+            raise
+        raise MachineError(
+            f"no Ray cluster answers at {address!r}{' (RAY_ADDRESS)' if named else ''}: {error}"
+            if address
+            else f"Ray could not be started: {error}",
+            hint="check `ray status` there; where it asks for a token, set RAY_AUTH_MODE=token; or "
+            f"{instead} to run on this machine alone"
+            if address
+            else "look into the newest session below Ray's temporary directory for its logs",
+        ) from error
+    try:
+        _keep_private(expanded(Path("~/.ray/auth_token")))
+        yield address is None
+    finally:
+        ray.shutdown()
+
+
+def _too_long() -> MachineError | None:
+    """Ray puts sockets below its temporary folder, and the system limits their paths."""
+    most, folder = SOCKET_BYTES - len(SESSION), str(Settings.from_mapping(os.environ).temp)
+    if len(os.fsencode(folder)) <= most:
+        return None
+    name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+    return MachineError(
+        f"{name} = {folder!r} is too long: Ray's sockets below it would have paths that the system "
+        f"does not allow",
+        hint=f"set RAY_TMPDIR to a path of at most {most} bytes, such as /tmp",
+    )
+
+
+@contextlib.contextmanager
+def _handler_kept() -> Iterator[None]:
+    """Ray takes SIGTERM over when it starts: a caller that has a handler of its own keeps it."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+def _reach(address: str) -> None:
+    """See whether anyone listens at `host:port`: Ray itself would try for more than three minutes.
+
+    Raises:
+        OSError: Nobody does. Other forms of address are left to Ray.
+    """
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+
+
+def _keep_private(token: Path) -> None:
+    """Ray writes its token readable by everyone on the machine: leave it to its owner alone."""
+    with contextlib.suppress(OSError):  # not there, or another user's
+        if token.stat().st_mode & 0o077:
+            token.chmod(0o600)
+
+
+def inventory() -> Inventory:
+    """The living nodes, the head first, then in the order of their names."""
+    import ray
+
+    nodes = []
+    for found in ray.nodes():
+        if not found["Alive"]:
+            continue
+        resources = found["Resources"]
+        nodes.append(
+            Node(
+                name=found["NodeID"],
+                address=found["NodeManagerAddress"],
+                host=found["NodeManagerHostname"],
+                cpus=resources.get("CPU", 0.0),
+                gpus=resources.get("GPU", 0.0),
+                memory_bytes=int(memory) if (memory := resources.get("memory")) else None,
+                labels=dict(found.get("Labels") or {}),
+            )
+        )
+    return Inventory(nodes=tuple(sorted(nodes, key=lambda node: node.name)))
+
+
+def _embedded_cpus(job: Job) -> int:
+    """Logical CPUs of an embedded cluster: this machine's, or what the fewest workers need.
+
+    A machine with fewer cores than `elastic.min_workers` asks for still runs the job, slower; one
+    with fewer cores than a single worker asks for does not.
+    """
+    cores, each = len(os.sched_getaffinity(0)), job.resources.worker.cpus
+    return max(cores, job.elastic.min_workers * each) if each <= cores else cores
+
+
+def node_id_here() -> str:
+    """The node that this process is on."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def draining(clock: Clock) -> dict[str, PreemptionNotice]:
+    """The nodes that Ray drains now, by id, and when they will be gone: 0.3 ms, one call.
+
+    `ray drain-node`, an autoscaler, or SIGTERM to `ray start --block` drain one. Ray places nothing
+    more there; what runs there goes on until whoever drains it ends it.
+
+    Args:
+        clock: To turn moments into seconds from now.
+    """
+    # Private: no public call tells of draining nodes. Ray Data and Ray Train call this one
+    # themselves, and it needs no dashboard. Tests on a cluster and without one hold it.
+    from ray._private.state import state
+
+    now_s, found = clock.unix_s(), dict[str, PreemptionNotice]()
+    for node, until_ms in state.get_draining_nodes().items():
+        deadline_s = max(0.0, until_ms / 1000 - now_s) if until_ms else None  # 0: there is none
+        found[node] = PreemptionNotice(reason=REASON, deadline_s=deadline_s)
+    return found
+
+
+class _Filtered(logging.Formatter):
+    """A formatter whose text has no secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact_text(super().format(record))
+
+
+_HANDLER = logging.StreamHandler()
+_HANDLER.setFormatter(_Filtered("%(levelname)s %(name)s: %(message)s"))
+
+
+def keep_confidential(job: Job) -> None:
+    """Know the job's secrets in this process, and take them out of what is logged here.
+
+    Members have a journal instead. What the task prints by itself is not filtered.
+    """
+    know(Environment.from_process().secrets | secrets_of(job))
+    logging.getLogger().addHandler(_HANDLER)  # once, however often it is added
