@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raycloud.bounded import expanded
-from raycloud.doctor.hardware import SESSION, SOCKET_BYTES
-from raycloud.doctor.settings import Settings
+from raycloud.doctor.checks import SESSION, SOCKET_BYTES
+from raycloud.doctor.facts import Settings
 from raycloud.errors import MachineError
 from raycloud.planning.inventory import Inventory, Node
 from raycloud.preemption import PreemptionNotice

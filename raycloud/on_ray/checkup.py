@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from raycloud.clock import Clock, SystemClock
-from raycloud.doctor.clocks import ahead
 from raycloud.doctor.facts import ClusterFacts, Gpus, Link, Machine, Node
 from raycloud.doctor.gather import gpu_devices, node_here
-from raycloud.doctor.wire import LIMIT_S, Ear, call, greet
+from raycloud.doctor.links import LIMIT_S, Ear, ahead, call, greet
 from raycloud.errors import MachineError
 
 if TYPE_CHECKING:
