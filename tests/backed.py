@@ -11,8 +11,9 @@ from raycloud.order import assign
 from raycloud.recovery.backups import ring
 from raycloud.spec import Job
 from raycloud.step.collate import Making, StepWork
+from raycloud.step.commit import collect, commit
 from raycloud.step.speculation import Backing, Kind, Note
-from tests.lockstep import Fleet, NetTask, never
+from tests.lockstep import Fleet, NetTask, exchange, never
 
 
 class Ticking:
@@ -131,9 +132,9 @@ class Backed(Fleet):
     def finish(self, number: int, works: Sequence[StepWork]) -> None:
         """All have computed their parts: commit the step."""
         for replica in self.replicas:
-            replica.collect(number, never)
+            collect(replica, number, never)
         for replica, work in zip(self.replicas, works, strict=True):
-            replica.commit(work)
+            commit(replica, work)
         self.position = self.steps.after(works[0].span)
 
     def backed(
@@ -158,7 +159,7 @@ class Backed(Fleet):
         for rank in (first, *range(len(works))):
             self._compute(rank)
         found = [self._done.get(rank, work) for rank, work in enumerate(works)]
-        self.broke = len(self._done) < len(works) or any(r._broken for r in self.replicas)
+        self.broke = len(self._done) < len(works) or any(r.broken for r in self.replicas)
         if not self.broke:
             kept = sorted(k for work in found for k in work.indices)
             assert kept == list(range(len(span.micro_batches)))  # each of them, and each once
@@ -196,8 +197,6 @@ class Backed(Fleet):
         self._at.add(rank)
         lane = self.lanes[rank]
         try:
-            self._done[rank] = self.replicas[rank].compute(
-                self._works[rank], self.collate, lambda: 1.0 / lane.read(never).weight
-            )
+            self._done[rank] = exchange(self.replicas[rank], self._works[rank], self.collate, lane)
         except Died:
             assert rank == self._dies[0]

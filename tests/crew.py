@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -88,10 +87,10 @@ class Crew:
             model, mine = self.models[rank], dealt[rank]
             for part in mine[:-1]:
                 (model.loss(part) * part.weight).backward()
-            self.exchanges[rank].arm(lambda: scale(dealt), partial(at_hand, rank))
+            self.exchanges[rank].begin(scale(dealt))
             for part in mine[-1:]:
                 (model.loss(part) * part.weight).backward()
-            self.exchanges[rank].launch()
+            self.exchanges[rank].send(behind=not at_hand(rank))
 
     def collect(self) -> list[Exchanged]:
         """All members' gradients are then the mean."""

@@ -17,6 +17,7 @@ from raycloud.order import MicroBatch, Order, Position, Steps, StepSpan, assign,
 from raycloud.recovery.quorum import adopt
 from raycloud.spec import Job
 from raycloud.step.collate import Collate, StepWork
+from raycloud.step.commit import collect, commit
 from raycloud.step.feed import Feed
 from raycloud.step.replica import Replica
 from raycloud.task import Splits, Task
@@ -143,9 +144,9 @@ class Fleet:
         """Compute and commit one step; returns its loss."""
         works = self.compute(number)
         for replica in self.replicas:
-            replica.collect(number, never)
+            collect(replica, number, never)
         for replica, work in zip(self.replicas, works, strict=True):
-            replica.commit(work)
+            commit(replica, work)
         self.position = self.steps.after(works[0].span)
         total = sum(work.weight for work in works)
         return sum(replica.loss_sum() for replica in self.replicas) / total
@@ -185,14 +186,14 @@ class Fleet:
         assert sum(map(len, adopted)) == works[rank].micro_batches
         works = self.compute(number, adopted=adopted)
         for replica in left:
-            replica.collect(number, never)
+            collect(replica, number, never)
         for replica, work in zip(left, works, strict=True):
-            replica.commit(work)
+            commit(replica, work)
         self.position = self.steps.after(span)
 
     def _hear(self, replica: Replica, number: int) -> None:
         try:
-            replica.collect(number, never)
+            collect(replica, number, never)
         except TransportError:
             return
         raise AssertionError("an exchange was complete without a member")
@@ -234,11 +235,22 @@ class Fleet:
             if rank not in silent:
                 lane.send(LaneReport(weight=works[rank].weight + before))
         for rank in there:
-            lane = self.lanes[rank]
-            self.replicas[rank].compute(
-                works[rank], self.collate, lambda lane=lane: 1.0 / lane.read(never).weight
-            )
+            exchange(self.replicas[rank], works[rank], self.collate, self.lanes[rank])
         return works
+
+
+def exchange(replica: Replica, work: StepWork, collate: Collate, lane: Lane) -> StepWork:
+    """Compute a member's part of a step, and send it; returns what it has computed."""
+    mine = replica.compute(work, collate)
+    try:
+        scale = 1.0 / lane.read(never).weight
+    except TransportError as error:
+        replica.backward(work.span, collate, None)
+        replica.broken = error  # a loop raises it at once
+        return mine
+    replica.backward(work.span, collate, scale)
+    replica.send(behind=True, late=False)
+    return mine
 
 
 def feeding(feed: Feed) -> bool:

@@ -15,7 +15,7 @@ from raycloud.checkpoint import load
 from raycloud.checkpoint.payload import load_tensors, parse_part, read_content
 from raycloud.errors import CheckpointError
 from raycloud.net.transport import finish
-from raycloud.step.commit import check
+from raycloud.step.commit import check_restored
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest, PartRecord, Store
@@ -107,7 +107,7 @@ class Restore:
         replica.history.left_out |= self._left_out
         replica.statistics.settle()
         if self._gone_back >= 0 and replica.errors.on_nan == "rollback":
-            check(replica.model, manifest.step)
+            check_restored(replica.model, manifest.step)
 
 
 def read_together(

@@ -1,16 +1,17 @@
-"""What becomes of a step once all have exchanged it: the same on every member.
+"""Commit: from the exchanged gradients to the end of a step, the same on every member.
 
 As a rule all is well, which one number in the last message says. Where it is not, the members tell
 each other what they could not compute, over the control lane, and exchange the step once more by
 the weight that is left; their own gradients are still there. A step whose loss or gradient is not
-finite changes nothing: it ends the run, is passed over, or lets all go back to a checkpoint.
+finite changes nothing: it ends the run, is passed over, or lets all go back to a checkpoint and on
+without the step that made it so.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +21,7 @@ from raycloud.net.transport import Abandoned
 from raycloud.order import ERROR, NAN, Skip
 from raycloud.step.device import tensors_in
 from raycloud.step.retry import skipped
+from raycloud.step.stateful import Commit
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,6 +36,21 @@ _MOST_IDS = 16  # samples that are named
 _REMEDY = "lower the learning rate, set clip_norm, or start from an earlier checkpoint"
 
 
+class RollbackError(Exception):
+    """This generation ends here: its members are to go back to a checkpoint, and meet anew.
+
+    Args:
+        step: The one that is not finite.
+        why: In words.
+        left_out: The step that is not to change anything on the second way; None: no other.
+    """
+
+    def __init__(self, step: int, why: str, left_out: int | None) -> None:
+        """Nothing of `step` is kept."""
+        super().__init__(why)
+        self.step, self.why, self.left_out = step, why, left_out
+
+
 @dataclass(frozen=True, slots=True)
 class Others:
     """How a member talks to the others.
@@ -41,12 +58,12 @@ class Others:
     Attributes:
         lane: The control lane; nothing that was sent on it is unread.
         abandoned: Says that the generation is over.
-        at_hand: Says whether this member holds the next change.
+        behind: This member does not hold the next change.
     """
 
     lane: Lane
     abandoned: Callable[[], bool]
-    at_hand: Callable[[], bool]
+    behind: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +88,7 @@ class Outcome:
     Attributes:
         exchanged: What the exchange brought, the second one where there were two.
         weight: The weight of all that counts.
-        loss: Sum of weight * loss over this member's own part of it.
-        own_weight: The weight of that.
+        owed: The part of the loss that is to be told; None: there is none.
         skips: What does not count.
         left_out: Indices of micro-batches that the others stand for.
         why: Why the step changes nothing, as a sentence; empty where it counts.
@@ -80,43 +96,10 @@ class Outcome:
 
     exchanged: Exchanged
     weight: float
-    loss: float
-    own_weight: float
+    owed: Owed | None
     skips: tuple[Skip, ...] = ()
     left_out: tuple[int, ...] = ()
     why: str = ""
-
-    @property
-    def owed(self) -> Owed | None:
-        """The part of the loss that is to be told; None: there is none."""
-        if self.why:
-            return None
-        return Owed(loss=self.loss, own_weight=self.own_weight, weight=self.weight)
-
-    def take(self, replica: Replica, work: StepWork, *, tells: bool) -> None:
-        """Commit the step, or go past it, which one of the members `tells`."""
-        if self.why:
-            step = work.span.step
-            replica.pass_over(step, self.skips)
-            if tells:
-                replica.notice(f"step {step} was skipped: {self.why}", {"step": step})
-        else:
-            replica.commit(work, self.left_out, self.skips)
-
-
-def all_hold(exchanged: Exchanged, others: Others) -> bool:
-    """Whether all members hold the next change, once a step is committed.
-
-    Each has said it with its last gradients. Where one was late and has told so, that was long ago
-    for the others, and the change may be what was made of it: they say it once more.
-
-    Raises:
-        TransportError: The exchange broke, or was abandoned.
-    """
-    if exchanged.agreed or not exchanged.late:
-        return exchanged.agreed
-    [lack] = others.lane.sum([0.0 if others.at_hand() else 1.0], others.abandoned)
-    return lack == 0.0
 
 
 def find_outcome(
@@ -132,39 +115,118 @@ def find_outcome(
     """
     span = work.span
     try:
-        exchanged = replica.collect(span.step, others.abandoned)
+        exchanged = collect(replica, span.step, others.abandoned)
     except DivergedError as error:  # on every member, since all have the same sum
         raise _explained(error, work, others, collate) from None
     left_out: tuple[int, ...] = ()
     skips: tuple[Skip, ...] = ()
     why = not_finite = ""
-    again = False
     if exchanged.astray:
-        left_out, weight, loss, again = _told(replica, span, others)
-        if again:
+        left_out, weight, loss, known = _ask_others(replica, span, others)
+        if known:
             why, skips = "the run has gone back because of it", (_whole(span),)
-        elif math.isfinite(loss):
+        elif not math.isfinite(loss):
+            not_finite = f"the loss is {loss}"
+        else:
             skips = _skips(replica, span, left_out)
             if weight > 0.0:
-                exchanged = _exchanged_anew(replica, span, weight, others)
+                replica.exchange_anew(1.0 / weight, behind=others.behind)
+                exchanged = collect(replica, span.step, others.abandoned)
+                if exchanged.astray:
+                    raise InternalError(f"step {span.step} is astray once more")
             else:
                 why = "all of its micro-batches were skipped"
-        else:
-            not_finite = f"the loss is {loss}"
     if not (why or not_finite or math.isfinite(exchanged.norm)):
         not_finite = f"the gradient's norm is {exchanged.norm}"
     if not_finite:
         why, skips = not_finite, _not_finite(replica, span, not_finite)
-    own = 0.0 if replica.kept is None else replica.kept.weight
-    return Outcome(
-        exchanged=exchanged,
-        weight=0.0 if why else weight,
-        loss=_checked_loss(replica, span.step) if not why else 0.0,
-        own_weight=own,
-        skips=skips,
-        left_out=left_out,
-        why=why,
-    )
+    if why:
+        return Outcome(exchanged=exchanged, weight=0.0, owed=None, skips=skips, why=why)
+    loss = replica.loss_sum()
+    if not math.isfinite(loss):
+        raise DivergedError(
+            f"the loss of step {span.step} is {loss}",
+            hint="lower the learning rate, or look at the samples of this step",
+        )
+    own_weight = 0.0 if replica.kept is None else replica.kept.weight
+    owed = Owed(loss=loss, own_weight=own_weight, weight=weight)
+    return Outcome(exchanged=exchanged, weight=weight, owed=owed, skips=skips, left_out=left_out)
+
+
+def collect(replica: Replica, step: int, abandoned: Callable[[], bool]) -> Exchanged:
+    """Wait for the exchange; the mean gradients are then in place, clipped.
+
+    They are not where it is `astray`, or its norm not finite and `errors.on_nan` not stop.
+
+    Raises:
+        DivergedError: A gradient is not finite, and that ends the run.
+        TransportError: The exchange broke, or was abandoned. Nothing has changed, and what is
+            computed is kept.
+    """
+    if replica.broken is not None:
+        raise replica.broken
+    began_s = replica.clock.monotonic_s()
+    if replica.following is not None:
+        replica.following.catch_up(replica.gradients.arrived)
+    replica.statistics.collect(abandoned)
+    exchanged = replica.gradients.collect(abandoned)
+    exchanged = replace(exchanged, exchange_s=replica.clock.monotonic_s() - began_s)
+    finite = math.isfinite(exchanged.norm)
+    if exchanged.astray or (not finite and replica.errors.on_nan != "stop"):
+        return exchanged
+    if not finite:
+        raise DivergedError(f"the gradient's norm is {exchanged.norm} at step {step}", hint=_REMEDY)
+    if replica.clip_norm is not None:
+        replica.gradients.clip(exchanged.norm, replica.clip_norm)
+    return exchanged
+
+
+def finish(replica: Replica, work: StepWork, outcome: Outcome, *, tells: bool) -> None:
+    """Commit a step, or go past it, which one of the members `tells`."""
+    if not outcome.why:
+        commit(replica, work, outcome.left_out, outcome.skips)
+        return
+    step = work.span.step
+    if replica.following is not None:
+        replica.kept = None
+        replica.following.keep_nothing(step, outcome.skips)
+    else:
+        replica.discard()
+        replica.history.skips += outcome.skips
+    if tells:
+        replica.notice(f"step {step} was skipped: {outcome.why}", {"step": step})
+
+
+def commit(
+    replica: Replica,
+    work: StepWork,
+    left_out: tuple[int, ...] = (),
+    skips: tuple[Skip, ...] = (),
+) -> None:
+    """The step counts, but for `left_out`, as `skips` say; without a state it is kept."""
+    replica.kept = None
+    replica.settle()
+    count = len(work.span.micro_batches)
+    done = Commit(step=work.span.step, count=count, left_out=left_out, skips=skips)
+    if replica.following is not None:
+        replica.following.keep(done)
+    else:
+        replica.commit_parts(done)
+
+
+def all_hold(exchanged: Exchanged, others: Others) -> bool:
+    """Whether all members hold the next change, once a step is committed.
+
+    Each has said it with its last gradients. Where one was late and has told so, that was long ago
+    for the others, and the change may be what was made of it: they say it once more.
+
+    Raises:
+        TransportError: The exchange broke, or was abandoned.
+    """
+    if exchanged.agreed or not exchanged.late:
+        return exchanged.agreed
+    [lack] = others.lane.sum([float(others.behind)], others.abandoned)
+    return lack == 0.0
 
 
 def _explained(
@@ -206,52 +268,29 @@ def _not_finite_ids(one: MicroBatch, collate: Collate) -> list[int]:
     return [number for number, row in zip(collate.ids(one), rows.tolist(), strict=True) if row]
 
 
-def _checked_loss(replica: Replica, step: int) -> float:
-    loss = replica.loss_sum()
-    if not math.isfinite(loss):
-        raise DivergedError(
-            f"the loss of step {step} is {loss}",
-            hint="lower the learning rate, or look at the samples of this step",
-        )
-    return loss
-
-
-def _exchanged_anew(replica: Replica, span: StepSpan, weight: float, others: Others) -> Exchanged:
-    """The step once more, by the weight that is left."""
-    replica.exchange_anew(lambda: 1.0 / weight, others.at_hand)
-    exchanged = replica.collect(span.step, others.abandoned)
-    if exchanged.astray:
-        raise InternalError(f"step {span.step} is astray once more")
-    return exchanged
-
-
-def _told(
+def _ask_others(
     replica: Replica, span: StepSpan, others: Others
 ) -> tuple[tuple[int, ...], float, float, bool]:
     """What all could not compute, the weight that is left, and the loss where it is not finite.
 
-    And whether one knows that the step is to be left out. What a member tells of buffers that began
-    to change is seen to.
+    And whether one knows that the step is to be left out. Buffers that began to change on a member
+    are averaged by all from here on.
     """
     kept, loss = replica.kept, replica.loss_sum()
     if kept is None:
         raise InternalError(f"step {span.step} was exchanged, but nothing is kept of it")
-    own = [0.0] * len(span.micro_batches)
-    for index in kept.skipped:
-        own[index] = 1.0
+    own = [float(index in kept.skipped) for index in range(len(span.micro_batches))]
+    begun = replica.statistics.begun
+    buffers = [float(number in begun) for number in range(replica.statistics.others)]
     knows = float(replica.leaves_out(span.step))
-    buffers = [0.0] * replica.statistics.others
-    for number in replica.statistics.begun:
-        buffers[number] = 1.0
     told = [*buffers, *own, kept.weight, 0.0 if math.isfinite(loss) else loss, knows]
     *flags, weight, loss, known = others.lane.sum(told, others.abandoned)
-    begun, flags = flags[: len(buffers)], flags[len(buffers) :]
-    replica.average(number for number, flag in enumerate(begun) if flag)
-    return tuple(k for k, flag in enumerate(flags) if flag), weight, loss, known > 0.0
+    replica.average(number for number, flag in enumerate(flags[: len(buffers)]) if flag)
+    left_out = tuple(k for k, flag in enumerate(flags[len(buffers) :]) if flag)
+    return left_out, weight, loss, known > 0.0
 
 
 def _skips(replica: Replica, span: StepSpan, left_out: tuple[int, ...]) -> tuple[Skip, ...]:
-    every = span.micro_batches
     before, most = skipped(replica.history.skips), replica.errors.most_skipped
     if replica.following is None and before + len(left_out) > most:  # else the others know it
         raise TaskError(
@@ -259,7 +298,7 @@ def _skips(replica: Replica, span: StepSpan, left_out: tuple[int, ...]) -> tuple
             f"were skipped before, and errors.most_skipped is {most}",
             hint="mend the task or its data, or raise errors.most_skipped",
         )
-    found = (every[k] for k in left_out)
+    found = (span.micro_batches[k] for k in left_out)
     return tuple(
         Skip(step=span.step, epoch=m.epoch, start=m.start, stop=m.stop, why=ERROR) for m in found
     )
@@ -296,21 +335,6 @@ def _whole(span: StepSpan) -> Skip:
     return Skip(step=span.step, epoch=span.epoch, start=span.start, stop=span.stop, why=NAN)
 
 
-class RollbackError(Exception):
-    """This generation ends here: its members are to go back to a checkpoint, and meet anew.
-
-    Args:
-        step: The one that is not finite.
-        why: In words.
-        left_out: The step that is not to change anything on the second way; None: no other.
-    """
-
-    def __init__(self, step: int, why: str, left_out: int | None) -> None:
-        """Nothing of `step` is kept."""
-        super().__init__(why)
-        self.step, self.why, self.left_out = step, why, left_out
-
-
 def give_up(replica: Replica, step: int, why: str) -> RollbackError:
     """A step is not finite: nothing of it remains, and it is found out which one made it so.
 
@@ -328,9 +352,8 @@ def give_up(replica: Replica, step: int, why: str) -> RollbackError:
             f"the parameters are not finite before step {step}, the first that could change them",
             hint="look at Task.model",
         )
-    return RollbackError(
-        step, f"{why} at step {step}, and the parameters are not finite before it", made_by
-    )
+    why = f"{why} at step {step}, and the parameters are not finite before it"
+    return RollbackError(step, why, made_by)
 
 
 def newest_update(step: int, skips: tuple[Skip, ...]) -> int:
@@ -346,7 +369,7 @@ def newest_update(step: int, skips: tuple[Skip, ...]) -> int:
     return step
 
 
-def check(model: nn.Module, step: int) -> None:
+def check_restored(model: nn.Module, step: int) -> None:
     """Whether one may go on from the checkpoint of `step`, which is loaded.
 
     Raises:

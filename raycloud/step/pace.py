@@ -7,14 +7,13 @@ the shares change.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-
-Waited = TypeVar("Waited")
 
 _LONG_S = 2.0  # nothing shorter is far longer than usual: it may be a hiccup
 _FAR = 2.0  # times as long
@@ -86,21 +85,18 @@ class Pace:
         self._now = _Span(micro_batches, self._clock.monotonic_s(), self._clock.cpu_s())
         self._told = False
 
-    def waiting(self, others: Callable[[], Waited]) -> Callable[[], Waited]:
-        """The same call, which waits for others: that is no part of the share."""
-
-        def wait() -> Waited:
-            at_s, cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
-            self._waits = True
-            try:
-                return others()
-            finally:
-                if (now := self._now) is not None:
-                    took_s, used_s = self._since(at_s, cpu_s)
-                    self._now = _Span(now.micro_batches, now.at_s + took_s, now.cpu_s + used_s)
-                self._waits = False
-
-        return wait
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Meanwhile others are waited for: that is no part of the share."""
+        at_s, cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
+        self._waits = True
+        try:
+            yield
+        finally:
+            if (now := self._now) is not None:
+                took_s, used_s = self._since(at_s, cpu_s)
+                self._now = _Span(now.micro_batches, now.at_s + took_s, now.cpu_s + used_s)
+            self._waits = False
 
     def end(self, *, done: bool) -> None:
         """It is not computed any more: it is `done`, or was given up."""

@@ -110,8 +110,7 @@ def compute_anew(replica: Replica, span: StepSpan, collate: Collate, size: int) 
     kept, forward = replica.kept, replica.forward
     if kept is None:
         raise InternalError(f"nothing of step {span.step} is to be computed again")
-    for part in replica.state.parts:
-        part.discard()
+    replica.state.discard()
     replica.stage()
     replica.gradients.restart()
     mine = set(kept.micro_batches) - set(kept.skipped)

@@ -228,6 +228,39 @@ class ReplicaState:
             raise ValueError(f"parts of a replica need names of their own, without /: {names}")
         self.parts = tuple(parts)
         self.beside: Mapping[str, Any] = {}
+        self._checked = False  # a checkpoint can hold what the first step has made
+
+    def stage(self) -> None:
+        """See `Stateful.stage`."""
+        for part in self.parts:
+            part.stage()
+
+    def commit(self, step: Commit) -> None:
+        """See `Stateful.commit`; the first one shows whether a checkpoint can hold the state.
+
+        Raises:
+            TaskError: It cannot; names what is to blame.
+        """
+        for part in self.parts:
+            part.commit(step)
+        if not self._checked:  # the optimizer has made its state by now
+            self.check()
+            self._checked = True
+
+    def discard(self) -> None:
+        """See `Stateful.discard`."""
+        for part in self.parts:
+            part.discard()
+
+    def suspend(self) -> None:
+        """See `Stateful.suspend`."""
+        for part in self.parts:
+            part.suspend()
+
+    def resume(self) -> None:
+        """See `Stateful.resume`."""
+        for part in self.parts:
+            part.resume()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """See `Stateful.tensors`."""

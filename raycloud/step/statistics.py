@@ -276,7 +276,7 @@ class RunningStatistics(Stateful):
             a.sum_mean.add_(mean, alpha=factor)
             a.sum_var.add_(var, alpha=factor)
 
-    def launch(self, transport: Transport, scale: Callable[[], float], weight: float) -> None:
+    def launch(self, transport: Transport, scale: float, weight: float) -> None:
         """All of this member's micro-batches are computed: start the sum over members.
 
         Args:
@@ -286,7 +286,7 @@ class RunningStatistics(Stateful):
         """
         tensors = self.terms
         if self._changing:
-            part = 1.0 if transport.size == 1 else scale() * weight
+            part = 1.0 if transport.size == 1 else scale * weight
             tensors += [other.term(part) for other in self._changing]
         self._flats, self._works = [], []
         for dtype in sorted({t.dtype for t in tensors}, key=str):

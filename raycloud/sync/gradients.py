@@ -180,17 +180,17 @@ class Exchanged:
 class GradientExchange:
     """Averages gradients over the members of a generation, step by step.
 
-    Order of calls, each step: any backward passes but the last; `arm`; the last backward; `launch`;
+    Order of calls, each step: any backward passes but the last; `begin`; the last backward; `send`;
     `collect`; then the optimizer; then `clear`. Buckets travel while the last backward runs on.
 
     A member's own gradients stay in `parameter.grad` until `collect` and are never written to: what
     travels is a scaled copy. When the exchange breaks, which no backward pass is disturbed by and
     `collect` raises, they are still there: after `connect`, more backward passes may add to them,
-    and `arm`, `launch` and `collect` exchange them in another generation.
+    and `begin`, `send` and `collect` exchange them in another generation.
 
-    When the last backward raises, `restart` forgets them, so that they are computed again; `launch`
+    When the last backward raises, `restart` forgets them, so that they are computed again; `send`
     then sends the rest of what the others wait for, and what `collect` brings everywhere is
-    `astray`, as it is where `arm` was told so. All then call `arm` and `launch` once more.
+    `astray`, as it is where `send` is told so. All then call `begin` and `send` once more.
 
     Args:
         parameters: Qualified names and parameters that require gradients.
@@ -215,11 +215,9 @@ class GradientExchange:
             for i, parameter in enumerate(bucket.parameters)
         }
         self._transport: Transport | None = None
-        self._scale: Callable[[], float] | None = None
-        self._at_hand: Callable[[], bool] = lambda: False
-        self._astray: Callable[[], torch.Tensor | float] = lambda: 0.0
-        self._late: Callable[[], bool] = lambda: False
+        self._scale: float | None = None  # None: it has not begun
         self._hears = False  # what the backward pass under way finishes is sent
+        self._restarted = False
         self._refuses = False
         self._works: list[Work | None] = []
         self._next = 0
@@ -262,66 +260,57 @@ class GradientExchange:
         self._transport = transport
         self._strategy.connect(transport)
 
-    def arm(
-        self,
-        scale: Callable[[], float],
-        at_hand: Callable[[], bool] = lambda: False,
-        astray: Callable[[], torch.Tensor | float] = lambda: 0.0,
-        late: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def begin(self, scale: float) -> None:
         """The next backward is the step's last: send each bucket as soon as it is full.
 
         Args:
-            scale: Gives the factor that makes the sum over members a mean; asked once, when the
-                first gradient is finished, so that it may wait for the control lane.
-            at_hand: Says whether this member holds the next change; asked with the last bucket.
-            astray: Not 0 where this is not this member's part of the step; asked with it, too.
-            late: Says whether this member has told that it takes far longer than usual; the same.
+            scale: The factor that makes the sum over members a mean: one over the step's weight.
         """
-        self._at_hand, self._astray, self._late, self._hears = at_hand, astray, late, True
+        self._scale, self._hears, self._restarted = scale, True, False
         for bucket in self.buckets:
             bucket.missing = set(range(len(bucket.parameters)))
         self._works = []
         self._broken = None
         self._next = 0
-        factor: list[float] = []
-
-        def once() -> float:
-            if not factor:
-                factor.append(scale())
-            return factor[0]
-
-        self._scale = once
-
-    @property
-    def begun(self) -> bool:
-        """It is armed, and `launch` is still to come."""
-        return self._scale is not None
-
-    @property
-    def sent(self) -> bool:
-        """The last backward has sent all there is: nothing can be taken back."""
-        return self.begun and self._next >= len(self.buckets)
 
     def restart(self) -> None:
-        """Forget this member's gradients, to compute them again: none is sent before `launch`."""
-        self._hears, self._astray = False, lambda: 1.0
+        """Forget this member's gradients, to compute them again: none is sent before `send`."""
+        self._hears, self._restarted = False, True
         for parameter in self._place:
             parameter.grad = None
 
-    def launch(self) -> None:
-        """Send what the last backward did not fill: unused parameters, or all where none ran."""
-        scale = self._scale
-        if scale is None:
-            raise InternalError("launch() before arm()")
-        self._factor(scale)  # also who has nothing to send has heard of all others before
+    def send(
+        self, *, behind: bool = True, astray: torch.Tensor | float = 0.0, late: bool = False
+    ) -> None:
+        """The last backward is over: send what it did not fill, or all where none ran; then flags.
+
+        Args:
+            behind: This member does not hold the next change.
+            astray: Not 0 where this is not this member's part of the step.
+            late: This member has told that it takes far longer than usual.
+        """
+        if self._scale is None:
+            raise InternalError("send() before begin()")
         for bucket in self.buckets[self._next :]:
             for i in sorted(bucket.missing):
                 if bucket.parameters[i].grad is None:
                     bucket.slots[i].zero_()
                 else:  # used by an earlier pass of this step only
-                    self._fill(bucket, i, scale)
+                    self._fill(bucket, i, self._scale)
             self._send(bucket)
+        if self._broken is None:
+            self._flags.tell(
+                behind=behind,
+                astray=1.0 if self._restarted else astray,
+                late=late,
+                used=[p.grad is not None for b in self.buckets for p in b.parameters],
+            )
+            transport = self._transport
+            if transport is not None and transport.size > 1:
+                try:
+                    self._works.append(transport.all_reduce(self._flags.message))
+                except TransportError as error:
+                    self._broken = error
         self._scale, self._hears = None, False
 
     def collect(self, abandoned: Callable[[], bool]) -> Exchanged:
@@ -407,7 +396,7 @@ class GradientExchange:
                 bucket.flat.mul_(factor)
 
     def take(self) -> Gradients:
-        """This member's own, which are then forgotten here; not between `arm` and `collect`."""
+        """This member's own, which are then forgotten here; not between `begin` and `collect`."""
         taken = tuple(parameter.grad for parameter in self._place)
         for parameter in self._place:
             parameter.grad = None
@@ -453,7 +442,7 @@ class GradientExchange:
             hint="add the term to the loss, without backward(); or use torch.autograd.grad",
         )
 
-    def _fill(self, bucket: Bucket, i: int, scale: Callable[[], float]) -> None:
+    def _fill(self, bucket: Bucket, i: int, scale: float) -> None:
         """Put the scaled gradient of parameter `i` into its slot, unless it goes nowhere."""
         if self._broken is not None:
             return
@@ -463,43 +452,16 @@ class GradientExchange:
                 f"the gradient of {bucket.names[i]!r} is sparse; only dense ones are exchanged",
                 hint="construct the embedding with sparse=False",
             )
-        factor = self._factor(scale)
-        if factor is not None:
-            torch.mul(grad, factor, out=bucket.slots[i])
-
-    def _factor(self, scale: Callable[[], float]) -> float | None:
-        """None where the lane broke: the backward pass goes on without it."""
-        try:
-            return scale() if self._broken is None else None
-        except TransportError as error:
-            self._broken = error
-            return None
+        torch.mul(grad, scale, out=bucket.slots[i])
 
     def _send(self, bucket: Bucket) -> None:
         """Start the exchange of the next bucket; all members send them in the same order."""
-        if self._broken is not None:
-            self._next += 1
-            return
         self._next += 1
-        try:
-            self._works.append(self._strategy.start(bucket))
-            if self._next == len(self.buckets):
-                self._works.append(self._send_flags())
-        except TransportError as error:
-            self._broken = error
-
-    def _send_flags(self) -> Work | None:
-        """They go after the last bucket."""
-        self._flags.tell(
-            behind=not self._at_hand(),
-            astray=self._astray(),
-            late=self._late(),
-            used=[p.grad is not None for b in self.buckets for p in b.parameters],
-        )
-        transport = self._transport
-        if transport is None or transport.size == 1:
-            return None
-        return transport.all_reduce(self._flags.message)
+        if self._broken is None:
+            try:
+                self._works.append(self._strategy.start(bucket))
+            except TransportError as error:
+                self._broken = error
 
 
 def _install(bucket: Bucket, used: Sequence[float], slots: Sequence[torch.Tensor]) -> None:

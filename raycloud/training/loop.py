@@ -19,7 +19,15 @@ from raycloud.net.lane import (
 )
 from raycloud.net.transport import Abandoned
 from raycloud.spec.sizes import report_s, ring_bytes
-from raycloud.step.commit import Others, Owed, RollbackError, all_hold, check_end, find_outcome
+from raycloud.step.commit import (
+    Others,
+    Owed,
+    RollbackError,
+    all_hold,
+    check_end,
+    find_outcome,
+    finish,
+)
 from raycloud.step.consistency import Company, Consistency
 from raycloud.step.dealing import Reads
 from raycloud.step.feed import (
@@ -36,6 +44,7 @@ from raycloud.training.tally import Counted, Tally, counted, exchanged
 
 if TYPE_CHECKING:
     from raycloud.order import Position, StepSpan
+    from raycloud.step.collate import StepWork
     from raycloud.training.changes import Due
 
 __all__ = ["Loop", "Parts", "Seat"]
@@ -102,7 +111,6 @@ class Loop:
         self.step, self.position = seat.step, seat.position
         piece = Piece(step=seat.step, generation=seat.generation, shares=seat.shares)
         self._schedule = Schedule(piece, seat.held, adopted)
-        self._sums: LaneReport | None = None
         # Any other checkpoint may be one that the generation before did not come to write.
         self._saved_step = parts.first_step
         self._feed = self._collating()
@@ -245,9 +253,7 @@ class Loop:
             places=work.places(kept),
             rows=work.told_rows(kept),
         )
-        others = Others(self._lane, self._abandoned, lambda: parts.changes.next_at_hand)
-        work = parts.replica.compute(work, parts.collate, self._scale, others.at_hand)
-        sums = self._weighed()
+        work, sums = self._compute(work)
         parts.replica.synchronize()
         self._computed = counted(
             work,
@@ -260,10 +266,11 @@ class Loop:
             compute_s=clock.monotonic_s() - began_s - self._lane_s - work.idle_s,
             data_s=self._feed.waited_s - waited_s,
         )
+        others = self._others()
         found = find_outcome(parts.replica, work, sums.weight, others, parts.collate)
         follows = parts.replica.following is not None
-        found.take(parts.replica, work, tells=self.seat.rank == 0)
-        self._sums, self.position = None, self._computed.after
+        finish(parts.replica, work, found, tells=self.seat.rank == 0)
+        self.position = self._computed.after
         self._reads.add(work.span, self._computed.rows)
         self.step += 1
         if follows:  # it tells of no step that it has not committed with all others
@@ -275,26 +282,50 @@ class Loop:
             self._tally.add(
                 replace(done, weight=found.weight, skips=found.skips, bytes_dense=dense)
             )
-        if all_hold(found.exchanged, others):
+        if all_hold(found.exchanged, self._others()):
             self._agree()
         self._compare()
         if parts.replica.forward.size.committed([len(one.micro_batches) for one in work.passes]):
             self._collate_anew()
 
-    def _scale(self) -> float:
-        return 1.0 / self._weighed().weight
+    def _compute(self, work: StepWork) -> tuple[StepWork, LaneReport]:
+        """Compute this member's part of the step, which leaves it on the way.
+
+        Returns:
+            What it has computed, and what the lane says of the step.
+        """
+        replica, pace, collate = self._parts.replica, self._parts.replica.pace, self._parts.collate
+        pace.begin(work.micro_batches if replica.foreseeable else 0)
+        done = False
+        try:
+            mine = replica.compute(work, collate)
+            try:
+                with pace.waiting():
+                    sums = self._weighed()
+            except TransportError:
+                replica.backward(work.span, collate, None)
+                raise
+            replica.backward(work.span, collate, 1.0 / sums.weight)
+            done = bool(work.passes)
+        finally:
+            pace.end(done=done)
+        replica.send(behind=not self._parts.changes.next_at_hand, late=pace.told())
+        return mine, sums
+
+    def _others(self) -> Others:
+        behind = not self._parts.changes.next_at_hand
+        return Others(self._lane, self._abandoned, behind)
 
     def _weighed(self) -> LaneReport:
-        """What the lane says of this step, read once."""
-        if self._sums is None:
-            self._sums = self._read_lane()
-            self._check_places(self._sums)
-        if self._sums.weight <= 0.0:
+        """What the lane says of this step."""
+        sums = self._read_lane()
+        self._check_places(sums)
+        if sums.weight <= 0.0:
             raise TaskError(
                 f"the samples of step {self.step} weigh nothing together",
                 hint="Task.weight must be positive for at least one micro-batch of each step",
             )
-        return self._sums
+        return sums
 
     def _check_places(self, sums: LaneReport) -> None:
         """Each micro-batch of the step is computed by one member, or nothing of the step counts."""

@@ -22,6 +22,7 @@ from raycloud.recovery.quorum import (
     find_ground,
     mean_loss,
 )
+from raycloud.step.commit import collect, commit
 from raycloud.step.replica import Replica
 from tests.lockstep import CPU, Fleet, NetTask, difference, job, never
 from tests.nets import BuiltTask, Counting
@@ -92,8 +93,8 @@ def test_who_is_a_step_behind_takes_the_state_of_who_is_not() -> None:
     before = fleet.position
     works = fleet.compute(2)
     for replica, work in list(zip(fleet.replicas, works, strict=True))[1:]:
-        replica.collect(2, never)
-        replica.commit(work)
+        collect(replica, 2, never)
+        commit(replica, work)
     after = fleet.steps.after(works[0].span)
     assert difference(fleet.replicas[0].model, fleet.replicas[1].model) > 0
     found = grounds(fleet, [2, 3, 3], [before, after, after])

@@ -50,7 +50,7 @@ def test_what_comes_of_a_late_share_is_in_force_once_that_is_done(
 
     Where not all hold it by the end of the late share, none changes to it: neither then nor later.
     """
-    reached, opened, compute = threading.Event(), threading.Event(), Replica._compute
+    reached, opened, compute = threading.Event(), threading.Event(), Replica.compute
 
     def held_up(replica: Replica, work: StepWork, *rest: object) -> StepWork:
         if work.span.step == LATE and replica is fellows.replica(1):
@@ -58,7 +58,7 @@ def test_what_comes_of_a_late_share_is_in_force_once_that_is_done(
             assert opened.wait(WAIT_S)
         return compute(replica, work, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Replica, "_compute", held_up)
+    monkeypatch.setattr(Replica, "compute", held_up)
     monkeypatch.setattr(pace, "_LONG_S", 0.0 if tells else math.inf)
     monkeypatch.setattr(pace, "_FAR", 0.0)
     asked = job(task=Steady, steps=STEPS, settings={"dropout": 0.0, "norm": True})

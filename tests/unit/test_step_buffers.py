@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from raycloud.step.commit import collect, commit
 from raycloud.step.stateful import Commit
 from raycloud.step.statistics import RunningStatistics
 from tests.lockstep import Fleet, NetTask, difference, job, never, plain_loop
@@ -45,8 +46,8 @@ def test_replicas_end_with_the_same_mean(replaced: bool) -> None:
     own = [model.get_buffer("seen").clone() for model in models]
     assert not torch.equal(*own)
     for replica, work in zip(fleet.replicas, works, strict=True):
-        replica.collect(0, never)
-        replica.commit(work)
+        collect(replica, 0, never)
+        commit(replica, work)
     mean, other = (model.get_buffer("seen") for model in models)
     assert torch.equal(mean, other)
     share = works[0].weight / (works[0].weight + works[1].weight)
@@ -79,7 +80,7 @@ def test_a_count_that_all_agree_on_stays_what_it_is(weights: list[float], count:
     for statistics, transport, weight in zip(
         every, Loopback(len(weights)).members, weights, strict=True
     ):
-        statistics.launch(transport, lambda: 1.0 / sum(weights), weight)
+        statistics.launch(transport, 1.0 / sum(weights), weight)
     for model, statistics in zip(models, every, strict=True):
         statistics.collect(never)
         statistics.commit(Commit(step=0, count=1))

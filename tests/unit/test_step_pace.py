@@ -48,7 +48,8 @@ def test_how_long_the_rest_will_take_follows_from_the_processor_time_of_now(cloc
     assert not pace.told()
     [told] = pace.look()
     assert told == Behind(4, pytest.approx(4.0))
-    pace.waiting(lambda: None)()
+    with pace.waiting():
+        pass
     assert pace.told()
     pace.end(done=True)
     pace.begin(4)
@@ -98,7 +99,8 @@ def test_who_waits_for_others_is_not_late(clock: Clock) -> None:
 
     pace.begin(4)
     clock.passes(0.5, 0.4)
-    assert pace.waiting(others)() == 7
+    with pace.waiting():
+        assert others() == 7
     clock.passes(0.5, 0.4)
     assert looked == pace.look() == []
     pace.end(done=True)
@@ -149,5 +151,6 @@ def test_when_a_share_will_be_late_is_known(clock: Clock) -> None:
 def test_when_a_share_will_be_late_is_not_known_while_it_waits_for_others(clock: Clock) -> None:
     pace = usual(clock)
     pace.begin(4)
-    assert pace.waiting(pace.late_in_s)() == math.inf
+    with pace.waiting():
+        assert pace.late_in_s() == math.inf
     assert pace.late_in_s() == pytest.approx(2.0)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from raycloud.clock import SystemClock
 from raycloud.errors import DivergedError, TaskError, TransportError
 from raycloud.net.lane import Lane
+from raycloud.step.commit import collect
 from raycloud.step.replica import Replica
 from tests.lockstep import CPU, Fleet, NetTask, job, never
 from tests.loopback import Loopback
@@ -64,7 +65,7 @@ def test_a_discarded_step_leaves_nothing(kind: str) -> None:
     before = held(fleet)
     fleet.compute(2)
     for replica in fleet.replicas:
-        replica.collect(2, never)
+        collect(replica, 2, never)
     for replica in fleet.replicas:
         replica.discard()
         assert all(p.grad is None for p in replica.model.parameters())
@@ -87,7 +88,7 @@ def test_a_broken_step_is_computed_again_in_the_next_generation(kind: str) -> No
     fleet.compute(1)
     broken.cut("the other one is gone")
     with pytest.raises(TransportError):
-        first.collect(1, never)
+        collect(first, 1, never)
     for replica in fleet.replicas:
         replica.discard()
     assert_equal(held(fleet), before)
@@ -132,7 +133,7 @@ def test_a_diverged_step_is_refused_by_all_before_anything_changes(norm: bool) -
     fleet.compute(1)
     for replica in fleet.replicas:
         with pytest.raises(DivergedError, match="at step 1"):
-            replica.collect(1, never)
+            collect(replica, 1, never)
         replica.discard()
     assert_equal(held(fleet), before)
 
@@ -141,7 +142,7 @@ def test_clipping_is_part_of_the_step() -> None:
     fleet = Fleet(job(clip_norm=0.01), NetTask(), (5, 3))
     fleet.compute(0)
     for replica in fleet.replicas:
-        result = replica.collect(0, never)
+        result = collect(replica, 0, never)
         assert result.norm > 0.01
         squares = sum(
             float(p.grad.square().sum()) for p in replica.model.parameters() if p.grad is not None

@@ -13,7 +13,7 @@ from torch import nn
 from raycloud.errors import CheckpointError, DivergedError
 from raycloud.order import NAN, Skip
 from raycloud.spec import Job
-from raycloud.step.commit import RollbackError, check, newest_update
+from raycloud.step.commit import RollbackError, check_restored, newest_update
 from tests.lockstep import NetTask, difference, job, plain_loop
 from tests.poisoned import Looped, Poisoned
 from tests.sockets import gloo_members, together
@@ -162,8 +162,8 @@ def test_what_is_to_be_left_out_is_part_of_the_state(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_is_not_finite_is_not_gone_on_from() -> None:
     model = nn.Linear(2, 1)
-    check(model, 6)
+    check_restored(model, 6)
     _spoil(model)
     with pytest.raises(RollbackError, match="the checkpoint of step 6 is not finite") as told:
-        check(model, 6)
+        check_restored(model, 6)
     assert (told.value.step, told.value.left_out) == (6, None)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import raycloud
 from raycloud.errors import TaskError
+from raycloud.step.commit import collect, commit
 from raycloud.step.statistics import RunningStatistics
 from tests.lockstep import Fleet, difference, job, never, plain_loop
 from tests.nets import BuiltTask, Counting, Frozen, Normed, Sometimes
@@ -115,8 +116,8 @@ def test_other_buffers_wait_too(replaced: bool) -> None:
     fleet.join(fleet.replicas, (4, 4))
     works = fleet.compute(1, adopted=((), ()))
     for replica, work in zip(fleet.replicas, works, strict=True):
-        replica.collect(1, never)
-        replica.commit(work)
+        collect(replica, 1, never)
+        commit(replica, work)
     undisturbed.step(1)
     assert difference(one.model, other.model) <= 1e-12
 

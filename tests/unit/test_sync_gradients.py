@@ -78,33 +78,11 @@ def test_a_broken_step_can_be_exchanged_again_elsewhere() -> None:
     assert_same(crew.models[0], reference(dealt))
 
 
-def test_a_lane_that_breaks_disturbs_no_backward_pass() -> None:
-    """The factor is asked for in the middle of the last one, whose gradients are whole anyway."""
-    crew, dealt = Crew(2), [parts(2), parts(1, seed=1)]
-
-    def gone() -> float:
-        raise TransportError("the lane broke")
-
-    for rank, exchange in enumerate(crew.exchanges):
-        for at, part in enumerate(dealt[rank]):
-            if at + 1 == len(dealt[rank]):
-                exchange.arm(gone)
-            (crew.models[rank].loss(part) * part.weight).backward()
-        exchange.launch()
-        with pytest.raises(TransportError, match="the lane broke"):
-            exchange.collect(never)
-    crew.connect(Loopback(2))
-    again(crew.exchanges, dealt)
-    crew.collect()
-    for model in crew.models:
-        assert_same(model, reference(dealt))
-
-
 def again(exchanges: list[GradientExchange], dealt: list[list[Part]]) -> None:
     """Send gradients that were computed before."""
     for exchange in exchanges:
-        exchange.arm(lambda: scale(dealt))
-        exchange.launch()
+        exchange.begin(scale(dealt))
+        exchange.send()
 
 
 def test_a_parameter_that_nobody_used_is_skipped_by_the_optimizer() -> None:
@@ -230,36 +208,12 @@ def test_connecting_again_after_whole_steps_keeps_the_buffers() -> None:
     assert [bucket.flat.data_ptr() for bucket in crew.exchanges[0].buckets] == before
 
 
-def test_the_scale_is_asked_once_when_a_gradient_is_there_or_before_any_other_is_sent() -> None:
-    model = Rooms()
-    asked: list[None] = []
-    exchange = GradientExchange(
-        list(model.named_parameters()), bucket_bytes=16, strategy=AllReduce()
-    )
-
-    def half() -> float:
-        asked.append(None)
-        return 0.5
-
-    exchange.arm(half)
-    assert asked == []
-    exchange.launch()  # who has nothing to send, too, has heard of all others before
-    assert asked == [None]
-    exchange.collect(never)
-    assert not any(p.grad is not None for p in model.parameters())
-    exchange.arm(half)
-    model.loss(parts(1)[0]).backward()
-    assert asked == [None, None]
-    exchange.launch()
-    assert asked == [None, None]
-
-
-def test_launch_without_arm_is_our_own_fault() -> None:
+def test_send_without_begin_is_our_own_fault() -> None:
     exchange = GradientExchange(
         list(Rooms().named_parameters()), bucket_bytes=16, strategy=AllReduce()
     )
-    with pytest.raises(InternalError, match="arm"):
-        exchange.launch()
+    with pytest.raises(InternalError, match="begin"):
+        exchange.send()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -270,18 +224,6 @@ def test_whether_all_hold_the_next_change_is_known_with_the_gradients(dtype: tor
         assert [sent.agreed for sent in crew.collect()] == [len(holders) == 3] * 3
         for exchange in crew.exchanges:
             exchange.clear()
-
-
-def test_a_change_that_comes_while_gradients_are_computed_is_still_told() -> None:
-    exchange = GradientExchange(
-        list(Rooms().named_parameters()), bucket_bytes=16, strategy=AllReduce()
-    )
-    assert len(exchange.buckets) > 1
-    holds = []
-    exchange.arm(lambda: 1.0, lambda: bool(holds))
-    holds.append(True)
-    exchange.launch()
-    assert exchange.collect(never).agreed
 
 
 def test_who_computes_alone_agrees_with_itself() -> None:
@@ -305,16 +247,13 @@ def test_where_one_has_not_sent_its_part_nobody_goes_on_with_the_sum() -> None:
     crew, dealt = Crew(2), [parts(2), parts(1, seed=1)]
     crew.compute(dealt, ranks=[0])
     own, second = gradients(crew.models[0]), crew.exchanges[1]
-    second.arm(lambda: scale(dealt))
-    assert second.begun
+    second.begin(scale(dealt))
     crew.models[1].layers[2](dealt[1][0].x).sum().backward()
     second.restart()
     assert not any(gradients(crew.models[1]).values())
     for part in dealt[1]:  # it is armed, but these are not sent as they come
         (crew.models[1].loss(part) * part.weight).backward()
-    assert not second.sent
-    second.launch()
-    assert not second.begun
+    second.send()
     assert [sent.astray for sent in crew.collect()] == [True, True]
     for mine, now in zip(own.values(), gradients(crew.models[0]).values(), strict=True):
         assert mine is not None

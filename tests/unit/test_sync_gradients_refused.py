@@ -29,7 +29,7 @@ class Recomputed(nn.Module):
 def exchange(model: nn.Module) -> GradientExchange:
     """Its gradients, ready for the step's last backward pass."""
     made = GradientExchange(list(model.named_parameters()), bucket_bytes=64, strategy=AllReduce())
-    made.arm(lambda: 1.0)
+    made.begin(1.0)
     return made
 
 
@@ -48,7 +48,7 @@ def test_activation_checkpointing_that_is_not_reentrant() -> None:
     x = torch.ones(2, 3)
     model(x).backward()
     alone(x).backward()
-    gradients.launch()
+    gradients.send()
     gradients.collect(never)
     for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
         assert mine.grad is not None
@@ -68,7 +68,7 @@ def test_a_sparse_gradient_is_refused_with_its_name(earlier: bool) -> None:
 
     def finish() -> None:
         loss.backward()
-        gradients.launch()
+        gradients.send()
 
     with pytest.raises(TaskError, match=r"'words\.weight' is sparse") as refused:
         finish()

@@ -15,6 +15,7 @@ from torch import nn
 
 from raycloud.errors import TaskError
 from raycloud.metrics import Accuracy, Mean, Metric, merge_all
+from raycloud.step.commit import collect, commit
 from raycloud.training.evaluate import evaluate, show, states_of, try_out
 from tests.lockstep import Fleet, NetTask, difference, job, plain_loop
 from tests.nets import BuiltTask
@@ -206,8 +207,8 @@ def test_measuring_within_a_step_that_has_to_wait_keeps_what_is_computed() -> No
     fleet.join(fleet.replicas, (5, 3))
     works = fleet.compute(1, adopted=((), ()))
     for replica, work in zip(fleet.replicas, works, strict=True):
-        replica.collect(1, lambda: False)
-        replica.commit(work)
+        collect(replica, 1, lambda: False)
+        commit(replica, work)
     assert difference(fleet.replicas[0].model, plain_loop(asked, task, 2)) <= 1e-12
 
 

@@ -27,6 +27,7 @@ from raycloud.events import (
 from raycloud.net.lane import Lane
 from raycloud.order import Order, Position, Steps
 from raycloud.spec import Job
+from raycloud.step import commit
 from raycloud.step.collate import Collate
 from raycloud.step.dealing import Reads
 from raycloud.step.replica import Replica
@@ -195,14 +196,14 @@ def test_a_step_that_others_have_committed_is_told_like_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = Alone(tmp_path, job())
-    collect = alone.replica.collect
+    collect = commit.collect
 
-    def breaks(step: int, abandoned: Callable[[], bool]) -> Exchanged:
+    def breaks(replica: Replica, step: int, abandoned: Callable[[], bool]) -> Exchanged:
         if step == 3:
             raise TransportError("a peer is gone")
-        return collect(step, abandoned)
+        return collect(replica, step, abandoned)
 
-    monkeypatch.setattr(alone.replica, "collect", breaks)
+    monkeypatch.setattr(commit, "collect", breaks)
     with pytest.raises(TransportError):
         alone.loop.run()
     assert alone.of(StepsCommitted)[-1].last_step == 3
