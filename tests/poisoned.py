@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raycloud.checkpoint.local import LocalStore
+from raycloud.checkpoint.store import LocalStore
 from raycloud.clock import SystemClock
 from raycloud.events import Event, Noticed, StepsCommitted
 from raycloud.net.lane import Lane

@@ -14,7 +14,6 @@ parts that others wrote does without.
 
 from __future__ import annotations
 
-from raycloud.checkpoint.limited import LimitedStore
 from raycloud.checkpoint.manifest import Manifest
 from raycloud.checkpoint.naming import DamagedError, StoreError
 from raycloud.checkpoint.part import PartRecord, TensorRecord, split_names
@@ -28,8 +27,7 @@ from raycloud.checkpoint.published import (
     verify,
     withdraw,
 )
-from raycloud.checkpoint.shared import marked, see
-from raycloud.checkpoint.store import Store, open_store
+from raycloud.checkpoint.store import LimitedStore, Store, check_shared, marked, open_store
 from raycloud.checkpoint.values import decode, encode
 
 __all__ = [
@@ -41,6 +39,7 @@ __all__ = [
     "Store",
     "StoreError",
     "TensorRecord",
+    "check_shared",
     "decode",
     "encode",
     "latest",
@@ -49,7 +48,6 @@ __all__ = [
     "open_store",
     "publish",
     "retain",
-    "see",
     "split_names",
     "steps",
     "verify",

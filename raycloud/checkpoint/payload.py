@@ -1,4 +1,4 @@
-"""A part's file: named tensors in the safetensors format, digested while they are written.
+"""Tensors of a checkpoint: parts in the safetensors format, written, read and compared.
 
 The file is 8 bytes with the header's length (little-endian), the header (JSON: dtype, shape and
 place of each tensor, padded to 8 bytes), and the tensors' bytes. It is written straight from the
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,23 +26,13 @@ from raycloud.checkpoint.part import (
     LONGEST_TENSOR_NAME,
     PartRecord,
     TensorRecord,
-    split_names,
 )
+from raycloud.checkpoint.published import latest
 from raycloud.errors import CheckpointError, InternalError, TaskError
 
 if TYPE_CHECKING:
     from raycloud.checkpoint.manifest import Manifest
     from raycloud.checkpoint.store import Store
-
-__all__ = [
-    "check_tensors",
-    "load_tensors",
-    "parse_part",
-    "read_content",
-    "read_part",
-    "split_names",
-    "write_part",
-]
 
 FORMAT = "1"
 
@@ -62,6 +54,7 @@ _DTYPES: dict[torch.dtype, str] = {
     torch.float64: "F64",
     torch.complex64: "C64",
 }
+_HINT_COMPARE = "compare two runs of one job, each to its end"
 _HINT_OLDER = "use an older checkpoint: this one was altered or not written to the end"
 
 # Small enough to stay in a core's cache between digest and write, large enough that the interpreter
@@ -270,3 +263,84 @@ def _pieces(head: bytes, tensors: Iterable[torch.Tensor]) -> Iterator[bytes | me
         raw = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data
         for start in range(0, raw.nbytes, _CHUNK_BYTES):
             yield raw[start : start + _CHUNK_BYTES]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """How far two checkpoints are apart.
+
+    Attributes:
+        step: Of both checkpoints.
+        tensors: How many were compared.
+        largest: max |a - b| over all of them; infinite where one is not a number.
+        tensor: The name of the tensor that has it.
+        parameters: The same over the model's own alone.
+        precision: The least precise number type of the model's parameters, such as `float64`.
+    """
+
+    step: int
+    tensors: int
+    largest: float
+    tensor: str
+    parameters: float
+    precision: str
+
+
+def difference(one: Store, other: Store) -> Difference:
+    """Compare the newest checkpoints of two runs.
+
+    Raises:
+        CheckpointError: One has none, or they are not of the same step and tensors.
+    """
+    a, b = _newest(one), _newest(other)
+    if a.step != b.step:
+        raise CheckpointError(
+            f"{one.place} ends at step {a.step}, {other.place} at step {b.step}", hint=_HINT_COMPARE
+        )
+    return compared(load_tensors(one, a), load_tensors(other, b), step=a.step)
+
+
+def compared(
+    a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor], *, step: int
+) -> Difference:
+    """Compare tensors by name.
+
+    Raises:
+        CheckpointError: Not both have the same names and shapes.
+    """
+    for name in sorted(a.keys() ^ b.keys()):
+        raise CheckpointError(f"only one of the two checkpoints has {name!r}", hint=_HINT_COMPARE)
+    largest, worst, parameters = 0.0, "", 0.0
+    types = {t.dtype for n, t in a.items() if n.startswith("model/") and t.is_floating_point()}
+    for name in sorted(a):
+        if a[name].shape != b[name].shape:
+            raise CheckpointError(f"{name!r} has two shapes", hint=_HINT_COMPARE)
+        apart = _apart(a[name], b[name])
+        if apart > largest or not worst:
+            largest, worst = apart, name
+        if name.startswith("model/"):
+            parameters = max(parameters, apart)
+    least = max(types, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
+    return Difference(
+        step=step,
+        tensors=len(a),
+        largest=largest,
+        tensor=worst,
+        parameters=parameters,
+        precision=str(least).removeprefix("torch."),
+    )
+
+
+def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    if not a.numel() or torch.equal(a, b):
+        return 0.0
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    largest = float((a.to(wide) - b.to(wide)).abs().max())
+    return math.inf if math.isnan(largest) else largest
+
+
+def _newest(store: Store) -> Manifest:
+    found = latest(store).manifest
+    if found is None:
+        raise CheckpointError(f"{store.place} has no checkpoint", hint=_HINT_COMPARE)
+    return found

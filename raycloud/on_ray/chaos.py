@@ -18,7 +18,7 @@ from raycloud.report.chaos_sides import side_of
 from raycloud.spec import Job, RunDirectory
 
 if TYPE_CHECKING:
-    from raycloud.checkpoint.difference import Difference
+    from raycloud.checkpoint.payload import Difference
     from raycloud.events import Observed
     from raycloud.faults import Hands
 
@@ -186,7 +186,7 @@ def _held(
 
 
 def _difference(one: Path, other: Path) -> Difference:
-    from raycloud.checkpoint.difference import difference
+    from raycloud.checkpoint.payload import difference
 
     stores = (open_store(str(RunDirectory(path).checkpoints)) for path in (one, other))
     return difference(*stores)

@@ -14,7 +14,7 @@ from raycloud.redact import redact
 from raycloud.report.chaos_sides import Pause, Side, side_record
 
 if TYPE_CHECKING:
-    from raycloud.checkpoint.difference import Difference
+    from raycloud.checkpoint.payload import Difference
     from raycloud.faults import Fault, Hit
 
 FORMAT = 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raycloud.checkpoint import LimitedStore, load, see
+from raycloud.checkpoint import LimitedStore, check_shared, load
 from raycloud.data.provide import TRAIN
 from raycloud.errors import InternalError, TaskError
 from raycloud.events import DataPreparing, EvaluationPart, MemberDone, MemberReady, Noticed
@@ -93,7 +93,7 @@ class Life:
         supplying = Supplying(self._task, job, provider)
         store = LimitedStore(host.open_store(config.checkpoints), threads=host.threads)
         if config.mark:
-            see(store, config.mark, config.address or config.node)
+            check_shared(store, config.mark, config.address or config.node)
         self._trained = manifest = _started_from(config, store)
         self._step = manifest.step if manifest is not None else 0
         self._position = position_of(manifest) if manifest is not None else Position()

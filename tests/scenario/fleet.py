@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raycloud.checkpoint.local import LocalStore
 from raycloud.checkpoint.naming import blamed
+from raycloud.checkpoint.store import LocalStore
 from raycloud.control.heartbeats import Heard
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.recovery.rendezvous import Host

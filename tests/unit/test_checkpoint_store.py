@@ -1,3 +1,5 @@
+"""Whether several machines see one place for checkpoints."""
+
 from __future__ import annotations
 
 import errno
@@ -11,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from raycloud.checkpoint import DamagedError, Store, open_store
-from raycloud.checkpoint import local as local_module
-from raycloud.errors import CheckpointError, RaycloudError
+from raycloud.checkpoint import DamagedError, Store, check_shared, marked, open_store, steps
+from raycloud.checkpoint import store as store_module
+from raycloud.errors import CheckpointError, RaycloudError, SpecError
 
 
 @pytest.fixture(params=["local", "file-url", "memory"])
@@ -148,7 +150,7 @@ def test_a_disk_that_refuses(
 ) -> None:
     store = open_store(tmp_path)
     store.write("d/a", [b"before"])
-    monkeypatch.setattr(local_module, "os", _Failing(call, number))
+    monkeypatch.setattr(store_module, "os", _Failing(call, number))
     with pytest.raises(CheckpointError) as caught:
         store.write("d/a", [b"after"])
     assert str(tmp_path / "d" / "a") in caught.value.message
@@ -198,3 +200,30 @@ def test_stores_that_cannot_be_opened() -> None:
     assert "nosuch://" in caught.value.hint
     with pytest.raises(CheckpointError, match="chains"):
         open_store("simplecache::memory://a")
+
+
+def test_the_same_place_is_seen(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    with marked(store) as mark:
+        check_shared(open_store(tmp_path), mark, "b")
+        assert steps(store) == []
+    assert store.names() == []
+
+
+def test_another_place_is_named_with_its_node_and_a_remedy(tmp_path: Path) -> None:
+    there = open_store(tmp_path / "there")
+    with marked(open_store(tmp_path / "here")) as mark, pytest.raises(SpecError) as refused:
+        check_shared(there, mark, "b")
+    assert refused.value.field == "checkpoint.path"
+    assert "is another place on node b" in str(refused.value)
+    assert "s3://BUCKET/NAME" in str(refused.value.hint)
+    assert there.names() == []
+
+
+def test_what_a_killed_driver_left_is_taken_away(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.write("mark-00", [b""])
+    store.write("step-00000001/manifest.json", [b"{}"])
+    with marked(store) as mark:
+        assert store.names("mark-") == [mark]
+    assert store.names() == ["step-00000001/manifest.json"]

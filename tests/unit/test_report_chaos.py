@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from raycloud.checkpoint.difference import Difference
+from raycloud.checkpoint.payload import Difference
 from raycloud.events import Event, GenerationFormed, MemberLost, Recovered, RunFinished
 from raycloud.faults import Action, Fault, Hit
 from raycloud.order import header_record, ledger_line

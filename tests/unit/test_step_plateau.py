@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from raycloud import Splits
 from raycloud.checkpoint import decode
-from raycloud.checkpoint.local import LocalStore
 from raycloud.checkpoint.payload import read_part
+from raycloud.checkpoint.store import LocalStore
 from raycloud.errors import TaskError
 from raycloud.events import ChangeApplied, MemberCaughtUp, MemberDone, PartWritten
 from raycloud.metrics import Mean

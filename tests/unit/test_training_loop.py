@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from raycloud.checkpoint import decode
-from raycloud.checkpoint.local import LocalStore
+from raycloud.checkpoint.store import LocalStore
 from raycloud.clock import VirtualClock
 from raycloud.commands import Halt, Reshare, Save
 from raycloud.errors import InternalError, TaskError, TransportError

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from raycloud.checkpoint import LimitedStore, PartRecord, Store, decode
-from raycloud.checkpoint.local import LocalStore
 from raycloud.checkpoint.naming import blamed
 from raycloud.checkpoint.payload import read_part
+from raycloud.checkpoint.store import LocalStore
 from raycloud.clock import SystemClock, VirtualClock
 from raycloud.errors import TaskError
 from raycloud.events import MemberFailed, PartFailed, PartWritten
