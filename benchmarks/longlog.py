@@ -25,10 +25,10 @@ from typing import Any
 from raycloud.clock import SystemClock, VirtualClock
 from raycloud.control import Control
 from raycloud.events import Event, RunStarted, StepsCommitted
-from raycloud.report.fold import Fold
 from raycloud.report.log import entries_of, read_log
 from raycloud.report.recorder import Recorder
 from raycloud.report.snapshot import EVERY, keep
+from raycloud.report.state import RunState
 from raycloud.simulate import Scenario, simulate
 from raycloud.simulate.scenario import Fault, Kind
 from raycloud.spec import load_job
@@ -79,9 +79,9 @@ def simulated(run: RunDirectory) -> None:
 
 def lengthened(log: Path) -> None:
     """Repeat the newest report of all members, a second apart, and make the last snapshot."""
-    fold = Fold()
+    fold = RunState()
     for entry in read_log(log):
-        fold.add(*entry)
+        fold.apply(*entry)
     before = log.read_text().splitlines()
     record = next(record for record in map(json.loads, reversed(before)) if _is_of_all(record))
     same, each = record["same"], record["each"]
@@ -104,7 +104,7 @@ def lengthened(log: Path) -> None:
         end = min(second + _FOLDED_S, kept)
         for one in (entry for entry in entries if isinstance(entry.event, StepsCommitted)):
             steps = {"first_step": step + second * rate, "last_step": step + end * rate}
-            fold.add(t + end, replace(one.event, **steps))
+            fold.apply(t + end, replace(one.event, **steps))
     keep(log, fold, size=size, lines=len(before) + kept)
 
 

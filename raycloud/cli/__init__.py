@@ -9,39 +9,29 @@ from __future__ import annotations
 import sys
 
 from raycloud.cli import (  # each adds its commands to the app
-    auditing,
-    caching,
-    comparing,
-    configuring,
-    doctoring,
-    injecting,
-    reading,
-    scaling,
-    standing,
-    starting,
-    submitting,
-    training,
-    watching,
+    chaos,
+    doctor,
+    project,
+    results,
+    runs,
+    submit,
+    train,
+    watch,
 )
 from raycloud.cli.shell import app
 from raycloud.clock import SystemClock
 
 __all__ = [
     "app",
-    "auditing",
-    "caching",
-    "comparing",
-    "configuring",
-    "doctoring",
-    "injecting",
+    "chaos",
+    "doctor",
     "main",
-    "reading",
-    "scaling",
-    "standing",
-    "starting",
-    "submitting",
-    "training",
-    "watching",
+    "project",
+    "results",
+    "runs",
+    "submit",
+    "train",
+    "watch",
 ]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from raycloud.cli.completing import complete_field
+from raycloud.cli.completion import complete_field
 
 if TYPE_CHECKING:
     from raycloud.report.summary import Summary
@@ -88,10 +88,10 @@ def errors_told(*, debug: bool, interrupted: str = "") -> Iterator[None]:
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
         raise
     except (Exception, KeyboardInterrupt) as error:  # the outermost place: nothing is above
-        from raycloud.report.told import told
+        from raycloud.report.error_text import error_text
 
         plain = is_plain(sys.stderr, plain=False)
-        text, code = told(error, debug=debug, plain=plain, interrupted=interrupted)
+        text, code = error_text(error, debug=debug, plain=plain, interrupted=interrupted)
         typer.echo(text, err=True)
         raise typer.Exit(code) from error
 
@@ -106,7 +106,7 @@ def is_plain(stream: TextIO, *, plain: bool) -> bool:
 
 def print_summary(summary: Summary, directory: Path, *, plain: bool) -> None:
     """The summary of a run on stdout."""
-    from raycloud.report.terminal import summary_renderable, summary_text
+    from raycloud.report.summary_text import summary_renderable, summary_text
 
     if is_plain(sys.stdout, plain=plain):
         typer.echo(summary_text(summary, directory))

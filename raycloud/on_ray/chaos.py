@@ -13,8 +13,7 @@ from raycloud.clock import SystemClock
 from raycloud.errors import CheckpointError, RaycloudError, SpecError
 from raycloud.faults import Fault, Injector, LocalHands, check
 from raycloud.on_ray.run import train
-from raycloud.report.chaos import Bound, Outcome, bound_of
-from raycloud.report.chaos_sides import side_of
+from raycloud.report.chaos import Bound, Outcome, bound_of, side_of
 from raycloud.spec import Job, RunDirectory
 
 if TYPE_CHECKING:

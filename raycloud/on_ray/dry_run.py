@@ -30,7 +30,7 @@ from raycloud.on_ray.attach import attached, inventory, node_id_here
 from raycloud.on_ray.run import imported, with_secrets
 from raycloud.planning.inventory import require
 from raycloud.planning.plan import Plan, make
-from raycloud.report.tried import Tried
+from raycloud.report.summary_text import Tried
 from raycloud.spec import Environment, Job, RunDirectory
 from raycloud.spec.rundir import RUNS
 from raycloud.spec.secrets import place_of

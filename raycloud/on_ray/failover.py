@@ -443,7 +443,7 @@ def _failover(
     adoption = Adoption(
         readies=tuple(one.ready for one in survivors),
         steps=recorder.tally.reported,
-        skips={m: skips for m, skips in recorder.fold.skips.items() if m in members},
+        skips={m: skips for m, skips in recorder.state.skips.items() if m in members},
         lost=tuple(m for m in _newest(survivors).members if m not in members),
         changes=max(one.changes for one in survivors),
         published=None if published is None else published.step,

@@ -26,7 +26,7 @@ from raycloud.on_ray.submission import (
     outcome,
     speaking,
 )
-from raycloud.report.card import Card, parse_line
+from raycloud.report.run_status import RunStatus, parse_line
 
 if TYPE_CHECKING:
     from ray.dashboard.modules.job.pydantic_models import JobDetails
@@ -79,7 +79,7 @@ class ClusterRun:
     runtime_env: dict[str, Any]
     started_t: float | None
     node_id: str = ""
-    card: Card | None = None
+    card: RunStatus | None = None
     unread: str = ""
 
     @property
@@ -92,11 +92,11 @@ class ClusterRun:
         """Its run directory, on the driver's node."""
         return (self.card.directory if self.card else "") or self.said.directory
 
-    def standing(self, clock: Clock) -> Card:
+    def standing(self, clock: Clock) -> RunStatus:
         """How it stands: its last card, corrected by whether its job is still alive."""
         if self.card is None:
             state = _STATES.get(self.state, self.state.lower())
-            return Card(
+            return RunStatus(
                 run=self.name,
                 job=self.said.job,
                 status="unreadable" if self.alive and self.unread else state,

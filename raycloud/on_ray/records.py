@@ -22,7 +22,7 @@ from raycloud.on_ray.checkpoints import Publishing, found_back
 from raycloud.order import ledger_line
 from raycloud.redact import redacted
 from raycloud.report.data import brief
-from raycloud.report.journals import Journals
+from raycloud.report.recorder import Journals
 from raycloud.report.tracking import Trackers
 from raycloud.training.journal import PRINTED
 

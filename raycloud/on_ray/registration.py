@@ -18,9 +18,9 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from raycloud.events import Noticed, Observed, Printed
-from raycloud.report.card import Identity, carded
-from raycloud.report.exported import MEASURES, TAGS, values
-from raycloud.report.tally import Tally
+from raycloud.report.progress import shown_as_cards
+from raycloud.report.run_status import MEASURES, TAGS, Identity, values
+from raycloud.report.state import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,7 +109,7 @@ def logged(
     with file:
         log = _Log(file, clock)
         whose = Identity(run=registration.run, directory=registration.directory)
-        with carded(job, clock, log.card, note=log.note, identity=whose) as see:
+        with shown_as_cards(job, clock, log.card, note=log.note, identity=whose) as see:
 
             def both(event: Observed) -> None:
                 observer(event)
@@ -203,7 +203,7 @@ class Gauges:
         if isinstance(event, Printed):
             return
         with self._turn:
-            self._tally.add(self._clock.unix_s(), event)
+            self._tally.apply(self._clock.unix_s(), event)
 
     def _keep_set(self) -> None:
         while not self._over.wait(_EVERY_S):

@@ -127,7 +127,7 @@ def _registered(
             yield observer
         return
     from raycloud.on_ray.registration import Gauges, Registration, logged
-    from raycloud.report.card import Identity
+    from raycloud.report.run_status import Identity
 
     registration = Registration.of(job, directory.path)
     with (

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.events import Event, Observed
     from raycloud.packing.code import TaskCode
-    from raycloud.report.tally import Tally
+    from raycloud.report.state import Tally
     from raycloud.spec import Job
     from raycloud.task import Task
 
@@ -69,13 +69,13 @@ class Run:
     def __repr__(self) -> str:
         """The summary, as the command line shows it."""
         from raycloud.report.summary import Summary
-        from raycloud.report.terminal import summary_text
+        from raycloud.report.summary_text import summary_text
 
         return summary_text(Summary.from_record(self.summary), self.directory)
 
     def _repr_html_(self) -> str:
-        from raycloud.report.notebook import summary_html
         from raycloud.report.summary import Summary
+        from raycloud.report.summary_text import summary_html
 
         return summary_html(Summary.from_record(self.summary), self.directory)
 

@@ -146,23 +146,3 @@ class DataTally:
             "cost_per_month": cost,
             "efficiency": efficiency,
         }
-
-
-def prepared_text(event: DataPrepared) -> str:
-    """A line for people."""
-    made = event.blocks - event.cached_blocks
-    how = [f"{event.cached_blocks} from the cache"] if event.cached_blocks else []
-    how += [f"{made} made in {event.seconds:.1f} s"] if made else []
-    verb = "has grown to" if event.version else "has"
-    text = (
-        f"data: {event.split.replace('_', ' ')} {verb} {event.rows} rows in {event.blocks} "
-        f"{'block' if event.blocks == 1 else 'blocks'} ({', '.join(how)})"
-    )
-    return f"{text}; {bad_text(event)}" if event.bad_rows else text
-
-
-def bad_text(event: DataPrepared) -> str:
-    """What bad rows there were, in one line."""
-    rows = "1 bad row was" if event.bad_rows == 1 else f"{event.bad_rows} bad rows were"
-    first = f", the first: {event.bad[0]}" if event.bad else ""
-    return f"{rows} left out of {event.split.replace('_', ' ')}{first}"

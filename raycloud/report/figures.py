@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raycloud.redact import redact_text
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -59,6 +62,50 @@ def percent(part: float) -> str:
     return f"{100 * part:.0f}%" if part >= 0.0095 or part == 0 else f"{100 * part:.1f}%"
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "worker"), counted(2, "worker")
+    ('1 worker', '2 workers')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def finite(value: Any) -> Any:
+    """Plain values at any depth, with None for numbers that are not finite: JSON has none.
+
+    >>> finite({"loss": [1.0, math.nan], "steps": 2})
+    {'loss': [1.0, None], 'steps': 2}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: finite(inner) for name, inner in value.items()}
+    return [finite(inner) for inner in value] if isinstance(value, list) else value
+
+
+def row(label: str, text: str, width: int = 14) -> str:
+    """An indented line: a label, and beside it a text."""
+    return f"  {label:<{width}}{text}".rstrip()
+
+
+def table(rows: Sequence[Sequence[str]], *, left: Sequence[bool]) -> list[str]:
+    """Indented lines with columns as wide as their widest cell.
+
+    >>> table([("id", "size"), ("a", "7")], left=(True, False))
+    ['  id  size', '  a      7']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for cells in rows:
+        padded = (
+            cell.ljust(width) if is_left else cell.rjust(width)
+            for cell, width, is_left in zip(cells, widths, left, strict=True)
+        )
+        lines.append(("  " + "  ".join(padded)).rstrip())
+    return lines
+
+
 def sparkline(
     values: Sequence[float | None],
     *,
@@ -108,3 +155,9 @@ def printable_line(text: str) -> str:
     'two lines'
     """
     return " ".join(printable(text).split())
+
+
+def cut_line(text: str, widest: int) -> str:
+    """`printable_line` without secrets, of at most `widest` letters."""
+    line = printable_line(redact_text(text))
+    return line if len(line) <= widest else f"{line[:widest]} …"

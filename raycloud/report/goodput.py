@@ -90,28 +90,21 @@ class _Report:
 
 @dataclass(slots=True)
 class _Life:
-    """One worker from its spawning on, by the log's clock; `told` and `wall_s` are by its own.
-
-    Attributes:
-        met: It has been in a generation.
-        from_t: When its first step began; None before its first report.
-        told_t: When its newest report came.
-        awaits: Its first report of this generation or a later one ends a recovery.
-    """
+    """One worker from its spawning on, by the log's clock; `told` and `wall_s` are by its own."""
 
     spawned_t: float
-    met: bool = False
-    from_t: float | None = None
-    told_t: float = 0.0
+    met: bool = False  # it has been in a generation
+    from_t: float | None = None  # when its first step began; None before its first report
+    told_t: float = 0.0  # when its newest report came
     wall_s: float = 0.0
     told: Parts = field(default_factory=Parts)
     newest: deque[_Report] = field(default_factory=deque)
-    awaits: int | None = None
+    awaits: int | None = None  # its first report of this generation or a later ends a recovery
     ended_t: float | None = None
     lost: bool = False
 
     def __post_init__(self) -> None:
-        """Of one that was read back, too, there are few."""
+        """Bound the reports, also of a life that was read back."""
         self.newest = deque(self.newest, maxlen=_NEWEST)
 
     def parts(self, now_t: float) -> Parts:
@@ -136,7 +129,7 @@ class _Life:
         return found
 
     def recovered(self, report: _Report) -> None:
-        """What this report leaves unexplained was a recovery."""
+        """Count what this report leaves unexplained as recovery."""
         seconds, report.parts.beside_s = report.parts.beside_s, 0.0
         report.parts.recovering_s += seconds
         self.told.recovering_s += seconds
@@ -154,21 +147,21 @@ class Goodput:
     _reports: deque[_Report] = field(default_factory=deque)  # since the last checkpoint
 
     def __post_init__(self) -> None:
-        """Of one that was read back, too, reports are bounded."""
+        """Bound the reports, also of a state that was read back."""
         self._reports = deque(self._reports, maxlen=_MOST_KEPT)
 
-    def add(self, t: float, event: Event) -> None:
+    def apply(self, t: float, event: Event) -> None:
         """Take in what happened at `t`."""
         if isinstance(event, RunStarted) and not event.taken_over:
             self._start(event.resumed_from_step or 0)
         self._now_t = t
         match event:
-            case RunStarted():
-                self._go_on(t, event)
-            case MemberSpawned():
-                self._lives[event.member] = _Life(spawned_t=t)
             case StepsCommitted():
                 self._commit(t, event)
+            case MemberSpawned():
+                self._lives[event.member] = _Life(spawned_t=t)
+            case RunStarted():
+                self._take_over(t, event)
             case MemberLost():
                 life = self._lives.get(event.member)
                 if life is not None and life.ended_t is None:
@@ -195,15 +188,21 @@ class Goodput:
         return found
 
     def _start(self, step: int) -> None:
-        """Whoever was there before is not any more, nor are steps from `step` on."""
+        """Close all lives; steps from `step` on count no more."""
         for life in self._lives.values():
             self._over.add(life.parts(self._now_t))
         self._lives.clear()
         self._take_back(step)
         self._formed = -1
 
+    def _take_over(self, t: float, event: RunStarted) -> None:
+        """End the lives that had not met the others and did not outlive the driver."""
+        for number, life in self._lives.items():
+            if life.ended_t is None and not life.met and number not in event.taken_over:
+                life.ended_t = t
+
     def _take_back(self, step: int) -> None:
-        """Steps from `step` on count no more, and were for nothing."""
+        """Count steps from `step` on as lost."""
         for report in self._reports:
             steps = report.last_step - report.first_step
             again = report.last_step - max(report.first_step, step)
@@ -212,12 +211,6 @@ class Goodput:
                 setattr(self._over, name, getattr(self._over, name) - seconds)
                 self._over.lost_s += seconds
         self._reports.clear()
-
-    def _go_on(self, t: float, event: RunStarted) -> None:
-        """Who takes over goes on without those that had not met the others; lost ones are told."""
-        for number, life in self._lives.items():
-            if life.ended_t is None and not life.met and number not in event.taken_over:
-                life.ended_t = t
 
     def _commit(self, t: float, event: StepsCommitted) -> None:
         life = self._lives.setdefault(event.member, _Life(spawned_t=t - event.wall_s))
@@ -236,7 +229,7 @@ class Goodput:
         else:
             parts.beside_s = event.wall_s - known_s
         life.told_t, life.wall_s = t, life.wall_s + event.wall_s
-        told = life.told
+        told = life.told  # all but what is added here is 0; this is called for every report
         told.computing_s += parts.computing_s
         told.data_s += parts.data_s
         told.exchange_s += parts.exchange_s
@@ -252,7 +245,7 @@ class Goodput:
             life.awaits = None
 
     def _left(self, t: float, event: GenerationFormed) -> None:
-        """Who was in a generation before, though without a step, and is no more has left."""
+        """End the lives of members that were in a generation and are not in this one."""
         for number, life in self._lives.items():
             if number in event.members:
                 life.met = True

@@ -1,175 +1,276 @@
-"""How a run is going, in one line: plain, or a rich renderable with a bar. Prints nothing."""
+"""Progress of a run while it goes on: notes that stay, and one line or log line of its status.
+
+Displays are observers: they take a run's events and print through what they are given.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from raycloud.events import (
-    CheckpointPublished,
-    DataPrepared,
-    DataPreparing,
-    Evaluated,
-    ExchangeBroken,
-    GenerationFormed,
-    MemberFailed,
-    MemberLeaving,
-    MemberLost,
-    Noticed,
-    Observed,
-    Printed,
-    Recovered,
-    RolledBack,
-    RunStarted,
-    StepNotFinite,
-    StopRequested,
+from raycloud.events import MemberFailed, Printed, RunFinished
+from raycloud.redact import redact_text
+from raycloud.report.error_text import brief
+from raycloud.report.figures import byte_count, counted, duration, figure, printable
+from raycloud.report.notes import note
+from raycloud.report.run_status import (
+    Identity,
+    RunStatus,
+    parse_line,
+    status_of,
+    to_line,
+    total_steps,
 )
-from raycloud.report.data import prepared_text
-from raycloud.report.figures import byte_count, duration, figure, printable_line
-from raycloud.report.standing import card_of
-from raycloud.report.told import brief
+from raycloud.report.state import RunState
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from raycloud.report.standing import Card
-    from raycloud.report.tally import Tally
+    from raycloud.clock import Clock
+    from raycloud.events import Observed
+    from raycloud.spec.job import Job
+
+    Observer = Callable[[Observed], None]
 
 _BAR_CELLS = 12
+_MOST_PRINTED = 1000  # lines that are remembered
+_REDRAW_S = 0.2
+_LINE_S = 5.0  # between lines that stay
 
 
-def progress_text(tally: Tally, total_steps: int | None = None) -> str:
-    """One plain line: step, loss, samples/s, time left, members, bytes, generation."""
-    return card_text(_now(tally, total_steps))
+def status_text(status: RunStatus) -> str:
+    """The status in one plain line: step, loss, samples/s, time left, workers, bytes."""
+    return " · ".join([_where(status), *_details(status)])
 
 
-def progress_renderable(tally: Tally, total_steps: int | None = None) -> Text:
-    """The same line with a bar, for a terminal; cut where the terminal ends, never wrapped."""
-    return card_renderable(_now(tally, total_steps))
-
-
-def card_text(card: Card) -> str:
-    """How a run stands as one plain line."""
-    return " · ".join([_where(card), *_details(card)])
-
-
-def card_renderable(card: Card) -> Text:
+def status_renderable(status: RunStatus) -> Text:
     """The same line with a bar, for a terminal; cut where the terminal ends, never wrapped."""
     from rich.text import Text  # noqa: PLC0415 - only a terminal needs it
 
     line = Text(no_wrap=True, overflow="ellipsis")
-    line.append(_where(card), style="bold")
-    if card.steps and card.step:
-        done = max(0, min(_BAR_CELLS, _BAR_CELLS * card.step // card.steps))
+    line.append(_where(status), style="bold")
+    if status.steps and status.step:
+        done = max(0, min(_BAR_CELLS, _BAR_CELLS * status.step // status.steps))
         line.append(" " + "━" * done, style="green")
         line.append("━" * (_BAR_CELLS - done), style="bright_black")
-    for detail in _details(card):
+    for detail in _details(status):
         line.append(" · ", style="bright_black")
         line.append(detail)
     return line
 
 
-def note(event: Observed) -> str | None:
-    """The line that stays on the screen after an event, for the events that deserve one."""
-    text = ""
-    match event:
-        case RunStarted(taken_over=(_, *_)):
-            text = f"going on with {_workers(len(event.taken_over))} that outlived their driver"
-        case RunStarted(resumed_from_step=int(step)):
-            text = f"going on from the checkpoint of step {step}"
-        case DataPreparing() if event.member == 0:  # every member waits for the same
-            text = f"preparing the data, for {event.seconds:.0f} s by now"
-        case DataPrepared():
-            text = prepared_text(event)
-        case GenerationFormed():
-            text = f"generation {event.generation} from step {event.first_step}: "
-            text += f"{_workers(len(event.members))}, shares {' '.join(map(str, event.shares))}"
-        case MemberLost() | MemberLeaving() | ExchangeBroken() | StepNotFinite() | MemberFailed():
-            text = _trouble(event)
-        case RolledBack() | Recovered():
-            text = _again(event)
-        case CheckpointPublished():
-            text = f"checkpoint of step {event.step} ({byte_count(event.state_bytes)})"
-        case Evaluated() if event.metrics:
-            text = f"held out after step {event.step}: {metrics_text(event.metrics)}"
-        case StopRequested():
-            text = f"stopping after a checkpoint: {event.reason}"
-        case Noticed() | Printed():
-            text = _said(event)
-        case _:
-            return None
-    return printable_line(text)
+class Follower:
+    """Takes a run's events and calls back; prints nothing itself.
+
+    Args:
+        job: What runs; it says how many steps there are.
+        clock: Where seconds come from.
+        say: Shows a note that stays.
+        draw: Shows how the run stands.
+        every_s: Least seconds between two drawings; the first committed step is drawn at once.
+        only_steps: Draw only when steps were committed since: for lines that stay.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        clock: Clock,
+        *,
+        say: Callable[[str], None],
+        draw: Callable[[RunStatus], None],
+        every_s: float,
+        only_steps: bool,
+    ) -> None:
+        """Nothing has been seen yet."""
+        self._job, self._clock, self._say, self._draw = job, clock, say, draw
+        self._every_s, self._only_steps = every_s, only_steps
+        self._state = RunState()
+        self._drawn_s: float | None = None
+        self._drawn_steps = 0
+        self._failures: set[tuple[str, str]] = set()
+        self._printed: dict[str, dict[int, int]] = {}  # how often by whom; the newest lines last
+
+    def see(self, event: Observed) -> None:
+        """Take in what happened."""
+        if isinstance(event, Printed):
+            if self._is_first_to_print(event):
+                self._say(note(event) or "")
+            return
+        now_s = self._clock.monotonic_s()
+        _, text = self._state.apply(now_s, event)
+        if text is not None and not isinstance(event, RunFinished) and not self._is_known(event):
+            self._say(text)
+        early = self._drawn_s is not None and now_s - self._drawn_s < self._every_s
+        first_step = self._state.tally.steps > 0 and self._drawn_steps == 0
+        if (not early or first_step) and (self._has_new_steps or not self._only_steps):
+            self._show()
+
+    def end(self, *, always: bool = False) -> None:
+        """Draw what was left out since the last drawing; `always`: how it ended, too."""
+        if self._has_new_steps or always:
+            self._show()
+
+    def _is_known(self, event: Observed) -> bool:
+        """Whether another member has failed alike: one of them is enough."""
+        if not isinstance(event, MemberFailed):
+            return False
+        failure = event.error, brief(event.message)
+        known = failure in self._failures
+        self._failures.add(failure)
+        return known
+
+    def _is_first_to_print(self, event: Printed) -> bool:
+        """Whether no member has printed this line as often as this one has now."""
+        counts = self._printed.pop(event.text, {})
+        most, own = max(counts.values(), default=0), counts.get(event.member, 0) + 1
+        self._printed[event.text] = counts | {event.member: own}
+        if len(self._printed) > _MOST_PRINTED:
+            del self._printed[next(iter(self._printed))]
+        return own > most
+
+    @property
+    def _has_new_steps(self) -> bool:
+        return self._state.tally.steps > self._drawn_steps
+
+    def _show(self) -> None:
+        tally, now_s = self._state.tally, self._clock.monotonic_s()
+        self._drawn_s, self._drawn_steps = now_s, tally.steps
+        steps = total_steps(self._job, tally.epoch_samples)
+        self._draw(status_of(tally, now_t=now_s, unix_s=self._clock.unix_s(), steps=steps))
 
 
-def _said(event: Noticed | Printed) -> str:
-    if isinstance(event, Printed):
-        return f"member {event.member} prints: {event.text}"
-    who = "" if event.member is None else f"member {event.member}: "
-    detail = ", ".join(f"{name} {value}" for name, value in event.detail.items())
-    return f"note: {who}{event.what}" + (f" ({detail})" if detail else "")
+@contextmanager
+def shown_plainly(job: Job, clock: Clock, say: Callable[[str], None]) -> Iterator[Observer]:
+    """An observer that shows a run as lines that stay, one every 5 s; `say` prints a line."""
+    follower = Follower(
+        job,
+        clock,
+        say=say,
+        draw=lambda status: say(status_text(status)),
+        every_s=_LINE_S,
+        only_steps=True,
+    )
+    try:
+        yield follower.see
+    finally:
+        follower.end()
 
 
-def _again(event: RolledBack | Recovered) -> str:
-    if isinstance(event, RolledBack):
-        there = f"the checkpoint of step {event.step}" if event.step else "the beginning"
-        return f"no sound state is left: going back to {there}"
-    seconds = event.resumed_s - event.detected_s
-    return f"went on after {seconds:.1f} s, {event.lost_steps} steps lost"
+@contextmanager
+def shown_live(job: Job, clock: Clock) -> Iterator[Observer]:
+    """An observer that shows a run as a line that changes, on stderr's terminal, below notes."""
+    with _live_line() as (say, draw):
+        yield Follower(job, clock, say=say, draw=draw, every_s=_REDRAW_S, only_steps=False).see
 
 
-def _trouble(
-    event: MemberLost | MemberLeaving | ExchangeBroken | StepNotFinite | MemberFailed,
-) -> str:
-    match event:
-        case MemberLost():
-            return f"lost member {event.member}: {event.reason}"
-        case MemberLeaving():
-            when = "" if event.deadline_s is None else f" in {event.deadline_s:.0f} s"
-            return f"member {event.member} is going to leave{when}: {event.reason}"
-        case ExchangeBroken():
-            return f"member {event.member} cannot reach a peer"
-        case StepNotFinite():
-            return f"member {event.member} is to go back: {event.why}"
-        case MemberFailed():
-            return f"member {event.member} failed: {event.error}: {brief(event.message)}"
+@contextmanager
+def shown_as_cards(
+    job: Job,
+    clock: Clock,
+    say: Callable[[str], None],
+    *,
+    note: Callable[[str], None] = lambda _: None,
+    identity: Identity | None = None,
+) -> Iterator[Observer]:
+    """An observer that makes status lines for a log, one every 5 s at most, and a last one.
+
+    Args:
+        job: What runs.
+        clock: Where seconds come from.
+        say: Prints a status line.
+        note: Prints a note for people.
+        identity: Whose status it is.
+    """
+
+    def draw(status: RunStatus) -> None:
+        say(to_line(replace(status, run=whose.run, directory=whose.directory)))
+
+    whose = identity or Identity()
+    follower = Follower(job, clock, say=note, draw=draw, every_s=_LINE_S, only_steps=False)
+    try:
+        yield follower.see
+    finally:
+        follower.end(always=True)
 
 
-def metrics_text(metrics: Mapping[str, float] | Mapping[str, float | None]) -> str:
-    """Metrics by name in one line."""
-    return printable_line(" · ".join(f"{name} {figure(x)}" for name, x in metrics.items()))
+class LogDisplay:
+    """Shows a log: status lines become the progress display, others pass without secrets.
+
+    Args:
+        say: Shows a line that stays.
+        draw: Shows how the run stands.
+    """
+
+    def __init__(self, *, say: Callable[[str], None], draw: Callable[[RunStatus], None]) -> None:
+        """Nothing has been seen yet."""
+        self._say, self._draw = say, draw
+        self.last: RunStatus | None = None
+
+    def see(self, line: str) -> None:
+        """Take in a line, with or without its newline; a status with nothing new is not drawn."""
+        status = parse_line(line)
+        if status is None:
+            self._say(printable(redact_text(line.rstrip("\r\n"))))
+            return
+        before, self.last = self.last, status
+        if before is None or status_text(before) != status_text(status):
+            self._draw(status)
 
 
-def _now(tally: Tally, total_steps: int | None) -> Card:
-    """The line says how it stood at the last event, not how long ago that was."""
-    session = tally.session
-    now_t = (session.ended_t or session.started_t) if session else 0.0
-    return card_of(tally, now_t=now_t, steps=total_steps)
+def show_log(lines: Iterable[str], *, plain: bool, say: Callable[[str], None]) -> RunStatus | None:
+    """Show a log as it comes, to its end; the last status in it.
+
+    Args:
+        lines: Of the log.
+        plain: The status becomes lines that stay; else one line that changes, on the terminal
+            behind stderr, below the lines that stay.
+        say: Prints a line, where it is plain.
+    """
+    if plain:
+        display = LogDisplay(say=say, draw=lambda status: say(status_text(status)))
+        for line in lines:
+            display.see(line)
+        return display.last
+    with _live_line() as (say_above, draw):
+        display = LogDisplay(say=say_above, draw=draw)
+        for line in lines:
+            display.see(line)
+        return display.last
 
 
-def _where(card: Card) -> str:
-    if card.step or card.members:
-        return f"step {card.step}/{card.steps}" if card.steps else f"step {card.step}"
-    if card.workers:
-        return f"starting: {card.ready} of {_workers(card.workers)} ready"
+@contextmanager
+def _live_line() -> Iterator[tuple[Callable[[str], None], Callable[[RunStatus], None]]]:
+    """What shows a line that stays, and what draws the line below, on the terminal of stderr."""
+    from rich.console import Console  # noqa: PLC0415 - only a terminal needs it
+    from rich.live import Live  # noqa: PLC0415
+
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield console.print, lambda status: live.update(status_renderable(status), refresh=True)
+
+
+def _where(status: RunStatus) -> str:
+    if status.step or status.members:
+        return f"step {status.step}/{status.steps}" if status.steps else f"step {status.step}"
+    if status.workers:
+        return f"starting: {status.ready} of {counted(status.workers, 'worker')} ready"
     return "starting"
 
 
-def _details(card: Card) -> list[str]:
-    if not card.step and card.loss is None:
+def _details(status: RunStatus) -> list[str]:
+    if not status.step and status.loss is None:
         return []
-    parts = [] if card.loss is None else [f"loss {figure(card.loss)}"]
-    if card.samples_per_s is not None:
-        parts.append(f"{figure(card.samples_per_s)} samples/s")
-    if card.left_s is not None:
-        parts.append(f"{duration(card.left_s)} left")
-    parts.append(_workers(card.workers))
-    parts.append(f"{byte_count(card.bytes_sent)} sent")
-    if card.generation is not None:
-        parts.append(f"generation {card.generation}")
-    if card.cost is not None:
-        parts.append(f"cost {figure(card.cost)}")
+    parts = [] if status.loss is None else [f"loss {figure(status.loss)}"]
+    if status.samples_per_s is not None:
+        parts.append(f"{figure(status.samples_per_s)} samples/s")
+    if status.left_s is not None:
+        parts.append(f"{duration(status.left_s)} left")
+    parts.append(counted(status.workers, "worker"))
+    parts.append(f"{byte_count(status.bytes_sent)} sent")
+    if status.generation is not None:
+        parts.append(f"generation {status.generation}")
+    if status.cost is not None:
+        parts.append(f"cost {figure(status.cost)}")
     return parts
-
-
-def _workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"

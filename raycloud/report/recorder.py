@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import math
 import os
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from raycloud.errors import MachineError, RunDirectoryError
 from raycloud.events import Evaluated, Event, Noticed, RunStarted, StepsCommitted
+from raycloud.redact import redact
 from raycloud.report.log import (
     MOST_MERGED,
     Entry,
@@ -21,8 +24,7 @@ from raycloud.report.log import (
     to_merged_line,
     to_microseconds,
 )
-from raycloud.report.scalars import ScalarFile
-from raycloud.report.snapshot import Keeper
+from raycloud.report.snapshot import Snapshotter
 from raycloud.report.summary import Summary, summarize, write_summary
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from raycloud.clock import Clock
-    from raycloud.report.tally import Tally
+    from raycloud.report.state import Tally
     from raycloud.spec.rundir import RunDirectory
 
 _MERGED_S = 1.0  # a report waits so long for the others'
@@ -54,7 +56,7 @@ class Recorder:
         listener: Is told what the scalars are told: unix seconds, step, values by name.
 
     Attributes:
-        fold: What the log comes to.
+        state: What the log comes to.
         lock: A name for the lock that is held on the log; empty where its file system has none.
 
     Raises:
@@ -84,19 +86,22 @@ class Recorder:
             self.lock = _hold(self._events, run.path)
             for path in (run.events_jsonl, run.ledger):
                 cut_torn_line(path)
-            self._keeper, self._told = Keeper(run.events_jsonl), False  # told that it fails
-            self.fold = self._keeper.fold
+            self._snapshotter, self._told = (
+                Snapshotter(run.events_jsonl),
+                False,
+            )  # told that it fails
+            self.state = self._snapshotter.state
             self._ledger = run.ledger.open("a", encoding="utf-8", buffering=1)
 
     @property
     def tally(self) -> Tally:
-        """See `Fold`."""
-        return self.fold.tally
+        """See `RunState`."""
+        return self.state.tally
 
     @property
     def written(self) -> Mapping[int, int]:
         """By member, the number of its newest word that is in the log."""
-        return self.fold.words
+        return self.state.words
 
     @property
     def first_t(self) -> float:
@@ -157,14 +162,14 @@ class Recorder:
             self._events.write(line + "\n")
         with _Disk("write", self._run.tensorboard):
             for entry in entries:
-                point, _ = self.fold.add(*entry)
+                point, _ = self.state.apply(*entry)
                 if isinstance(entry.event, StepsCommitted) and point is not None:
                     self._add_scalars(entry.t, entry.event)
                 elif isinstance(entry.event, Evaluated):
                     metrics = entry.event.metrics
                     values = {f"eval/{name}": value for name, value in metrics.items()}
                     self._tell(entry.t, entry.event.step, values)
-        error = self._keeper.wrote(line, len(entries))
+        error = self._snapshotter.wrote(line, len(entries))
         if error is not None and not self._told:
             self._told = True
             self.record(Noticed(what="the log has no snapshot", detail={"why": str(error)}))
@@ -285,3 +290,125 @@ class _Disk:
                 f"cannot {self._verb} {self._path}: {error.strerror or error}",
                 hint="free space or permissions there, then go on with `raycloud train --resume`",
             ) from error
+
+
+def _table() -> tuple[int, ...]:
+    rows = []
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        rows.append(value)
+    return tuple(rows)
+
+
+_TABLE = _table()
+
+
+def crc32c(data: bytes) -> int:
+    """The CRC-32C (Castagnoli) of `data`.
+
+    >>> hex(crc32c(b"123456789"))
+    '0xe3069283'
+    """
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+def _masked(data: bytes) -> bytes:
+    crc = crc32c(data)
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+class ScalarFile:
+    """One new event file in `folder`; readers merge a folder's files in the order of their names.
+
+    Args:
+        folder: Where the file goes; it is made if missing.
+        t: Unix seconds; part of the file's name.
+        first_step: The step after which this file goes on. Readers drop points that older files
+            hold beyond it: a resumed run takes them back.
+    """
+
+    def __init__(self, folder: Path, t: float, *, first_step: int = 0) -> None:
+        """Open the file and write its head."""
+        from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415 - off the start
+
+        self._event: Any = event_pb2.Event
+        self._summary: Any = summary_pb2.Summary
+        folder.mkdir(parents=True, exist_ok=True)
+        number = sum(1 for _ in folder.glob("events.out.tfevents.*"))
+        path = folder / f"events.out.tfevents.{int(t):010d}.raycloud.{number:04d}"
+        self._file = path.open("xb")
+        self._write(self._event(wall_time=t, file_version="brain.Event:2"))
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._write(self._event(wall_time=t, step=first_step + 1, session_log=start))
+        self._file.flush()
+
+    def add(self, t: float, step: int, values: Mapping[str, float]) -> None:
+        """Append one point per tag at `step`, and flush."""
+        summary = self._summary()
+        for tag, value in values.items():
+            summary.value.add(tag=tag, simple_value=value)
+        self._write(self._event(wall_time=t, step=step, summary=summary))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; more than once is fine."""
+        self._file.close()
+
+    def _write(self, event: Any) -> None:
+        data: bytes = event.SerializeToString()
+        length = struct.pack("<Q", len(data))
+        self._file.write(length + _masked(length) + data + _masked(data))
+
+    def __enter__(self) -> Self:
+        """This file."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+
+MOST_BYTES = 16 * 2**20
+
+
+class Journals:
+    """Writes the members' logs of one run.
+
+    Args:
+        folder: Where the files go; made with the first line.
+        most_bytes: Size at which a file is put aside.
+    """
+
+    def __init__(self, folder: Path, *, most_bytes: int = MOST_BYTES) -> None:
+        """Nothing is written yet."""
+        self._folder, self._most_bytes = folder, most_bytes
+        self._seen: set[int] = set()
+
+    def write(self, member: int, lines: Iterable[str]) -> None:
+        """Append lines, given without their newlines.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        path = self._folder / f"member-{member}.jsonl"
+        if member not in self._seen:
+            self._folder.mkdir(exist_ok=True)
+            cut_torn_line(path)
+            self._seen.add(member)
+        records = (redact(json.loads(line)) for line in lines)  # of a node that may know less
+        text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+            size = file.tell()
+        if size >= self._most_bytes:
+            path.replace(path.with_suffix(".1.jsonl"))

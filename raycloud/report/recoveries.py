@@ -1,6 +1,7 @@
-"""Recoveries: the times in which a run stood still and went on, as every view of a run tells them.
+"""Recoveries: the times in which a run stood still and went on.
 
-Each has a `kind`. `status`, `report`, `compare` and `audit` count them here, so that they agree.
+Each is a record with a `kind`. `status`, `report`, `compare` and `audit` count them here, so that
+they agree. The functions that add one change the list that they are given.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from raycloud.report.figures import duration
+from raycloud.report.figures import counted, duration
 
 if TYPE_CHECKING:
     from raycloud.events import MemberLost, Recovered
@@ -23,7 +24,7 @@ NAMES = {
     TAKEN_OVER: "taken_over",
     RESUMED: "resumed",
 }
-"""What each kind is called where it is counted, in the order in which counts are told."""
+"""What each kind is called where it is counted, in the order in which counts are shown."""
 
 
 def counts(recoveries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -36,14 +37,14 @@ def counts(recoveries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {name: found[kind] for kind, name in NAMES.items()}
 
 
-def counts_text(counted: Mapping[str, int]) -> str:
+def counts_text(counts: Mapping[str, int]) -> str:
     """Counts as people read them.
 
     >>> counts_text({"lost": 2, "met_anew": 0, "resumed": 1}), counts_text({})
     ('2 lost, 1 resumed', 'none')
     """
-    told = [f"{number} {name.replace('_', ' ')}" for name, number in counted.items() if number]
-    return ", ".join(told) or "none"
+    texts = [f"{number} {name.replace('_', ' ')}" for name, number in counts.items() if number]
+    return ", ".join(texts) or "none"
 
 
 def text_of(recovery: Mapping[str, Any]) -> str:
@@ -58,18 +59,18 @@ def text_of(recovery: Mapping[str, Any]) -> str:
     if recovery.get("seconds") is not None:
         text += f", {duration(recovery['seconds'])} until training went on"
     if steps := recovery.get("lost_steps"):
-        text += f", {steps} step{'' if steps == 1 else 's'} computed again"
+        text += f", {counted(steps, 'step')} computed again"
     return text
 
 
 def add_lost(recoveries: list[dict[str, Any]], t: float, step: int, event: MemberLost) -> None:
-    """Take in a loss, which is open until the others go on; `step` steps count by then."""
+    """Add a loss, which is open until the others go on; `step` steps count by then."""
     lost = {"kind": LOST, "t": t, "step": step, "member": event.member}
     recoveries.append({**lost, "reason": event.reason, "seconds": None})
 
 
 def add_resumed(recoveries: list[dict[str, Any]], t: float, step: int, again: int) -> None:
-    """Take in that a run goes on from its checkpoint of `step`; `again` steps are taken back."""
+    """Add a resume from the checkpoint of `step`; `again` steps are taken back."""
     close(recoveries)
     resumed = {"kind": RESUMED, "t": t, "step": step, "steps_again": again}
     recoveries.append({**resumed, "seconds": None, "lost_steps": again})
@@ -78,20 +79,20 @@ def add_resumed(recoveries: list[dict[str, Any]], t: float, step: int, again: in
 def add_taken_over(
     recoveries: list[dict[str, Any]], t: float, step: int, members: Sequence[int]
 ) -> None:
-    """Take in that members go on with another driver: what was open goes on, too."""
+    """Add a takeover by another driver: what was open stays open."""
     taken = {"kind": TAKEN_OVER, "t": t, "step": step, "seconds": None}
     recoveries.append({**taken, "members": list(members)})
 
 
 def add_formed(recoveries: list[dict[str, Any]], t: float) -> None:
-    """Take in that members have met: what was open is over."""
+    """Close what was open: members have met."""
     for recovery in recoveries:
         if recovery["seconds"] is None and not recovery.get("ended_run"):
             recovery["seconds"] = t - recovery["t"]
 
 
 def close(recoveries: list[dict[str, Any]]) -> None:
-    """What no generation followed was not recovered from: it ended the run."""
+    """Mark what is still open as the end of the run: no generation followed."""
     for recovery in (r for r in recoveries if r["seconds"] is None):
         recovery["ended_run"] = True
 
@@ -99,18 +100,18 @@ def close(recoveries: list[dict[str, Any]]) -> None:
 def add_recovered(
     recoveries: list[dict[str, Any]], t: float, step: int, event: Recovered, *, back: bool
 ) -> None:
-    """Take in that training goes on, which closes what was open, or was not known before.
+    """Close the recoveries that `event` ends, or add the one that was not known before.
 
     Args:
         recoveries: As the summary has them; changed.
-        t: When it was said, in unix seconds.
+        t: When it was logged, in unix seconds.
         step: Steps that count by then.
-        event: What was said.
-        back: It went back to a checkpoint.
+        event: What was logged.
+        back: Training went back to a checkpoint.
     """
     seconds = event.resumed_s - event.detected_s
-    told = ("generation", "cause", "detected_s", "resumed_s", "lost_steps")
-    took = {"seconds": seconds, **{name: getattr(event, name) for name in told}}
+    names = ("generation", "cause", "detected_s", "resumed_s", "lost_steps")
+    took = {"seconds": seconds, **{name: getattr(event, name) for name in names}}
     taken = [r for r in recoveries if r["kind"] == TAKEN_OVER][-1:]
     if taken and not {"lost_steps", "ended_run"} & taken[0].keys():
         taken[0].update(took)

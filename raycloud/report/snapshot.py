@@ -1,7 +1,7 @@
-"""The fold of a run's log, kept beside it now and then: a long log is not read from its start.
+"""Snapshots: the state of a run kept beside its log, so that a long log is not read from its start.
 
-A snapshot holds the fold of the first `size` bytes of the log, and a digest of the last of them. It
-is a copy: one that is damaged, of another format or of another log is passed over, and the whole
+A snapshot holds what the first `size` bytes of the log come to, and a digest of the last of them.
+It is a copy: one that is damaged, of another format or of another log is passed over, and the whole
 log is read.
 """
 
@@ -17,10 +17,10 @@ from typing import IO, Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from raycloud.bounded import json_value, open_regular, read_whole
-from raycloud.report.fold import Fold
 from raycloud.report.log import read_log
+from raycloud.report.state import RunState
 
-FORMAT = 1  # raised whenever `Fold` comes to something else, or is kept otherwise
+FORMAT = 1  # raised whenever `RunState` comes to something else, or is kept otherwise
 EVERY = 10_000  # entries of the log; to read as many takes about a second
 
 _DIGESTED_BYTES = 1 << 16
@@ -29,21 +29,21 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """A fold, and of which part of a log it is.
+    """The state of a run, and of which part of its log that is.
 
     Attributes:
         format: See `FORMAT`.
         size: Bytes of the log, whole lines.
         lines: As many.
         digest: Of the last of these bytes.
-        fold: What they come to.
+        fold: The state they come to.
     """
 
     format: int
     size: int
     lines: int
     digest: str
-    fold: Fold
+    fold: RunState
 
 
 @cache
@@ -57,14 +57,14 @@ def path_of(log: Path) -> Path:
     return log.with_suffix(".snapshot.json")
 
 
-class Keeper:
+class Snapshotter:
     """Makes a snapshot of a log that this process writes, each time that it has grown by `EVERY`.
 
     Args:
         log: It ends with a whole line.
 
     Attributes:
-        fold: What the log comes to.
+        state: What the log comes to.
 
     Raises:
         RunDirectoryError: As `read_log`.
@@ -74,15 +74,17 @@ class Keeper:
         """Take in what there is."""
         self._log = log
         kept = snapshot_of(log)
-        before = (0, 0) if kept is None else (kept.size, kept.lines)
-        self.fold = fold_of(log, kept)
+        size, lines = (0, 0) if kept is None else (kept.size, kept.lines)
+        self.state = state_of(log, kept)
         with open_regular(log) as file:
             self._size = os.fstat(file.fileno()).st_size
-            self._lines = before[1] + _lines(file, before[0])
-        self._new = self._lines - before[1]
+            file.seek(size)
+            blocks = iter(lambda: file.read(_BLOCK_BYTES), b"")
+            self._new = sum(block.count(b"\n") for block in blocks)
+        self._lines = lines + self._new
 
     def wrote(self, line: str, entries: int) -> OSError | None:
-        """A line was appended, given without its newline, and its `entries` were folded.
+        """Count a line that was appended, given without its newline, and its `entries`.
 
         Returns:
             Why a snapshot could not be written: one is tried later, and the log has all of it.
@@ -104,10 +106,10 @@ class Keeper:
             OSError: It cannot be written.
         """
         self._new = 0
-        keep(self._log, self.fold, size=self._size, lines=self._lines)
+        keep(self._log, self.state, size=self._size, lines=self._lines)
 
 
-def keep(log: Path, fold: Fold, *, size: int, lines: int) -> None:
+def keep(log: Path, state: RunState, *, size: int, lines: int) -> None:
     """Write the snapshot of a log: what its first `size` bytes, which are `lines`, come to.
 
     Raises:
@@ -117,15 +119,15 @@ def keep(log: Path, fold: Fold, *, size: int, lines: int) -> None:
         digest = _digest(file, size)
     if digest is None:
         return  # someone else has written to the log
-    kept = Snapshot(format=FORMAT, size=size, lines=lines, digest=digest, fold=fold)
+    kept = Snapshot(format=FORMAT, size=size, lines=lines, digest=digest, fold=state)
     path = path_of(log)
     draft = path.with_suffix(".draft")
     draft.write_bytes(_adapter().dump_json([kept]))
     draft.replace(path)
 
 
-def fold_of(log: Path, kept: Snapshot | None = None) -> Fold:
-    """What a log comes to.
+def state_of(log: Path, kept: Snapshot | None = None) -> RunState:
+    """The state that a log comes to.
 
     Args:
         log: Which.
@@ -135,10 +137,10 @@ def fold_of(log: Path, kept: Snapshot | None = None) -> Fold:
         RunDirectoryError: As `read_log`.
     """
     kept = snapshot_of(log) if kept is None else kept
-    fold, size, lines = (Fold(), 0, 0) if kept is None else (kept.fold, kept.size, kept.lines)
+    state, size, lines = (RunState(), 0, 0) if kept is None else (kept.fold, kept.size, kept.lines)
     for entry in read_log(log, size, lines):
-        fold.add(*entry)
-    return fold
+        state.apply(*entry)
+    return state
 
 
 def snapshot_of(log: Path) -> Snapshot | None:
@@ -151,15 +153,6 @@ def snapshot_of(log: Path) -> Snapshot | None:
     except (OSError, ValueError, IndexError, ValidationError, RecursionError):
         return None
     return kept if kept.format == FORMAT and digest == kept.digest else None
-
-
-def _lines(file: IO[Any], at: int) -> int:
-    """How many lines stand behind the first `at` bytes of a log."""
-    file.seek(at)
-    count = 0
-    while block := file.read(_BLOCK_BYTES):
-        count += block.count(b"\n")
-    return count
 
 
 def _digest(file: IO[Any], size: int) -> str | None:

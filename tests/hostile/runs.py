@@ -13,8 +13,7 @@ from raycloud.errors import RunDirectoryError
 from raycloud.on_ray.inputs import read_known
 from raycloud.order import Position, read_ledger
 from raycloud.planning.plan import from_json
-from raycloud.report.audited import audited_text
-from raycloud.report.auditing import audit
+from raycloud.report.audit import audit, audited_text
 from raycloud.report.summary import of_run, read_summary
 from raycloud.spec import RunDirectory, choose
 from tests.hostile.jobs import Payload

@@ -11,7 +11,7 @@ from torch import Tensor
 import raycloud
 from raycloud.errors import RaycloudError, public_name
 from raycloud.events import Noticed, StepsCommitted
-from raycloud.report.auditing import audit
+from raycloud.report.audit import audit
 from tests.cases import threads
 from tests.cases.expected import CASES, NAMES, exit_code, expected
 from tests.live import events, of_kind, parameters

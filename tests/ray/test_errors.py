@@ -19,8 +19,7 @@ from raycloud.events import (
     StepNotFinite,
 )
 from raycloud.order import MicroBatch, Position, Steps, StepSpan
-from raycloud.report.audited import audited_text
-from raycloud.report.auditing import RunAudit, audit
+from raycloud.report.audit import RunAudit, audit, audited_text
 from raycloud.spec import Job
 from tests.live import ROOT, apart, asked, check_result, events, of_kind
 from tests.live_poison import Poison

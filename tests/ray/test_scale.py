@@ -17,7 +17,7 @@ from raycloud.events import (
     RangeChanged,
     StepsCommitted,
 )
-from raycloud.report.local import ask_driver
+from raycloud.report.runs import ask_driver
 from tests.live import asked, check_result, of_kind
 from tests.live_tasks import Steady
 from tests.ray.test_regroup import Opening, Trouble, kill

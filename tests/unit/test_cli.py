@@ -353,9 +353,9 @@ def test_a_closed_terminal_asks_to_stop_unless_that_is_ignored(
     ignored: bool, reason: str | None
 ) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
-    stop = cli.training.StopSwitch()
+    stop = cli.train.StopSwitch()
     try:
-        with cli.training._interrupts(stop):
+        with cli.train._interrupts(stop):
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)

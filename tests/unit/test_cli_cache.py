@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from raycloud import cli
 from raycloud.clock import SystemClock, VirtualClock
 from raycloud.data.cache import BlockCache, DataSet
-from raycloud.report.cached import listed
+from raycloud.report.listings import listed
 
 
 @pytest.fixture

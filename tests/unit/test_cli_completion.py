@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raycloud import cli
-from raycloud.cli.resuming import Resuming
+from raycloud.cli.supervise import Resuming
 from raycloud.project import TEMPLATES
 from raycloud.spec import RESUMES, load_job
 from raycloud.spec.job import Job

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from raycloud import cli
-from raycloud.cli.resuming import resumed, without_try
+from raycloud.cli.supervise import resumed, without_try
 from raycloud.spec import RunDirectory, dump_job, load_job
 
 SECRETS = ["--set", "settings.credentials.user=hunter2", "--set=data.path=https://me:hunter3@h/a"]

@@ -10,14 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from raycloud.cli.supervising import End, Restart, decide, supervise
+from raycloud.cli.supervise import (
+    End,
+    Restart,
+    decide,
+    supervise,
+)
 from raycloud.clock import SystemClock
 from tests.live import RAYCLOUD, command, ended, wait_for
 
 LOOP = """
 import sys
 from pathlib import Path
-from raycloud.cli.supervising import supervise
+from raycloud.cli.supervise import supervise
 from raycloud.clock import SystemClock
 child = [sys.executable, "-c", Path(sys.argv[2]).read_text()]
 say = lambda text: print(text, file=sys.stderr, flush=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from raycloud.cli.shell import EXIT_CODES
 from raycloud.project import TEMPLATES, files_of
-from raycloud.report import told
+from raycloud.report import error_text
 from raycloud.spec import resuming
 
 PAGE = (Path(__file__).parents[2] / "docs/command-line.md").read_text()
@@ -25,7 +25,7 @@ def section(title: str) -> str:
 
 def test_exit_codes() -> None:
     codes = {int(row[0]) for row in table(section("Exit codes")) if row[0].isdigit()}
-    assert codes == {0, told.JOB, told.MACHINE, told.OURS, told.STOPPED}
+    assert codes == {0, error_text.JOB, error_text.MACHINE, error_text.OURS, error_text.STOPPED}
     assert codes == {int(code) for code in re.findall(r"(?:: |; )(\d+) ", EXIT_CODES)}
 
 

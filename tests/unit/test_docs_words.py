@@ -18,7 +18,7 @@ from raycloud.control.settings import ControlSettings
 from raycloud.events import Event
 from raycloud.net import gloo, sockets
 from raycloud.on_ray import attach, fleet, session
-from raycloud.report.told import told
+from raycloud.report.error_text import error_text
 from raycloud.spec.job import Job
 from raycloud.spec.rundir import _KEPT, RunDirectory
 from raycloud.spec.schema import fields_of, schema_of, walk
@@ -56,7 +56,7 @@ def test_exit_codes_are_those_of_the_commands() -> None:
         130: KeyboardInterrupt(),
     }  # fmt: skip
     for code, error in raised.items():
-        assert told(error, debug=False, plain=True)[1] == code
+        assert error_text(error, debug=False, plain=True)[1] == code
 
 
 def test_what_a_run_keeps_is_told() -> None:

@@ -19,7 +19,7 @@ from raycloud.on_ray import jobs_client
 from raycloud.on_ray.jobs_api import ENDED_CARDS, JobsApi
 from raycloud.on_ray.registration import Registration
 from raycloud.on_ray.submission import Patience
-from raycloud.report.card import Card, to_line
+from raycloud.report.run_status import RunStatus, to_line
 from tests.jobs_server import Api, serving
 
 BRISK = Patience(gone_s=60.0, again_s=0.0, soon_s=0.0)
@@ -51,7 +51,7 @@ def listed(name: str, *, alive: bool = True, at: int = 0, submitted: bool = True
 
 
 def card(name: str, step: int = 3) -> str:
-    one = Card(run=f"run-{name}", job="gpt", status="running", t=1.0, step=step)
+    one = RunStatus(run=f"run-{name}", job="gpt", status="running", t=1.0, step=step)
     return to_line(one) + "\n"
 
 

@@ -12,13 +12,13 @@ from ray.dashboard.modules.job.pydantic_models import DriverInfo, JobDetails, Jo
 from raycloud.clock import VirtualClock
 from raycloud.on_ray.jobs_api import ClusterRun, _command_of, _run_of
 from raycloud.on_ray.registration import ASKED, Registration, _Log
-from raycloud.report.card import Card, to_line
+from raycloud.report.run_status import RunStatus, to_line
 from tests.lockstep import job
 
 SAID = Registration(
     run="one", job="gpt", directory="/runs/one", log="raycloud-one-7.log", python="/venv/bin/python"
 )
-CARD = Card(run="two", job="gpt", status="running", t=5.0, step=6, directory="/runs/two")
+CARD = RunStatus(run="two", job="gpt", status="running", t=5.0, step=6, directory="/runs/two")
 
 
 def details(

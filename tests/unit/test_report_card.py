@@ -22,22 +22,23 @@ from raycloud.events import (
     StepsCommitted,
     StopRequested,
 )
-from raycloud.report import rates
-from raycloud.report.card import (
+from raycloud.report.progress import (
+    LogDisplay,
+    show_log,
+    shown_as_cards,
+    status_text,
+)
+from raycloud.report.run_status import (
     PREFIX,
-    CardDisplay,
     Identity,
-    card_of,
-    carded,
-    followed,
+    RunStatus,
     parse_line,
+    status_of,
     to_line,
 )
-from raycloud.report.progress import card_text, progress_text
-from raycloud.report.standing import Card
-from raycloud.report.summary import fold
-from raycloud.report.tally import Tally
-from raycloud.report.terminal import summary_text
+from raycloud.report.state import Tally
+from raycloud.report.summary import cost, fold, nodes
+from raycloud.report.summary_text import summary_text
 from raycloud.spec import Job
 from tests.lockstep import job
 
@@ -103,12 +104,12 @@ EVENTS: tuple[tuple[float, Event], ...] = (
 def tally_of(*entries: tuple[float, Event]) -> Tally:
     tally = Tally()
     for t, event in entries:
-        tally.add(t, event)
+        tally.apply(t, event)
     return tally
 
 
-def whole() -> Card:
-    return card_of(tally_of(*EVENTS), now_t=112.0, unix_s=1012.0, steps=30, identity=WHOSE)
+def whole() -> RunStatus:
+    return status_of(tally_of(*EVENTS), now_t=112.0, unix_s=1012.0, steps=30, identity=WHOSE)
 
 
 def test_card_says_how_the_run_stands() -> None:
@@ -136,22 +137,22 @@ def test_card_says_how_the_run_stands() -> None:
 )
 def test_status(more: tuple[Event, ...], status: str) -> None:
     tally = tally_of(*EVENTS, *((111.0, event) for event in more))
-    card = card_of(tally, now_t=112.0)
+    card = status_of(tally, now_t=112.0)
     assert card.status == status
     assert card.has_ended == (status in {"stopped", "failed"})
     assert card.after_end().status == (status if card.has_ended else "killed")
 
 
 def test_a_run_that_starts_has_members_but_no_numbers() -> None:
-    card = card_of(tally_of(*EVENTS[:4]), now_t=103.0)
+    card = status_of(tally_of(*EVENTS[:4]), now_t=103.0)
     assert (card.status, card.workers, card.ready, card.generation) == ("starting", 2, 1, None)
     assert (card.loss, card.samples_per_s, card.left_s) == (None, None, None)
-    assert card_text(card) == "starting: 1 of 2 workers ready"
+    assert status_text(card) == "starting: 1 of 2 workers ready"
 
 
 def test_a_loss_that_is_no_number_is_not_known() -> None:
     tally = tally_of(*EVENTS[:6], (106.0, committed(0, 0, 2, math.nan)))
-    assert card_of(tally, now_t=107.0).loss is None
+    assert status_of(tally, now_t=107.0).loss is None
 
 
 def test_line_and_card_are_each_others_inverse() -> None:
@@ -212,7 +213,7 @@ def test_a_newer_card_of_this_format_is_read() -> None:
 
 def test_cards_come_at_most_every_five_seconds_and_a_last_one() -> None:
     clock, lines, notes = VirtualClock(1000.0), list[str](), list[str]()
-    with carded(_job(), clock, lines.append, note=notes.append, identity=WHOSE) as see:
+    with shown_as_cards(_job(), clock, lines.append, note=notes.append, identity=WHOSE) as see:
         for _, event in EVENTS[:6]:
             see(event)
         assert len(lines) == 1
@@ -231,21 +232,18 @@ def test_cards_come_at_most_every_five_seconds_and_a_last_one() -> None:
 
 
 def test_display_draws_cards_and_passes_other_lines_on() -> None:
-    said, drawn = list[str](), list[Card]()
-    display = CardDisplay(say=said.append, draw=drawn.append)
+    said, drawn = list[str](), list[RunStatus]()
+    display = LogDisplay(say=said.append, draw=drawn.append)
     for line in ("hello\n", to_line(whole()) + "\n", to_line(whole()), "a\x1b[2Jb\r\n"):
         display.see(line)
     assert said == ["hello", "a?[2Jb"]
     assert drawn == [whole()]  # once: the second says nothing new
     assert display.last == whole()
-    assert not display.ended
-    display.see(to_line(whole().after_end()))
-    assert display.ended
 
 
 def test_a_line_is_shown_without_its_secrets() -> None:
     said = list[str]()
-    display = CardDisplay(say=said.append, draw=lambda _: None)
+    display = LogDisplay(say=said.append, draw=lambda _: None)
     display.see("raycloud train a.yaml --set settings.api_key=hunter2 --set settings.n=3\n")
     display.see("reads https://me:hunter2@host/a")
     assert said == [
@@ -256,10 +254,10 @@ def test_a_line_is_shown_without_its_secrets() -> None:
 
 def test_a_log_becomes_the_plain_progress_lines() -> None:
     said: list[str] = []
-    last = followed(["note", to_line(whole())], plain=True, say=said.append)
+    last = show_log(["note", to_line(whole())], plain=True, say=said.append)
     assert last == whole()
-    assert said == ["note", progress_text(tally_of(*EVENTS), 30).rpartition(" · cost ")[0]
-                    + " · cost 0.005556"]  # fmt: skip
+    assert said == ["note", status_text(status_of(tally_of(*EVENTS), now_t=112.0, steps=30))]
+    assert said[1].endswith(" · cost 0.005556")
     assert said[1].startswith("step 6/30 · loss 1.5 · 8 samples/s · 24.0 s left · 2 workers")
 
 
@@ -269,7 +267,7 @@ def test_a_log_becomes_the_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
     said: list[str] = []
-    followed(["[red]note[/red]", to_line(whole())], plain=False, say=said.append)
+    show_log(["[red]note[/red]", to_line(whole())], plain=False, say=said.append)
     assert said == []
     assert "[red]note[/red]" in terminal.getvalue()
     assert "━" in terminal.getvalue()
@@ -287,19 +285,19 @@ def test_each_node_costs_once_until_its_session_ends() -> None:
         (2 * hour, MemberLost(member=2, reason="gone")),
         (2 * hour, ready(4, "b", 10.0)),
     )
-    assert rates.cost(tally) == pytest.approx(2 * 2.0 + 1 * 10.0)
-    assert rates.cost(tally, 3 * hour) == pytest.approx(3 * 2.0 + 2 * 10.0)
-    assert rates.nodes(tally) == (2, 3)
-    tally.add(4 * hour, RunFinished(status="stopped", steps=0))
-    assert rates.cost(tally, 9 * hour) == pytest.approx(4 * 2.0 + 3 * 10.0)
-    tally.add(10 * hour, RunStarted(job="gpt", version="1", resumed_from_step=0))
-    tally.add(10 * hour, ready(5, "a", 3.0))
-    assert rates.cost(tally, 11 * hour) == pytest.approx(38.0 + 3.0)
+    assert cost(tally) == pytest.approx(2 * 2.0 + 1 * 10.0)
+    assert cost(tally, 3 * hour) == pytest.approx(3 * 2.0 + 2 * 10.0)
+    assert nodes(tally) == (2, 3)
+    tally.apply(4 * hour, RunFinished(status="stopped", steps=0))
+    assert cost(tally, 9 * hour) == pytest.approx(4 * 2.0 + 3 * 10.0)
+    tally.apply(10 * hour, RunStarted(job="gpt", version="1", resumed_from_step=0))
+    tally.apply(10 * hour, ready(5, "a", 3.0))
+    assert cost(tally, 11 * hour) == pytest.approx(38.0 + 3.0)
 
 
 def test_a_run_without_prices_has_no_cost() -> None:
     tally = tally_of((0.0, STARTED), (0.0, ready(0, "a")))
-    assert rates.cost(tally, 3600.0) is None
+    assert cost(tally, 3600.0) is None
     assert "cost" not in summary_text(fold([(0.0, STARTED), (0.0, ready(0, "a"))]))
 
 

@@ -14,10 +14,13 @@ from raycloud.checkpoint.payload import Difference
 from raycloud.events import Event, GenerationFormed, MemberLost, Recovered, RunFinished
 from raycloud.faults import Action, Fault, Hit
 from raycloud.order import header_record, ledger_line
-from raycloud.report.chaos import Bound, Kept, Outcome, bound_of
-from raycloud.report.chaos_page import outcome_page
-from raycloud.report.chaos_sides import side_of
-from raycloud.report.chaos_text import outcome_text
+from raycloud.report.chaos import (
+    Bound,
+    Outcome,
+    bound_of,
+    side_of,
+)
+from raycloud.report.chaos_report import Kept, outcome_page, outcome_text
 from tests.logs import STARTED_T, commit, entries, run_directory
 from tests.unit.test_report_audit import records
 
@@ -99,7 +102,7 @@ def test_a_loss_is_of_the_last_that_was_done_to_a_worker(outcome: Outcome) -> No
 
 def test_the_record_is_whole(outcome: Outcome, tmp_path: Path) -> None:
     place = Kept(tmp_path)
-    place.write(outcome, outcome_page(outcome))
+    place.write(outcome)
     record = json.loads(place.record.read_text())
     assert (record["format"], record["proved"], record["seed"]) == (1, True, 3)
     assert record["difference"]["largest"] == 4e-15

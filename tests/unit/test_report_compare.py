@@ -11,12 +11,16 @@ from typer.testing import CliRunner
 from raycloud import cli
 from raycloud.errors import RunDirectoryError
 from raycloud.events import RunStarted
-from raycloud.report.compared import compared_renderable, compared_text
-from raycloud.report.comparison import compare, differences, earlier
-from raycloud.report.rates import rate_curve
-from raycloud.report.summary import of_run
-from raycloud.report.tally import Tally
-from raycloud.report.terminal import summary_text
+from raycloud.report.comparison import (
+    compare,
+    compared_renderable,
+    compared_text,
+    differences,
+    earlier,
+)
+from raycloud.report.state import Tally
+from raycloud.report.summary import of_run, rate_curve
+from raycloud.report.summary_text import summary_text
 from tests.logs import STARTED_T, commit, entries, run_directory
 
 WIDE = 100
@@ -180,7 +184,7 @@ def test_a_pause_is_not_a_slow_stretch() -> None:
     resumed = RunStarted(job="gpt", version="0.1.0", resumed_from_step=10)
     later = [(STARTED_T + 900 + n, commit(0, 10 + n, 11 + n)) for n in range(3)]
     for t, event in [*told, (STARTED_T + 800, resumed), *later]:
-        tally.add(t, event)
+        tally.apply(t, event)
     curve = rate_curve(tally, 100)
     assert [rate for _, rate in curve] == [8.0] * 9 + [None] + [8.0] * 2
     assert rate_curve(tally, 2) == [[7, 8.0], [13, 8.0]]

@@ -14,11 +14,9 @@ from raycloud import cli
 from raycloud.bounded import LARGEST_BYTES
 from raycloud.errors import RunDirectoryError
 from raycloud.events import Noticed
-from raycloud.report.log import from_line
-from raycloud.report.said import entry_text, member_lines
-from raycloud.report.tail import Tail
-from raycloud.report.tracking import Trackers
-from raycloud.report.tracking.trackers import FILE
+from raycloud.report.log import Tail, from_line
+from raycloud.report.runs import entry_text, member_lines
+from raycloud.report.tracking import FILE, Trackers
 from raycloud.spec import Job
 from tests.logs import entries, run_directory, text
 

@@ -17,9 +17,8 @@ from raycloud.events import (
     RunStarted,
     StepsCommitted,
 )
-from raycloud.report.exported import MEASURES, TAGS, values
-from raycloud.report.standing import Identity
-from raycloud.report.tally import Tally
+from raycloud.report.run_status import MEASURES, TAGS, Identity, values
+from raycloud.report.state import Tally
 from raycloud.spec import Job
 
 DASHBOARD = Path(__file__).parents[2] / "docs/grafana.json"
@@ -56,7 +55,7 @@ def tally() -> Tally:
         Noticed(what="something"),
     ]  # fmt: skip
     for t, event in enumerate(events):
-        found.add(float(t), event)
+        found.apply(float(t), event)
     return found
 
 

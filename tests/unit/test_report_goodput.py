@@ -28,7 +28,7 @@ START = RunStarted(job="a", version="1")
 def fold(told: list[tuple[float, Event]]) -> Parts:
     goodput = Goodput()
     for t, event in told:
-        goodput.add(t, event)
+        goodput.apply(t, event)
     return goodput.parts()
 
 
@@ -202,11 +202,11 @@ def test_the_parts_are_the_whole_whatever_comes(told: list[tuple[float, Event]])
     """Each worker's time from its spawning to its end is in exactly one part."""
     goodput, t = Goodput(), 100.0
     for member in range(4):
-        goodput.add(t, MemberSpawned(member=member))
+        goodput.apply(t, MemberSpawned(member=member))
     ends: dict[int, float] = {}
     for wait_s, event in told:
         t += wait_s
-        goodput.add(t, event)
+        goodput.apply(t, event)
         if isinstance(event, MemberLost):
             ends.setdefault(event.member, t)
     parts = goodput.parts()

@@ -17,22 +17,26 @@ import pytest
 from raycloud.clock import VirtualClock
 from raycloud.errors import JobError, MachineError, RunDirectoryError
 from raycloud.events import Noticed, RunFinished, RunStarted
-from raycloud.report import local
-from raycloud.report.card import parse_line
-from raycloud.report.listed import Listed, listed_text, record_of, standing_text
-from raycloud.report.local import (
+from raycloud.report import runs
+from raycloud.report.listings import (
+    Listed,
+    listed_text,
+    record_of,
+    standing_text,
+)
+from raycloud.report.log import to_line
+from raycloud.report.run_status import RunStatus, parse_line
+from raycloud.report.runs import (
     driver_of,
     is_driven,
     is_run,
     log_lines,
+    member_lines,
     runs_below,
     standing_of,
     standing_or_why,
     stop_driver,
 )
-from raycloud.report.log import to_line
-from raycloud.report.said import member_lines
-from raycloud.report.standing import Card
 from raycloud.spec import RunDirectory
 from tests.lockstep import job
 
@@ -47,7 +51,7 @@ print("held", flush=True)
 signal.sigwait({signal.SIGTERM})
 """
 CAP_SYS_PTRACE = 19
-CARD = Card(run="one", job="gpt", status="running", t=1000.0, step=6, steps=30, workers=2)
+CARD = RunStatus(run="one", job="gpt", status="running", t=1000.0, step=6, steps=30, workers=2)
 
 
 def started(directory: Path, *more: object) -> Path:
@@ -124,8 +128,8 @@ def test_a_driver_that_is_not_shown_at_all_is_one(
         raise PermissionError if pid == 7 else ProcessLookupError
 
     one, locks = started(tmp_path / "one"), tmp_path / "locks"
-    monkeypatch.setattr(local, "_PROC", tmp_path)
-    monkeypatch.setattr(local, "_LOCKS", locks)
+    monkeypatch.setattr(runs, "_PROC", tmp_path)
+    monkeypatch.setattr(runs, "_LOCKS", locks)
     monkeypatch.setattr(os, "kill", kill)
     found = (one / "events.jsonl").stat()
     major, minor = os.major(found.st_dev), os.minor(found.st_dev)
@@ -247,7 +251,7 @@ def test_list_of_runs() -> None:
     full = Listed(
         id="raysubmit_1",
         place="10.0.0.1",
-        card=Card(
+        card=RunStatus(
             **{
                 **{name: getattr(CARD, name) for name in ("run", "job", "status", "t", "step")},
                 "steps": 30,
@@ -297,7 +301,7 @@ def test_list_of_runs() -> None:
 
 
 def test_lists_are_printable() -> None:
-    card = Card(run="a\x1b[2J", job="b\n", status="failed", t=0.0, error="x\x07y")
+    card = RunStatus(run="a\x1b[2J", job="b\n", status="failed", t=0.0, error="x\x07y")
     run = Listed(id="a\x1b[2J", card=card)
     for text in (listed_text([run], "\x1b", 1.0), standing_text(run, 1.0)):
         assert all(char.isprintable() or char == "\n" for char in text)

@@ -21,10 +21,10 @@ from raycloud.events import (
     RunStarted,
     StepsCommitted,
 )
-from raycloud.report.fold import Fold
 from raycloud.report.log import (
     MOST_MERGED,
     Entry,
+    Tail,
     entries_of,
     from_line,
     read_events,
@@ -33,8 +33,8 @@ from raycloud.report.log import (
     to_merged_line,
 )
 from raycloud.report.recorder import Recorder
+from raycloud.report.state import RunState
 from raycloud.report.summary import summarize
-from raycloud.report.tail import Tail
 from raycloud.spec.rundir import RunDirectory
 from tests.logs import commit
 
@@ -156,9 +156,9 @@ def test_what_the_recorder_knows_is_what_its_log_comes_to(tmp_path: Path) -> Non
                 made.record(commit(member, step, step + 2), (member, 1 + step // 2))
         made.record(RunFinished(status="finished", steps=40))
         own = summarize(made.tally)
-    fold = Fold()
+    fold = RunState()
     for entry in read_log(tmp_path / "events.jsonl"):
-        fold.add(*entry)
+        fold.apply(*entry)
     assert summarize(fold.tally) == own
     assert fold.words == {0: 20, 1: 20}
     assert own.goodput["whole_s"] > 0

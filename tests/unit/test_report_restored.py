@@ -18,10 +18,10 @@ from raycloud.events import (
 )
 from raycloud.on_ray.records import for_the_log
 from raycloud.report.log import from_line, to_line
-from raycloud.report.progress import note
+from raycloud.report.notes import note
+from raycloud.report.state import Tally
 from raycloud.report.summary import fold
-from raycloud.report.tally import Tally
-from raycloud.report.terminal import summary_text
+from raycloud.report.summary_text import summary_text
 from tests.logs import commit, ready
 
 CAUSE = "its process died"
@@ -66,7 +66,7 @@ def test_reports_of_what_was_taken_back_may_come_after_it() -> None:
     found, told = Tally(), entries()
     at = next(i for i, (_, event) in enumerate(told) if isinstance(event, RolledBack))
     for t, event in [*told[: at + 1], *late]:
-        found.add(t, event)
+        found.apply(t, event)
     assert (found.steps, [point.step for point in found.points]) == (6, [6])
     assert fold([*told[: at + 1], *late, *told[at + 1 :]]).steps == 12
 
@@ -87,7 +87,7 @@ def test_steps_after_the_checkpoint_count_once() -> None:
 def test_while_nobody_is_there_the_run_stands_where_the_checkpoint_does() -> None:
     tally = Tally()
     for t, event in entries():
-        tally.add(t, event)
+        tally.apply(t, event)
         if isinstance(event, RolledBack):
             break
     assert (tally.steps, tally.members, tally.reported) == (6, (), {})

@@ -23,9 +23,9 @@ from raycloud.events import (
     RunStarted,
 )
 from raycloud.report import log, snapshot
-from raycloud.report.fold import Fold
 from raycloud.report.recorder import Recorder
-from raycloud.report.snapshot import Keeper, fold_of, path_of, snapshot_of
+from raycloud.report.snapshot import Snapshotter, path_of, snapshot_of, state_of
+from raycloud.report.state import RunState
 from raycloud.report.summary import summarize
 from raycloud.spec.rundir import RunDirectory
 from tests.logs import STARTED_T, commit, entries, ready
@@ -76,7 +76,7 @@ def written(path: Path) -> Path:
     return path
 
 
-def as_kept(fold: Fold) -> str:
+def as_kept(fold: RunState) -> str:
     """All that a fold holds."""
     whole = snapshot.Snapshot(format=0, size=0, lines=0, digest="", fold=fold)
     return snapshot._adapter().dump_json([whole]).decode()
@@ -84,24 +84,24 @@ def as_kept(fold: Fold) -> str:
 
 def test_whoever_goes_on_from_it_comes_to_the_same(tmp_path: Path) -> None:
     whole = written(tmp_path / "events.jsonl")
-    expected = as_kept(fold_of(whole))
+    expected = as_kept(state_of(whole))
     lines = whole.read_text().splitlines(keepends=True)
     for cut in range(len(lines) + 1):
         run = tmp_path / str(cut)
         run.mkdir()
         path = run / "events.jsonl"
         path.write_text("".join(lines[:cut]))
-        Keeper(path).keep()
+        Snapshotter(path).keep()
         assert snapshot_of(path) is not None
         with path.open("a") as file:
             file.writelines(lines[cut:])
-        assert as_kept(fold_of(path)) == expected, f"cut before line {cut + 1}"
+        assert as_kept(state_of(path)) == expected, f"cut before line {cut + 1}"
 
 
 def test_what_was_kept_is_not_read_again(tmp_path: Path) -> None:
     path = written(tmp_path / "events.jsonl")
-    Keeper(path).keep()
-    before = as_kept(fold_of(path))
+    Snapshotter(path).keep()
+    before = as_kept(state_of(path))
     with path.open("a") as file:
         file.write(log.to_line(STARTED_T + 99, Noticed(what="more")) + "\n")
     with path.open("r+b") as file:
@@ -114,7 +114,7 @@ def test_what_was_kept_is_not_read_again(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(5)
         file.write(log.to_line(STARTED_T, long()[0]).encode()[5:6])
-    assert as_kept(fold_of(path)) != before
+    assert as_kept(state_of(path)) != before
     found = snapshot_of(path)
     assert found is not None
     assert found.lines == len(long())
@@ -126,11 +126,11 @@ def test_the_bytes_before_those_that_are_digested_are_not_looked_at(
 ) -> None:
     monkeypatch.setattr(snapshot, "_DIGESTED_BYTES", 16)
     path = written(tmp_path / "events.jsonl")
-    expected = as_kept(fold_of(path))
-    Keeper(path).keep()
+    expected = as_kept(state_of(path))
+    Snapshotter(path).keep()
     with path.open("r+b") as file:
         file.write(b"#" * 200)
-    assert as_kept(fold_of(path)) == expected
+    assert as_kept(state_of(path)) == expected
 
 
 def test_a_recorder_keeps_it_as_the_log_grows_and_goes_on_from_it(
@@ -143,26 +143,26 @@ def test_a_recorder_keeps_it_as_the_log_grows_and_goes_on_from_it(
             clock.advance(1.0)
             recorder.record(event)
         recorder.flush()
-        expected = as_kept(recorder.fold)
+        expected = as_kept(recorder.state)
     found = snapshot_of(run.events_jsonl)
     assert found is not None
     assert 0 < found.size < run.events_jsonl.stat().st_size
     assert found.lines == run.events_jsonl.read_bytes()[: found.size].count(b"\n")
-    assert as_kept(fold_of(run.events_jsonl)) == expected
+    assert as_kept(state_of(run.events_jsonl)) == expected
     with Recorder(run, clock) as recorder:
-        assert as_kept(recorder.fold) == expected
+        assert as_kept(recorder.state) == expected
         for event in long():
             clock.advance(1.0)
             recorder.record(event)
     path_of(run.events_jsonl).unlink()
-    assert as_kept(fold_of(run.events_jsonl)) == as_kept(recorder.fold)
+    assert as_kept(state_of(run.events_jsonl)) == as_kept(recorder.state)
 
 
 def test_a_summary_is_the_same(tmp_path: Path) -> None:
     path = written(tmp_path / "events.jsonl")
-    expected = summarize(fold_of(path).tally)
-    Keeper(path).keep()
-    assert repr(summarize(fold_of(path).tally)) == repr(expected)
+    expected = summarize(state_of(path).tally)
+    Snapshotter(path).keep()
+    assert repr(summarize(state_of(path).tally)) == repr(expected)
 
 
 def test_one_that_cannot_be_written_ends_nothing(
@@ -175,7 +175,7 @@ def test_one_that_cannot_be_written_ends_nothing(
         for event in long():
             recorder.record(event)
     assert snapshot_of(run.events_jsonl) is None
-    assert as_kept(fold_of(run.events_jsonl)) == as_kept(recorder.fold)
+    assert as_kept(state_of(run.events_jsonl)) == as_kept(recorder.state)
     told = [event for _, event in log.read_events(run.events_jsonl) if isinstance(event, Noticed)]
     assert [event.what for event in told].count("the log has no snapshot") == 1
 
@@ -202,17 +202,17 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_one_that_is_damaged_is_passed_over(damage: str, tmp_path: Path) -> None:
     path = written(tmp_path / "events.jsonl")
-    expected = as_kept(fold_of(path))
-    Keeper(path).keep()
+    expected = as_kept(state_of(path))
+    Snapshotter(path).keep()
     text = DAMAGES[damage](path_of(path).read_bytes())
     path_of(path).unlink() if text is None else path_of(path).write_bytes(text)
     assert snapshot_of(path) is None
-    assert as_kept(fold_of(path)) == expected
+    assert as_kept(state_of(path)) == expected
 
 
 def test_one_of_another_log_is_passed_over(tmp_path: Path) -> None:
     path = written(tmp_path / "events.jsonl")
-    Keeper(path).keep()
+    Snapshotter(path).keep()
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:-1], lines[-1].replace("0.1", "0.2"), lines[-1]]))
     assert snapshot_of(path) is None
@@ -224,4 +224,4 @@ def test_golden(tmp_path: Path) -> None:
     """What this version keeps: where this fails raise `FORMAT`, for older ones lie beside logs."""
     path = written(tmp_path / "events.jsonl")
     assert snapshot.FORMAT == 1
-    assert json.loads(as_kept(fold_of(path))) == json.loads(GOLDEN.read_text())
+    assert json.loads(as_kept(state_of(path))) == json.loads(GOLDEN.read_text())

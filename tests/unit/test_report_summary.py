@@ -26,9 +26,16 @@ from raycloud.events import (
     StepsCommitted,
 )
 from raycloud.report.log import to_line
-from raycloud.report.rates import final_loss, recent
-from raycloud.report.summary import Summary, fold, of_run, read_summary, write_summary
-from raycloud.report.tally import Tally
+from raycloud.report.state import Tally
+from raycloud.report.summary import (
+    Summary,
+    final_loss,
+    fold,
+    of_run,
+    read_summary,
+    recent,
+    write_summary,
+)
 
 GOLDEN = Path(__file__).parent / "golden" / "summary.json"
 
@@ -188,9 +195,9 @@ def test_numbers_go_on_after_a_session_that_never_began() -> None:
     tally = Tally()
     resumed = RunStarted(job="gpt", version="0.1.0", resumed_from_step=4)
     for t, event in [*start(), (200.0, resumed), (300.0, resumed)]:
-        tally.add(t, event)
+        tally.apply(t, event)
     assert (tally.generation, tally.spawned, tally.awaited) == (0, {0, 1}, set())
-    tally.add(301.0, formed(1, 4))
+    tally.apply(301.0, formed(1, 4))
     assert (tally.generation, tally.generations) == (1, 2)
 
 
@@ -283,9 +290,9 @@ def test_a_run_with_one_report() -> None:
 def test_an_unknown_first_loss_is_left_out() -> None:
     tally = Tally()
     for t, event in [*start()[:6], (106.5, commit(0, 0, 1, loss=math.nan))]:
-        tally.add(t, event)
+        tally.apply(t, event)
     assert final_loss(tally) is None
-    tally.add(107.0, commit(0, 1, 2, loss=3.0))
+    tally.apply(107.0, commit(0, 1, 2, loss=3.0))
     assert final_loss(tally) == 3.0
 
 
@@ -297,9 +304,9 @@ def test_nothing_happened() -> None:
 
 def test_a_long_run_keeps_few_points_and_its_counts() -> None:
     tally = Tally()
-    tally.add(0.0, formed(shares=(1,)))
+    tally.apply(0.0, formed(shares=(1,)))
     for step in range(10_000):
-        tally.add(float(step), commit(0, step, step + 1, loss=1.0))
+        tally.apply(float(step), commit(0, step, step + 1, loss=1.0))
     assert (tally.steps, tally.samples) == (10_000, 80_000)
     assert len(tally.points) <= 4096
     assert sum(point.steps for point in tally.points) == 10_000
@@ -310,10 +317,10 @@ def test_a_long_run_keeps_few_points_and_its_counts() -> None:
 
 def test_recent_rate() -> None:
     tally = Tally()
-    tally.add(0.0, RunStarted(job="x", version="1"))
-    tally.add(1.0, formed(shares=(1,)))
+    tally.apply(0.0, RunStarted(job="x", version="1"))
+    tally.apply(1.0, formed(shares=(1,)))
     for step in range(100):
-        tally.add(2.0 + step, commit(0, step, step + 1))
+        tally.apply(2.0 + step, commit(0, step, step + 1))
     assert recent(tally) == (1.0, 8.0)
 
 

@@ -18,12 +18,11 @@ from raycloud.events import (
     RunFinished,
     RunStarted,
 )
-from raycloud.report.fold import Fold
 from raycloud.report.goodput import Goodput
 from raycloud.report.log import entries_of, from_line, to_line
-from raycloud.report.progress import note
+from raycloud.report.notes import note
+from raycloud.report.state import RunState, Tally
 from raycloud.report.summary import fold, summarize
-from raycloud.report.tally import Tally
 from tests.logs import commit, ready
 
 
@@ -126,7 +125,7 @@ def test_who_takes_over_lets_spares_go() -> None:
     events = [*before(), spare, *taken_over(0, 1), *after()]
     goodput = Goodput()
     for t, event in events:
-        goodput.add(t, event)
+        goodput.apply(t, event)
     assert goodput.parts().starting_s == pytest.approx(2 * 0.9 + 6.0)
 
 
@@ -136,35 +135,35 @@ def test_the_loss_curve_is_of_one_that_has_the_state() -> None:
     shared = GenerationFormed(generation=2, members=(0, 1, 2), shares=(1, 1, 1), first_step=9)
     tally = Tally()
     for t, event in before()[:8]:
-        tally.add(t, event)
-    tally.add(104.0, following)
+        tally.apply(t, event)
+    tally.apply(104.0, following)
     assert tally.lead == 0
-    tally.add(105.0, commit(0, 4, 8))
-    tally.add(105.0, commit(1, 4, 8))
+    tally.apply(105.0, commit(0, 4, 8))
+    tally.apply(105.0, commit(1, 4, 8))
     assert (tally.steps, tally.samples) == (8, 64)  # it is not waited for
-    tally.add(106.0, commit(2, 6, 9))  # it has caught up, and waits for a share
+    tally.apply(106.0, commit(2, 6, 9))  # it has caught up, and waits for a share
     assert tally.steps == 8
-    tally.add(106.0, commit(0, 8, 9))
-    tally.add(106.0, commit(1, 8, 9))
+    tally.apply(106.0, commit(0, 8, 9))
+    tally.apply(106.0, commit(1, 8, 9))
     assert (tally.steps, tally.samples) == (9, 72)
-    tally.add(107.0, shared)
-    tally.add(108.0, commit(0, 9, 12))
-    tally.add(108.0, commit(1, 9, 12))
+    tally.apply(107.0, shared)
+    tally.apply(108.0, commit(0, 9, 12))
+    tally.apply(108.0, commit(1, 9, 12))
     assert tally.steps == 9  # from now on it is
-    tally.add(108.0, commit(2, 9, 12))
+    tally.apply(108.0, commit(2, 9, 12))
     assert (tally.steps, tally.samples) == (12, 96)
     assert [point.step for point in tally.points] == [4, 8, 9, 12]
 
 
 def test_where_only_one_that_follows_is_left_to_report_it_leads() -> None:
     tally = Tally()
-    tally.add(100.0, RunStarted(job="gpt", version="0.1.0"))
-    tally.add(101.0, GenerationFormed(generation=0, members=(0, 5), shares=(2, 0), first_step=0))
+    tally.apply(100.0, RunStarted(job="gpt", version="0.1.0"))
+    tally.apply(101.0, GenerationFormed(generation=0, members=(0, 5), shares=(2, 0), first_step=0))
     assert tally.lead == 0
-    tally.add(102.0, commit(5, 0, 3))
+    tally.apply(102.0, commit(5, 0, 3))
     assert (tally.lead, tally.steps) == (0, 0)
-    tally.add(103.0, GenerationFormed(generation=1, members=(5,), shares=(2,), first_step=3))
-    tally.add(104.0, commit(5, 3, 4))
+    tally.apply(103.0, GenerationFormed(generation=1, members=(5,), shares=(2,), first_step=3))
+    tally.apply(104.0, commit(5, 3, 4))
     assert (tally.lead, tally.steps, tally.samples) == (5, 4, 32)
 
 
@@ -190,10 +189,10 @@ def test_nodes_are_priced_on() -> None:
 def test_what_members_have_reported_outlives_the_driver() -> None:
     tally = Tally()
     for t, event in [*before(), *taken_over(0, 1)]:
-        tally.add(t, event)
+        tally.apply(t, event)
     assert tally.reported == {0: 7, 1: 4}
     assert summarize(tally).status == "unfinished"
-    tally.add(200.0, RunStarted(job="gpt", version="0.1.0", resumed_from_step=4))
+    tally.apply(200.0, RunStarted(job="gpt", version="0.1.0", resumed_from_step=4))
     assert tally.reported == {}
 
 
@@ -217,13 +216,13 @@ def test_the_newest_word_of_each_member_and_what_it_skipped(tmp_path: Path) -> N
         (replace(commit(1, 2, 3), skips=(skips[2],)), (1, 2)),
         (Noticed(what="c", member=0), (0, 2)),
     ]
-    fold = Fold()
+    fold = RunState()
     for n, (event, word) in enumerate(said):
         (entry,) = entries_of(to_line(float(n), event, word))
-        fold.add(*entry)
+        fold.apply(*entry)
     assert fold.words == {0: 2, 1: 2}
     assert fold.skips == {0: [skips[0]], 1: skips}
-    fold.add(9.0, RunStarted(job="gpt", version="1", taken_over=(0, 1)))
+    fold.apply(9.0, RunStarted(job="gpt", version="1", taken_over=(0, 1)))
     assert fold.skips[1] == skips
-    fold.add(9.0, RunStarted(job="gpt", version="1", resumed_from_step=0))
+    fold.apply(9.0, RunStarted(job="gpt", version="1", resumed_from_step=0))
     assert (fold.skips, fold.words) == ({}, {0: 2, 1: 2})

@@ -31,13 +31,12 @@ from raycloud.planning import Plan, PlannedMember, Prediction, Speed
 from raycloud.planning.inventory import Inventory, Node
 from raycloud.planning.plan import Profile, from_json, make
 from raycloud.report.figures import byte_count, duration, figure, printable, sparkline
-from raycloud.report.follow import Follower, total_steps
-from raycloud.report.notebook import summary_html
-from raycloud.report.planned import plan_text
-from raycloud.report.progress import note, progress_renderable, progress_text
+from raycloud.report.notes import note
+from raycloud.report.progress import Follower, status_renderable, status_text
+from raycloud.report.run_status import RunStatus, status_of, total_steps
+from raycloud.report.state import Tally
 from raycloud.report.summary import Summary
-from raycloud.report.tally import Tally
-from raycloud.report.terminal import summary_renderable, summary_text
+from raycloud.report.summary_text import plan_text, summary_html, summary_renderable, summary_text
 from raycloud.spec.job import Job, SyncPoint
 
 SUMMARY = Summary(
@@ -200,16 +199,21 @@ def test_an_unfinished_run_says_how_to_go_on(status: str, checkpoints: int) -> N
 def tally_of(*entries: tuple[float, Event]) -> Tally:
     tally = Tally()
     for t, event in entries:
-        tally.add(t, event)
+        tally.apply(t, event)
     return tally
 
 
+def status(tally: Tally, steps: int | None) -> RunStatus:
+    now_t = (tally.session.ended_t or 0.0) if tally.session else 0.0
+    return status_of(tally, now_t=now_t, steps=steps)
+
+
 def test_progress_before_the_first_step() -> None:
-    assert progress_text(tally_of((0.0, STARTED)), 30) == "starting"
+    assert status_text(status(tally_of((0.0, STARTED)), 30)) == "starting"
     spawned = [(1.0, MemberSpawned(member=m)) for m in (0, 1)]
     tally = tally_of((0.0, STARTED), *spawned, (2.0, ready(0)))
-    assert progress_text(tally, 30) == "starting: 1 of 2 workers ready"
-    assert progress_text(tally_of((0.0, STARTED), (1.0, FORMED)), 30) == "step 0/30"
+    assert status_text(status(tally, 30)) == "starting: 1 of 2 workers ready"
+    assert status_text(status(tally_of((0.0, STARTED), (1.0, FORMED)), 30)) == "step 0/30"
 
 
 def test_progress_while_training() -> None:
@@ -217,13 +221,13 @@ def test_progress_while_training() -> None:
     tally = tally_of((0.0, STARTED), (1.0, FORMED), *reports)
     expected = "step 3/30 · loss 2.346 · 8 samples/s · 27.0 s left · 2 workers · 6.0 MB sent"
     expected += " · generation 0"
-    assert progress_text(tally, 30) == expected
-    assert progress_text(tally, None).startswith("step 3 · loss")
-    assert "left" not in progress_text(tally, 3)
-    line = rendered(progress_renderable(tally, 30), width=120)
+    assert status_text(status(tally, 30)) == expected
+    assert status_text(status(tally, None)).startswith("step 3 · loss")
+    assert "left" not in status_text(status(tally, 3))
+    line = rendered(status_renderable(status(tally, 30)), width=120)
     assert "━" in line
     assert "27.0 s left" in line
-    assert rendered(Group(progress_renderable(tally, 30)), width=40).count("\n") == 1
+    assert rendered(Group(status_renderable(status(tally, 30))), width=40).count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -278,7 +282,7 @@ def test_what_several_members_say_alike_is_shown_once() -> None:
         job(),
         VirtualClock(),
         say=said.append,
-        draw=lambda tally, total: None,
+        draw=lambda status: None,
         every_s=5.0,
         only_steps=True,
     )
@@ -302,7 +306,7 @@ def followed(*, only_steps: bool) -> list[str]:
         job(),
         clock,
         say=said.append,
-        draw=lambda tally, total: said.append(f"[{tally.steps}/{total}]"),
+        draw=lambda status: said.append(f"[{status.step}/{status.steps}]"),
         every_s=5.0,
         only_steps=only_steps,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raycloud.errors import InternalError, JobError, TaskError
-from raycloud.report.told import MACHINE, MOST_LINES, told
+from raycloud.report.error_text import MACHINE, MOST_LINES, error_text
 from raycloud.training import member
 
 SCREEN = 24
@@ -17,7 +17,7 @@ def said(error: BaseException, *, debug: bool = False) -> str:
     try:
         raise error
     except type(error) as raised:
-        return told(raised, debug=debug, plain=True)[0]
+        return error_text(raised, debug=debug, plain=True)[0]
 
 
 def sent_by_a_member(depth: int) -> str:
@@ -43,7 +43,7 @@ def test_a_tracebacks_place_stands_for_it() -> None:
 
 
 def test_the_place_is_in_the_users_code_where_there_is_any() -> None:
-    package = Path(told.__code__.co_filename).parent
+    package = Path(error_text.__code__.co_filename).parent
     frames = [
         ("/w/model.py", 7, "forward", "y = torch.cat(x)"),
         ("/opt/lib/python3.11/site-packages/torch/cat.py", 99, "cat", "fail()"),
@@ -78,7 +78,7 @@ def test_a_fault_of_ours_keeps_its_last_line() -> None:
     ],
 )
 def test_what_the_system_refuses_is_the_machines(error: OSError, says: str, hint: str) -> None:
-    text, code = told(error, debug=False, plain=True)
+    text, code = error_text(error, debug=False, plain=True)
     assert code == MACHINE
     assert says in text
     assert hint in text

@@ -18,9 +18,8 @@ import pytest
 
 from raycloud.errors import JobError
 from raycloud.events import Noticed
-from raycloud.report.tracking import Trackers, require, trackers
-from raycloud.report.tracking.seam import About, Numbers, flat
-from raycloud.report.tracking.trackers import Teller
+from raycloud.report import tracking
+from raycloud.report.tracking import About, Numbers, Teller, Trackers, flat, require
 from raycloud.spec import Job
 from tests.live import command, wait_for
 from tests.tiers import variants
@@ -108,7 +107,7 @@ def test_a_tracker_that_keeps_failing_is_given_up() -> None:
 
 
 def test_a_slow_tracker_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "MOST_WAITING", 5)
+    monkeypatch.setattr(tracking, "MOST_WAITING", 5)
     gate = threading.Event()
     told = Told(gate=gate)
     teller = Teller("t", told, ABOUT)
@@ -130,7 +129,7 @@ def job(**tracking: Any) -> Job:
 
 
 def test_a_missing_package_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda _: None)
     require(job())
     for name, asked in (("mlflow", {"uri": "http://h"}), ("wandb", {"mode": "offline"})):
         with pytest.raises(JobError, match=f"package {name}") as caught:

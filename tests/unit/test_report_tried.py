@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from raycloud.report.tried import Tried, tried_text
+from raycloud.report.summary_text import Tried, tried_text
 
 TRIED = Tried(
     job="gpt",

@@ -14,11 +14,10 @@ from typer.testing import CliRunner
 from raycloud import cli
 from raycloud.errors import RunDirectoryError
 from raycloud.events import Event, MemberFailed, MemberLost, RunFinished, RunStarted
-from raycloud.report.page import page_lines
-from raycloud.report.progress import card_text
-from raycloud.report.standing import Card
-from raycloud.report.tail import Tail
-from raycloud.report.watched import Lines, Watched
+from raycloud.report.log import Tail
+from raycloud.report.progress import status_text
+from raycloud.report.run_status import RunStatus
+from raycloud.report.watch import Lines, Watched, page_lines
 from raycloud.spec import RunDirectory
 from tests.live import RAYCLOUD, command, wait_for
 from tests.logs import STARTED_T, entries, run_directory, text
@@ -143,7 +142,7 @@ def test_the_page_of_a_run_that_failed() -> None:
 def test_a_resumed_run_has_new_members() -> None:
     resumed = RunStarted(job="gpt", version="0.1.0", resumed_from_step=10)
     watched = watched_of([*entries(status="stopped"), (STARTED_T + 100, resumed)])
-    assert (watched.fold.members, watched.ended) == ({}, False)
+    assert (watched.state.members, watched.ended) == ({}, False)
     assert any("going on from the checkpoint of step 10" in line for line in page(watched))
 
 
@@ -155,7 +154,7 @@ def test_a_page_of_any_size(width: int, height: int) -> None:
 def test_many_members_leave_room_for_notes() -> None:
     watched = watched_of(entries())
     for number in range(200):
-        watched.fold.members[number] = watched.fold.members[0]
+        watched.state.members[number] = watched.state.members[0]
     lines = page(watched, height=30)
     (more,) = [line for line in lines if line.startswith("  … and ")]
     members = sum("node-a" in line for line in lines)
@@ -168,7 +167,7 @@ def told_lines(told: list[tuple[float, Event]], *, notes: bool) -> list[str]:
     return [line for t, event in told for line in lines.see(t, event)]
 
 
-def brief(card: Card) -> str:
+def brief(card: RunStatus) -> str:
     return f"[{card.step} {card.status}]"
 
 
@@ -206,7 +205,7 @@ def test_in_a_pipe_it_is_lines_until_the_run_ends(run: Path) -> None:
 
 def test_as_json_it_is_cards(run: Path) -> None:
     code, out, _ = call("watch", run, "--json")
-    cards = [Card.from_record(json.loads(line)) for line in out.splitlines()]
+    cards = [RunStatus.from_record(json.loads(line)) for line in out.splitlines()]
     assert code == 0
     assert [card.step for card in cards] == [*range(1, 11), 10]
     assert (cards[-1].status, cards[-1].steps, cards[-1].run) == ("finished", 10, "gpt-1")
@@ -281,10 +280,10 @@ def test_a_page_that_follows_and_ends_with_q(tmp_path: Path) -> None:
         assert one.code() == 0
         assert one.settings() == before
         assert one.written.count("\x1b[?1049h") == one.written.count("\x1b[?1049l") == 1
-    assert one.plain().rstrip().endswith(card_text(watched_last(run)))
+    assert one.plain().rstrip().endswith(status_text(watched_last(run)))
 
 
-def watched_last(run: Path) -> Card:
+def watched_last(run: Path) -> RunStatus:
     watched = watched_of(entries(), run)
     watched.job = RunDirectory(run).job()
     return watched.card(0.0)

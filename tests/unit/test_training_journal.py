@@ -13,7 +13,7 @@ import pytest
 
 from raycloud.clock import VirtualClock
 from raycloud.redact import redact_text
-from raycloud.report.journals import Journals
+from raycloud.report.recorder import Journals
 from raycloud.training import journal
 from raycloud.training.journal import Journal, Lines
 

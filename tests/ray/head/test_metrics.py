@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raycloud.report.exported import MEASURES
+from raycloud.report.run_status import MEASURES
 from raycloud.spec import dump_job
 from tests.heads import TOKEN, Head
 from tests.live import RAYCLOUD, asked, command, wait_for

@@ -12,7 +12,7 @@ import pytest
 
 from raycloud.events import CheckpointPublished, MemberReady, RunFinished, StopRequested
 from raycloud.on_ray.jobs_api import JobsApi
-from raycloud.report.card import Card, parse_line
+from raycloud.report.run_status import RunStatus, parse_line
 from raycloud.report.summary import read_summary
 from raycloud.spec import dump_job
 from tests.heads import END_S, PRICE, START_S, TOKEN, Head
@@ -164,7 +164,7 @@ def _status(folder: Path, *words: str) -> dict[str, Any]:
     return dict(run)
 
 
-def _card(jobs: JobsApi, job_id: str) -> Card:
+def _card(jobs: JobsApi, job_id: str) -> RunStatus:
     from raycloud.clock import SystemClock
 
     return jobs.find(job_id).standing(SystemClock())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,13 @@ from raycloud.report.figures import (
     printable_line,
     sparkline,
 )
-from raycloud.report.progress import metrics_text
+from raycloud.report.notes import metrics_text
 from raycloud.report.recoveries import NAMES, counts_text, text_of
 
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from raycloud.planning import Plan
     from raycloud.report.summary import Summary
 
 _LABELS = {
@@ -304,3 +306,105 @@ def _predicted(summary: Summary) -> list[tuple[str, str, str, str]]:
         label = printable_line(_LABELS.get(name, name))
         rows.append((label, figure(predicted), figure(measured), off))
     return rows
+
+
+def summary_html(summary: Summary, directory: Path | None = None) -> str:
+    """The summary as HTML without scripts or outside addresses; every text in it is escaped."""
+    content = page(summary, directory)
+    rows = "".join(f"<tr><th>{escape(a)}</th><td>{escape(b)}</td></tr>" for a, b in content.rows)
+    parts = [f"<b>{escape(content.title)}</b>", f"<table>{rows}</table>"]
+    if content.predicted:
+        cells = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in content.predicted
+        )
+        head = "<tr><th></th><th>predicted</th><th>measured</th><th></th></tr>"
+        parts.append(f"<table>{head}{cells}</table>")
+    if content.sample:
+        parts.append(f"<pre>{escape(content.sample)}</pre>")
+    return f"<div>{''.join(parts)}</div>"
+
+
+def plan_text(plan: Plan) -> str:
+    """Members with their shares, and what a step is expected to take."""
+    head = (
+        f"{plan.job}: {len(plan.members)} member(s), {plan.global_batch} samples per step in "
+        f"{plan.micro_batches} micro-batches, {plan.steps_per_epoch} steps per epoch, "
+        f"{plan.parameters:,} parameters ({byte_count(plan.state_bytes)} of state)"
+    )
+    tables = [_table(plan.member_rows()), _table(plan.prediction_rows())]
+    return "\n\n".join([printable_line(head), *tables])
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Columns as wide as their widest cell; numbers to the right."""
+    if not rows:
+        return ""
+    names = list(rows[0])
+    cells = [[_cell(row[name]) for name in names] for row in rows]
+    widths = [max(len(row[i]) for row in [names, *cells]) for i in range(len(names))]
+    right = [not isinstance(rows[0][name], str) for name in names]
+    lines = []
+    for row in [names, *cells]:
+        padded = (
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(row, widths, right, strict=True)
+        )
+        lines.append(("  " + "  ".join(padded)).rstrip())
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    return printable_line(value) if isinstance(value, str) else figure(value)
+
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tried:
+    """A job that went through every room once; nothing of it is left.
+
+    Attributes:
+        job: Its name.
+        status: `finished`, or `stopped` where someone asked it to end early.
+        steps: Steps that were committed.
+        workers: Members that computed them.
+        samples: Samples that they took.
+        first_step_s: From the command to the first committed step; None: there was none.
+        step_s: Of the last step, from commit to commit; None: it was not measured.
+        measures: Of the held-out samples; empty where the task holds none out.
+        checkpoint_bytes: State that was written and read back.
+        checkpoint_place: Where that was.
+        wall_s: From the command to the end.
+    """
+
+    job: str
+    status: str
+    steps: int
+    workers: int
+    samples: int
+    first_step_s: float | None
+    step_s: float | None
+    measures: Mapping[str, float] = field(default_factory=dict)
+    checkpoint_bytes: int
+    checkpoint_place: str
+    wall_s: float
+
+
+def tried_text(tried: Tried, command: str) -> str:
+    """Several lines; `command` is what trains the job in earnest."""
+    if tried.status != "finished":
+        return f"{tried.job} was stopped while it was tried; nothing was kept"
+    steps = f"{tried.steps} step{'s' if tried.steps != 1 else ''}"
+    workers = f"{tried.workers} worker{'s' if tried.workers != 1 else ''}"
+    lines = [f"{tried.job} works: {steps}, {tried.samples} samples, {workers}"]
+    if tried.first_step_s is not None:
+        after = f", the last step took {duration(tried.step_s)}" if tried.step_s else ""
+        lines.append(f"  first step   {duration(tried.first_step_s)} after the command{after}")
+    measures = " · ".join(f"{name} {figure(value)}" for name, value in tried.measures.items())
+    lines.append(f"  held out     {measures or 'nothing: the task holds no samples out'}")
+    size = byte_count(tried.checkpoint_bytes)
+    lines.append(f"  checkpoint   {size} written to {tried.checkpoint_place} and read back")
+    lines.append(f"  in all       {duration(tried.wall_s)}; nothing was kept")
+    return "\n".join([*lines, "", f"train it: {command}"])

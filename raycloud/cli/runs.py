@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raycloud.bounded import expanded
-from raycloud.cli.completing import complete_run
+from raycloud.cli.completion import complete_run
 from raycloud.cli.shell import (
     EXIT_CODES,
     DebugOption,
@@ -24,7 +24,7 @@ from raycloud.clock import SystemClock
 
 if TYPE_CHECKING:
     from raycloud.on_ray.jobs_api import ClusterRun, JobsApi
-    from raycloud.report.listed import Listed
+    from raycloud.report.listings import Listed
 
 _DETACHED = 130
 
@@ -71,17 +71,17 @@ def status(
     Of a cluster's runs that have ended, the newest 20 are asked for their last numbers.
     """
     with errors_told(debug=debug):
-        from raycloud.report import listed
+        from raycloud.report import listings
 
         found, place, notes = _found(run, address, insecure=insecure)
         if as_json:
-            typer.echo(json.dumps(listed.record_of(found, place), indent=2, allow_nan=False))
+            typer.echo(json.dumps(listings.record_of(found, place), indent=2, allow_nan=False))
             return
         now_t = SystemClock().unix_s()
         if run is None:
-            typer.echo("\n".join([listed.listed_text(found, place, now_t), *notes]))
+            typer.echo("\n".join([listings.listed_text(found, place, now_t), *notes]))
         else:
-            typer.echo(listed.standing_text(found[0], now_t))
+            typer.echo(listings.standing_text(found[0], now_t))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -129,7 +129,7 @@ def stop(
     """Ask a run to write a checkpoint and end, as Ctrl-C does; returns once it is asked."""
     with errors_told(debug=debug):
         if (directory := local_run(run, address)) is not None:
-            from raycloud.report.local import stop_driver
+            from raycloud.report.runs import stop_driver
 
             pid = stop_driver(directory)
             typer.echo(f"asked {run}, driven by process {pid}, to write a checkpoint and end")
@@ -143,7 +143,7 @@ def stop(
 def local_run(run: str, address: str | None) -> Path | None:
     """The run directory that is meant, if one here is."""
     from raycloud.errors import RunDirectoryError
-    from raycloud.report.local import is_run
+    from raycloud.report.runs import is_run
     from raycloud.spec.rundir import RUNS
 
     if not run.strip():  # as of a variable that is not set: it is the current directory for Path
@@ -180,8 +180,8 @@ def _found(
     run: str | None, address: str | None, *, insecure: bool
 ) -> tuple[list[Listed], str, list[str]]:
     """What is asked for, where it is, and what is to be said below a list of it."""
-    from raycloud.report.listed import Listed
-    from raycloud.report.local import runs_below, standing_of, standing_or_why
+    from raycloud.report.listings import Listed
+    from raycloud.report.runs import runs_below, standing_of, standing_or_why
     from raycloud.spec.rundir import RUNS
 
     clock = SystemClock()
@@ -210,7 +210,7 @@ def _notes(runs: list[ClusterRun]) -> list[str]:
 
 
 def _listed(run: ClusterRun, clock: SystemClock) -> Listed:
-    from raycloud.report.listed import Listed
+    from raycloud.report.listings import Listed
 
     return Listed(id=run.id, card=run.standing(clock), place=run.node_ip)
 
@@ -227,8 +227,7 @@ def _lines(
     """The lines that are asked for."""
     here = local_run(run, address)
     if here is not None:
-        from raycloud.report.local import log_lines
-        from raycloud.report.said import member_lines
+        from raycloud.report.runs import log_lines, member_lines
 
         if member is not None:
             return member_lines(here, member, raw=raw)
@@ -244,7 +243,7 @@ def _lines(
 def _said(line: str) -> str:
     """A line of a run's log as a JSON object: how the run stood, or a note for people."""
     from raycloud.redact import redact_text
-    from raycloud.report.card import parse_line
+    from raycloud.report.run_status import parse_line
 
     line = line.rstrip("\r\n")
     card = parse_line(line)
@@ -263,8 +262,36 @@ def _entry(line: str) -> str:
 
 def _show(lines: Iterable[str], *, plain: bool) -> None:
     """Lines on stdout; on a terminal with the progress below them."""
-    from raycloud.report.card import followed
+    from raycloud.report.progress import show_log
 
     # The display is drawn behind stderr, so both have to be a terminal for it.
     without = is_plain(sys.stdout, plain=plain) or is_plain(sys.stderr, plain=plain)
-    followed(lines, plain=without, say=typer.echo)
+    show_log(lines, plain=without, say=typer.echo)
+
+
+@app.command(epilog=EXIT_CODES)
+def scale(
+    run: Run,
+    workers: Annotated[
+        str, typer.Argument(metavar="WORKERS", help="How many, or the fewest and the most: 4, 2:6.")
+    ],
+    *,
+    address: JobsAddress = None,
+    insecure: InsecureOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Change how many workers a run may have while it goes on; returns once it is asked.
+
+    More join as soon as there are machines for them, and the last ones leave between two steps. The
+    job file keeps its own range, which a resumed run begins with.
+    """
+    with errors_told(debug=debug):
+        from raycloud.report.runs import ask_driver
+
+        if (directory := local_run(run, address)) is not None:
+            typer.echo(f"asked {run} for {ask_driver(directory, workers)} workers")
+            return
+        jobs = jobs_of(address, insecure=insecure)
+        found = jobs.find(run)
+        for line in jobs.asked(found, ["scale", found.directory, workers]):
+            typer.echo(line)

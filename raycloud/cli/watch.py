@@ -16,18 +16,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raycloud.cli import shell
-from raycloud.cli.completing import complete_run
+from raycloud.cli.completion import complete_run
 from raycloud.cli.shell import EXIT_CODES, DebugOption, PlainOption, app, errors_told
 from raycloud.clock import SystemClock
 from raycloud.errors import RunDirectoryError, SpecError
 
 if TYPE_CHECKING:
     from raycloud.events import Event
-    from raycloud.report.tail import Tail
-    from raycloud.report.watched import Lines, Watched
-
-    Wait = Callable[[float], bool]
-    Show = Callable[[list[tuple[float, Event]]], None]
+    from raycloud.report.log import Tail
+    from raycloud.report.watch import Lines, Watched
 
 _REDRAW_S = 0.25
 _LINE_S = 5.0
@@ -68,8 +65,8 @@ def watch(
 
 
 def _opened(run: Path) -> tuple[Watched, Tail]:
-    from raycloud.report.tail import Tail
-    from raycloud.report.watched import Watched
+    from raycloud.report.log import Tail
+    from raycloud.report.watch import Watched
     from raycloud.spec import RunDirectory
 
     kept = RunDirectory(run)
@@ -83,17 +80,17 @@ def _opened(run: Path) -> tuple[Watched, Tail]:
 
 
 def _tell_lines(watched: Watched, tail: Tail) -> None:
-    from raycloud.report.progress import card_text
-    from raycloud.report.watched import Lines
+    from raycloud.report.progress import status_text
+    from raycloud.report.watch import Lines
 
-    lines = Lines(watched, line=card_text, every_s=_LINE_S, notes=True)
+    lines = Lines(watched, line=status_text, every_s=_LINE_S, notes=True)
     _follow_to_the_end(watched, tail, lines)
 
 
 def _tell_cards(watched: Watched, tail: Tail) -> None:
     import json
 
-    from raycloud.report.watched import Lines
+    from raycloud.report.watch import Lines
 
     lines = Lines(
         watched,
@@ -106,7 +103,7 @@ def _tell_cards(watched: Watched, tail: Tail) -> None:
 
 def _follow_to_the_end(watched: Watched, tail: Tail, lines: Lines) -> None:
     """Print the lines of each event, until the log ends with its run, or its driver is gone."""
-    from raycloud.report.local import is_driven
+    from raycloud.report.runs import is_driven
 
     clock, gone = SystemClock(), False
     while True:
@@ -134,8 +131,8 @@ def _show_page(watched: Watched, tail: Tail) -> None:
     from rich.console import Console, Group
     from rich.live import Live
 
-    from raycloud.report.page import page_lines
-    from raycloud.report.progress import card_text
+    from raycloud.report.progress import status_text
+    from raycloud.report.watch import page_lines
 
     clock, console = SystemClock(), Console(highlight=False, markup=False, emoji=False)
 
@@ -157,7 +154,7 @@ def _show_page(watched: Watched, tail: Tail) -> None:
             if asked_to_end(0.0 if entries else _REDRAW_S):
                 break
     # The page is gone from the screen; what it said last stays.
-    typer.echo(card_text(watched.card(clock.unix_s())))
+    typer.echo(status_text(watched.card(clock.unix_s())))
 
 
 def _learn_job(watched: Watched, entries: list[tuple[float, Event]]) -> None:
@@ -172,11 +169,11 @@ def _learn_job(watched: Watched, entries: list[tuple[float, Event]]) -> None:
     try:
         watched.job = kept.job()
     except SpecError as error:
-        watched.fold.notes.append((started[-1], f"how many steps there are is not known: {error}"))
+        watched.state.notes.append((started[-1], f"how many steps there are is not known: {error}"))
 
 
 @contextmanager
-def _keys() -> Iterator[Wait]:
+def _keys() -> Iterator[Callable[[float], bool]]:
     """Keys come one by one and are not shown.
 
     Yields:

@@ -6,20 +6,25 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
-from raycloud.bounded import LARGEST_BYTES, open_regular
+from raycloud.bounded import LARGEST_BYTES, json_value, open_regular, text_lines
 from raycloud.errors import JobError, MachineError, RaycloudError, RunDirectoryError
 from raycloud.events import DataPrepared, Event
-from raycloud.report.card import to_line
 from raycloud.report.figures import printable_line
-from raycloud.report.follow import total_steps
 from raycloud.report.log import Entry, entries_of
-from raycloud.report.progress import note
-from raycloud.report.snapshot import fold_of
-from raycloud.report.standing import Card, Identity, card_of
-from raycloud.report.tally import Tally
+from raycloud.report.notes import note
+from raycloud.report.run_status import (
+    Identity,
+    RunStatus,
+    status_of,
+    to_line,
+    total_steps,
+)
+from raycloud.report.snapshot import state_of
+from raycloud.report.state import Tally
 from raycloud.spec.requests import ask_range, parse_range
 from raycloud.spec.rundir import RUNS, RunDirectory
 
@@ -44,7 +49,7 @@ def is_run(directory: Path) -> bool:
     return RunDirectory(directory).job_yaml.is_file()
 
 
-def standing_of(directory: Path, clock: Clock) -> Card:
+def standing_of(directory: Path, clock: Clock) -> RunStatus:
     """How the run kept in a directory stands; one that nobody drives any more was killed.
 
     Whether anybody does is what `is_driven` can tell from here.
@@ -54,18 +59,18 @@ def standing_of(directory: Path, clock: Clock) -> Card:
         SpecError: Its job cannot be read.
     """
     held = driver_of(directory) is not None  # before reading: its last words are read
-    tally = fold_of(RunDirectory(directory).events_jsonl).tally
+    tally = state_of(RunDirectory(directory).events_jsonl).tally
     alive = _is_alive(directory, tally, clock, held=held)
     return _card(directory, tally, clock, alive=alive)
 
 
-def standing_or_why(directory: Path, clock: Clock) -> Card:
+def standing_or_why(directory: Path, clock: Clock) -> RunStatus:
     """The same; of a run that cannot be read, why: one of many does not hide the others."""
     try:
         return standing_of(directory, clock)
     except RaycloudError as error:
         whose = Identity.of(directory)
-        return Card(
+        return RunStatus(
             run=whose.run,
             job="",
             status="unreadable",
@@ -196,7 +201,7 @@ def log_lines(directory: Path, clock: Clock, *, follow: bool) -> Iterator[str]:
         while True:
             held = driver_of(directory) is not None  # before reading: its last words are read
             for t, event, _ in _new(file, path):
-                tally.add(t, event)
+                tally.apply(t, event)
                 text = notes.of(event)
                 if text:
                     yield text
@@ -240,14 +245,14 @@ def _new(file: IO[bytes], path: Path) -> Iterator[Entry]:
             ) from error
 
 
-def _card(directory: Path, tally: Tally, clock: Clock, *, alive: bool) -> Card:
+def _card(directory: Path, tally: Tally, clock: Clock, *, alive: bool) -> RunStatus:
     """The card now; of a run that has ended or was killed, that of its last moment."""
     run = RunDirectory(directory)
     steps = total_steps(run.job(), tally.epoch_samples) if is_run(directory) else None
     now_t, session = clock.unix_s(), tally.session
     if not alive and session is not None:
         now_t = session.ended_t or session.started_t
-    card = card_of(tally, now_t=now_t, steps=steps, identity=Identity.of(directory))
+    card = status_of(tally, now_t=now_t, steps=steps, identity=Identity.of(directory))
     return card if alive else card.after_end()
 
 
@@ -305,3 +310,47 @@ def _may_be_on(device: list[str], file: os.stat_result) -> bool:
     major, minor = (int(part, 16) for part in device)
     # Where the kernel makes the number up (btrfs, networks), the two may differ.
     return os.major(file.st_dev) == 0 or os.makedev(major, minor) == file.st_dev
+
+
+LOGS = "logs"  # below the run directory
+
+
+def member_lines(directory: Path, member: int, *, raw: bool) -> Iterator[str]:
+    """The lines of a member's log; `raw` as they are kept.
+
+    Raises:
+        RunDirectoryError: The member has logged nothing, or its log cannot be read.
+    """
+    path = directory / LOGS / f"member-{member}.jsonl"
+    try:
+        file = open_regular(path)
+    except OSError as error:
+        there = sorted(p.stem.removeprefix("member-") for p in path.parent.glob("member-*.jsonl"))
+        known = f"members that have: {', '.join(there)}" if there else "no member has"
+        raise RunDirectoryError(
+            f"member {member} of {directory} has logged nothing", hint=known
+        ) from error
+    with file:
+        try:
+            for line in text_lines(file):
+                yield line.rstrip("\n") if raw else entry_text(line)
+        except ValueError as error:
+            raise RunDirectoryError(
+                f"{path} cannot be read: {error}", hint="it is damaged: move it away"
+            ) from error
+
+
+def entry_text(line: str) -> str:
+    """An entry as a line for people; what is no entry, as it stands.
+
+    >>> entry_text('{"t":0,"level":"INFO","logger":"my.task","message":"hello","step":3}')
+    '00:00:00 INFO my.task: hello (step 3)'
+    """
+    try:
+        entry: Any = json_value(line, constants=True)
+        at = datetime.fromtimestamp(float(entry["t"]), tz=UTC).strftime("%H:%M:%S")
+        text = f"{at} {entry['level']} {entry['logger']}: {entry['message']}"
+    except (ValueError, KeyError, TypeError, OverflowError, OSError):
+        return printable_line(line)
+    step = entry.get("step")
+    return printable_line(text if step is None else f"{text} (step {step})")

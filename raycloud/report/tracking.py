@@ -1,4 +1,4 @@
-"""Tells trackers beside the run: each in a thread of its own, so that none of them holds it up."""
+"""What the seam between a run and a tracker carries."""
 
 from __future__ import annotations
 
@@ -6,22 +6,216 @@ import importlib.util
 import json
 import threading
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from raycloud.bounded import json_value, read_whole
 from raycloud.errors import JobError
 from raycloud.events import Noticed
 from raycloud.redact import redact_text
-from raycloud.report.tracking.mlflow_runs import MlflowTracker
-from raycloud.report.tracking.seam import About, Numbers, Tracker, flat
-from raycloud.report.tracking.wandb_runs import WandbTracker
 from raycloud.spec.secrets import kept
 
 if TYPE_CHECKING:
     from raycloud.spec.job import Job
+    from raycloud.spec.tracking import WandbSection
+
+LONGEST = 500  # letters of a parameter, the least that any tracker takes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Numbers:
+    """Measures after `step` steps, at unix second `t`; all of them finite."""
+
+    t: float
+    step: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class About:
+    """What a tracker is told of a run when it is first told anything.
+
+    Attributes:
+        run: The name of the run directory.
+        job: The job's name.
+        asked: The job as it is kept, without secrets: dotted field to value, as text.
+        version: Of raycloud.
+        known: What the tracker called this run earlier; empty for a new one.
+    """
+
+    run: str
+    job: str
+    asked: Mapping[str, str]
+    version: str
+    known: str = ""
+
+
+class Tracker(Protocol):
+    """Someone who is told. All calls come from one thread, one after another; each may raise.
+
+    A call that raised is made again with the same numbers, and more: told twice, they must count
+    once.
+    """
+
+    def begin(self, about: About) -> str:
+        """The run begins or goes on; returns the name that the tracker knows it by."""
+        ...
+
+    def add(self, numbers: Sequence[Numbers]) -> None:
+        """Take in numbers, in order; all of them, or raise."""
+        ...
+
+    def end(self, status: str) -> None:
+        """The run is over: `finished`, `stopped` or `failed`. Nothing comes after."""
+        ...
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested values as dotted names with texts.
+
+    >>> flat({"steps": 3, "data": {"path": None, "shuffle": True}})
+    {'steps': '3', 'data.path': 'null', 'data.shuffle': 'true'}
+    """
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            words = {None: "null", True: "true", False: "false"}
+            plain = value is None or isinstance(value, bool)
+            text = words[value] if plain else str(value)
+            found[prefix + str(name)] = text[:LONGEST]
+    return found
+
+
+_MOST = 1000  # metrics in one call, which is the most that a server takes
+_MOST_PARAMS = 100
+_ENDS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+
+
+class MlflowTracker:
+    """A run in MLflow. Numbers told twice are one: they have the same name, step, time and value.
+
+    Args:
+        uri: Where runs are kept.
+        experiment: Made if it is missing.
+    """
+
+    def __init__(self, uri: str, experiment: str) -> None:
+        """Nothing is asked of the server yet."""
+        self._uri, self._experiment = uri, experiment
+        self._client: Any = None
+        self._entities: Any = None
+        self._run = ""
+
+    def begin(self, about: About) -> str:
+        """Go on with the run of before, or begin one with the job's fields as parameters."""
+        # An extra, and it takes seconds to import.
+        client = importlib.import_module("mlflow").MlflowClient(tracking_uri=self._uri)
+        self._entities = importlib.import_module("mlflow.entities")
+        if about.known:
+            client.update_run(about.known, status="RUNNING")
+            self._client, self._run = client, about.known
+            return about.known
+        experiment = client.get_experiment_by_name(self._experiment)
+        number = (
+            client.create_experiment(self._experiment)
+            if experiment is None
+            else experiment.experiment_id
+        )
+        tags = {"raycloud.version": about.version, "raycloud.job": about.job}
+        run = client.create_run(number, run_name=about.run, tags=tags)
+        params = [self._entities.Param(_name(name), text) for name, text in about.asked.items()]
+        for first in range(0, len(params), _MOST_PARAMS):
+            client.log_batch(run.info.run_id, params=params[first : first + _MOST_PARAMS])
+        self._client, self._run = client, str(run.info.run_id)
+        return self._run
+
+    def add(self, numbers: Sequence[Numbers]) -> None:
+        """In as few calls as the server takes."""
+        metrics = [
+            self._entities.Metric(_name(name), value, int(one.t * 1000), one.step)
+            for one in numbers
+            for name, value in one.values.items()
+        ]
+        for first in range(0, len(metrics), _MOST):
+            self._client.log_batch(self._run, metrics=metrics[first : first + _MOST])
+
+    def end(self, status: str) -> None:
+        """Say how it ended."""
+        self._client.set_terminated(self._run, _ENDS.get(status, "FAILED"))
+
+
+def _name(name: str) -> str:
+    """As MLflow takes it: letters, digits, `_`, `-`, `.`, space and `/`."""
+    return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)[:250]
+
+
+_WAIT_S = 20.0
+
+
+class WandbTracker:
+    """A run in Weights & Biases.
+
+    Its own view of the machine, the command line, the code and the terminal is switched off: they
+    would show what this project takes out of everything it writes.
+
+    Args:
+        asked: What the job says of it.
+        project: The project's name.
+        folder: The run directory; what it writes goes to `wandb/` there.
+    """
+
+    def __init__(self, asked: WandbSection, project: str, folder: Path) -> None:
+        """Nothing is begun yet."""
+        self._asked, self._project, self._folder = asked, project, folder
+        self._run: Any = None
+        self._told = -1.0  # the moment of the last numbers taken in
+
+    def begin(self, about: About) -> str:
+        """Begin a run with the job's fields as its configuration, or go on with it."""
+        wandb: Any = importlib.import_module("wandb")  # an extra, and it takes a second
+        settings = wandb.Settings(
+            silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            save_code=False,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_disable_machine_info=True,
+            x_save_requirements=False,
+            init_timeout=_WAIT_S,
+        )
+        self._run = wandb.init(
+            project=self._project,
+            entity=self._asked.entity,
+            mode="online" if self._asked.mode == "online" else "offline",
+            name=about.run,
+            id=about.known or None,
+            resume="allow" if about.known else None,
+            dir=str(self._folder),
+            config={**about.asked, "raycloud": about.version},
+            reinit="create_new",
+            settings=settings,
+        )
+        self._run.define_metric("*", step_metric="step")
+        return str(self._run.id)
+
+    def add(self, numbers: Sequence[Numbers]) -> None:
+        """Steps are a measure of their own, so that those taken back by a resume may come again."""
+        for one in numbers:
+            if one.t > self._told:
+                self._run.log({**one.values, "step": one.step, "_timestamp": one.t})
+                self._told = one.t
+
+    def end(self, status: str) -> None:
+        """Say how it ended; W&B's own process may write the last of it a moment later."""
+        self._run.summary["status"] = status
+        self._run.finish(exit_code=1 if status == "failed" else 0)
+
 
 FORMAT = 1
 FILE = "tracking.json"

@@ -1,20 +1,117 @@
-"""The page of a run that is watched, as the lines of a terminal. Prints nothing."""
+"""A run that is being watched: what a terminal page says of it, from its log alone."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from raycloud.report.figures import byte_count, duration, figure, printable_line, sparkline
-from raycloud.report.progress import metrics_text
-from raycloud.report.rates import rate_curve
+from raycloud.report.notes import metrics_text
+from raycloud.report.run_status import Identity, RunStatus, status_of, total_steps
+from raycloud.report.state import RunState
+from raycloud.report.summary import rate_curve
 
 if TYPE_CHECKING:
-    from raycloud.report.fold import Member
-    from raycloud.report.standing import Card
-    from raycloud.report.watched import Watched
+    from pathlib import Path
+
+    from raycloud.events import Event
+    from raycloud.report.state import Member, Tally
+    from raycloud.spec.job import Job
+
+
+class Watched:
+    """The fold of a log for a page; knows no clock and no terminal.
+
+    Args:
+        directory: The run directory.
+        state: What has been read of its log; None: nothing.
+    """
+
+    def __init__(self, directory: Path, state: RunState | None = None) -> None:
+        """Nothing has happened."""
+        self.directory = directory
+        self.state = RunState() if state is None else state
+        self.job: Job | None = None  # once its file is there; it says how many steps there are
+
+    @property
+    def tally(self) -> Tally:
+        """See `RunState`."""
+        return self.state.tally
+
+    @property
+    def last_t(self) -> float | None:
+        """See `RunState`."""
+        return self.state.last_t
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has said its last word."""
+        return self.tally.status != "unfinished"
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of the whole job; None where that is not known."""
+        return total_steps(self.job, self.tally.epoch_samples) if self.job else None
+
+    def card(self, now_t: float) -> RunStatus:
+        """How the run stands at `now_t` unix seconds; one that has ended stands still."""
+        if self.ended and self.last_t is not None:
+            now_t = self.last_t
+        name = self.directory.name or str(self.directory)
+        identity = Identity(run=name, directory=str(self.directory))
+        return status_of(self.tally, now_t=now_t, steps=self.steps, identity=identity)
+
+    def see(self, t: float, event: Event) -> str | None:
+        """Take in what happened at `t` unix seconds; the note that it deserves, if any."""
+        return self.state.apply(t, event)[1]
+
+
+class Lines:
+    """A run that is watched as lines that stay: notes, and now and then how it stands.
+
+    Args:
+        watched: The run; its events come through `see`.
+        line: How it stands, as a line.
+        every_s: Least seconds between two such lines, by the log's own time: a log that is there
+            already is told as it happened.
+        notes: Whether notes are told, too.
+    """
+
+    def __init__(
+        self, watched: Watched, *, line: Callable[[RunStatus], str], every_s: float, notes: bool
+    ) -> None:
+        """Nothing has been told."""
+        self._watched, self._line = watched, line
+        self._every_s, self._notes = every_s, notes
+        self._told_t = -math.inf
+        self._told = (0, "")  # steps and status that the newest line told of
+
+    def see(self, t: float, event: Event) -> list[str]:
+        """Take in what happened at `t` unix seconds; the lines to show."""
+        text = self._watched.see(t, event)
+        lines = [text] if text is not None and self._notes else []
+        first_step = self._watched.tally.steps > 0 and self._told[0] == 0
+        if self._watched.ended or first_step or t - self._told_t >= self._every_s:
+            lines += self._standing(t)
+        return lines
+
+    def gone(self) -> list[str]:
+        """The lines to show once the driver is gone without a last word."""
+        card = self._watched.card(self._watched.last_t or 0.0).after_end()
+        text = f"{card.status} after step {card.step}: its driver is gone without a last word"
+        return [*([text] if self._notes else []), self._line(card)]
+
+    def _standing(self, t: float) -> list[str]:
+        card = self._watched.card(t)
+        if (card.step, card.status) == self._told or not (card.step or self._watched.ended):
+            return []
+        self._told_t, self._told = t, (card.step, card.status)
+        return [self._line(card)]
+
 
 _QUIET_S = 30.0  # without a word from a run that has not ended: it may be stuck, or dead
 _CURVE_CELLS = 40
@@ -61,7 +158,7 @@ def page_lines(watched: Watched, *, now_t: float, width: int, height: int) -> li
     return lines
 
 
-def _title(card: Card, width: int) -> Text:
+def _title(card: RunStatus, width: int) -> Text:
     line = Text()
     line.append(printable_line(card.job or card.run), style="bold")
     line.append(f"  {card.status}", style=f"bold {_STYLES.get(card.status, '')}".strip())
@@ -70,7 +167,7 @@ def _title(card: Card, width: int) -> Text:
     return line
 
 
-def _bar(card: Card) -> list[Text]:
+def _bar(card: RunStatus) -> list[Text]:
     line = Text(f"step {card.step}" + (f"/{card.steps}" if card.steps else ""))
     if card.steps:
         done = max(0, min(_BAR_CELLS, _BAR_CELLS * card.step // card.steps))
@@ -82,7 +179,7 @@ def _bar(card: Card) -> list[Text]:
     return [line]
 
 
-def _facts(watched: Watched, card: Card) -> list[Text]:
+def _facts(watched: Watched, card: RunStatus) -> list[Text]:
     tally = watched.tally
     losses = [point.loss for point in tally.points]
     rates = [rate for _, rate in rate_curve(tally, _CURVE_PLACES)]
@@ -112,7 +209,7 @@ def _facts(watched: Watched, card: Card) -> list[Text]:
     ]
 
 
-def _generation(card: Card) -> str:
+def _generation(card: RunStatus) -> str:
     parts = [f"{card.generation}", "1 worker" if card.workers == 1 else f"{card.workers} workers"]
     parts.append(f"recoveries: {card.recoveries_text}")
     parts.append(f"{byte_count(card.bytes_sent)} sent")
@@ -122,10 +219,10 @@ def _generation(card: Card) -> str:
 
 
 def _members(watched: Watched, *, most: int) -> list[Text]:
-    if not watched.fold.members:
+    if not watched.state.members:
         return []
     head = "  member  state             share    step    computing     exchange  node"
-    rows = [_member(number, member) for number, member in sorted(watched.fold.members.items())]
+    rows = [_member(number, member) for number, member in sorted(watched.state.members.items())]
     lines = [Text(head, style=_DIM), *rows[:most]]
     if len(rows) > most:
         lines.append(Text(f"  … and {len(rows) - most} more", style=_DIM))
@@ -149,7 +246,7 @@ def _member(number: int, member: Member) -> Text:
 def _notes(watched: Watched, room: int) -> list[Text]:
     return [
         Text.assemble((f"  {_time_of_day(t)}  ", _DIM), text)
-        for t, text in list(watched.fold.notes)[-room:]
+        for t, text in list(watched.state.notes)[-room:]
     ]
 
 

@@ -39,7 +39,7 @@ _WHO_ASKED = "--debug shows what asked for it"
 _LOOK = f"look at its permissions and at the free space there; {_WHO_ASKED}"
 
 
-def told(
+def error_text(
     error: BaseException, *, debug: bool, plain: bool, interrupted: str = ""
 ) -> tuple[str, int]:
     """The error in one sentence, its remedy below, and the exit code that says whose fault it is.

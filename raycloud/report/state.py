@@ -1,16 +1,17 @@
-"""What a run has come to so far: events in, one after another; no clock, no files.
+"""The state of a run: the one fold of its event log, which every view reads.
 
 Every member reports its own `StepsCommitted`, and their reports end at different steps. Samples,
 loss and weight are those of the global batch and the same on every member, so they are counted from
 one stream; a step counts once the slowest member of the generation has reported it. Bytes and
 processor seconds are each member's own and are added up, steps that a resume takes back included:
-they were spent.
+they were spent. Snapshots keep the state by the names of its fields (see `report.snapshot`).
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +20,13 @@ from raycloud.errors import DealingError
 from raycloud.events import (
     CheckpointPublished,
     DataPrepared,
+    DataPreparing,
     Evaluated,
     Event,
     GenerationFormed,
+    MemberDone,
     MemberFailed,
+    MemberLeaving,
     MemberLost,
     MemberReady,
     MemberSpawned,
@@ -35,20 +39,15 @@ from raycloud.events import (
     StepsCommitted,
     StopRequested,
 )
-from raycloud.report.data import DataTally, bad_text
+from raycloud.report import recoveries
+from raycloud.report.data import DataTally
 from raycloud.report.goodput import Goodput
-from raycloud.report.recoveries import (
-    add_formed,
-    add_lost,
-    add_recovered,
-    add_resumed,
-    add_taken_over,
-    close,
-)
+from raycloud.report.notes import bad_rows_text, ended_text, note
 
 _MOST_POINTS = 4096
 _FRESH_POINTS = 1024  # the newest ones, never merged
 _MOST_NOTICES = 100
+_MOST_NOTES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class Spent:
     blocked_s: float = 0.0
 
     def add(self, event: StepsCommitted) -> None:
-        """What a report adds."""
+        """Add a member's report."""
         self.wall_s += event.wall_s
         self.compute_s += event.compute_s
         self.data_s += event.data_s
@@ -103,12 +102,34 @@ class Session:
     nodes: dict[str, tuple[float, float | None]] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
-class Tally:
-    """The fold of a run's events; `summary.summarize` and the progress line read it.
+@dataclass(slots=True)
+class Member:
+    """One member as it was last heard of.
 
     Attributes:
-        ended_at: Steps of the run, by its last word.
+        state: `starting`, `waiting for data`, `ready`, `training`, `done`, `lost` or `failed`.
+        share: Its micro-batches per step in the newest generation; None outside of it.
+        step: The step after the last one that it reported.
+        compute_s: Seconds of computing per step in its newest report.
+        exchange_s: Seconds of waiting for the exchange per step in it.
+        heard_t: Unix seconds of its newest event.
+    """
+
+    state: str = "starting"
+    node: str = ""
+    share: int | None = None
+    step: int | None = None
+    compute_s: float | None = None
+    exchange_s: float | None = None
+    heard_t: float = 0.0
+
+
+@dataclass(eq=False)
+class Tally:
+    """Progress of a run: steps, losses, seconds, bytes, recoveries.
+
+    Attributes:
+        ended_at: Steps of the run, by its `RunFinished`.
         spawned: In all sessions, as members are never numbered again.
         awaited: Spawned in this session.
         generation: -1 before the first; they are numbered from 0.
@@ -191,12 +212,14 @@ class Tally:
         """By member, one past the last step that it has reported since it began."""
         return {member: steps for member, (steps, _) in self._streams.items()}
 
-    def add(self, t: float, event: Event) -> Point | None:
+    def apply(self, t: float, event: Event) -> Point | None:
         """Take in what happened at `t`; the new point of the loss curve, if this made one."""
         if self.session is not None and not isinstance(event, RunStarted):
             self.session.ended_t = t
-        self.goodput.add(t, event)
+        self.goodput.apply(t, event)
         match event:
+            case StepsCommitted():
+                return self._commit(t, event)
             case RunStarted():
                 self._start(t, event)
             case MemberSpawned():
@@ -211,8 +234,6 @@ class Tally:
                     self.session.nodes.setdefault(event.node, (t, event.price_per_hour))
             case GenerationFormed():
                 self._form(t, event)
-            case StepsCommitted():
-                return self._commit(t, event)
             case PartWritten():
                 self.spent.blocked_s += event.blocked_s
             case CheckpointPublished():
@@ -224,7 +245,7 @@ class Tally:
             case StopRequested():
                 self.stop_reason = event.reason
             case _:
-                self._trouble(t, event)
+                self._apply_trouble(t, event)
         return None
 
     def samples_at(self, step: int) -> int:
@@ -244,21 +265,25 @@ class Tally:
     def _start(self, t: float, event: RunStarted) -> None:
         self.job, self.version = event.job, event.version
         self.status, self.error, self.stop_reason = "unfinished", None, None
-        self.misread = None
-        self.ended_at, self._back = None, False
-        if event.taken_over:
-            self._go_on(t, event)
+        self.misread, self.ended_at, self._back = None, None, False
+        if event.taken_over:  # members go on and report on: nothing is taken back
+            recoveries.add_taken_over(self.recoveries, t, self.steps, event.taken_over)
+            nodes = self.session.nodes if self.session is not None else {}
+            here = {node: (t, price) for node, (_, price) in nodes.items()}
+            step = max(self.steps, *(point.step for point in self.points[-1:]), 0)
+            self.sessions.append(Session(started_t=t, from_step=step, nodes=here))
+            self._entered = (len(self.sessions), self.generation)
             return
         step = event.resumed_from_step or 0
         if event.resumed_from_step is not None:
-            add_resumed(self.recoveries, t, step, max(0, self.steps - step))
+            recoveries.add_resumed(self.recoveries, t, step, max(0, self.steps - step))
         self._take_back(step)
         self.data.start()
         self.awaited, self.ready, self._met = set(), set(), set()
         self.sessions.append(Session(started_t=t, from_step=step))
 
     def _take_back(self, step: int) -> None:
-        """Nobody is there, and of all steps those before `step` count."""
+        """Drop all members, and the steps from `step` on."""
         self.steps, self.samples = self._base = (step, self.samples_at(step) if step else 0)
         self.points = [point for point in self.points if point.step <= step]
         if self.metrics_step is not None and self.metrics_step > step:
@@ -267,26 +292,16 @@ class Tally:
         self._lead = self._behind = None
         self.members, self.shares = (), ()
 
-    def _go_on(self, t: float, event: RunStarted) -> None:
-        """Members have outlived their driver: nothing is taken back, and they report on."""
-        add_taken_over(self.recoveries, t, self.steps, event.taken_over)
-        nodes = self.session.nodes if self.session is not None else {}
-        here = {node: (t, price) for node, (_, price) in nodes.items()}
-        step = max(self.steps, *(point.step for point in self.points[-1:]), 0)
-        self.sessions.append(Session(started_t=t, from_step=step, nodes=here))
-        self._entered = (len(self.sessions), self.generation)
-
     def _form(self, t: float, event: GenerationFormed) -> None:
         self._enter(event.generation)
         self._met |= set(event.members)
         self.members, self.shares = event.members, event.shares
-        here = set(event.members)
-        self._streams = {m: at for m, at in self._streams.items() if m in here}
+        self._streams = {m: at for m, at in self._streams.items() if m in event.members}
         self._lead = self._behind = None
-        add_formed(self.recoveries, t)
+        recoveries.add_formed(self.recoveries, t)
 
     def _enter(self, generation: int) -> None:
-        """A reshare may be seen first in a report, then as formed: it is one generation."""
+        """Count a generation once, whether a report or its `GenerationFormed` is seen first."""
         self.generation = max(self.generation, generation)
         entered = (len(self.sessions), generation)
         if entered > self._entered:
@@ -319,6 +334,7 @@ class Tally:
         return point
 
     def _extend(self, t: float, event: StepsCommitted, samples: int) -> Point | None:
+        """Add a point to the loss curve; where there are many, older ones are merged in pairs."""
         if self.points and event.last_step <= self.points[-1].step:
             return None
         steps = event.last_step - event.first_step
@@ -334,8 +350,10 @@ class Tally:
     def _advance(self, t: float, event: StepsCommitted) -> None:
         """Count the steps that every member of the generation has reported by now."""
         if self._behind is None:
-            told, none = self._streams, (-1, 0)
-            self._behind = {m for m in self._computing if told.get(m, none)[0] <= self.steps}
+            none = (-1, 0)
+            self._behind = {
+                m for m in self._computing if self._streams.get(m, none)[0] <= self.steps
+            }
         elif event.last_step > self.steps:
             self._behind.discard(event.member)
         if self._behind:
@@ -349,38 +367,142 @@ class Tally:
             self.session.last, first = (t, steps, samples), self.session.first
             self.session.first = self.session.last if first is None or first[1] > steps else first
 
-    def _trouble(self, t: float, event: Event) -> None:
+    def _apply_trouble(self, t: float, event: Event) -> None:
         match event:
             case DataPrepared():
                 if self.data.prepare(event) and event.bad_rows:
-                    self._trouble(t, Noticed(what=bad_text(event), detail={"bad": list(event.bad)}))
+                    self._notice(t, bad_rows_text(event), {"bad": list(event.bad)}, None)
             case MemberLost() if self._counts(event.member):
-                add_lost(self.recoveries, t, self.steps, event)
+                recoveries.add_lost(self.recoveries, t, self.steps, event)
             case RolledBack():
                 self._take_back(event.step)
                 self._over, self._back = self.generation, True
             case Recovered():
-                add_recovered(self.recoveries, t, self.steps, event, back=self._back)
+                recoveries.add_recovered(self.recoveries, t, self.steps, event, back=self._back)
                 self._back = False
             case MemberFailed() if self._counts(event.member):
                 self.error = f"member {event.member}: {event.error}: {event.message}"
                 if event.error == DealingError.__name__:
                     self.misread = event.message
-            case Noticed() if len(self.notices) < _MOST_NOTICES:
-                notice = {"t": t, "what": event.what, "detail": dict(event.detail)}
-                self.notices.append({**notice, "member": event.member})
             case Noticed():
-                self.notices_left_out += 1
+                self._notice(t, event.what, event.detail, event.member)
             case RunFinished():
                 self.status, self.ended_at = event.status, event.steps
                 self.error = event.error or (self.error if event.status == "failed" else None)
-                close(self.recoveries)
+                recoveries.close(self.recoveries)
             case _:
                 pass
 
+    def _notice(self, t: float, what: str, detail: Mapping[str, Any], member: int | None) -> None:
+        if len(self.notices) < _MOST_NOTICES:
+            notice = {"t": t, "what": what, "detail": dict(detail), "member": member}
+            self.notices.append(notice)
+        else:
+            self.notices_left_out += 1
+
     def _counts(self, member: int) -> bool:
-        """Others than those that compute may come and go, and nobody is the worse for it."""
+        """Whether a member computes: others may come and go, and the run is none the worse."""
         return not self._met or member in self._met
+
+
+@dataclass(eq=False)
+class RunState:
+    """What the events of a run come to.
+
+    Attributes:
+        tally: Steps, losses, seconds, bytes, recoveries.
+        members: Each as it was last heard of, since the last start.
+        notes: The newest lines for people, with unix seconds.
+        last_t: Unix seconds of the newest event.
+        words: By member, the number of its newest word (see `log.Entry`).
+        skips: By member, the samples it reported as skipped, since the last start.
+    """
+
+    tally: Tally = field(default_factory=Tally)
+    members: dict[int, Member] = field(default_factory=dict)
+    notes: deque[tuple[float, str]] = field(default_factory=deque)
+    last_t: float | None = None
+    words: dict[int, int] = field(default_factory=dict)
+    skips: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)
+    _prepared: set[tuple[str, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Bound the notes, also of a state that was read back."""
+        self.notes = deque(self.notes, maxlen=_MOST_NOTES)
+
+    def apply(
+        self, t: float, event: Event, word: tuple[int, int] | None = None
+    ) -> tuple[Point | None, str | None]:
+        """Take in an entry of the log.
+
+        Returns:
+            The new point of the loss curve, and the note that the event deserves, if any.
+        """
+        self.last_t = t
+        if word is not None:
+            self.words[word[0]] = word[1]
+        point = self.tally.apply(t, event)
+        if isinstance(event, StepsCommitted):  # most are
+            self._apply_report(t, event)
+            return point, None
+        self._apply_to_members(t, event)
+        text = ended_text(event) if isinstance(event, RunFinished) else note(event)
+        if isinstance(event, DataPrepared):  # every member reports it: one of them is enough
+            split = (event.split, event.version)
+            text = None if split in self._prepared else text
+            self._prepared.add(split)
+        if text is not None:
+            self.notes.append((t, text))
+        return point, text
+
+    def _apply_report(self, t: float, event: StepsCommitted) -> None:
+        member = self.members.get(event.member)
+        if member is None:
+            member = self.members[event.member] = Member()
+        steps = max(1, event.last_step - event.first_step)
+        member.heard_t, member.state, member.step = t, "training", event.last_step
+        member.compute_s = event.compute_s / steps
+        member.exchange_s = event.exchange_s / steps
+        if event.skips:
+            self.skips.setdefault(event.member, []).extend(event.skips)
+
+    def _apply_to_members(self, t: float, event: Event) -> None:
+        match event:
+            case RunStarted() if not event.taken_over:
+                self.members.clear()
+                self.skips.clear()
+                self._prepared.clear()
+            case GenerationFormed():
+                for member in self.members.values():
+                    member.share = None
+                for number, share in zip(event.members, event.shares, strict=False):
+                    member = self.members.setdefault(number, Member())
+                    member.state, member.share = "training", share
+            case _:
+                said_by = getattr(event, "member", None)
+                if isinstance(said_by, int):
+                    member = self.members.setdefault(said_by, Member())
+                    member.heard_t = t
+                    self._apply_to_member(member, event)
+
+    def _apply_to_member(self, member: Member, event: Event) -> None:
+        match event:
+            case MemberSpawned():
+                member.node = event.node or member.node
+            case DataPreparing():
+                member.state = "waiting for data"
+            case MemberReady():
+                member.state, member.node = "ready", event.node or member.node
+            case MemberDone():
+                member.state, member.step = "done", event.step
+            case MemberLeaving():
+                member.state = "leaving"
+            case MemberLost():
+                member.state, member.share = "lost", None
+            case MemberFailed():
+                member.state, member.share = "failed", None
+            case _:
+                pass
 
 
 def _merged(a: Point, b: Point) -> Point:

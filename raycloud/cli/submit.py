@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raycloud.cli.completing import complete_job
+from raycloud.cli.completion import complete_job
 from raycloud.cli.shell import (
     EXIT_CODES,
     DebugOption,
@@ -22,7 +22,7 @@ from raycloud.cli.shell import (
     is_plain,
     load,
 )
-from raycloud.cli.supervising import RestartsOption  # noqa: TC001 - Typer reads it
+from raycloud.cli.supervise import RestartsOption  # noqa: TC001 - Typer reads it
 from raycloud.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -138,11 +138,11 @@ def _followed(jobs: JobsClient, name: str, back: str, *, plain: bool) -> int:
     """Show a job's log until it ends; returns the exit code."""
     from raycloud.errors import RaycloudError
     from raycloud.on_ray import submission
-    from raycloud.report.card import followed
+    from raycloud.report.progress import show_log
 
     try:
         lines = submission.log_lines(jobs, name)
-        followed(lines, plain=plain, say=lambda text: typer.echo(text, err=True))
+        show_log(lines, plain=plain, say=lambda text: typer.echo(text, err=True))
         ending = submission.outcome(jobs, name)
     except KeyboardInterrupt:
         typer.echo(f"\ndetached; {name} goes on\n{back}", err=True)

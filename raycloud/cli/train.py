@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raycloud.cli import shell
-from raycloud.cli.completing import complete_job, complete_run
-from raycloud.cli.resuming import Resuming, ResumingCommand, resumed, without_try
+from raycloud.cli.completion import complete_job, complete_run
 from raycloud.cli.shell import (
     EXIT_CODES,
     AddressOption,
@@ -26,16 +25,21 @@ from raycloud.cli.shell import (
     load,
     print_summary,
 )
-from raycloud.cli.supervising import RestartsOption, supervised
+from raycloud.cli.supervise import (
+    RestartsOption,
+    Resuming,
+    ResumingCommand,
+    resumed,
+    supervised,
+    without_try,
+)
 from raycloud.clock import Clock, SystemClock
 from raycloud.errors import RunDirectoryError
 
 if TYPE_CHECKING:
     from raycloud.events import Observed
-    from raycloud.report.tried import Tried
+    from raycloud.report.summary_text import Tried
     from raycloud.spec.job import Job
-
-    Observer = Callable[[Observed], None]
 
 _STOPPED = 130
 _GOES_ON = "`--resume` goes on from the last checkpoint"
@@ -112,9 +116,9 @@ def train(
             raise typer.Exit(
                 supervised(context, asked.name, run_dir, restarts=restarts, clock=clock)
             )
-        shown = _shown(asked, clock, plain=plain, cards=cards, run_dir=run_dir)
+        progress = _shown(asked, clock, plain=plain, cards=cards, run_dir=run_dir)
         if trying:
-            with shown as observer:
+            with progress as observer:
                 from raycloud.on_ray.dry_run import try_out
 
                 tried = try_out(
@@ -127,7 +131,7 @@ def train(
                 )
             _say_tried(tried, context)
             return
-        with shown as observer:
+        with progress as observer:
             from raycloud.on_ray import run as on_ray_run
 
             run = on_ray_run.train(
@@ -161,7 +165,7 @@ def plan(
     with errors_told(debug=debug):
         asked = load(job, overrides)
         from raycloud.on_ray import dry_run
-        from raycloud.report.planned import plan_text
+        from raycloud.report.summary_text import plan_text
 
         made = dry_run.plan(asked, address=address)
         typer.echo(made.to_json().rstrip() if as_json else plan_text(made))
@@ -169,7 +173,7 @@ def plan(
 
 def _say_tried(tried: Tried, context: typer.Context) -> None:
     """What was found out, and the same command without `--try`."""
-    from raycloud.report.tried import tried_text
+    from raycloud.report.summary_text import tried_text
 
     typer.echo(tried_text(tried, without_try(context)))
     if tried.status == "stopped":
@@ -253,14 +257,15 @@ def _interrupts(stop: StopSwitch) -> Iterator[None]:
 
 def _shown(
     job: Job, clock: Clock, *, plain: bool, cards: bool, run_dir: Path | None
-) -> AbstractContextManager[Observer]:
+) -> AbstractContextManager[Callable[[Observed], None]]:
     """What shows the run; `cards` makes lines for a job's log."""
-    from raycloud.report import shown
+    from raycloud.report import progress
 
     if cards:
-        from raycloud.report.card import Identity, carded
+        from raycloud.report.progress import shown_as_cards
+        from raycloud.report.run_status import Identity
 
-        return carded(
+        return shown_as_cards(
             job,
             clock,
             typer.echo,
@@ -268,5 +273,5 @@ def _shown(
             identity=Identity.of(run_dir),
         )
     if shell.is_plain(sys.stderr, plain=plain):
-        return shown.shown_plainly(job, clock, lambda text: typer.echo(text, err=True))
-    return shown.shown_live(job, clock)
+        return progress.shown_plainly(job, clock, lambda text: typer.echo(text, err=True))
+    return progress.shown_live(job, clock)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raycloud.cli.completing import complete_job
+from raycloud.cli.completion import complete_job
 from raycloud.cli.shell import AddressOption, DebugOption, SetOption, app, errors_told, load
 from raycloud.clock import SystemClock
 
@@ -79,7 +79,7 @@ def chaos(
 
             typer.echo(json.dumps(outcome.to_record(), indent=2, allow_nan=False))
         else:
-            from raycloud.report.chaos_text import outcome_text
+            from raycloud.report.chaos_report import outcome_text
 
             typer.echo(outcome_text(outcome))
     if not outcome.proved:
@@ -108,9 +108,8 @@ def _outcome(job: Job, faults: tuple[Fault, ...], out: Path | None, where: Where
     from raycloud.errors import RunDirectoryError
     from raycloud.faults import schedule_text
     from raycloud.on_ray.chaos import Telling, under_faults
-    from raycloud.report.chaos import Kept
-    from raycloud.report.chaos_page import outcome_page
-    from raycloud.report.shown import shown_plainly
+    from raycloud.report.chaos_report import Kept
+    from raycloud.report.progress import shown_plainly
     from raycloud.spec import choose
 
     try:
@@ -129,6 +128,6 @@ def _outcome(job: Job, faults: tuple[Fault, ...], out: Path | None, where: Where
     telling = Telling(say=say, shown=lambda job: shown_plainly(job, clock, say))
     with contextlib.redirect_stdout(sys.stderr):  # Ray prints there that a worker has died
         outcome = under_faults(job, faults, kept.path, telling, where=where)
-    kept.write(outcome, outcome_page(outcome))
+    kept.write(outcome)
     say(f"the report is in {kept.page} and {kept.record}")
     return outcome
