@@ -227,7 +227,7 @@ def outcome_page(outcome: Outcome) -> str:
         ("pauses", _pauses_text(disturbed)),
         ("error", disturbed.error or ""),
     )
-    times = [("", "undisturbed", "under faults")]
+    times: list[tuple[str, ...]] = [("", "undisturbed", "under faults")]
     for (label, *cells), (_, colour) in zip(
         _time_rows(outcome, '<span class="n">{}, {}</span>'),
         (*_PARTS.values(), ("", "")),
