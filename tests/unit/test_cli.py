@@ -107,11 +107,14 @@ class Fake:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     made, module = Fake(), ModuleType("raycloud.on_ray.run")
-    module.train, module.plan = made.train, made.plan  # type: ignore[attr-defined]
+    module.train = made.train  # type: ignore[attr-defined]
+    dry_run = ModuleType("raycloud.on_ray.dry_run")
+    dry_run.plan = made.plan  # type: ignore[attr-defined]
     room = ModuleType("raycloud.on_ray")
-    room.run = module  # type: ignore[attr-defined]
+    room.run, room.dry_run = module, dry_run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "raycloud.on_ray", room)
     monkeypatch.setitem(sys.modules, "raycloud.on_ray.run", module)
+    monkeypatch.setitem(sys.modules, "raycloud.on_ray.dry_run", dry_run)
     for name in ("RAY_ADDRESS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     return made
