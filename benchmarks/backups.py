@@ -35,7 +35,7 @@ from raycloud import Job, Splits, Task
 from raycloud.commands import Form
 from raycloud.events import MemberFailed, MemberReady, StepsCommitted
 from raycloud.spec import CheckpointSection, ElasticSection
-from raycloud.training.member import Meeting, Member, MemberConfig
+from raycloud.worker.member import Meeting, Member, MemberConfig
 
 _HOST = "127.0.0.1"
 _MEET = timedelta(seconds=120)

@@ -35,13 +35,13 @@ from raycloud.commands import Form, Meet, Reshare
 from raycloud.events import MemberCaughtUp, MemberFailed, MemberReady
 from raycloud.order import deal
 from raycloud.recovery import quorum
-from raycloud.recovery.transition import Footing
 from raycloud.step.feed import Feed
 from raycloud.step.replica import Replica
 from raycloud.step.state import ReplicaState
-from raycloud.training import life
-from raycloud.training.loop import Loop
-from raycloud.training.member import Meeting, Member, MemberConfig
+from raycloud.worker import worker
+from raycloud.worker.loop import Loop
+from raycloud.worker.member import Meeting, Member, MemberConfig
+from raycloud.worker.transition import Transition
 
 _PORT = 29400
 _MEET = timedelta(seconds=120)
@@ -52,8 +52,8 @@ AT_MOST_S = 0.3  # what one that joins may cost the others
 _MICRO_BATCHES = 8
 # What a member does, one inside of the other: its seconds are told.
 _PARTS: tuple[tuple[Any, str], ...] = (
-    (life, "meet"),
-    (Footing, "stand"),
+    (worker, "meet"),
+    (Transition, "stand"),
     (quorum.Talk, "standings"),
     (quorum, "hand_over"),
     (ReplicaState, "load"),

@@ -19,8 +19,8 @@ from raycloud.net.stream import Place
 from raycloud.on_ray.checkpoints import manifest_of
 from raycloud.order import Ledger, Order, Position, Steps
 from raycloud.spec import Job
-from raycloud.training.arrangement import laid_out
-from raycloud.training.member import Meeting, Member, MemberConfig
+from raycloud.worker.dataset import block_layout
+from raycloud.worker.member import Meeting, Member, MemberConfig
 from tests.blocks import SEEN, Here, write_points
 
 ROWS, MORE = 83, 30  # 83: five steps of 16, and a short one
@@ -125,7 +125,7 @@ class Run:
 
 def order_of(run: Run) -> Order:
     index = run.provider.provided.train.index
-    return Order(samples=index.rows, seed=run.job.seed, layout=laid_out(run.job, index))
+    return Order(samples=index.rows, seed=run.job.seed, layout=block_layout(run.job, index))
 
 
 def tensors(run: Run, step: int) -> dict[str, torch.Tensor]:

@@ -22,7 +22,7 @@ from raycloud.order import Layout, Order
 from raycloud.rows import Rows
 from raycloud.spec import Job
 from raycloud.task import Source, Splits, Task
-from raycloud.training.arrangement import laid_out
+from raycloud.worker.dataset import block_layout
 from tests.lockstep import NetTask, job
 
 SEEN: dict[str, list[int]] = {}  # ids in the order in which they were computed, by a task's tag
@@ -105,6 +105,6 @@ def asked(path: Path, **changes: Any) -> Job:
 def provided(job: Job, task: Task, cache: Path) -> tuple[BlockSamples, Order]:
     """The samples of a job's data, and their order."""
     samples = Here(job, cache).provide(task, task.data(job.data.path)).train
-    layout = laid_out(job, samples.index)
+    layout = block_layout(job, samples.index)
     assert isinstance(layout, Layout)
     return samples, Order(samples=len(samples), seed=job.seed, layout=layout)

@@ -19,8 +19,8 @@ from raycloud.net.rendezvous import Rendezvous
 from raycloud.spec import Job
 from raycloud.step.replica import Replica
 from raycloud.task import Task
-from raycloud.training.member import _OVER as OVER
-from raycloud.training.member import Meeting, Member, MemberConfig
+from raycloud.worker.member import _OVER as OVER
+from raycloud.worker.member import Meeting, Member, MemberConfig
 from tests.live_tasks import Paced
 from tests.sockets import close_all
 

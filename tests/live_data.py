@@ -184,7 +184,7 @@ def provider(job: Job, *, known: Sequence[Input] = (), node: str | None = None) 
     from raycloud.on_ray.inputs import pipeline_name
     from raycloud.on_ray.provider import RayProvider
     from raycloud.on_ray.tasks import code_of
-    from raycloud.training.member import MemberConfig
+    from raycloud.worker.member import MemberConfig
 
     code = code_of(job, job.task if isinstance(job.task, type) else Points)
     name = pipeline_name()

@@ -43,7 +43,7 @@ KNOW: dict[str, tuple[str, ...]] = {
     "net": ("tests/unit/test_net_*.py",),
     "recovery": ("tests/unit/test_recovery_*.py", "tests/property/test_exactness*.py"),
     "sync": ("tests/unit/test_sync_*.py", "tests/property/test_sync_property.py"),
-    "training": ("tests/unit/test_training_*.py", "tests/property/test_exactness*.py"),
+    "worker": ("tests/unit/test_worker_*.py", "tests/property/test_exactness*.py"),
 }
 MAY_LIVE = 1
 _LIMIT_S = 300.0

@@ -171,7 +171,7 @@ MUTANTS = (
         breaks="digests are exchanged, and not compared",
     ),
     Mutant(
-        file="training/loop.py",
+        file="worker/loop.py",
         old="        self._consistency.look(self.step)\n        self._saved_step",
         new="        self._saved_step",
         breaks="replicas are not compared at a checkpoint",
@@ -195,7 +195,7 @@ MUTANTS = (
         breaks="a split that is drawn without a generator is another one in each worker",
     ),
     Mutant(
-        file="training/trial.py",
+        file="worker/calibration.py",
         old="            elif unlike > limit:\n",
         new="            elif unlike > 1e20 * limit:\n",
         breaks="a contrastive loss is fused",
@@ -209,11 +209,11 @@ MUTANTS = (
         tests=("tests/unit/test_step_collate.py",),
     ),
     Mutant(
-        file="training/loop.py",
+        file="worker/loop.py",
         old="        if sums.places != all_places(many):\n",
         new="        if sums.places[0] > 2.0 * many:\n",
         breaks="a micro-batch that nobody computes, or two members do, is not seen",
-        tests=("tests/unit/test_step_dealing.py",),
+        tests=("tests/unit/test_worker_audit.py",),
     ),
     Mutant(
         file="step/collate.py",
@@ -223,11 +223,11 @@ MUTANTS = (
         tests=("tests/unit/test_step_collate.py",),
     ),
     Mutant(
-        file="step/dealing.py",
-        old="        if self._collate.row_sum(_joined(spans)) % ROWS != told:\n",
+        file="worker/tally.py",
+        old="        if self._collate.row_sum(spans) % ROWS != told:\n",
         new="        if told < 0:\n",
         breaks="samples that are not the step's are read, and nobody says so",
-        tests=("tests/unit/test_step_dealing.py",),
+        tests=("tests/unit/test_worker_audit.py",),
     ),
     Mutant(
         file="control/guards.py",

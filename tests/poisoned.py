@@ -21,9 +21,10 @@ from raycloud.step.collate import Collate, Making
 from raycloud.step.feed import Adopted
 from raycloud.step.replica import Replica
 from raycloud.task import Splits
-from raycloud.training.changes import Changes
-from raycloud.training.loop import Loop, Parts, Seat
-from raycloud.training.saver import Saver
+from raycloud.worker.changes import Changes
+from raycloud.worker.context import LoopContext, Membership
+from raycloud.worker.loop import Loop
+from raycloud.worker.saver import Saver
 from tests.live_tasks import Paced
 from tests.lockstep import CPU, NetTask, never
 from tests.sockets import gloo_members, together
@@ -133,7 +134,7 @@ class Looped:
         )
         order = Order(samples=len(samples), seed=asked.seed)
         skips = asked.errors.on_error == "skip"
-        self.parts = Parts(
+        self.parts = LoopContext(
             job=asked,
             steps=Steps(
                 samples=len(samples), global_batch=asked.global_batch, micro_batch=asked.micro_batch
@@ -158,7 +159,7 @@ class Looped:
         abandoned: Callable[[], bool] = never,
     ) -> bool:
         """All steps, as one of the members of these shares."""
-        seat = Seat(
+        seat = Membership(
             members=tuple(range(len(shares))),
             rank=gradients.rank,
             generation=1,

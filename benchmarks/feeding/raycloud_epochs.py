@@ -30,9 +30,8 @@ from raycloud.spec import Job
 from raycloud.step.collate import Collate, Making
 from raycloud.step.feed import Feed
 from raycloud.step.memory import keep_freed_memory
-from raycloud.training.arrangement import Arrangement
-from raycloud.training.config import MemberConfig
-from raycloud.training.supply import Supply
+from raycloud.worker.context import MemberConfig
+from raycloud.worker.dataset import DataSet, TaskData
 
 PREFETCH = 8
 
@@ -80,16 +79,16 @@ class Decoding:
 class Reading:
     """A feed over samples, epoch after epoch, and how long each batch took to read."""
 
-    def __init__(self, job: Job, supply: Supply) -> None:
+    def __init__(self, job: Job, data: TaskData) -> None:
         """Lay the samples out as a worker does."""
         clock = SystemClock()
         self._job, self._clock = job, clock
-        arrangement = Arrangement(job, supply, None)
-        self._steps = arrangement.steps
+        data_set = DataSet(job, data, None)
+        self._steps = data_set.steps
         self._collate = Collate(
             Images(),
-            supply.train,
-            arrangement.order,
+            data.train,
+            data_set.order,
             pinned=False,
             making=Making(threads=job.data.threads),
             clock=clock,
@@ -161,7 +160,7 @@ class Run:
         task = Images()
         found = self._provider.provide(task, task.data(self._job.data.path))
         self.prepared = found.prepared
-        supply = Supply(train=found.train, held_out=None, prepared=found.prepared)
+        supply = TaskData(train=found.train, held_out=None, prepared=found.prepared)
         self.reading = Reading(self._job, supply)
         return self.reading.epoch()
 
@@ -195,7 +194,7 @@ def main() -> None:
             epochs += [epoch(cold.reading.epoch, "warm") for _ in range(asked.warm)]
             again = Run(job, "again")
             epochs.append(epoch(again.first, "second run"))
-            decoding = Supply(train=Decoding(asked.images, Images()), held_out=None)
+            decoding = TaskData(train=Decoding(asked.images, Images()), held_out=None)
             without = Reading(job, decoding)
             epochs.append(epoch(without.epoch, "not cached"))
             write(

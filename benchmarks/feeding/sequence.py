@@ -21,7 +21,7 @@ from raycloud.order import Order, Position, Steps
 from raycloud.spec import Job
 from raycloud.step.contract import construct
 from raycloud.step.feed import Collate, Feed, Piece, Schedule
-from raycloud.training.arrangement import laid_out
+from raycloud.worker.dataset import block_layout
 
 if TYPE_CHECKING:
     from raycloud.data.samples import BlockSamples
@@ -103,7 +103,7 @@ def _read(
     `pieces` are numbers of workers and the steps from which they hold. Every worker that ever is
     has a feed of its own, which begins where its piece does.
     """
-    order = Order(samples=len(samples), seed=job.seed, layout=laid_out(job, samples.index))
+    order = Order(samples=len(samples), seed=job.seed, layout=block_layout(job, samples.index))
     found: list[np.ndarray[Any, Any]] = []
     edges = [(max(first, begin), count) for begin, count in pieces] + [(last, 0)]
     for (begin, count), (end, _) in pairwise(edges):

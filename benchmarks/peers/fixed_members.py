@@ -23,9 +23,9 @@ from raycloud.net.rendezvous import Rendezvous
 from raycloud.on_ray.attach import attached
 from raycloud.recovery.rendezvous import HOST, Meeting
 from raycloud.spec import Job
-from raycloud.training.changes import Changes
-from raycloud.training.config import MemberConfig
-from raycloud.training.life import Life
+from raycloud.worker.changes import Changes
+from raycloud.worker.context import MemberConfig
+from raycloud.worker.worker import Worker
 
 
 class FixedMember:
@@ -34,7 +34,7 @@ class FixedMember:
     def __init__(self, config: MemberConfig) -> None:
         """Build, and measure itself."""
         changes = Changes(feed_depth=config.job.data.prefetch_steps)
-        self._life = Life(config, HOST, changes, lambda _: None)
+        self._life = Worker(config, HOST, changes, lambda _: None)
         self._life.measure()
 
     def train(self, meeting: Meeting) -> None:

@@ -21,6 +21,7 @@ from raycloud.checkpoint.naming import DamagedError, part_name
 from raycloud.checkpoint.part import PartRecord
 from raycloud.checkpoint.values import decode, encode
 from raycloud.errors import CheckpointError
+from raycloud.order import Position
 
 FORMAT = 2
 LARGEST_BYTES = 32 * 2**20
@@ -64,6 +65,11 @@ class Manifest:
     raycloud_version: str
     torch_version: str
     format: int = FORMAT
+
+    @property
+    def position(self) -> Position:
+        """Where the next sample stands."""
+        return Position(epoch=self.epoch, offset=self.offset)
 
     def __post_init__(self) -> None:
         """Check what belongs together: every part of this step once, every tensor once."""

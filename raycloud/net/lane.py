@@ -74,7 +74,7 @@ class LaneReport:
     Attributes:
         weight: Weight of the micro-batches of the step that begins.
         places: Which they are.
-        rows: Sum over the samples that were read for them; see `step.dealing`.
+        rows: Sum over the samples that were read for them; see `worker.tally`.
         loss: Sum of weight * loss of the step before; 0 at the first step.
         digest: Of the state before the step that begins.
     """

@@ -25,8 +25,7 @@ from raycloud.preemption import PreemptionNotice, on_sigterm, watch_here
 from raycloud.redact import know
 from raycloud.spec import Environment
 from raycloud.spec.secrets import secrets_of
-from raycloud.training.journal import Journal, Lines
-from raycloud.training.words import Words
+from raycloud.worker.outbox import LogCapture, LogLines, Outbox
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,10 +37,9 @@ if TYPE_CHECKING:
     from raycloud.on_ray.collators import Delivery, Unable
     from raycloud.order import Layout, MicroBatch, Order
     from raycloud.recovery.rendezvous import Meeting
-    from raycloud.step.pace import Behind
-    from raycloud.training.config import MemberConfig
-    from raycloud.training.stillness import Still
-    from raycloud.training.words import Survivor, Word
+    from raycloud.step.straggler import Stalled, Straggling
+    from raycloud.worker.context import MemberConfig
+    from raycloud.worker.outbox import OutboxEntry, Survivor
 
 
 @contextlib.contextmanager
@@ -72,7 +70,7 @@ class MemberActor:
             config = ray.get(told[0])  # the task comes with it, and with that torch
             from raycloud.net.heartbeat import Probed
             from raycloud.on_ray.provider import RayProvider
-            from raycloud.training.member import Member
+            from raycloud.worker.member import Member
 
         know(Environment.from_process().secrets | secrets_of(config.job))
         context = ray.get_runtime_context()
@@ -81,20 +79,20 @@ class MemberActor:
         labels = {name: str(text) for name, text in context.get_node_labels().items()}
         self._provider = RayProvider(config, here)
         placed = replace(config, node=here, address=address, price_per_hour=price_per_hour(labels))
-        self._journal = Journal(config.member, SystemClock(), lambda: self._member.step)
+        self._journal = LogCapture(config.member, SystemClock(), lambda: self._member.step)
         self._journal.listen()
         sys.stdout, sys.stderr = map(self._journal.hear, (sys.stdout, sys.stderr))
         self._member = Member(placed, provider=self._provider)
         cloud, run = Environment.from_process().cloud, context.get_job_id()
         self._number, self._node = config.member, here
-        self._words, self._turn, self._term = Words(config.member), threading.Lock(), 0
+        self._words, self._turn, self._term = Outbox(config.member), threading.Lock(), 0
         self._probed = Probed(SystemClock())
         self._watch = watch_here(config.member, f"{run}/{here}", SystemClock(), cloud)
         on_sigterm(self._watch.add)
 
     def poll(
         self, timeout_s: float, written: int = 0, term: int = 0, probes: Place | None = None
-    ) -> list[Word | Lines | Still | Behind]:
+    ) -> list[OutboxEntry | LogLines | Stalled | Straggling]:
         """See `Member.poll`; with what its provider has noticed, and what was logged.
 
         Args:
@@ -136,7 +134,7 @@ class MemberActor:
             node=self._node if told.node else "",
         )
 
-    def rejoin(self, member: int, term: int = 0) -> list[Word]:
+    def rejoin(self, member: int, term: int = 0) -> list[OutboxEntry]:
         """Go on as another member: see `Member.another`."""
         with self._turn:
             if term >= self._term:

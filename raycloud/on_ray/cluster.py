@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from raycloud.on_ray.pool import ActorPool
     from raycloud.on_ray.session import Session
     from raycloud.spec import RoleResources
-    from raycloud.training.journal import Lines
-    from raycloud.training.words import Word
+    from raycloud.worker.outbox import LogLines, OutboxEntry
 
 LOOK_S = 2.0
 _ASKED_S = 0.5
@@ -174,7 +173,7 @@ class RayCluster:
         """See `Cluster.holds`."""
         return self._fleet.holds(member)
 
-    def hear(self, timeout_s: float) -> list[Event | Word]:
+    def hear(self, timeout_s: float) -> list[Event | OutboxEntry]:
         """See `Cluster.hear`.
 
         Raises:
@@ -205,7 +204,7 @@ class RayCluster:
         """See `Cluster.poll`."""
         return self._fleet.heard()
 
-    def lines(self) -> list[Lines]:
+    def lines(self) -> list[LogLines]:
         """What members' own logs have said since the last call; it came with their events."""
         return self._fleet.lines()
 

@@ -66,8 +66,8 @@ def _measured(job: Job, code: TaskCode) -> MemberReady:
     from raycloud.on_ray.fleet import Fleet
     from raycloud.on_ray.inputs import pipeline_name
     from raycloud.on_ray.launch import error_of
-    from raycloud.training.config import MemberConfig
-    from raycloud.training.words import Word
+    from raycloud.worker.context import MemberConfig
+    from raycloud.worker.outbox import OutboxEntry
 
     fleet = Fleet(job.resources.worker, SystemClock())
     with tempfile.TemporaryDirectory() as nothing, contextlib.closing(fleet):
@@ -85,9 +85,9 @@ def _measured(job: Job, code: TaskCode) -> MemberReady:
         while True:
             for event in fleet.poll(1.0, {}):
                 match event:
-                    case Word(event=MemberReady() as ready):
+                    case OutboxEntry(event=MemberReady() as ready):
                         return ready
-                    case Word(event=MemberFailed() as failed):
+                    case OutboxEntry(event=MemberFailed() as failed):
                         raise error_of(failed)
                     case MemberLost():
                         raise errors.MemberLostError(f"the worker was lost: {event.reason}")

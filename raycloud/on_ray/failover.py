@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from raycloud.events import Event
     from raycloud.on_ray.session import Session
     from raycloud.report.recorder import Recorder
-    from raycloud.training.words import Survivor
+    from raycloud.worker.outbox import Survivor
 
 LEASE_S = 10.0  # a driver that is silent for so long may be followed by another
 ANSWER_S = 30.0  # so long a driver waits for what it has asked for

@@ -18,10 +18,8 @@ from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.net.heartbeat import Probes
 from raycloud.on_ray.pool import ActorPool, Opaque, Vacancies
 from raycloud.run.driver import ENDED
-from raycloud.step.pace import Behind
-from raycloud.training.journal import Lines
-from raycloud.training.stillness import Still
-from raycloud.training.words import Word
+from raycloud.step.straggler import Stalled, Straggling
+from raycloud.worker.outbox import LogLines, OutboxEntry
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -29,8 +27,9 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.commands import Change, Vacancy
     from raycloud.net.stream import Place
+    from raycloud.recovery.rendezvous import Meeting
     from raycloud.spec.job import RoleResources
-    from raycloud.training.member import Meeting, MemberConfig
+    from raycloud.worker.context import MemberConfig
 
 POLL_S = 1.0  # a member that has nothing to say says so
 _LOOK_S = 0.5  # between two looks whether there is a place
@@ -107,7 +106,7 @@ class Fleet:
         self._looked_s = 0.0
         self._collators: tuple[str, ...] = ()
         self._processes: dict[int, MemberProcess] = {}
-        self._lines: list[Lines] = []
+        self._lines: list[LogLines] = []
         self._away: dict[int, MemberProcess] = {}  # left out, and not heard since
         self._returned: dict[int, MemberProcess] = {}
         self._untold: list[Event] = []
@@ -181,7 +180,7 @@ class Fleet:
             self._start(config)
         return [MemberSpawned(member=member) for member in placed]
 
-    def poll(self, timeout_s: float, written: Mapping[int, int]) -> list[Event | Word]:
+    def poll(self, timeout_s: float, written: Mapping[int, int]) -> list[Event | OutboxEntry]:
         """Words of all members that came within `timeout_s`, in order for each member.
 
         Members keep their words until they are told that those are `written`, by member up to
@@ -192,7 +191,7 @@ class Fleet:
         if self._untold:
             untold, self._untold = self._untold, []
             return [*untold]
-        events: list[Event | Word] = [*self._start_placed(), *self._look_for_returned()]
+        events: list[Event | OutboxEntry] = [*self._start_placed(), *self._look_for_returned()]
         before_s = self._polled_s
         by_poll = {process.poll: member for member, process in self._processes.items()}
         most_s = _DOUBT_S if self._probes.reach.doubtful else timeout_s
@@ -234,7 +233,7 @@ class Fleet:
             if not ray.wait([process.poll], timeout=0)[0] or now_s < process.again_s:
                 continue
             try:
-                self._lines += [one for one in ray.get(process.poll) if isinstance(one, Lines)]
+                self._lines += [one for one in ray.get(process.poll) if isinstance(one, LogLines)]
             except ActorUnavailableError:
                 process.again_s = now_s + POLL_S
                 process.ask_anew(self._term, self._probes.place)
@@ -267,19 +266,21 @@ class Fleet:
         self._processes[member] = MemberProcess(actor=found.actor, poll=poll, due_s=due_s + POLL_S)
         self._untold.append(MemberSpawned(member=member))
 
-    def _sorted(self, member: int, told: Iterable[Word | Lines | Still | Behind]) -> list[Word]:
+    def _sorted(
+        self, member: int, told: Iterable[OutboxEntry | LogLines | Stalled | Straggling]
+    ) -> list[OutboxEntry]:
         """The words of an answer; the rest is kept for who asks for it."""
         self._still_s[member] = 0.0
-        words: list[Word] = []
+        words: list[OutboxEntry] = []
         for one in told:
             match one:
-                case Still():
+                case Stalled():
                     self._still_s[member] = one.seconds
-                case Behind():
+                case Straggling():
                     self._behind[member] = one.micro_batches, one.seconds
-                case Lines():
+                case LogLines():
                     self._lines.append(one)
-                case Word():
+                case OutboxEntry():
                     words.append(one)
         return words
 
@@ -311,7 +312,7 @@ class Fleet:
             reached=reach.reached,
         )
 
-    def lines(self) -> list[Lines]:
+    def lines(self) -> list[LogLines]:
         """What members' logs have said since the last call; it came with their events."""
         found, self._lines = self._lines, []
         return found

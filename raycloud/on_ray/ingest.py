@@ -27,7 +27,7 @@ from raycloud.on_ray.ingest_split import IngestContext, SplitIngest, keys_first_
 from raycloud.on_ray.read_tasks import Readers, WorkQueue
 from raycloud.step.contract import construct
 from raycloud.task import Source
-from raycloud.training.supply import asked
+from raycloud.worker.dataset import task_splits
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -191,7 +191,7 @@ class Pipeline:
     def _prepare(self) -> dict[str, Prepared]:
         config, job = self._config, self._config.job
         task = construct(config.task, job)
-        splits = asked(task, job)
+        splits = task_splits(task, job)
         _sourced(splits)
         self._blocks = ClusterBlocks.start(
             self._own_blocks, self._me, job, config.task, self._notice

@@ -24,7 +24,7 @@ from raycloud.redact import redacted
 from raycloud.report.data import brief
 from raycloud.report.recorder import Journals
 from raycloud.report.tracking import Trackers
-from raycloud.training.journal import PRINTED
+from raycloud.worker.outbox import PRINTED
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest, Store
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from raycloud.on_ray.cluster import RayCluster
     from raycloud.on_ray.session import Session
     from raycloud.report.recorder import Recorder
-    from raycloud.training.journal import Lines
+    from raycloud.worker.outbox import LogLines
 
 
 class RunRecords:
@@ -145,7 +145,7 @@ class Outlets:
         if self._trackers is not None:
             self._trackers.add(t, step, values)
 
-    def poll(self, lines: Iterable[Lines]) -> list[Noticed]:
+    def poll(self, lines: Iterable[LogLines]) -> list[Noticed]:
         """Write what members' logs say; returns what went wrong since the last call."""
         try:
             for one in lines:
@@ -164,7 +164,7 @@ class Outlets:
         found, self._trouble = self._trouble, []
         return found
 
-    def _show(self, lines: Lines) -> None:
+    def _show(self, lines: LogLines) -> None:
         """Tell whoever watches what was printed; nothing else is done with it."""
         for record in map(json.loads, lines.lines):
             if record["logger"] == PRINTED:

@@ -155,7 +155,7 @@ def imported(job: Job) -> Iterator[Callable[[], Any]]:
             kind = tasks.resolve(job)
             contract.check_settings(kind, job)
             found.append(kind)
-            importlib.import_module("raycloud.training.member")
+            importlib.import_module("raycloud.worker.member")
         except BaseException as error:  # noqa: BLE001 - raised again where it is asked for
             found.append(error)
 

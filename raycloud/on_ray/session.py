@@ -11,7 +11,7 @@ from raycloud.control import ControlSettings
 from raycloud.events import CheckpointPublished
 from raycloud.order import Position
 from raycloud.spec import RunDirectory
-from raycloud.training.config import MemberConfig
+from raycloud.worker.context import MemberConfig
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest

@@ -37,7 +37,7 @@ from raycloud.events import (
     Recovered,
 )
 from raycloud.run.evaluations import Evaluations
-from raycloud.training.words import Word
+from raycloud.worker.outbox import OutboxEntry
 
 if TYPE_CHECKING:
     from raycloud.control import Control
@@ -87,7 +87,7 @@ class Cluster(Protocol):
         """Whether there is a process of this member that is listened to."""
         ...
 
-    def hear(self, timeout_s: float) -> Sequence[Event | Word]:
+    def hear(self, timeout_s: float) -> Sequence[Event | OutboxEntry]:
         """What members have said and what has happened to them, in order for each of them.
 
         Waits up to `timeout_s` where there is nothing.
@@ -165,7 +165,7 @@ class Driver:
         self.failure: MemberFailed | MemberLost | None = None
         self._cluster, self._records, self._now_s = cluster, records, now_s
         self._evaluations = Evaluations()
-        self._pending: deque[Event | Word] = deque()
+        self._pending: deque[Event | OutboxEntry] = deque()
 
     def start(self) -> None:
         """Ask for members."""
@@ -199,7 +199,7 @@ class Driver:
     def _overdue(self, now_s: float) -> MemberLost | None:
         return None if self.finish is not None else self.control.overdue(now_s)
 
-    def take(self, told: Event | Word) -> None:
+    def take(self, told: Event | OutboxEntry) -> None:
         """Take in something that has happened; nothing after the end."""
         self._pending.append(told)
         self._take_pending()
@@ -214,10 +214,12 @@ class Driver:
         while self._pending and self.finish is None:
             self._take(self._pending.popleft())
 
-    def _take(self, told: Event | Word) -> None:
+    def _take(self, told: Event | OutboxEntry) -> None:
         """Log an event, and let control decide what follows."""
-        event = told.event if isinstance(told, Word) else told
-        self._records.log(event, (told.member, told.number) if isinstance(told, Word) else None)
+        event = told.event if isinstance(told, OutboxEntry) else told
+        self._records.log(
+            event, (told.member, told.number) if isinstance(told, OutboxEntry) else None
+        )
         if isinstance(event, EvaluationPart):
             group = self.control.group_of(event.generation)
             whole = self._evaluations.add(event, group, self.control.sound_from)

@@ -1,4 +1,7 @@
-"""Passes from micro-batches: samples are read, and the task makes them into batches."""
+"""Collating: the samples of micro-batches are read, and the task makes them into batches.
+
+What may be gone at the next try, as a lost connection is, is read again a little later.
+"""
 
 from __future__ import annotations
 
@@ -11,35 +14,35 @@ from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from raycloud.data.retry import retried, wait
 from raycloud.errors import RaycloudError, TaskError
 from raycloud.net.lane import Places, places_of
 from raycloud.order import MicroBatch, Order, StepSpan, stream_seed
 from raycloud.step.contract import RaisedError, raised
-from raycloud.step.dealing import (
-    ROWS,
-    Codes,
-    codes_of,
-    row_sum,
-    row_sum_of,
-)
 from raycloud.step.device import Copies, concatenate, pin
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from raycloud.clock import Clock
     from raycloud.order import Layout
     from raycloud.step.feed import Collators
     from raycloud.step.partial import Kept
     from raycloud.task import Samples, Task
 
+Range = tuple[int, int, int]  # an epoch, and samples [start, stop) of it
+Codes = npt.NDArray[np.uint64]
 Failures = tuple[tuple[MicroBatch, RaisedError], ...]  # those that could not be made, and why
+
+ROWS = 1 << 32  # sums are modulo this, so that those of 2**21 members are exact as a float64
+_SHIFT = np.uint64(32)
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio (Knuth, TAOCP 3, 6.4)
 
 _COLLATE_STREAM = 1
 _COMPUTE_STREAM = 2
 _ZEROS = np.zeros(4, np.uint64)
+_KEPT = 64  # ranges
+PAUSE = wait
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +50,7 @@ class Pass:
     """What a device computes at once: one micro-batch, or several fused.
 
     `seed` belongs to the first micro-batch; it is what anything random in this pass depends on.
-    `rows` is the sum over the samples that were read for it (see `dealing`); `read_s` and
+    `rows` is the sum over the samples that were read for it (see `row_sum`); `read_s` and
     `collate_s` went into reading them and into `Task.batch`.
     """
 
@@ -108,7 +111,7 @@ class StepWork:
 
     @property
     def rows(self) -> int:
-        """Sum over the samples that were read for these; see `dealing`."""
+        """Sum over the samples that were read for these; see `row_sum`."""
         return self.failed_rows + sum(p.rows for p in self.passes)
 
     def told_rows(self, kept: Kept | None) -> float:
@@ -143,6 +146,93 @@ class Making:
     copies: Copies | None = None
     skips: bool = False
     apart: int = 0
+
+
+class View:
+    """The samples as they are known at one time. Thread-safe.
+
+    Attributes:
+        order: Which sample stands where.
+        read: Many samples by their ids.
+        as_rows: Whether they come as `Rows`.
+    """
+
+    def __init__(self, samples: Samples, order: Order) -> None:
+        """Look up how samples are read."""
+        self.order = order
+        self._known: dict[Range, npt.NDArray[np.int64]] = {}
+        self.read = reader(samples)
+        self.as_rows = hasattr(samples, "gather")
+        self._want: Callable[[npt.NDArray[np.int64]], None] | None = getattr(samples, "want", None)
+
+    def ids(self, one: Range) -> npt.NDArray[np.int64]:
+        """The samples of a range."""
+        known = self._known.pop(one, None)
+        return self.order.ids(*one) if known is None else known
+
+    def hint(self, ranges: Iterable[Range], later: int) -> None:
+        """Say that what stands `later` places after these will be read, if that is of use.
+
+        What was looked up for that is kept, since most of it will be asked for as it is.
+        """
+        if self._want is None:
+            return
+        for one in ranges:
+            ahead = moved(one, later, self.order)
+            self._known[ahead] = ids = self.order.ids(*ahead)
+            self._want(ids)
+        while len(self._known) > _KEPT:  # others were asked for: the shares have changed
+            with suppress(KeyError, RuntimeError):  # another thread is at it too
+                del self._known[next(iter(self._known))]
+
+
+def reader(samples: Samples) -> Callable[[npt.NDArray[np.int64]], Any]:
+    """How to read many samples: as rows, by the data set's `__getitems__`, or one by one."""
+    gather: Callable[[npt.NDArray[np.int64]], Any] | None = getattr(samples, "gather", None)
+    if gather is not None:
+        return gather  # of our own, which reads files
+    many = getattr(samples, "__getitems__", None)
+    if many is not None:
+        return lambda ids: retried(lambda: many(ids.tolist()), PAUSE)
+    return lambda ids: [retried(partial(getitem, samples, i), PAUSE) for i in ids.tolist()]
+
+
+def joined(parts: Iterable[MicroBatch | StepSpan]) -> list[Range]:
+    """Where these lie, neighbours joined: an order is asked less often."""
+    found: list[Range] = []
+    for m in parts:
+        if found and found[-1][0] == m.epoch and found[-1][2] == m.start:
+            found[-1] = (m.epoch, found[-1][1], m.stop)
+        else:
+            found.append((m.epoch, m.start, m.stop))
+    return found
+
+
+def moved(one: Range, later: int, order: Order) -> Range:
+    """The range `later` places on, cut at the end of its epoch."""
+    epoch, start, stop = one[0], one[1] + later, one[2] + later
+    while start >= (length := order.samples_in(epoch)):
+        epoch, start, stop = epoch + 1, start - length, stop - length
+    return epoch, start, min(stop, length)
+
+
+def codes_of(ids: npt.NDArray[np.int64]) -> Codes:
+    """A code below `ROWS` of each sample: sums of other samples are other ones, but by chance."""
+    return (ids.astype(np.uint64) + np.uint64(1)) * _FACTOR >> _SHIFT
+
+
+def row_sum_of(codes: Codes) -> int:
+    """The sum of some codes."""
+    return int(codes.sum()) % ROWS
+
+
+def row_sum(ids: npt.NDArray[np.int64]) -> int:
+    """The sum of the codes of some samples.
+
+    >>> row_sum(np.array([3, 1, 2])) == row_sum(np.array([1, 2, 3])) != row_sum(np.array([2, 2, 2]))
+    True
+    """
+    return row_sum_of(codes_of(ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,10 +340,9 @@ class Collate:
         where = micro_batch.epoch, micro_batch.start, micro_batch.stop
         return tuple(self._view.order.ids(*where).tolist())
 
-    def row_sum(self, micro_batches: Iterable[MicroBatch]) -> int:
-        """Of their samples, whoever reads them; see `dealing`."""
-        order = self._view.order
-        return sum(row_sum(order.ids(m.epoch, m.start, m.stop)) for m in micro_batches)
+    def row_sum(self, parts: Iterable[MicroBatch | StepSpan]) -> int:
+        """The sum of the codes of their samples, whoever reads them; see `row_sum`."""
+        return sum(row_sum(self._view.order.ids(*one)) for one in joined(parts))
 
     def want(self, micro_batches: Iterable[MicroBatch], later: int) -> None:
         """Hint that what stands `later` places after these will be asked for.
@@ -381,79 +470,3 @@ def _fault(what: str, error: BaseException, group: list[MicroBatch]) -> TaskErro
     found = raised(what, error)
     place = f"(epoch {first.epoch}, samples [{first.start}, {last.stop}) of the sequence)"
     return type(found)(f"{found.message} {place}")
-
-
-Range = tuple[int, int, int]
-"""An epoch, and samples [start, stop) of it."""
-
-PAUSE = wait
-
-_KEPT = 64  # ranges
-
-
-class View:
-    """The samples as they are known at one time. Thread-safe.
-
-    Attributes:
-        order: Which sample stands where.
-        read: Many samples by their ids.
-        as_rows: Whether they come as `Rows`.
-    """
-
-    def __init__(self, samples: Samples, order: Order) -> None:
-        """Look up how samples are read."""
-        self.order = order
-        self._known: dict[Range, npt.NDArray[np.int64]] = {}
-        self.read = reader(samples)
-        self.as_rows = hasattr(samples, "gather")
-        self._want: Callable[[npt.NDArray[np.int64]], None] | None = getattr(samples, "want", None)
-
-    def ids(self, one: Range) -> npt.NDArray[np.int64]:
-        """The samples of a range."""
-        known = self._known.pop(one, None)
-        return self.order.ids(*one) if known is None else known
-
-    def hint(self, ranges: Iterable[Range], later: int) -> None:
-        """Say that what stands `later` places after these will be read, if that is of use.
-
-        What was looked up for that is kept, since most of it will be asked for as it is.
-        """
-        if self._want is None:
-            return
-        for one in ranges:
-            ahead = moved(one, later, self.order)
-            self._known[ahead] = ids = self.order.ids(*ahead)
-            self._want(ids)
-        while len(self._known) > _KEPT:  # others were asked for: the shares have changed
-            with suppress(KeyError, RuntimeError):  # another thread is at it too
-                del self._known[next(iter(self._known))]
-
-
-def reader(samples: Samples) -> Callable[[npt.NDArray[np.int64]], Any]:
-    """How to read many samples: as rows, by the data set's `__getitems__`, or one by one."""
-    gather: Callable[[npt.NDArray[np.int64]], Any] | None = getattr(samples, "gather", None)
-    if gather is not None:
-        return gather  # of our own, which reads files
-    many = getattr(samples, "__getitems__", None)
-    if many is not None:
-        return lambda ids: retried(lambda: many(ids.tolist()), PAUSE)
-    return lambda ids: [retried(partial(getitem, samples, i), PAUSE) for i in ids.tolist()]
-
-
-def joined(micro_batches: Iterable[MicroBatch]) -> list[Range]:
-    """Where these lie, neighbours joined: an order is asked less often."""
-    found: list[Range] = []
-    for m in micro_batches:
-        if found and found[-1][0] == m.epoch and found[-1][2] == m.start:
-            found[-1] = (m.epoch, found[-1][1], m.stop)
-        else:
-            found.append((m.epoch, m.start, m.stop))
-    return found
-
-
-def moved(one: Range, later: int, order: Order) -> Range:
-    """The range `later` places on, cut at the end of its epoch."""
-    epoch, start, stop = one[0], one[1] + later, one[2] + later
-    while start >= (length := order.samples_in(epoch)):
-        epoch, start, stop = epoch + 1, start - length, stop - length
-    return epoch, start, min(stop, length)

@@ -22,7 +22,7 @@ class Kept:
         step: Which step.
         micro_batches: Indices in the step of those that it has computed, rising.
         weight: Their weight.
-        rows: Sum over the samples that were read for them; see `dealing`.
+        rows: Sum over the samples that were read for them; see `collate.row_sum`.
         skipped: Those among them that cannot be computed, and are not to be tried again.
     """
 

@@ -39,7 +39,6 @@ from raycloud.step.contract import (
 from raycloud.step.device import processor
 from raycloud.step.forward import Forward, Fusing
 from raycloud.step.mutation import extra_states, has_modes
-from raycloud.step.pace import Pace
 from raycloud.step.partial import Kept
 from raycloud.step.retry import compute_again, skip, trouble_of
 from raycloud.step.share import Share
@@ -52,6 +51,7 @@ from raycloud.step.stateful import (
     ReplicaState,
 )
 from raycloud.step.statistics import RunningStatistics
+from raycloud.step.straggler import StragglerWatch
 from raycloud.step.update import Trained, Update, without_compiler
 from raycloud.sync.gradients import GradientExchange, Gradients
 from raycloud.sync.strategy import STRATEGIES
@@ -151,7 +151,7 @@ class Replica:
         self.statistics.notice = self._tell
         self._transport: Transport | None = None
         self.broken: TransportError | None = None
-        self.pace = Pace(clock)
+        self.pace = StragglerWatch(clock)
         self.kept: Kept | None = None
         self._last: tuple[Pass, torch.Tensor] | None = None  # the backward pass that is to come
         self.own_extra = self._told = False  # told: what is skipped, in this generation

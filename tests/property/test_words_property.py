@@ -6,20 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raycloud.events import Noticed
-from raycloud.training.words import Word, Words
+from raycloud.worker.outbox import Outbox, OutboxEntry
 
 
 class Driver:
     """Asks for words, writes them down one by one, and may be killed after any of them."""
 
-    def __init__(self, words: Words, log: list[int]) -> None:
+    def __init__(self, words: Outbox, log: list[int]) -> None:
         self.words, self.log = words, log
         self.heard = max(log, default=0)
         words.again(self.heard)
 
     def turn(self, killed_after: int | None) -> bool:
         """Whether it lives; the call that is on its way when it is killed is answered, too."""
-        found: list[Word] = self.words.tell(self.heard)
+        found: list[OutboxEntry] = self.words.tell(self.heard)
         written = found if killed_after is None else found[:killed_after]
         self.log += [word.number for word in written]
         if killed_after is not None:
@@ -35,7 +35,7 @@ class Driver:
     )
 )
 def test_each_word_is_written_once(turns: list[tuple[int, int | None]]) -> None:
-    words, log, said = Words(0), [], 0
+    words, log, said = Outbox(0), [], 0
     driver = Driver(words, log)
     for more, killed_after in turns:
         words.add(Noticed(what=str(said + i)) for i in range(more))

@@ -28,7 +28,7 @@ from raycloud.on_ray.checkpoints import found_back, manifest_of
 from raycloud.order import Position, ledger_line
 from raycloud.run.driver import ENDED, Driver
 from raycloud.simulate.telling import short
-from raycloud.training.member import Meeting, MemberConfig
+from raycloud.worker.member import Meeting, MemberConfig
 from tests.scenario.fleet import Disk
 
 NOWHERE = Place("", 0, 0)  # who is alone asks nobody
@@ -169,9 +169,7 @@ class ThreadCluster:
             hand_over_s=_LONG_S if at_once else 0.0,  # the fake transport takes hardly any
             saves=job.checkpoint.every_steps == "auto",
             step=manifest.step if manifest else 0,
-            position=Position(epoch=manifest.epoch, offset=manifest.offset)
-            if manifest
-            else Position(),
+            position=manifest.position if manifest else Position(),
             ledger=manifest.ledger if manifest else None,
             first_generation=story.generation + 1,
             first_member=story.spawned,

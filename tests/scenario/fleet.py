@@ -15,13 +15,13 @@ from raycloud.control.heartbeats import Heard
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.recovery.rendezvous import Host
 from raycloud.run.driver import ENDED
-from raycloud.training.member import Member
+from raycloud.worker.member import Member
 from tests.scenario.stage import MemberClock, Process, here
 from tests.scenario.threads import Turns
 
 if TYPE_CHECKING:
     from raycloud.data.provide import Provider
-    from raycloud.training.member import MemberConfig
+    from raycloud.worker.member import MemberConfig
     from tests.scenario.stage import Stage
     from tests.scenario.wires import Wires
 

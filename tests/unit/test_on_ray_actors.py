@@ -11,7 +11,7 @@ from raycloud.on_ray.actors import loading
 BEGUN = """
 import sys
 import raycloud.on_ray.provider
-import raycloud.training.member
+import raycloud.worker.member
 print(*{"pyarrow", "pandas", "fsspec", "ray.data", "torch._dynamo"}.intersection(sys.modules))
 """
 

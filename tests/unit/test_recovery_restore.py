@@ -32,7 +32,7 @@ from raycloud.order import Ledger
 from raycloud.recovery import restore
 from raycloud.recovery.restore import read_together
 from raycloud.spec import ErrorsSection, Job
-from raycloud.training.member import Member
+from raycloud.worker.member import Member
 from tests.checkpoints import damage, manifest_of
 from tests.fellows import WAIT_S, Fellows
 from tests.live import wait_for

@@ -8,7 +8,7 @@ import pytest
 
 from raycloud.errors import InternalError, JobError, TaskError
 from raycloud.report.error_text import MACHINE, MOST_LINES, error_text
-from raycloud.training import member
+from raycloud.worker import member
 
 SCREEN = 24
 

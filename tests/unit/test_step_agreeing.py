@@ -13,10 +13,10 @@ import torch
 
 from raycloud.commands import Form, Reshare
 from raycloud.events import ChangeApplied, MemberDone
-from raycloud.step import pace
+from raycloud.step import straggler
 from raycloud.step.collate import StepWork
-from raycloud.step.pace import Behind
 from raycloud.step.replica import Replica
+from raycloud.step.straggler import Straggling
 from tests.fellows import WAIT_S, Fellows
 from tests.live_tasks import Steady
 from tests.lockstep import difference, job, plain_loop
@@ -59,8 +59,8 @@ def test_what_comes_of_a_late_share_is_in_force_once_that_is_done(
         return compute(replica, work, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Replica, "compute", held_up)
-    monkeypatch.setattr(pace, "_LONG_S", 0.0 if tells else math.inf)
-    monkeypatch.setattr(pace, "_FAR", 0.0)
+    monkeypatch.setattr(straggler, "_LONG_S", 0.0 if tells else math.inf)
+    monkeypatch.setattr(straggler, "_FAR", 0.0)
     asked = job(task=Steady, steps=STEPS, settings={"dropout": 0.0, "norm": True})
     fellows = Fellows(tmp_path, asked, count=2, joining=0, task=Steady)
     fellows.form(Form(generation=0, members=(0, 1), shares=(4, 4), step=0))
@@ -68,7 +68,7 @@ def test_what_comes_of_a_late_share_is_in_force_once_that_is_done(
     fellows.come_to(0, LATE)
     sent = fellows.replica(0).gradients
     until(lambda: sent.under_way and sent._next == len(sent.buckets))
-    assert [type(one) for one in fellows.members[1].seen()] == ([Behind] if tells else [])
+    assert [type(one) for one in fellows.members[1].seen()] == ([Straggling] if tells else [])
     fellows.prepare(1, Reshare(generation=1, shares=(6, 2)), holders)
     opened.set()
     fellows.until(MemberDone, (0, 1))

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from raycloud.clock import SystemClock
 from raycloud.step.forward import Fusing
-from raycloud.training.trial import Trial
+from raycloud.worker.calibration import Calibration
 from tests.lockstep import Fleet, NetTask, difference, job, plain_loop
 
 STEPS = 3
@@ -164,7 +164,7 @@ def compared(task: NetTask, shares: Sequence[int], **asked: Any) -> tuple[Fleet,
     told: list[str] = []
     for member, replica in enumerate(fleet.replicas):
         replica.notice = lambda what, detail: told.append(f"{what} / {detail['hint']}")
-        Trial(wanted, replica, fleet.collate, member=member, clock=SystemClock()).compare()
+        Calibration(wanted, replica, fleet.collate, member=member, clock=SystemClock()).compare()
     fleet.fuse = fleet.replicas[0].fuse
     return fleet, told
 

@@ -10,7 +10,7 @@ import torch
 from raycloud.commands import Form
 from raycloud.events import MemberDone, MemberLost
 from raycloud.step.contract import raised
-from raycloud.training.loop import Loop
+from raycloud.worker.loop import Loop
 from tests.fellows import Fellows
 from tests.live_tasks import Steady
 from tests.lockstep import difference, job, plain_loop

@@ -17,7 +17,7 @@ from raycloud.on_ray.attach import hash_seeded
 from raycloud.on_ray.tasks import code_of, resolve
 from raycloud.spec import Job
 from raycloud.step.contract import construct
-from raycloud.training.supply import asked
+from raycloud.worker.dataset import task_splits
 from tests.lockstep import NetTask, job
 
 DRAWS = """
@@ -55,7 +55,7 @@ def drawn(kind: Any, asked_for: Job) -> str:
     random.seed()
     np.random.seed()
     torch.default_generator.seed()
-    train: Any = asked(construct(kind, asked_for), asked_for).train
+    train: Any = task_splits(construct(kind, asked_for), asked_for).train
     return str([np.asarray(some).tolist() for some in train])
 
 

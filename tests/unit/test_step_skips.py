@@ -14,7 +14,7 @@ from raycloud.errors import DivergedError, TaskError, TransportError
 from raycloud.order import MicroBatch, Order, Position, Steps, StepSpan
 from raycloud.recovery.quorum import adopt
 from raycloud.spec import Job
-from raycloud.training.loop import Loop
+from raycloud.worker.loop import Loop
 from tests.lockstep import difference, job, plain_loop
 from tests.poisoned import Looped, Poisoned, hit, ran
 from tests.sockets import gloo_members, together

@@ -1,0 +1,194 @@
+"""How fast a member computes its shares, and whether one takes far longer than usual, meanwhile.
+
+A step that has become slow may take a minute, and who waits for its end has lost another one until
+the shares change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+
+_LONG_S = 2.0  # nothing shorter is far longer than usual: it may be a hiccup
+_FAR = 2.0  # times as long
+_LOOKS_S = 0.5  # two looks that are closer say little of the pace of now
+_TICK_S = 1e-9  # less processor time than any clock can tell
+_MOST = 4.0  # times what has passed: what does not go on at all is seen by others
+
+
+@dataclass(frozen=True, slots=True)
+class Straggling:
+    """A share that is being computed takes far longer than usual.
+
+    Attributes:
+        micro_batches: The share.
+        seconds: What all of it is likely to take.
+    """
+
+    micro_batches: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Span:
+    """A share, and two clocks: when it was begun, or how long it has taken."""
+
+    micro_batches: int
+    at_s: float
+    cpu_s: float
+
+
+def _late_s(now: _Span, usual: _Span) -> float:
+    """Seconds of computing from which on a share takes far longer than usual."""
+    if not now.micro_batches:
+        return math.inf
+    return max(_LONG_S, _FAR * usual.at_s * now.micro_batches / usual.micro_batches)
+
+
+class StragglerWatch:
+    """Of a member's computing. One thread computes; another one may look.
+
+    On a CPU that has become slow a process gets less processor time in a second than it did before:
+    so it is known how long the rest will take. Of a GPU nothing is known here: its work is begun
+    long before it is done.
+
+    Args:
+        clock: For seconds, and the process's own.
+
+    Attributes:
+        longest_s: The most seconds that a share has taken; None before the first one.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        """Nothing is computed."""
+        self._clock = clock
+        self._now: _Span | None = None
+        self._usual: _Span | None = None
+        self._looked: tuple[_Span, float, float] | None = None
+        self._told = False  # something, of what is computed now
+        self._waits = False
+        self.longest_s: float | None = None
+
+    @property
+    def computing(self) -> bool:
+        """In the midst of a share."""
+        return self._now is not None
+
+    def begin(self, micro_batches: int) -> None:
+        """A share is computed from now on; of one of 0 nothing is told, whatever is done in it."""
+        self._now = _Span(micro_batches, self._clock.monotonic_s(), self._clock.cpu_s())
+        self._told = False
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Meanwhile others are waited for: that is no part of the share."""
+        at_s, cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
+        self._waits = True
+        try:
+            yield
+        finally:
+            if (now := self._now) is not None:
+                took_s, used_s = self._since(at_s, cpu_s)
+                self._now = _Span(now.micro_batches, now.at_s + took_s, now.cpu_s + used_s)
+            self._waits = False
+
+    def end(self, *, done: bool) -> None:
+        """It is not computed any more: it is `done`, or was given up."""
+        began, self._now = self._now, None
+        if began is None or not done:
+            return
+        took_s, cpu_s = self._since(began.at_s, began.cpu_s)
+        self.longest_s = max(self.longest_s or 0.0, took_s)
+        if began.micro_batches and took_s > 0.0:
+            self._usual = _Span(began.micro_batches, took_s, cpu_s)
+
+    def look(self) -> list[Straggling]:
+        """What is to be told: nothing, mostly. To be asked about once a second."""
+        # First whether it waits: what it has waited is in `_now` before that ends.
+        waits, before = self._waits, self._looked
+        now, usual = self._now, self._usual
+        if now is None or usual is None or waits:
+            return []
+        at_s, cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
+        self._looked = now, at_s, cpu_s
+        usual_s = usual.at_s * now.micro_batches / usual.micro_batches
+        took_s = at_s - now.at_s
+        if took_s < _late_s(now, usual):
+            return []
+        since_s, used_s = now.at_s, now.cpu_s
+        if before is not None and before[0] is now and at_s - before[1] >= _LOOKS_S:
+            since_s, used_s = before[1:]
+        likely_s = usual_s * (usual.cpu_s / usual.at_s) * (at_s - since_s)
+        likely_s /= max(cpu_s - used_s, likely_s / (_MOST * took_s), _TICK_S)
+        self._told = True
+        return [Straggling(now.micro_batches, max(took_s, likely_s))]
+
+    def told(self) -> bool:
+        """Whether something was told of what is computed now."""
+        return self._told
+
+    def late_in_s(self) -> float:
+        """Seconds until there may be something to tell for the first time of what is computed now.
+
+        Infinite where nothing is computed, or it has been late for a while.
+        """
+        waits = self._waits
+        now, usual = self._now, self._usual
+        if now is None or usual is None or waits:
+            return math.inf
+        in_s = now.at_s + _late_s(now, usual) - self._clock.monotonic_s()
+        return in_s if in_s > 0.0 else math.inf
+
+    def _since(self, at_s: float, cpu_s: float) -> tuple[float, float]:
+        return self._clock.monotonic_s() - at_s, self._clock.cpu_s() - cpu_s
+
+
+TOLD_FROM_S = 1.0
+_BETWEEN_S = 1.5  # longer between two looks: this process stood still itself, or its machine
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """In the midst of computing a thread has used no processor time for so many seconds."""
+
+    seconds: float
+
+
+class StallWatch:
+    """Looks at a thread now and then.
+
+    A slow machine, or a busy one, gives a thread some processor time; one that waits for a lock
+    that nobody opens, or for a file that does not come, uses none at all. Where computing a step
+    has taken long before, it may stand still for twice that time: it may be waiting for something.
+
+    Args:
+        clock: For seconds, and the thread's own.
+        thread: Its identity.
+        usual_s: The longest that a step has taken to compute, while one is being computed; None
+            while none is, or where that is not known yet.
+    """
+
+    def __init__(self, clock: Clock, thread: int, usual_s: Callable[[], float | None]) -> None:
+        """It moves."""
+        self._clock, self._thread, self._usual_s = clock, thread, usual_s
+        self._used_s, self._still_s = -1.0, 0.0
+        self._looked_s = clock.monotonic_s()
+
+    def look(self) -> list[Stalled]:
+        """What is to be told: nothing, mostly."""
+        now_s, used_s = self._clock.monotonic_s(), self._clock.thread_cpu_s(self._thread)
+        between_s, self._looked_s = now_s - self._looked_s, now_s
+        usual_s = self._usual_s()
+        if used_s > self._used_s or usual_s is None:
+            self._still_s = 0.0
+        else:
+            self._still_s += min(between_s, _BETWEEN_S)
+        self._used_s = used_s
+        told = usual_s is not None and self._still_s >= max(TOLD_FROM_S, 2.0 * usual_s)
+        return [Stalled(self._still_s)] if told else []

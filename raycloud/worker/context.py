@@ -1,0 +1,153 @@
+"""What a loop is given: its place among the others, and all that it works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from raycloud.events import GenerationFormed
+from raycloud.recovery.rendezvous import HOST
+
+if TYPE_CHECKING:
+    from raycloud.checkpoint import Manifest
+    from raycloud.clock import Clock
+    from raycloud.commands import Extend, Reshare
+    from raycloud.data.index import Input
+    from raycloud.events import Event
+    from raycloud.order import Layout, Position, Steps
+    from raycloud.packing.code import TaskCode
+    from raycloud.recovery.rendezvous import Host
+    from raycloud.spec import Job
+    from raycloud.step.collate import Collate
+    from raycloud.step.feed import Held
+    from raycloud.step.replica import Replica
+    from raycloud.task import Task
+    from raycloud.worker.changes import Changes
+    from raycloud.worker.saver import Saver
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Membership:
+    """This member's place in a generation, and where the generation starts.
+
+    `last_step` is one past the last step, as it is known then: data that grows may put it off.
+    `held` says where data lies, see `Schedule`. Members of `following` compute and write nothing:
+    they had no state when the generation met, and have no share yet.
+    """
+
+    members: tuple[int, ...]
+    rank: int
+    generation: int
+    shares: tuple[int, ...]
+    step: int
+    position: Position
+    last_step: int
+    held: Held = ()
+    following: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.members)
+
+    @property
+    def member(self) -> int:
+        """This member's number."""
+        return self.members[self.rank]
+
+    def reshared(self, change: Reshare) -> Membership:
+        """The same place under other shares; who has caught up is as all others."""
+        following = tuple(m for m in self.following if m not in change.caught_up)
+        return replace(
+            self, generation=change.generation, shares=change.shares, following=following
+        )
+
+    @property
+    def formed(self) -> GenerationFormed:
+        """The word that all have met."""
+        return GenerationFormed(
+            generation=self.generation,
+            members=self.members,
+            shares=self.shares,
+            first_step=self.step,
+        )
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """Members that had the state: they divide among them what is written and measured."""
+        return tuple(member for member in self.members if member not in self.following)
+
+    @property
+    def part(self) -> int | None:
+        """Which part of that is this member's; None: none is."""
+        return None if self.member in self.following else self.holders.index(self.member)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopContext:
+    """What a loop works with; made anew where a process goes on as another, or goes back.
+
+    Attributes:
+        steps: The cut of the sequence, as it is known at the start.
+        evaluate: Called after a step with how many are done, and with the seat, whose `last_step`
+            is then what it has become. Gives the states of this member's metrics.
+        extend: Makes `collate` read grown data from an epoch on. Called in the loop's thread, once
+            all members hold the change at hand and before any feed asks for a step of that epoch.
+            None where the data cannot grow.
+        layout: The layout of an epoch's order, for checkpoints.
+        first_step: The first step of this start of the run; nothing before it is to be saved.
+        host: Where the member lives.
+    """
+
+    job: Job
+    steps: Steps
+    replica: Replica
+    collate: Collate
+    saver: Saver
+    changes: Changes
+    clock: Clock
+    report: Callable[[Event], None]
+    evaluate: Callable[[int, Membership], Mapping[str, Any]]
+    extend: Callable[[Extend, int], None] | None = None
+    layout: Callable[[int], Layout | None] = lambda _: None
+    first_step: int = 0
+    host: Host = HOST
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberConfig:
+    """What a member is told at its start.
+
+    `address` is this node's address that peers can reach. `checkpoints` is where they are kept, and
+    `mark` what shows that all members see that place (empty: they share a node);
+    `resume_step` names the one to start from, None for the beginning. `pipeline` is the name that
+    the run's members find their data's pipeline by, and `home` the node that it is on, the
+    driver's; `known` are the inputs that the run has read before, in their order. `collators` are
+    the names of the processes that make batches in the members' place. `only_steps` ends it after
+    so many steps, whatever the job's length, which the task's schedule is made for all the same.
+    One that `joins` takes its state from the others, who began with the checkpoint `origin`; where
+    nobody is left who has it, all are going to load the checkpoint of step `back` together.
+    `price_per_hour` is what this node is labelled to cost. `speed` are the
+    seconds of T(b), as in `MemberReady`, of the member whose place it has taken; None: it has to
+    find out its own.
+    """
+
+    task: type[Task] | TaskCode  # first: what follows may be of its modules
+    member: int
+    node: str
+    address: str
+    job: Job
+    checkpoints: str
+    mark: str = ""
+    resume_step: int | None = None
+    only_steps: int | None = None
+    pipeline: str = ""
+    known: tuple[Input, ...] = ()
+    home: str = ""
+    price_per_hour: float | None = None
+    collators: tuple[str, ...] = ()
+    joins: bool = False
+    origin: Manifest | None = None
+    back: int | None = None
+    speed: tuple[float, float] | None = None

@@ -1,0 +1,466 @@
+"""The data set of a worker: the samples it reads, their order, and what a checkpoint keeps of them.
+
+Samples are the task's own, or rows in blocks that a pipeline provides, which may grow while the
+training goes on. Control computes the same sizes from the checkpoint's ledger: see
+`ControlSettings.steps`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from raycloud.data.provide import Prepared
+from raycloud.errors import CheckpointError, DataError, InternalError, RaycloudError, TaskError
+from raycloud.events import DataPrepared
+from raycloud.order import EpochSizes, Layout, Order, Position, Steps, lanes_of
+from raycloud.step.contract import cut, raised
+from raycloud.task import Source, Splits, Task
+
+if TYPE_CHECKING:
+    from raycloud.checkpoint import Manifest
+    from raycloud.data.index import Index
+    from raycloud.data.provide import Provider
+    from raycloud.data.samples import BlockSamples
+    from raycloud.spec import Job
+    from raycloud.step.feed import Held
+    from raycloud.task import Samples
+
+DATA, LAYOUT = "data", "layout"  # names among a checkpoint's values
+
+# Recognised by name: a task that returns one has imported its package, others need not.
+_DATASETS = frozenset({("ray", "Dataset"), ("datasets", "Dataset"), ("pyarrow", "Table")})
+_MAP_STYLE = "return a data set with __len__ and __getitem__ (map-style), or a raycloud.Source"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskData:
+    """Samples that can be read; `prepared` says by split how those of a `Source` were made."""
+
+    train: Samples
+    held_out: Samples | None
+    prepared: Mapping[str, Prepared] = field(default_factory=dict)
+
+
+class DataRequest:
+    """Asks the task for its data; what has to be prepared is prepared in a thread of its own.
+
+    Args:
+        task: Is asked at once, in this thread.
+        job: Says where the data is.
+        provider: Prepares a `Source`.
+
+    Raises:
+        JobError: The data cannot be read, or is nothing that can be trained on.
+    """
+
+    def __init__(self, task: Task, job: Job, provider: Provider | None) -> None:
+        """Begin to prepare, if there is something to prepare."""
+        splits = task_splits(task, job)
+        self._future: Future[TaskData] = Future()
+        if not isinstance(splits.train, Source):
+            self._future.set_result(_own_samples(splits))
+            return
+        if provider is None:
+            raise InternalError("Task.data returned a Source, and nothing here can prepare one")
+        # What `Task.model` sets on the task meanwhile must not change what is prepared.
+        args = (provider, copy.copy(task), splits)
+        threading.Thread(target=self._prepare, args=args, name="prepare", daemon=True).start()
+
+    def result(self, waiting: Callable[[], None], every_s: float) -> TaskData:
+        """The samples, once they are there.
+
+        Args:
+            waiting: Called each time that so long has passed and they are not.
+            every_s: How long that is, in seconds.
+
+        Raises:
+            RaycloudError: Why they are not.
+        """
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return self._future.result(every_s)
+            if self._future.done():  # a TimeoutError of the preparing itself
+                return self._future.result()
+            waiting()
+
+    def _prepare(self, provider: Provider, task: Task, splits: Splits) -> None:
+        own = splits.held_out  # a `Source` only where the training samples are one
+        try:
+            sourced = splits if isinstance(own, Source) else replace(splits, held_out=None)
+            found = provider.provide(task, sourced)
+            held_out = found.held_out if isinstance(own, Source) else own
+            data = TaskData(train=found.train, held_out=held_out, prepared=found.prepared)
+            self._future.set_result(data)
+        except BaseException as error:  # noqa: BLE001 - raised to who asks for the samples
+            self._future.set_exception(error)
+
+
+def task_splits(task: Task, job: Job) -> Splits:
+    """The task's splits, with what goes through the pipeline as a `Source`.
+
+    Raises:
+        RaycloudError: The data cannot be read, or is nothing that can be trained on.
+    """
+    try:
+        splits = task.data(job.data.path)
+    except RaycloudError:
+        raise
+    except OSError as error:
+        raise DataError(
+            f"the data set could not be read: {error}", hint="check data.path"
+        ) from error
+    except BaseException as error:
+        raise TaskError(raised("Task.data", error).message) from error
+    if not isinstance(splits, Splits):
+        raise TaskError(
+            f"Task.data returned {type(splits).__name__}", hint="return raycloud.Splits(train=...)"
+        )
+    splits = Splits(train=as_source(splits.train), held_out=as_source(splits.held_out))
+    if isinstance(splits.train, Source) and not isinstance(splits.held_out, Source | None):
+        _count("held-out samples", splits.held_out)
+    if isinstance(splits.held_out, Source) and not isinstance(splits.train, Source):
+        raise TaskError(
+            "Task.data returned a Source of held-out samples, but training samples of its own",
+            hint="return a Source for both, or for the training samples alone",
+        )
+    return splits
+
+
+def as_source(value: Any) -> Any:
+    """The value; as a `Source` where it is one of the data sets that a source may hold.
+
+    >>> import pyarrow as pa
+    >>> as_source(pa.table({"x": [1, 2]})).dataset.num_rows
+    2
+    >>> as_source([1, 2])
+    [1, 2]
+    """
+    return Source(dataset=value) if _kinds(value) & _DATASETS else value
+
+
+def _kinds(value: Any) -> set[tuple[str, str]]:
+    """The top-level package and the name of each class that a value is of."""
+    return {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__}
+
+
+def _own_samples(splits: Splits) -> TaskData:
+    """Samples of the task's own: map-style, and at least one of them to train on."""
+    if _count("training samples", splits.train) == 0:
+        raise DataError("the data set has no training samples", hint="check data.path")
+    if splits.held_out is not None:
+        _count("held-out samples", splits.held_out)
+    train = cast("Samples", splits.train)
+    return TaskData(train=train, held_out=cast("Samples | None", splits.held_out))
+
+
+def _count(what: str, samples: Any) -> int:
+    """How many there are; `TaskError` where they are no data set that can be indexed."""
+    kinds, name = _kinds(samples), type(samples).__name__
+    if ("torch", "DataLoader") in kinds:
+        raise TaskError(
+            f"Task.data returned a DataLoader of {what}",
+            hint="return its data set: raycloud makes the batches, with Task.batch in the place "
+            "of collate_fn, and global_batch and micro_batch in that of batch_size",
+        )
+    if ("torch", "IterableDataset") in kinds or not hasattr(samples, "__getitem__"):
+        problem = f"Task.data returned {what} that cannot be indexed: {name}"
+        raise TaskError(problem, hint=_MAP_STYLE)
+    try:
+        return len(samples)
+    except TypeError as error:
+        problem = f"Task.data returned {what} without a length: {error}"
+        raise TaskError(problem, hint=_MAP_STYLE) from error
+    except BaseException as error:
+        raise TaskError(raised("the length of Task.data", error).message) from error
+
+
+class DataSet:
+    """Samples in the order of the job, from where a checkpoint stands; they may grow.
+
+    Args:
+        job: What is asked.
+        data: The samples.
+        manifest: The checkpoint; None at the beginning.
+
+    Attributes:
+        steps: How the sequence is cut, as it is known at the start.
+        order: Which sample stands where, as it is known at the start.
+
+    Raises:
+        DataError: There are too few samples, or they are not those the checkpoint was trained on.
+        CheckpointError: The checkpoint's layout cannot be used.
+    """
+
+    def __init__(self, job: Job, data: TaskData, manifest: Manifest | None) -> None:
+        """Lay the samples out."""
+        index = block_index(data.train)
+        begun = manifest if manifest is not None and manifest.step else None
+        if begun is not None:
+            stratified = job.data.stratify is not None
+            check_identity(index, begun.values.get(DATA), stratified=stratified)
+        self._job, self.data = job, data
+        self.steps = steps_of(job, len(data.train), begun)
+        layout = block_layout(job, index)
+        self.order = order_of(job, self.steps, layout, begun)
+        self._layouts = [(0, layout)]
+        if begun is not None and begun.offset:  # that epoch ends as it began
+            kept = layout_of(begun.values.get(LAYOUT))
+            self._layouts = [(0, kept), (begun.position.next_epoch, layout)]
+
+    def layout(self, epoch: int) -> Layout | None:
+        """The layout of `epoch`; None where it has none."""
+        return next(layout for first, layout in reversed(self._layouts) if first <= epoch)
+
+    def extend(self, samples: Samples, epoch: int) -> Layout | None:
+        """Lay grown samples out, which are there from `epoch` on."""
+        layout = block_layout(self._job, block_index(samples))
+        self._layouts.append((epoch, layout))
+        return layout
+
+    def lane_bytes(self, nodes: tuple[str, ...]) -> Held:
+        """For each lane, the bytes that each rank's node held at the start; see `lane_bytes`."""
+        index = block_index(self.data.train)
+        return () if index is None else lane_bytes(index, self.order, nodes)
+
+
+def block_index(samples: Samples) -> Index | None:
+    """The index of samples that lie in blocks; None for others."""
+    index: Index | None = getattr(samples, "index", None)
+    return index if hasattr(samples, "gather") else None
+
+
+def block_layout(job: Job, index: Index | None) -> Layout | None:
+    """How the job reads blocks: a step takes as many rows of every lane."""
+    if index is None:
+        return None
+    lanes = lanes_of(job.global_batch, job.micro_batch)
+    try:
+        return Layout(
+            partitions=index.partitions,
+            lanes=lanes,
+            run=job.global_batch // lanes,
+            window=job.data.window,
+        )
+    except ValueError as error:
+        raise InternalError(f"the data was prepared for another job: {error}") from error
+
+
+def lane_bytes(index: Index, order: Order, nodes: Sequence[str]) -> Held:
+    """For each lane, the bytes of its rows that each rank's node holds.
+
+    Lanes are those of the newest layout; they keep what they have where data grows. The bytes of a
+    block count evenly over its rows.
+
+    Args:
+        index: Of the samples, with the nodes that hold each block.
+        order: Which sample stands where.
+        nodes: The node of each rank; empty where unknown.
+
+    Returns:
+        A row for each lane, with a value for each rank. Nothing where no rank can be preferred:
+        ranks are on one node, one's node is not known, or there are no lanes.
+    """
+    epoch = order.newest_from
+    lanes = order.lanes_in(epoch)
+    if not lanes or len(set(nodes)) < 2 or not all(nodes):  # noqa: PLR2004 (a choice)
+        return ()
+    blocks = [block for block in index.blocks if block.rows]
+    starts = np.cumsum([0, *(block.rows for block in blocks)])
+    row_of = {node: row for row, node in enumerate(dict.fromkeys(nodes))}
+    there = np.zeros((len(row_of), len(blocks)))
+    for at, block in enumerate(blocks):
+        for node in row_of.keys() & block.nodes:
+            there[row_of[node], at] = block.bytes
+    before = np.cumsum(np.insert(there, 0, 0.0, axis=1), axis=1)  # bytes held of all rows before
+    amounts = np.diff([np.interp(index.partitions, starts, sums) for sums in before], axis=1)
+    columns = amounts[[row_of[node] for node in nodes]]
+    sums = [columns[:, order.lane_partitions(epoch, lane)].sum(axis=1) for lane in range(lanes)]
+    return tuple(tuple(row.tolist()) for row in sums)
+
+
+def steps_of(job: Job, samples: int, manifest: Manifest | None) -> Steps:
+    """How the sequence is cut into steps by a member that sees `samples` samples.
+
+    Samples that the checkpoint does not know of are in all epochs that begin where it stands, or
+    after it.
+
+    Raises:
+        DataError: There are fewer samples than the checkpoint was trained on, or too few for a
+            step.
+    """
+    if manifest is None or not manifest.step:
+        return cut(job, samples)
+    sizes = EpochSizes.from_state(manifest.ledger)
+    if samples < sizes.most:
+        raise DataError(
+            f"the data has changed: the checkpoint was trained on {sizes.most} samples per epoch, "
+            f"the members see {samples}",
+            hint="bring back what is missing from data.path, or start a new run: without --resume, "
+            "in another --run-dir",
+        )
+    sizes = sizes.grown(manifest.position.next_epoch, samples)
+    return replace(cut(job, samples), samples=sizes.samples, later=sizes.later)
+
+
+def order_of(job: Job, steps: Steps, layout: Layout | None, manifest: Manifest | None) -> Order:
+    """Which sample stands where, from the checkpoint's position on.
+
+    An epoch that the checkpoint has begun ends as it began, whatever has become of the data, the
+    batch sizes or the layout since; `layout` holds for those that begin later.
+
+    Args:
+        job: What is asked.
+        steps: Of `steps_of`.
+        layout: Of all samples that there are now; None where they have none.
+        manifest: The checkpoint; None at the beginning.
+
+    Raises:
+        CheckpointError: Its layout is not one of the epoch it has begun.
+    """
+    at = Position() if manifest is None else manifest.position
+    seed, shuffle, most = job.seed, job.data.shuffle, steps.sizes.most
+    if manifest is None or not at.offset:
+        return Order(samples=most, seed=seed, shuffle=shuffle, layout=layout)
+    samples = steps.samples_in(at.epoch)
+    try:
+        kept = layout_of(manifest.values.get(LAYOUT))
+        begun = Order(samples=samples, seed=seed, shuffle=shuffle, layout=kept)
+    except (TypeError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"the layout in the checkpoint of step {manifest.step} cannot be used: {error}",
+            hint="resume from another checkpoint",
+        ) from error
+    if (samples, kept) == (most, layout):
+        return begun
+    return begun.extended(at.next_epoch, most, layout)
+
+
+def layout_record(layout: Layout | None) -> dict[str, Any] | None:
+    """A layout as plain values; for a checkpoint.
+
+    >>> layout_record(Layout(partitions=(0, 4, 8), lanes=2, run=2, window=1))
+    {'partitions': [0, 4, 8], 'lanes': 2, 'run': 2, 'window': 1}
+    """
+    return None if layout is None else {**asdict(layout), "partitions": list(layout.partitions)}
+
+
+def layout_of(record: dict[str, Any] | None) -> Layout | None:
+    """The layout whose `layout_record` this is."""
+    if record is None:
+        return None
+    return Layout(**{**record, "partitions": tuple(record["partitions"])})
+
+
+def data_values(samples: Samples) -> dict[str, Any]:
+    """What a checkpoint keeps to know the data again."""
+    index = block_index(samples)
+    return {} if index is None else {DATA: identity(index)}
+
+
+def identity(
+    index: Index, *, blocks: int | None = None, files: int | None = None
+) -> dict[str, Any]:
+    """What tells a data set from another, as plain values for a checkpoint.
+
+    Args:
+        index: Of the data set.
+        blocks: Count the first ones only.
+        files: The same for the files that they were made from.
+    """
+    keys = [block.key for block in index.blocks][:blocks]
+    digests = [file.digest for file in index.inputs][:files]
+    return {
+        "blocks": len(keys),
+        "rows": sum(block.rows for block in index.blocks[:blocks]),
+        "keys": _digest(keys),
+        "files": len(digests),
+        "digests": _digest(digests),
+    }
+
+
+def check_identity(
+    index: Index | None, kept: Mapping[str, Any] | None, *, stratified: bool = False
+) -> None:
+    """Refuse data that is not what a checkpoint was trained on. It may have grown at its end.
+
+    Args:
+        index: Of the data at hand; None where the task's samples are its own.
+        kept: The `identity` in the checkpoint; None where it has none.
+        stratified: Whether rows are dealt to partitions by a column.
+
+    Raises:
+        DataError: It is not, and what has changed.
+    """
+    if index is None and kept is None:
+        return
+    if index is None or kept is None:
+        was, now = ("samples of the task's own", "a Source")[:: 1 if kept is None else -1]
+        raise DataError(
+            f"Task.data returned {was} when the checkpoint was made, and {now} now",
+            hint="resume with the task the run was started with, or start a new run",
+        )
+    found = identity(index, blocks=kept["blocks"], files=kept["files"])
+    if found == kept:
+        return
+    if (found["files"], found["digests"]) != (kept["files"], kept["digests"]):
+        raise DataError(
+            f"the files of the data set have changed: the first {kept['files']} are not those that "
+            f"the checkpoint was trained on",
+            hint="bring them back, or start a new run: only files that are added can be taken up",
+        )
+    dealt = ", global_batch / micro_batch (rows are dealt by it)" if stratified else ""
+    raise DataError(
+        f"the rows made of the data set's files have changed: there are {found['rows']} in the "
+        f"place of the {kept['rows']} that the checkpoint was trained on, or they are others",
+        hint=f"undo the change to Task.preprocess, to the Source's options{dealt} or to raycloud's "
+        "version, or start a new run",
+    )
+
+
+def _digest(names: Iterable[str]) -> str:
+    """A digest of names in their order: 32 hex digits."""
+    found = hashlib.blake2b(digest_size=16)
+    for name in names:
+        found.update(name.encode() + b"\n")
+    return found.hexdigest()
+
+
+def prepared_event(job: Job, split: str, prepared: Prepared, **more: Any) -> DataPrepared:
+    """What a member tells of a split that is ready; `more` are other fields."""
+    index = prepared.index
+    return DataPrepared(
+        split=split,
+        rows=index.rows,
+        bytes=index.bytes,
+        blocks=len(index.blocks),
+        cached_blocks=prepared.cached_blocks,
+        partitions=len(index.partitions) - 1,
+        bad_rows=index.bad_rows,
+        bad=tuple(f"{bad.file}, row {bad.row}: {bad.why}" for bad in index.bad),
+        inputs=tuple(asdict(file) for file in index.inputs),
+        files=len(index.inputs),
+        seconds=prepared.seconds,
+        read_s=prepared.read_s,
+        price_per_gb_month=job.data.cache.price_per_gb_month,
+        **more,
+    )
+
+
+def grown_data(samples: BlockSamples, before: int) -> Prepared:
+    """Training samples that have grown from `before` blocks on, beside the training.
+
+    How long that took is not known here.
+    """
+    made = len(samples.index.blocks) - before
+    return Prepared(
+        index=samples.index, cached_blocks=before, made_blocks=made, seconds=0.0, read_s=0.0
+    )

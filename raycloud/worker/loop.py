@@ -1,0 +1,472 @@
+"""The loop of one member: step after step, and what happens between steps. It asks nobody."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from raycloud.commands import Extend, Halt, Meet, Reshare, Save
+from raycloud.errors import InternalError, TaskError, TransportError
+from raycloud.events import ChangeApplied, Noticed
+from raycloud.net.lane import (
+    NO_PLACES,
+    Lane,
+    LaneReport,
+    Places,
+    all_places,
+)
+from raycloud.net.transport import Abandoned
+from raycloud.spec.sizes import report_s, ring_bytes
+from raycloud.step.commit import (
+    Others,
+    Owed,
+    RollbackError,
+    all_hold,
+    check_end,
+    find_outcome,
+    finish,
+)
+from raycloud.step.consistency import Company, Consistency
+from raycloud.step.feed import (
+    Adopted,
+    Course,
+    Feed,
+    Piece,
+    Schedule,
+)
+from raycloud.worker.dataset import LAYOUT, layout_record
+from raycloud.worker.evaluate import measured_value, merge_states
+from raycloud.worker.tally import SampleAudit, StepCount, Tally
+
+if TYPE_CHECKING:
+    from raycloud.order import Position, StepSpan
+    from raycloud.step.collate import StepWork
+    from raycloud.worker.changes import Due
+    from raycloud.worker.context import LoopContext, Membership
+
+
+class Loop:
+    """Computes the steps of one generation after the other.
+
+    When an exchange breaks, `run` raises and what is computed is kept: `enter` takes this member
+    into the next generation, and `run` goes on.
+
+    Where the job's length is a number of epochs, data that grows makes it longer; the learning
+    rate's schedule is not: it was made for the steps that were known at the start.
+
+    Args:
+        parts: What it works with.
+        seat: From which step to which, as it is known now, and who this member is then.
+    """
+
+    def __init__(self, parts: LoopContext, seat: Membership) -> None:
+        """Nothing is to be computed before `enter`."""
+        self._parts, self.seat = parts, seat
+        self._course = Course(
+            parts.steps,
+            step=seat.step,
+            at=seat.position,
+            last_step=seat.last_step,
+            epochs=None if parts.job.steps is not None else parts.job.epochs or 1,
+        )
+        self._tally = Tally(member=seat.member, clock=parts.clock)
+        self._consistency = Consistency(parts.replica, parts.clock)
+        self._audit = SampleAudit(parts.collate)
+        self.owed: Owed | None = None
+        self.loss = float("nan")  # the mean of the newest step of which it is known
+        self._computed: StepCount | None = None  # of the step under way
+        self._lane_s = 0.0
+        self.next: Meet | None = None
+        self.step, self.position = seat.step, seat.position
+
+    def enter(
+        self,
+        seat: Membership,
+        lane: Lane,
+        abandoned: Callable[[], bool],
+        adopted: Adopted | None = None,
+        *,
+        planned: bool = False,
+        unlike: bool = False,
+    ) -> None:
+        """Become a member of a generation, and start collating its first steps.
+
+        Args:
+            seat: Who this member is in it, and from which step it goes on.
+            lane: Its control lane.
+            abandoned: Says that the driver has given it up.
+            adopted: What each rank computes of its first step, beside what it has kept of that.
+            planned: The generation before has done all that was due before its first step.
+            unlike: Not all members' processors are of one kind.
+        """
+        self._report()  # a step that was taken is one of the generation before
+        parts = self._parts
+        self.seat, self._lane, self._abandoned = seat, lane, abandoned
+        self._broke, self.next = not planned, None
+        self.step, self.position = seat.step, seat.position
+        piece = Piece(step=seat.step, generation=seat.generation, shares=seat.shares)
+        self._schedule = Schedule(piece, seat.held, adopted)
+        # Any other checkpoint may be one that the generation before did not come to write.
+        self._saved_step = parts.first_step
+        self._feed = self._collating()
+        company = Company(members=seat.members, unlike=unlike)
+        self._consistency.enter(company, seat.rank, seat.step)
+        self._audit.enter(seat.rank, seat.size)
+
+    def _collating(self) -> Feed:
+        """The steps from the present one on, under the shares that are known now."""
+        parts, schedule, rank = self._parts, self._schedule, self.seat.rank
+        return Feed(
+            parts.collate,
+            lambda span: schedule.micro_batches(span, rank),
+            self._course.walk(self.step, self.position),
+            fuse=lambda: parts.replica.fuse,
+            depth=parts.job.data.prefetch_steps,
+            clock=parts.clock,
+        )
+
+    def _collate_anew(self) -> None:
+        """Nothing that was collated ahead is computed: passes are others from this step on."""
+        self._feed.close()
+        self._feed = self._collating()
+
+    @property
+    def last_step(self) -> int:
+        """One past the last step, as it is known now."""
+        return self._course.last_step
+
+    def span(self, step: int, position: Position) -> StepSpan | None:
+        """The span of `step`, which stands at `position`; None past the last."""
+        return self._course.steps.span(step, position) if step < self.last_step else None
+
+    def learn_loss(self, mean: float) -> None:
+        """The mean loss of the step committed last; without effect where it is known."""
+        if self.owed is not None:
+            self._tally.add_loss(mean, self.owed.weight)
+            self.loss, self.owed = mean, None
+
+    def take_step(self) -> None:
+        """Others have committed the step that this member computed, and it has their state now."""
+        computed = self._computed
+        if computed is None or computed.step != self.step or self.owed is not None:
+            raise InternalError(f"step {self.step} is committed without this member's part of it")
+        computed.skips = tuple(s for s in self._parts.replica.history.skips if s.step == self.step)
+        self._tally.add(computed)
+        self._audit.add(self._begun, computed.rows)
+        if not any(skip.whole_step for skip in computed.skips):
+            self.owed = Owed(loss=0.0, own_weight=0.0, weight=computed.weight)
+        self.step, self.position = self.step + 1, computed.after
+
+    def begin_anew(self) -> None:
+        """Others have gone on without this member: what it knows of its steps counts no more."""
+        self.owed, self.loss, self._computed = None, float("nan"), None
+        self._audit.forget()
+
+    def run(self) -> bool:
+        """Compute until the last step, a halt, or the `next` generation.
+
+        Returns:
+            True when the last step is committed, False when it ended before.
+
+        Raises:
+            TransportError: The exchange broke, or the generation was abandoned.
+            RollbackError: A step is not finite, and the job goes back then.
+        """
+        try:
+            if self._broke and self.step > self._parts.first_step:
+                self._between_steps()
+            elif self.step >= self._course.last_step or self._lacks_measured():
+                self._evaluate()  # resumed at its end, or at what was its end
+            while self.step < self._course.last_step:
+                if self._abandoned():  # an exchange asks only while it waits
+                    raise Abandoned(f"the generation was abandoned before step {self.step}")
+                for due in self._parts.changes.due(self.step):
+                    if self._apply(due):
+                        return False
+                self._one_step()
+                self._between_steps()
+        except (TransportError, RollbackError):
+            self._parts.replica.suspend()
+            self._report()
+            raise
+        finally:
+            self._feed.close()
+        return True
+
+    def save(self) -> None:
+        """Checkpoint the state before the next step, unless that is done already."""
+        if self._saved_step == self.step or self.seat.part is None:
+            return
+        self._consistency.look(self.step)
+        self._saved_step = self.step
+        self._report()
+        replica = self._parts.replica
+        values = {
+            "step": self.step,
+            "epoch": self.position.epoch,
+            "offset": self.position.offset,
+            "generation": self.seat.generation,
+            "fuse": replica.forward.size.most,
+            "pass_size": replica.fuse,
+            "fusing": int(replica.forward.fusing),
+            **(self._whole_values() if self.seat.part == 0 else {}),
+        }
+        self._parts.saver.save(
+            step=self.step,
+            rank=self.seat.part,
+            parts=len(self.seat.holders),
+            tensors=replica.state.tensors(),
+            values=values,
+            generation=self.seat.generation,
+        )
+
+    def settle(self) -> None:
+        """Learn the loss of the last step at once; all members call this after the same step."""
+        self._send_lane(weight=0.0)
+        self._read_lane()
+        self._compare()
+
+    def _compare(self) -> None:
+        """Find out what differs where the lane has said that something does; or look, if asked."""
+        last = self.step == self._course.last_step
+        self._consistency.settle(self.step, self._lane, self._abandoned, last=last)
+
+    def _whole_values(self) -> dict[str, Any]:
+        """What is the same on every member, and of an epoch in progress, how it goes on."""
+        values: dict[str, Any] = self._parts.replica.state.values()
+        layout = self._parts.layout(self.position.epoch) if self.position.offset else None
+        return values if layout is None else {**values, LAYOUT: layout_record(layout)}
+
+    def _one_step(self) -> None:
+        parts, clock = self._parts, self._parts.clock
+        waited_s = self._feed.waited_s
+        work = self._feed.take()
+        began_s, self._lane_s = clock.monotonic_s(), 0.0
+        kept, self._begun = parts.replica.kept, work.span
+        self._send_lane(
+            weight=work.expected_weight(kept),
+            places=work.places(kept),
+            rows=work.told_rows(kept),
+        )
+        work, sums = self._compute(work)
+        parts.replica.synchronize()
+        self._computed = count = StepCount(
+            step=work.span.step,
+            generation=self.seat.generation,
+            after=self._course.steps.after(work.span),
+            weight=sums.weight,
+            samples=work.span.samples,
+            micro_batches=work.micro_batches,
+            learning_rate=parts.replica.learning_rate,
+            compute_s=clock.monotonic_s() - began_s - self._lane_s - work.idle_s,
+            data_s=self._feed.waited_s - waited_s,
+            computed=int(sums.places[0]),
+            rows=int(sums.rows),
+            read_s=work.read_s,
+            collate_s=work.collate_s,
+        )
+        others = self._others()
+        found = find_outcome(parts.replica, work, sums.weight, others, parts.collate)
+        follows = parts.replica.following is not None
+        finish(parts.replica, work, found, tells=self.seat.rank == 0)
+        self.position = count.after
+        self._audit.add(work.span, count.rows)
+        self.step += 1
+        if follows:  # it tells of no step that it has not committed with all others
+            self._tally.begin()
+        else:
+            self.owed = found.owed
+            count.weight, count.skips, count.norm = found.weight, found.skips, found.exchanged.norm
+            count.exchange_s = found.exchanged.exchange_s + self._lane_s
+            count.lane_s, count.bytes_sent = self._lane_s, found.exchanged.bytes_sent
+            count.bytes_dense = ring_bytes(parts.replica.gradients.gradient_bytes, self.seat.size)
+            count.bytes_last = found.exchanged.bytes_last
+            self._tally.add(count)
+        if all_hold(found.exchanged, self._others()):
+            self._agree()
+        self._compare()
+        if parts.replica.forward.size.committed([len(one.micro_batches) for one in work.passes]):
+            self._collate_anew()
+
+    def _compute(self, work: StepWork) -> tuple[StepWork, LaneReport]:
+        """Compute this member's part of the step, which leaves it on the way.
+
+        Returns:
+            What it has computed, and what the lane says of the step.
+        """
+        replica, pace, collate = self._parts.replica, self._parts.replica.pace, self._parts.collate
+        pace.begin(work.micro_batches if replica.foreseeable else 0)
+        done = False
+        try:
+            mine = replica.compute(work, collate)
+            try:
+                with pace.waiting():
+                    sums = self._weighed()
+            except TransportError:
+                replica.backward(work.span, collate, None)
+                raise
+            replica.backward(work.span, collate, 1.0 / sums.weight)
+            done = bool(work.passes)
+        finally:
+            pace.end(done=done)
+        replica.send(behind=not self._parts.changes.next_at_hand, late=pace.told())
+        return mine, sums
+
+    def _others(self) -> Others:
+        behind = not self._parts.changes.next_at_hand
+        return Others(self._lane, self._abandoned, behind)
+
+    def _weighed(self) -> LaneReport:
+        """What the lane says of this step."""
+        sums = self._read_lane()
+        self._check_places(sums)
+        if sums.weight <= 0.0:
+            raise TaskError(
+                f"the samples of step {self.step} weigh nothing together",
+                hint="Task.weight must be positive for at least one micro-batch of each step",
+            )
+        return sums
+
+    def _check_places(self, sums: LaneReport) -> None:
+        """Each micro-batch of the step is computed by one member, or nothing of the step counts."""
+        span = self._begun
+        many = -(-span.samples // span.micro_batch)
+        if sums.places != all_places(many):
+            raise InternalError(
+                f"members compute {sums.places[0]:.0f} of the {many} micro-batches of step "
+                f"{span.step}, or not each of them once"
+            )
+
+    def _send_lane(self, *, weight: float, places: Places = NO_PLACES, rows: float = 0.0) -> None:
+        loss = self.owed.loss if self.owed is not None else 0.0
+        digest = self._consistency.told(self.step)
+        told = LaneReport(weight=weight, places=places, rows=rows, loss=loss, digest=digest)
+        self._lane.send(told)
+
+    def _read_lane(self) -> LaneReport:
+        began_s = self._parts.clock.monotonic_s()
+        sums = self._lane.read(self._abandoned)
+        self._consistency.heard(sums)
+        self._lane_s += self._parts.clock.monotonic_s() - began_s
+        if self.owed is not None:
+            self.learn_loss(sums.loss / self.owed.weight)
+        return sums
+
+    def _agree(self) -> None:
+        due = self._parts.changes.agree(self.step - 1)
+        match due.change:
+            case Reshare(generation=generation, shares=shares):
+                self._schedule.add(Piece(step=due.step, generation=generation, shares=shares))
+            case Extend():
+                self._extend(due.change, self._course.growth_at(due.step))
+            case Save() | Halt() | Meet():
+                pass
+
+    def take_growth(self, due_step: int) -> None:
+        """Others have found that all hold the next change, which is growth: so has this member.
+
+        Between two generations, when no feed runs.
+        """
+        due = self._parts.changes.agree_on(due_step)
+        if not isinstance(due.change, Extend):
+            raise InternalError(f"{due} was agreed on by a generation that broke")
+        self._extend(due.change, self._course.growth_at(due_step))
+
+    def _extend(self, change: Extend, epoch: int) -> None:
+        """From `epoch` on there is more data; no feed has asked for any of it yet."""
+        if self._parts.extend is None:
+            raise InternalError(f"{change} came for data that cannot grow")
+        self._parts.extend(change, epoch)
+        if not self._course.grow(epoch, change.samples) and self.seat.rank == 0:
+            self._parts.report(
+                Noticed(
+                    what=f"the data has grown to {change.samples} samples, but the run ends before "
+                    f"epoch {epoch}, the first to have them: give more epochs or steps",
+                    member=self.seat.member,
+                )
+            )
+
+    def _apply(self, due: Due) -> bool:
+        """Switch to a change; True when this generation ends with it."""
+        ends = isinstance(due.change, Halt | Meet)
+        if ends:
+            self._consistency.look(self.step)
+            self.settle()
+        self._report()
+        match due.change:
+            case Reshare():
+                self.seat = self.seat.reshared(due.change)
+                self._collate_anew()  # what was collated ahead is for the old shares
+                if self.seat.rank == 0:
+                    self._parts.report(replace(self.seat, step=self.step).formed)
+            case Save() | Halt():
+                self.save()
+            case Meet():
+                self.next = due.change
+                if self.seat.member not in due.change.members:
+                    self._parts.saver.wait()
+            case Extend():
+                pass  # done ahead, when it was agreed
+        self._report()
+        applied = ChangeApplied(member=self.seat.member, change=due.number, step=self.step)
+        self._parts.report(applied)
+        return ends
+
+    def _between_steps(self) -> None:
+        """What is due after `self.step` steps: the same on every member, by arithmetic."""
+        job, done = self._parts.job, self.step
+        first, last = self.seat.step + 1, self._course.last_step
+        if done == last:
+            check_end(self._parts.replica, done)
+            self._consistency.look(done)
+        if done in (first, last):
+            self.settle()
+        if done in (first, last) or self._tally.age_s >= report_s(self.seat.size):
+            self._report()
+        every = job.checkpoint.every_steps
+        saves = done == last or (isinstance(every, int) and done % every == 0)
+        if saves and (done == last or not self._parts.replica.by_measured):
+            self.save()
+        if done == last or self._measures(done):
+            self._report()
+            self._evaluate()
+        if saves:  # a schedule that goes by what is measured has heard of it now
+            self.save()
+
+    def _measures(self, done: int) -> bool:
+        every = self._parts.job.evaluate.every_steps
+        return every is not None and done > 0 and done % every == 0
+
+    def _lacks_measured(self) -> bool:
+        """Whether the run has ended here before, so that its schedule was stepped no more."""
+        replica, at = self._parts.replica, self.step
+        if not replica.by_measured or not self._broke or not self._measures(at):
+            return False
+        measured = replica.history.measured
+        known = replica.following is not None or (measured is not None and measured[0] >= at)
+        return not all(row[0] for row in self._lane.gather([float(known)], self._abandoned))
+
+    def _evaluate(self) -> None:
+        seat = replace(self.seat, last_step=self._course.last_step)
+        states = self._parts.evaluate(self.step, seat)
+        replica = self._parts.replica
+        if not replica.by_measured or self.step == seat.last_step:
+            return
+        value = replica.history.measured
+        known = value[1] if value is not None and value[0] == self.step else None
+        if replica.following is not None:
+            known, states = None, {}
+        told = json.dumps({"known": known, "states": dict(states)})
+        heard = [json.loads(text) for text in self._lane.gather_text(told, self._abandoned)]
+        values = [one["known"] for one in heard if one["known"] is not None]
+        found = (
+            values[0] if values else measured_value(merge_states([one["states"] for one in heard]))
+        )
+        replica.take_measured(self.step, found)
+
+    def _report(self) -> None:
+        self._audit.check()
+        if (made := self._tally.report()) is not None:
+            self._parts.report(made)

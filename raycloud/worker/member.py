@@ -1,0 +1,323 @@
+"""One member: lives in a thread of its own, is told what is next, and tells what happened."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import traceback
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from raycloud.commands import Extend, Meet
+from raycloud.errors import InternalError, RaycloudError, TaskError, TransportError, public_name
+from raycloud.events import (
+    Event,
+    ExchangeBroken,
+    MemberFailed,
+    MemberLost,
+    Noticed,
+    StepNotFinite,
+)
+from raycloud.net.transport import Abandoned
+from raycloud.recovery.rendezvous import HOST, Meeting
+from raycloud.redact import redacted
+from raycloud.step.commit import RollbackError
+from raycloud.step.contract import raised
+from raycloud.step.device import failure
+from raycloud.step.straggler import Stalled, StallWatch
+from raycloud.worker.changes import Changes
+from raycloud.worker.context import MemberConfig
+from raycloud.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from raycloud.commands import Change
+    from raycloud.data.provide import Provider
+    from raycloud.net.transport import Transport
+    from raycloud.recovery.rendezvous import Host
+    from raycloud.step.straggler import Straggling
+    from raycloud.worker.outbox import Survivor
+
+__all__ = ["Meeting", "Member", "MemberConfig"]
+
+_OVER = 1 << 62  # newer than any generation
+_END_S = 30.0  # for what is computed or measured just then
+_WRITES_S = 25.0  # control waits for the others' parts a little longer
+_ALONE_S = 5.0  # after a break; the driver calls to meet again before that, where it does
+
+
+class Member:
+    """A member's life, seen from outside: every method returns at once.
+
+    Events come out of `poll`, in order.
+
+    Args:
+        config: What it is told.
+        host: Where it lives.
+        provider: Prepares the data of a task that returns a `Source`; None: there can be none.
+        before: The member that this process was until now; None: it is new.
+    """
+
+    def __init__(
+        self,
+        config: MemberConfig,
+        host: Host = HOST,
+        provider: Provider | None = None,
+        before: Member | None = None,
+    ) -> None:
+        """Start to build, or take over what is built."""
+        self._config = config
+        self._provider = provider
+        self._before = before
+        self._life: Worker | None = None
+        self._host = host
+        self._events: deque[Event] = deque()
+        self._wake = host.threads.condition()
+        self._meetings: queue.Queue[Meeting | None] = host.threads.queue()
+        self._planned: dict[int, tuple[Meeting, tuple[Transport, Transport]]] = {}
+        self._turn = threading.Lock()  # of `_newest`
+        self._changes = Changes(feed_depth=config.job.data.prefetch_steps)
+        self._coming = (-1, 0)  # the generation that was planned last, and the number of the change
+        self._newest = -1  # the generation that was called last, or one past one given up
+        self._broke: int | None = None  # the generation that did, until the next is begun
+        self._goes_back = False  # its state is not to be gone on from
+        self._thread = host.threads.thread(self._live, name="member")
+        self._thread.start()
+        self._watch = StallWatch(host.clock, self._thread.ident or 0, self._usual_s)
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Events since the last call; waits at most `timeout_s` for the first one.
+
+        It waits no longer either than until a share becomes late: then `seen` has it to tell.
+        """
+        life = self._life
+        late_s = math.inf if life is None else life.pace.late_in_s()
+        with self._wake:
+            self._wake.wait_for(lambda: bool(self._events), min(timeout_s, late_s))
+            found = list(self._events)
+            self._events.clear()
+        return found
+
+    @property
+    def step(self) -> int | None:
+        """The step being computed; None before the first."""
+        return None if self._life is None else self._life.step
+
+    def survivor(self) -> Survivor | None:
+        """What the next driver of the run is told; None: it has no state that is worth keeping."""
+        found = None if self._life is None else self._life.survivor()
+        if found is None or self._goes_back or not self._thread.is_alive():
+            return None
+        planned, number = self._coming
+        newest = max(found.newest, self._newest, planned)
+        return replace(found, newest=newest, changes=max(found.changes, number))
+
+    def seen(self) -> list[Stalled | Straggling]:
+        """Whether it stands still, or is late, in the midst of computing; asked for each second."""
+        life = self._life
+        if life is None or not self._thread.is_alive():
+            return []
+        return [*self._watch.look(), *life.pace.look()]
+
+    def _usual_s(self) -> float | None:
+        return None if self._life is None else self._life.usual_s
+
+    def another(self, member: int) -> Member:
+        """The same process as another member, that joins the others; this one is over."""
+        config = replace(self._config, member=member, joins=True)
+        return Member(config, self._host, self._provider, before=self)
+
+    def give_over(self) -> Worker:
+        """End once what is under way lets it; what it has built is another's from then on.
+
+        Raises:
+            InternalError: It does not end, or has failed.
+        """
+        self.abandon(_OVER)
+        self._meetings.put(None)
+        self._thread.join(_END_S)
+        life, self._life = self._life, None
+        if life is None or self._thread.is_alive():
+            what = "could not leave the generation that went on without it"
+            raise InternalError(f"member {self._config.member} {what}")
+        return life
+
+    def form(self, meeting: Meeting) -> None:
+        """Meet the others and compute, once built; the generation before, if any, is over.
+
+        To a planned one this member comes ahead, and goes on computing until it takes effect. What
+        was said to the member that this process was before is passed over.
+        """
+        if meeting.members[meeting.rank] != self._config.member:
+            return
+        if meeting.ahead is not None:
+            self._coming = meeting.generation, meeting.ahead
+            threads = self._host.threads
+            threads.thread(self._meet_ahead, meeting, meeting.ahead, name="ahead").start()
+            return
+        self.abandon(meeting.generation - 1)
+        self._meetings.put(meeting)
+
+    def prepare(self, number: int, change: Change) -> None:
+        """Hold a change at hand; it takes effect where all members hold it.
+
+        Grown data is at hand once it can be read here.
+        """
+        if isinstance(change, Extend):
+            self._host.threads.thread(self._fetch, number, change, name="grow").start()
+        else:
+            self._changes.prepare(number, change)
+
+    def abandon(self, generation: int) -> None:
+        """Give up this generation, and older ones; with them the exchange under way, if any."""
+        with self._turn:
+            self._newest = max(self._newest, generation + 1)
+            old = [self._planned.pop(g) for g in sorted(self._planned) if g <= generation]
+        self._hang_up(generation)
+        for _, met in old:
+            self._host.leave(met)
+
+    def _hang_up(self, generation: int) -> None:
+        if self._life is not None:
+            self._life.hang_up(generation)
+
+    def _report(self, event: Event) -> None:
+        if isinstance(
+            event, MemberFailed | MemberLost | ExchangeBroken | Noticed
+        ):  # the secrets of this node are known here
+            event = redacted(event)
+        with self._wake:
+            self._events.append(event)
+            self._wake.notify_all()
+
+    def _live(self) -> None:
+        try:
+            life = self._begin()
+            while (meeting := self._told()) is not None:
+                following = self._compute(life, meeting)
+                while following is not None:
+                    following = self._compute(life, *following)
+        except BaseException as error:  # noqa: BLE001 - the last line before the thread's end
+            built, self._life = self._life, None
+            if built is not None:
+                built.finish_writing(_WRITES_S)  # what was committed is not lost with this
+            self._report(self._failed(error))
+
+    def _told(self) -> Meeting | None:
+        """The next meeting; whose exchange broke hangs up where none comes for a while.
+
+        There may be nobody to meet for hours, and gloo would look at what broke all the time.
+        """
+        if self._broke is not None:
+            try:
+                return self._meetings.get(timeout=_ALONE_S)
+            except queue.Empty:
+                self._hang_up(self._broke)
+        return self._meetings.get()
+
+    def _begin(self) -> Worker:
+        before, self._before = self._before, None
+        if before is None:
+            life = Worker(self._config, self._host, self._changes, self._report, self._provider)
+            self._life = life
+            life.measure()
+        else:
+            life = before.give_over()
+            ready = life.begin_anew(self._config, self._changes, self._report)
+            self._life = life
+            self._report(ready)
+        return life
+
+    def _compute(
+        self, life: Worker, meeting: Meeting, met: tuple[Transport, Transport] | None = None
+    ) -> tuple[Meeting, tuple[Transport, Transport]] | None:
+        """One generation, until it ends or breaks; the one to follow, where that was planned."""
+        generation, self._broke = meeting.generation, None
+        told: dict[str, Any] = {"member": self._config.member, "generation": generation}
+        self._goes_back = False
+        try:
+            if self._newest == generation:
+                coming = life.train(meeting, lambda: self._newest != generation, met)
+                if coming is not None and self._config.member in coming.members:
+                    return self._become(generation, coming.generation)
+        except Abandoned:
+            pass  # on the driver's word
+        except TransportError as error:  # a peer's end: the driver knows whose
+            self._broke = generation
+            if self._newest == generation:  # else it was told already
+                self._report(ExchangeBroken(**told, why=str(error)))
+        except RollbackError as error:
+            self._goes_back = True
+            told |= {"step": error.step, "why": error.why, "left_out": error.left_out}
+            self._report(StepNotFinite(**told))
+        return None
+
+    def _become(
+        self, generation: int, coming: int
+    ) -> tuple[Meeting, tuple[Transport, Transport]] | None:
+        """A planned generation takes effect, unless the driver has called for another since."""
+        with self._turn:
+            if self._newest != generation:
+                return None
+            self._newest = coming
+            return self._planned.pop(coming)
+
+    def _meet_ahead(self, meeting: Meeting, number: int) -> None:
+        """Meet while the generation before computes; then the change is at hand."""
+        generation = meeting.generation
+        try:
+            met = self._built().meet(meeting, lambda: self._newest >= generation)
+            with self._turn:
+                over = self._newest >= generation
+                if not over:
+                    self._planned[generation] = meeting, met
+            if over:  # it was withdrawn just then
+                self._host.leave(met)
+                return
+            coming = Meet(generation=generation, members=meeting.members, shares=meeting.shares)
+            self._changes.prepare(number, coming)
+        except Abandoned:
+            pass
+        except TransportError as error:
+            told = {"member": self._config.member, "generation": generation}
+            self._report(ExchangeBroken(**told, why=str(error)))
+        except BaseException as error:  # noqa: BLE001 - the last line before the thread's end
+            self._report(self._failed(error))
+
+    def _fetch(self, number: int, change: Extend) -> None:
+        try:
+            self._built().fetch(change)
+            self._changes.prepare(number, change)
+        except BaseException as error:  # noqa: BLE001 - the last line before the thread's end
+            self._report(self._failed(error))
+
+    def _built(self) -> Worker:
+        if self._life is None:
+            raise InternalError("the data was to grow before there was any")
+        return self._life
+
+    def _failed(self, error: BaseException) -> MemberFailed | MemberLost:
+        member = self._config.member
+        if why := failure(error):  # the machine's fault: another process may go on
+            return MemberLost(member=member, reason=f"its GPU failed: {why}")
+        if not isinstance(error, Exception):  # nothing of raycloud raises it in this thread
+            cause, error = error, raised("the task's code", error)
+            error.__cause__ = cause
+        if not isinstance(error, RaycloudError):
+            text = "".join(traceback.format_exception(error))
+            return MemberFailed(member=member, error="InternalError", message=text)
+        return MemberFailed(
+            member=member,
+            error=public_name(error),
+            message=error.message + _cause(error),
+            hint=error.hint,
+        )
+
+
+def _cause(error: BaseException) -> str:
+    """The lines of the user's code that raised, where an error wraps another."""
+    if error.__cause__ is None or not isinstance(error, TaskError):
+        return ""
+    frames = traceback.format_exception(error.__cause__)
+    return "\n" + "".join(frames).rstrip()

@@ -1,0 +1,181 @@
+"""Reports of committed steps, a few a second, not one a step; and an audit of their samples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from raycloud.errors import DealingError
+from raycloud.events import StepsCommitted
+from raycloud.step.collate import ROWS
+
+if TYPE_CHECKING:
+    from raycloud.clock import Clock
+    from raycloud.order import Position, Skip, StepSpan
+    from raycloud.step.collate import Collate
+
+_SUMS = (
+    "weight",
+    "samples",
+    "micro_batches",
+    "computed",
+    "bytes_sent",
+    "bytes_dense",
+    "bytes_last",
+)
+_SECONDS = ("compute_s", "data_s", "exchange_s", "read_s", "collate_s", "lane_s")
+_IN_TURN = 64  # steps
+_MOST = 4096  # samples that are looked up for one report; those of one step always are
+
+
+@dataclass(kw_only=True, slots=True)
+class StepCount:
+    """What one committed step adds. Seconds and bytes are this member's own.
+
+    Of a step that broke here, while others committed it, the exchange is not known. `computed` and
+    `rows` are of all members: see `StepsCommitted` and `SampleAudit`.
+    """
+
+    step: int
+    generation: int
+    after: Position
+    weight: float
+    samples: int
+    micro_batches: int
+    learning_rate: float
+    compute_s: float
+    data_s: float
+    computed: int = 0
+    rows: int = 0
+    read_s: float = 0.0
+    collate_s: float = 0.0
+    norm: float = float("nan")
+    exchange_s: float = 0.0
+    lane_s: float = 0.0
+    bytes_sent: int = 0
+    bytes_dense: int = 0
+    bytes_last: int = 0
+    skips: tuple[Skip, ...] = ()
+
+
+class Tally:
+    """Committed steps since the last report.
+
+    A step's loss is known one step later than its commit, so a report's loss is the mean over those
+    steps whose losses became known since the last report.
+    """
+
+    def __init__(self, *, member: int, clock: Clock) -> None:
+        """Nothing is counted yet; wall time starts now."""
+        self._member = member
+        self._clock = clock
+        self._steps: list[StepCount] = []
+        self._losses: list[tuple[float, float]] = []
+        self._loss = float("nan")
+        self.begin()
+
+    def begin(self) -> None:
+        """Seconds count from now on."""
+        self._since_s, self._cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last report."""
+        return self._clock.monotonic_s() - self._since_s
+
+    def add(self, count: StepCount) -> None:
+        """Count a committed step."""
+        self._steps.append(count)
+
+    def add_loss(self, mean: float, weight: float) -> None:
+        """The mean loss of a step that was counted before; NaN where nobody is left to know it."""
+        if not math.isnan(mean):
+            self._losses.append((mean, weight))
+
+    def report(self) -> StepsCommitted | None:
+        """The steps counted since the last report; None where there are none."""
+        if not self._steps:
+            return None
+        if self._losses:
+            whole = sum(weight for _, weight in self._losses)
+            self._loss = sum(mean * weight for mean, weight in self._losses) / whole
+        now_s, cpu_s = self._clock.monotonic_s(), self._clock.cpu_s()
+        steps, last = self._steps, self._steps[-1]
+        sums: dict[str, Any] = {name: sum(getattr(s, name) for s in steps) for name in _SUMS}
+        sums |= {name: _short(sum(getattr(s, name) for s in steps)) for name in _SECONDS}
+        made = StepsCommitted(
+            member=self._member,
+            generation=last.generation,
+            first_step=steps[0].step,
+            last_step=last.step + 1,
+            epoch=last.after.epoch,
+            offset=last.after.offset,
+            loss=self._loss,
+            grad_norm=last.norm,
+            learning_rate=last.learning_rate,
+            wall_s=_short(now_s - self._since_s),
+            cpu_s=_short(cpu_s - self._cpu_s),
+            skips=tuple(skip.to_record() for s in steps for skip in s.skips),
+            **sums,
+        )
+        self._steps, self._losses = [], []
+        self._since_s, self._cpu_s = now_s, cpu_s
+        return made
+
+
+def _short(seconds: float) -> float:
+    """To a hundred thousandth: the log holds millions of these."""
+    return round(seconds, 5)
+
+
+class SampleAudit:
+    """Checks that members read, between them, each sample of a step once.
+
+    Each sample has a code, and members tell each other, on the control lane, the sum of the codes
+    of what they have read for a step. Any of them can say what it must come to, since all know the
+    order of the samples. That takes as long as looking up the samples of a member's own share, so
+    members do it in turns, and of a few samples a second.
+
+    Args:
+        collate: Knows which samples a step takes.
+    """
+
+    def __init__(self, collate: Collate) -> None:
+        """Nothing is committed yet."""
+        self._collate = collate
+        self._rank, self._size = 0, 1
+        self.forget()
+
+    def enter(self, rank: int, size: int) -> None:
+        """Be one of `size` members that take turns."""
+        self._rank, self._size = rank, size
+
+    def forget(self) -> None:
+        """What was committed is not to be looked up."""
+        self._spans: list[StepSpan] = []
+        self._samples = self._sum = 0
+
+    def add(self, span: StepSpan, rows: int) -> None:
+        """A step is committed, of which all members together have told `rows`."""
+        own = span.step // _IN_TURN % self._size == self._rank
+        if own and (not self._spans or self._samples + span.samples <= _MOST):
+            self._spans.append(span)
+            self._samples += span.samples
+            self._sum += rows
+
+    def check(self) -> None:
+        """Look up what was committed since the last time.
+
+        Raises:
+            DealingError: Members have read other samples, or not each of them once.
+        """
+        spans, told = self._spans, self._sum % ROWS
+        if not spans:
+            return
+        self.forget()
+        if self._collate.row_sum(spans) % ROWS != told:
+            raise DealingError(
+                f"for steps {spans[0].step} to {spans[-1].step} members have read other samples "
+                "than these steps take, or not each of them once"
+            )

@@ -1,0 +1,428 @@
+"""What a member does from its start to its end: build, measure itself, meet the others, compute."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from raycloud.checkpoint import LimitedStore, check_shared, load
+from raycloud.data.provide import TRAIN
+from raycloud.errors import InternalError, TaskError
+from raycloud.events import DataPreparing, EvaluationPart, MemberDone, MemberReady, Noticed
+from raycloud.order import Position
+from raycloud.recovery.restore import Restore
+from raycloud.step.collate import Collate, Making
+from raycloud.step.contract import construct
+from raycloud.step.device import Copies, choose
+from raycloud.step.memory import keep_freed_memory
+from raycloud.step.mutation import evaluating, has_modes
+from raycloud.step.replica import Replica
+from raycloud.step.state import digest
+from raycloud.worker.calibration import Calibration
+from raycloud.worker.context import LoopContext, Membership
+from raycloud.worker.dataset import (
+    DataRequest,
+    DataSet,
+    block_index,
+    data_values,
+    grown_data,
+    prepared_event,
+)
+from raycloud.worker.evaluate import (
+    evaluate,
+    measured_value,
+    show_sample,
+    states_of,
+    try_metrics,
+)
+from raycloud.worker.fingerprint import SAMPLES, DataSummary, check_samples
+from raycloud.worker.outbox import Survivor
+from raycloud.worker.saver import Saver
+from raycloud.worker.transition import Transition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from raycloud.commands import Extend, Meet
+    from raycloud.data.provide import Provider
+    from raycloud.data.samples import BlockSamples
+    from raycloud.events import Event
+    from raycloud.net.transport import Transport
+    from raycloud.recovery.rendezvous import Host, Meeting
+    from raycloud.worker.changes import Changes
+    from raycloud.worker.context import MemberConfig
+
+_PREPARING_S = 20.0  # between two signs of life
+_NAMED = 10  # of many parameters
+
+
+class Worker:
+    """What a member holds, in its own thread.
+
+    Args:
+        config: What it is told.
+        host: Where it lives.
+        changes: Where changes arrive that the driver sends ahead.
+        report: Gets every event.
+        provider: Prepares the data of a task that returns a `Source`.
+
+    Attributes:
+        pace: How fast it computes.
+
+    Raises:
+        JobError: The task, its data or the checkpoint cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: MemberConfig,
+        host: Host,
+        changes: Changes,
+        report: Callable[[Event], None],
+        provider: Provider | None = None,
+    ) -> None:
+        """Build everything up to the first step: the model while the data is prepared."""
+        job = config.job
+        self._config, self._host, self._clock, self._report = config, host, host.clock, report
+        self._provider, self._growing = provider, False
+        keep_freed_memory()
+        torch.set_num_threads(job.resources.worker.cpus)
+        self._device = choose(job.resources.worker.gpus)
+        self._task = construct(config.task, job)
+        supplying = DataRequest(self._task, job, provider)
+        store = LimitedStore(host.open_store(config.checkpoints), threads=host.threads)
+        if config.mark:
+            check_shared(store, config.mark, config.address or config.node)
+        self._trained = manifest = (
+            config.origin
+            if config.joins or config.resume_step is None
+            else load(store, config.resume_step)
+        )
+        self._step = manifest.step if manifest is not None else 0
+        self._position = manifest.position if manifest is not None else Position()
+        began_s = self._clock.monotonic_s()
+
+        def waiting() -> None:
+            report(DataPreparing(member=config.member, seconds=self._clock.monotonic_s() - began_s))
+
+        def last_step() -> int:
+            asked_s = self._clock.monotonic_s()
+            supply = supplying.result(waiting, _PREPARING_S)
+            self._waited_s = self._clock.monotonic_s() - asked_s
+            self._data_set = DataSet(job, supply, manifest)
+            left = self._data_set.steps.until_epoch(job.epochs or 1, self._position)
+            return job.steps or self._step + left
+
+        self._replica = Replica(
+            job, self._task, device=self._device, steps=last_step, clock=host.clock
+        )
+        self.pace = self._replica.pace
+        self._replica.notice = lambda what, detail: self._notice(what, **detail)
+        self._samples = self._data_set.data.train
+        self._grown: dict[int, BlockSamples] = {}
+        self._ready: MemberReady | None = None
+        self._met: tuple[int, tuple[Transport, ...]] = -1, ()  # of the present generation
+        self._restoring = Restore(store, self._replica, manifest, joins=config.joins)
+        self._replica.state.beside = data_values(self._samples)
+        self._saver = partial(Saver, store, clock=host.clock, threads=host.threads)
+        self._parts = LoopContext(
+            job=job,
+            steps=self._data_set.steps,
+            replica=self._replica,
+            collate=self._collating(),
+            saver=self._saver(member=config.member, report=report),
+            changes=changes,
+            clock=host.clock,
+            host=host,
+            report=report,
+            evaluate=self._evaluate,
+            extend=self._extend,
+            layout=self._data_set.layout,
+            first_step=self._step,
+        )
+        self._standing = partial(
+            Transition,
+            manifest=manifest,
+            last_step=min(self._replica.steps, config.only_steps or self._replica.steps),
+            held=self._data_set.lane_bytes,
+            address=config.address,
+            restore=self._restoring.load,
+        )
+        self._footing = self._standing(self._parts)
+        for split, prepared in self._data_set.data.prepared.items():
+            waited_s = self._waited_s if split == TRAIN else 0.0
+            report(prepared_event(job, split, prepared, member=config.member, waited_s=waited_s))
+
+    def begin_anew(
+        self, config: MemberConfig, changes: Changes, report: Callable[[Event], None]
+    ) -> MemberReady:
+        """Be another member, that joins: what is built stays, and all that was computed is over.
+
+        Returns:
+            What the caller is to report, once this is the life of that member.
+
+        Raises:
+            InternalError: Nothing is built yet.
+            TaskError: As of `Calibration.warm_up`.
+        """
+        if self._ready is None:
+            raise InternalError(f"member {config.member} was to take over what is not built")
+        torch.set_num_threads(config.job.resources.worker.cpus)  # it is another thread
+        self._config, self._report = config, report
+        saver = self._saver(member=config.member, report=report)
+        self._parts = replace(self._parts, saver=saver, changes=changes, report=report)
+        self._restoring.begin_anew()
+        self._footing = self._standing(self._parts)
+        self._ready = replace(self._ready, member=config.member)
+        self._replica.discard()
+        trial = self._trial()
+        trial.warm_up(self._ready.fixed_s, self._ready.micro_batch_s)
+        trial.end()
+        return self._ready
+
+    @property
+    def step(self) -> int | None:
+        """The step being computed; None before the first."""
+        return None if self._footing.loop is None else self._footing.loop.step
+
+    @property
+    def usual_s(self) -> float | None:
+        """See `stillness.Watch`; None also on a GPU, and where other processes compile."""
+        known = self._device.type == "cpu" and not self._config.job.compile
+        return self.pace.longest_s if known and self.pace.computing else None
+
+    def survivor(self) -> Survivor | None:
+        """What the next driver is told; None before this member has the state of the training."""
+        seat, ready = self._footing.seat, self._ready
+        if seat is None or ready is None or self._footing.lacking:
+            return None
+        number, coming = self._parts.changes.newest
+        return Survivor(
+            member=self._config.member,
+            ready=ready,
+            members=seat.members,
+            generation=seat.generation,
+            newest=max(coming, seat.generation),
+            changes=number,
+            grown=self._growing,
+        )
+
+    def measure(self) -> None:
+        """Compute a little without effect, and report how fast, how much and from what state."""
+        replica, trial, joins = self._replica, self._trial(), self._config.joins
+        if not joins or self._config.back is not None:  # nobody has the state: nobody else knows
+            trial.compare()
+        if (speed := self._config.speed) is None:
+            speed = trial.joining_speed() if joins else trial.speed()
+        elif joins:
+            trial.warm_up(*speed)
+        if not joins:
+            left = self._replica.steps - self._step
+            trial.last_of_an_epoch(self._data_set.steps, self._position, left)
+            if (held_out := self._data_set.data.held_out) is not None:
+                with evaluating(replica.optimizer):
+                    found = try_metrics(self._config.job, self._task, replica.model, held_out)
+                if replica.by_measured:
+                    measured_value(found)
+            elif replica.by_measured:
+                raise TaskError(
+                    f"Task.scheduler returned {type(replica.scheduler).__name__}, which goes by "
+                    "what is measured, and Task.data gives no held-out samples",
+                    hint="give Splits.held_out",
+                )
+        trial.end()
+        self._ready = ready(self._config, replica, data=self._see(), speed=speed)
+        self._report(self._ready)
+        if names := replica.statistics.changing:
+            self._notice("buffers averaged over replicas, not exact", buffers=list(names))
+        if replica.own_extra:
+            what = "forward passes change what get_extra_state gives: each worker has its own"
+            self._notice(what, kept="a checkpoint keeps that of the worker that comes first")
+        if idle := [name for name, _ in replica.trained.idle]:
+            what = "parameters that require a gradient, but no group of the optimizer has"
+            self._notice(what, count=len(idle), parameters=idle[:_NAMED])
+
+    def _see(self) -> DataSummary:
+        """Look at some samples; refuse them where they are not those of the checkpoint."""
+        data, beside = self._data_set.data, self._replica.state.beside
+        seen = DataSummary.of(data, self._clock)
+        trained = None if self._trained is None else self._trained.values.get(SAMPLES)
+        if not self._config.joins and (other := check_samples(seen.fingerprint, trained)):
+            self._notice("some samples are others than at the checkpoint", samples=other)
+        self._replica.state.beside = {**beside, SAMPLES: seen.fingerprint}
+        return seen
+
+    def _trial(self) -> Calibration:
+        job, member, parts = self._config.job, self._config.member, self._parts
+        return Calibration(job, self._replica, parts.collate, member=member, clock=self._clock)
+
+    def meet(self, meeting: Meeting, abandoned: Callable[[], bool]) -> tuple[Transport, Transport]:
+        """Meet the others of a generation, in whichever thread.
+
+        Raises:
+            TransportError: Not all have come, or it was abandoned.
+        """
+        return self._host.meet(meeting, self._config.address, self._device, abandoned)
+
+    def train(
+        self,
+        meeting: Meeting,
+        abandoned: Callable[[], bool],
+        met: tuple[Transport, Transport] | None = None,
+    ) -> Meet | None:
+        """Compute as a member of a generation to its end; measure and show the result at the last.
+
+        Args:
+            meeting: Which, and who.
+            abandoned: Says that it is given up.
+            met: What `meet` has returned; None: they meet first.
+
+        Returns:
+            The generation that follows, as it was planned; None: there is nothing left to do.
+
+        Raises:
+            TransportError: The generation broke, or was abandoned. Nothing but the step under way
+                is undone, and another call goes on with it in the next generation.
+            CheckpointError: What it is to begin from, or to go back to, cannot be loaded.
+            RollbackError: It, or a step, is not finite, and the job goes back then.
+        """
+        if meeting.back is not None and (to := self._restoring.go_back(meeting.back)) is not None:
+            self._footing.go_back(to)
+        gradients, lane = met or self.meet(meeting, abandoned)
+        (_, before), self._met = self._met, (meeting.generation, (gradients, lane))
+        self._replica.connect(gradients)
+        self._host.leave(before)
+        try:
+            loop = self._footing.stand(meeting, gradients, lane, abandoned)
+            loop.run()
+        finally:
+            self._footing.let_go()
+        if loop.next is not None:
+            return loop.next
+        self._parts.saver.finish(abandoned)
+        done = MemberDone(member=self._config.member, step=loop.step, generation=meeting.generation)
+        self._report(done)
+        return None
+
+    def finish_writing(self, most_s: float) -> None:
+        """Wait until this member's part of a checkpoint is written and told, but not for longer."""
+        self._parts.saver.wait(most_s)
+
+    def hang_up(self, generation: int) -> None:
+        """In whichever thread: this generation, and any before it, is over."""
+        met, transports = self._met
+        for transport in transports if met <= generation else ():
+            transport.hang_up()
+
+    def fetch(self, change: Extend) -> None:
+        """Get at the grown data, in whichever thread; it is read once `change` takes effect."""
+        if self._provider is None:
+            raise InternalError(f"{change} came for data that nothing here has prepared")
+        self._growing = True
+        samples = self._provider.grown(change.version)
+        if len(samples) != change.samples:
+            raise InternalError(f"{change} came, but there are {len(samples)} samples")
+        self._grown[change.version] = samples
+
+    def _extend(self, change: Extend, epoch: int) -> None:
+        """From `epoch` on, read the grown data."""
+        before, samples = self._samples, self._grown.pop(change.version)
+        layout = self._data_set.extend(samples, epoch)
+        self._parts.collate.extend(samples, epoch, layout)
+        if (elsewhere := self._parts.collate.making.elsewhere) is not None:
+            elsewhere.extend(change.version, epoch, layout)
+        self._samples = samples
+        self._replica.state.beside = {**self._replica.state.beside, **data_values(samples)}
+        index = block_index(before)
+        made = grown_data(samples, before=0 if index is None else len(index.blocks))
+        told = {"member": self._config.member, "version": change.version}
+        self._report(prepared_event(self._config.job, TRAIN, made, **told))
+
+    def _collating(self) -> Collate:
+        """How this member's batches are made."""
+        job, cuda = self._config.job, self._device.type == "cuda"
+        order = self._data_set.order
+        collators = getattr(self._provider, "collators", None) if job.data.collators else None
+        elsewhere = None if collators is None else collators(self._task, order)
+        return Collate(
+            self._task,
+            self._samples,
+            order,
+            pinned=cuda,
+            making=Making(
+                threads=job.data.threads,
+                elsewhere=elsewhere,
+                copies=Copies(self._device) if cuda else None,
+                skips=job.errors.on_error == "skip",
+                apart=job.elastic.backup_micro_batches,
+            ),
+            clock=self._clock,
+        )
+
+    def _evaluate(self, step: int, seat: Membership) -> dict[str, Any]:
+        if seat.part is None:
+            return {}
+        job, model, held_out = self._config.job, self._replica.model, self._data_set.data.held_out
+        states: dict[str, Any] = {}
+        last = step == seat.last_step and seat.part == 0
+        if has_modes(self._replica.optimizer):
+            self._replica.settle()  # a newcomer gets the parameters that are trained
+        with evaluating(self._replica.optimizer):
+            if held_out is not None:
+                rank, size = seat.part, len(seat.holders)
+                metrics = evaluate(job, self._task, model, held_out, rank=rank, size=size)
+                states = states_of(metrics)
+            text = show_sample(job, self._task, model) if last else None
+        if step == seat.last_step:
+            self._parts.saver.wait()  # whatever becomes of what is told, the checkpoint is whole
+        self._report(
+            EvaluationPart(
+                member=self._config.member,
+                step=step,
+                states=states,
+                sample=text,
+                generation=seat.generation,
+            )
+        )
+        return states
+
+    def _notice(self, what: str, **detail: object) -> None:
+        self._report(Noticed(what=what, member=self._config.member, detail=detail))
+
+
+def ready(
+    config: MemberConfig, replica: Replica, *, data: DataSummary, speed: tuple[float, float]
+) -> MemberReady:
+    """How much it trains, how fast, and from what state.
+
+    Args:
+        config: What it was told.
+        replica: Its own, as it begins.
+        data: What it sees of the data.
+        speed: `fixed_s` and `micro_batch_s`.
+
+    Raises:
+        TaskError: The optimizer or the schedule holds what no checkpoint could carry.
+    """
+    tensors = replica.state.tensors()
+    replica.state.check()
+    return MemberReady(
+        member=config.member,
+        samples=data.samples,
+        held_out=data.held_out,
+        fingerprint=data.fingerprint,
+        parameters=replica.parameters,
+        state_bytes=sum(t.numel() * t.element_size() for t in tensors.values()),
+        gradient_bytes=replica.gradients.gradient_bytes,
+        fixed_s=speed[0],
+        micro_batch_s=speed[1],
+        state_digest=digest(tensors.items()),
+        node=config.node,
+        price_per_hour=config.price_per_hour,
+        pid=os.getpid(),
+        processor=replica.processor,
+    )
