@@ -14,7 +14,7 @@ def control(**settings):
 
 def of_all(job, first, last):
     """The micro-batches that all members together compute in steps from `first` to `last`."""
-    return job._state.formed().micro_batches(first, last)
+    return job._state.data.formed().micro_batches(first, last)
 
 
 def report(job, member, first, last, *, generation=None, compute_s=None, share=4):

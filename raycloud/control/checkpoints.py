@@ -1,17 +1,27 @@
-"""Checkpoints in flight: several may be, each known by its step."""
+"""Checkpoints: when one is made, which are under way, and which may be restored from.
+
+What is remembered here changes here alone.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from raycloud.commands import Notice, Publish
+
+if TYPE_CHECKING:
+    from raycloud.events import CheckpointFailed, PartFailed, PartWritten
 
 _SELDOM_S = 6 * 3600.0  # between two losses, before any is known; counts as one
 _COST_S = 1.0  # of a checkpoint, before one was made
 _LEAST_S, _MOST_S = 30.0, 3600.0
 _AGAIN_S, _LONGEST_S = 5.0, 300.0  # from one that failed to the next, twice as long each time
 _AT_THE_END_S = 30.0  # the longest where nothing is left to do but this
+
+Part = Mapping[str, Any]
 
 
 def interval_s(cost_s: float, between_losses_s: float) -> float:
@@ -137,19 +147,22 @@ class Failing:
         self.in_a_row, self._counts_s, self._again_s = 0, 0.0, None
 
 
-Part = Mapping[str, Any]
-
-
 @dataclass(kw_only=True, slots=True)
 class Checkpoints:
-    """Collects parts until a checkpoint can be published.
+    """When a checkpoint is made, which are under way, and which is the newest that is whole.
 
     Attributes:
+        saving: When one is due; None where the job says itself.
+        failing: Checkpoints that could not be kept since the last one that was.
+        save_asked: One is to be made, since members leave that are needed.
         last_published: Step of the newest checkpoint that may be restored from; None before the
             first.
         damaged: The newest of which all parts were there cannot be published: they are not sound.
     """
 
+    saving: Saving | None = None
+    failing: Failing = field(default_factory=Failing)
+    save_asked: bool = False
     last_published: int | None = None
     damaged: bool = False
     _parts: dict[int, dict[int, Part]] = field(default_factory=dict)  # by step, by member
@@ -158,6 +171,37 @@ class Checkpoints:
     _publishing: dict[int, dict[int, Part]] = field(default_factory=dict)  # by step, by member
     _failed: int | None = None  # the one of them that could not be published
     _whole: int = -1  # step of the newest of which all parts were there
+
+    def begin(self, now_s: float, published: int | None, *, saves: bool) -> None:
+        """The job starts, with this checkpoint as the newest; `saves`: we say when one is due."""
+        self.last_published = published
+        self.saving = Saving(began_s=now_s) if saves else None
+
+    # ---- when one is made
+
+    def ask(self) -> None:
+        """One is to be made as soon as a change can be sent."""
+        self.save_asked = True
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether one is to be asked for now."""
+        if self.save_asked or self.failing.due(now_s):
+            return True
+        return self.saving is not None and not self.failing.waits and self.saving.due(now_s)
+
+    def save(self, now_s: float) -> None:
+        """Members are told to write one."""
+        self.save_asked = False
+        self.failing.tried()
+        if self.saving is not None:
+            self.saving.asked(now_s)
+
+    def note_loss(self) -> None:
+        """A member that computed is lost."""
+        if self.saving is not None:
+            self.saving.losses += 1
+
+    # ---- what becomes of it
 
     def collecting(self, generation: int) -> tuple[int, ...]:
         """Steps of checkpoints of which a part is missing, divided among this one or newer ones."""
@@ -171,6 +215,13 @@ class Checkpoints:
     def missing(self, step: int, group: tuple[int, ...]) -> tuple[int, ...]:
         """Members of `group` whose part of `step` is missing."""
         return tuple(m for m in group if m not in self._parts.get(step, {}))
+
+    def take_in(self, event: PartWritten, group: tuple[int, ...]) -> Publish | None:
+        """A member has written its part; to publish if it was the last one of `group`."""
+        if self.saving is not None:
+            self.saving.wrote(event.blocked_s, event.write_s)
+        parts = self.add(event.step, event.member, event.part, group, event.generation)
+        return None if parts is None else Publish(step=event.step, parts=parts)
 
     def add(
         self, step: int, member: int, part: Part, group: tuple[int, ...], generation: int = 0
@@ -197,39 +248,68 @@ class Checkpoints:
         for older in [at for at in self._divided if at <= step]:  # each writes in order
             self._parts.pop(older, None)
             del self._divided[older]
-        if self._failed is not None:
-            del self._publishing[self._failed]
-            self._failed = None
+        self._forget_failed()
         self._publishing[step] = {m: parts[m] for m in group}
         self._whole, self.damaged = step, False
         return self._publishing[step]
 
-    def lack(self, step: int, generation: int) -> bool:
-        """A member could not write its part of this one; it may still come. False: nobody waits."""
-        if step <= self._whole or generation < self._counts_from:
-            return False
-        self._divided[step] = generation
-        return True
+    def lack(self, event: PartFailed, now_s: float, *, ends: bool, most: int) -> Notice | None:
+        """A member could not write its part; it may still come, if that is waited for."""
+        if event.step <= self._whole or event.generation < self._counts_from:
+            return None
+        self._divided[event.step] = event.generation
+        return self._not_kept(event, now_s, ends=ends, most=most)
 
-    def failed(self, step: int, *, damaged: bool) -> None:
+    def fail(
+        self, event: CheckpointFailed, now_s: float, *, ends: bool, most: int
+    ) -> Notice | None:
         """It could not be published; it is to be published again, if no newer one is there."""
-        if step == self._whole:
-            self._failed, self.damaged = step, damaged
+        if event.step == self._whole:
+            self._failed, self.damaged = event.step, event.damaged
         else:
-            del self._publishing[step]
+            del self._publishing[event.step]
+        return self._not_kept(event, now_s, ends=ends, most=most)
 
-    def again(self) -> tuple[int, dict[int, Part]] | None:
-        """The step and the parts of what is to be published again, once it was; None: nothing."""
+    def _not_kept(
+        self, event: PartFailed | CheckpointFailed, now_s: float, *, ends: bool, most: int
+    ) -> Notice | None:
+        """Training goes on without this checkpoint, and another one is tried."""
+        failing = self.failing
+        failing.step, failing.why, failing.hint = event.step, event.why, event.hint
+        if self.saving is not None:
+            self.saving.dropped()
+        pause_s = failing.failed(now_s, ends=ends)
+        if pause_s is None or failing.in_a_row >= most:
+            return None
+        return Notice(
+            what=f"the checkpoint of step {event.step} could not be kept, and another is tried",
+            detail={"why": event.why, "in_a_row": failing.in_a_row, "again_s": pause_s},
+        )
+
+    def publish_again(self, now_s: float) -> Publish | None:
+        """What could not be published, where it is time to try that once more."""
         step = self._failed
-        if step is None or self.damaged:
+        if step is None or self.damaged or not self.failing.due(now_s):
             return None
         self._failed = None
-        return step, self._publishing[step]
+        self.failing.tried()
+        return Publish(step=step, parts=self._publishing[step])
 
-    def drop(self) -> None:
-        """Forget those of which a part is missing: one who was to write a part is gone."""
+    def published(self, step: int, now_s: float) -> None:
+        """The checkpoint of `step` may be restored from."""
+        del self._publishing[step]
+        self.last_published = max(step, self.last_published or 0)
+        self.failing.kept()
+        if self.saving is not None:
+            self.saving.published(now_s)
+
+    def drop(self, now_s: float) -> None:
+        """Forget those of which a part is missing: who was to write one is gone, or meets anew."""
         self._parts.clear()
         self._divided.clear()
+        self.failing.dropped(now_s)
+        if self.saving is not None:
+            self.saving.dropped()
 
     def drop_before(self, generation: int) -> None:
         """The same for those divided among older generations, and for parts still to come."""
@@ -237,17 +317,48 @@ class Checkpoints:
             self._parts.pop(step, None)
             del self._divided[step]
         self._counts_from = generation
+        if self.saving is not None:
+            self.saving.dropped()
 
     def go_back(self, step: int) -> None:
         """That of this step is whole, and newer ones are written again."""
-        self.drop()
-        if self._failed is not None:
-            del self._publishing[self._failed]
-        self._failed, self.damaged = None, False
+        self._parts.clear()
+        self._divided.clear()
+        self._forget_failed()
+        self.damaged = False
         self._whole = step
         self.last_published = step or None
+        if self.saving is not None:
+            self.saving.dropped()
 
-    def published(self, step: int) -> None:
-        """The checkpoint of `step` may be restored from."""
-        del self._publishing[step]
-        self.last_published = max(step, self.last_published or 0)
+    def gather(self) -> None:
+        """Members load it: who was to leave has."""
+        self.save_asked = False
+
+    def _forget_failed(self) -> None:
+        if self._failed is not None:
+            del self._publishing[self._failed]
+            self._failed = None
+
+    # ---- for people
+
+    def why_unsaved(self) -> str:
+        """Why a run ends whose checkpoints cannot be kept."""
+        failing, last = self.failing, self.last_published
+        times = f", {failing.in_a_row} times in a row" if failing.in_a_row > 1 else ""
+        good = (
+            "there is none before it"
+            if last is None
+            else f"the last good one is that of step {last}"
+        )
+        what = f"the checkpoint of step {failing.step} could not be kept{times}; {good}"
+        resume = self.resume_hint()
+        hint = f"{failing.hint}; {resume}" if failing.hint else resume
+        return f"{what}: {failing.why}\n\nhint: {hint}"
+
+    def resume_hint(self) -> str:
+        """How a run that fails goes on."""
+        last = self.last_published
+        if last is None:
+            return "there is no checkpoint yet to resume from; checkpoint.every_steps keeps some"
+        return f"--resume goes on from the last checkpoint, of step {last}"

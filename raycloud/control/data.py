@@ -1,16 +1,19 @@
-"""How far the job has come: committed steps, positions and the ledger."""
+"""Data: how far the job has come in it, what is committed, and what did not count.
+
+What is remembered here changes here alone.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from statistics import median_high
 from typing import TYPE_CHECKING, Any
 
-from raycloud.commands import Command, Record
+from raycloud.commands import Notice, Record
 from raycloud.control.tables import MemberState
 from raycloud.errors import InternalError
 from raycloud.order import (
@@ -19,14 +22,20 @@ from raycloud.order import (
     Position,
     Skip,
     Steps,
+    commit_record,
+    growth_record,
+    header_record,
     lockstep_commits,
+    restore_record,
     skip_of,
     skip_record,
 )
 
 if TYPE_CHECKING:
-    from raycloud.control.state import JobState
-    from raycloud.events import StepsCommitted
+    from raycloud.commands import Command, Extend
+    from raycloud.control.member import Member
+    from raycloud.control.settings import ControlSettings
+    from raycloud.events import DataGrew, MemberReady, RolledBack, StepsCommitted
 
 _REPORTS = 5
 
@@ -131,6 +140,10 @@ class Progress:
             before = [(step, old) for step, old in self._generations if step < first_step]
             self._generations = [*before, (first_step, generation)]
 
+    def reach(self, step: int) -> None:
+        """Members have come this far, though what they did is taken back."""
+        self.furthest = max(self.furthest, step)
+
     def grow(self, samples: int, step: int) -> int:
         """The first epoch that begins at `step` or after it has `samples` samples: returns it.
 
@@ -172,11 +185,27 @@ class Progress:
                 ledger.skip(skip)
         return ledger.state()
 
+    def go_back(self, step: int, ledger: Ledger, generation: int) -> Progress:
+        """What goes on in its place: steps from `step` on were taken back from older generations.
+
+        Reports of the newest steps may be still to come.
+        """
+        new = Progress(
+            steps=self.steps,
+            step=step,
+            position=ledger.newest,
+            ledger=ledger,
+            generation=generation,
+        )
+        new.furthest = max(self.furthest, step)
+        new.returns, new.sound_from = self.returns + 1, generation
+        new.took = self.took
+        new.took.go_back(step)
+        return new
+
     def _commits(self, first_step: int, last_step: int) -> Iterator[Commit]:
-        known = self._generations
-        at = max(
-            0, bisect_right(known, first_step, key=itemgetter(0)) - 1
-        )  # there may be very many
+        known = self._generations  # there may be very many
+        at = max(0, bisect_right(known, first_step, key=itemgetter(0)) - 1)
         ends = [first for first, _ in known[at + 1 :]] + [last_step]
         for (begin, generation), end in zip(known[at:], ends, strict=True):
             first, last = max(begin, first_step), min(end, last_step)
@@ -190,51 +219,159 @@ class Progress:
                 )
 
 
-def why_wrong(event: StepsCommitted) -> str:
-    """Why these cannot be skips of these steps; empty if they can."""
-    try:
-        skips = [skip_of(record) for record in event.skips]
-    except ValueError as error:
-        return str(error)
-    other = next((s for s in skips if not event.first_step <= s.step < event.last_step), None)
-    return "" if other is None else f"{other} is of another step"
+@dataclass(kw_only=True, slots=True)
+class Data:
+    """What the job trains on, and what of it is committed.
 
-
-def hear_of_skips(state: JobState, event: StepsCommitted) -> None:
-    """A member has committed steps without these samples; so have, or will, all others."""
-    for record in event.skips:
-        state.skips.setdefault(skip_of(record), set()).add(event.member)
-
-
-def write_skips(state: JobState) -> Iterator[Command]:
-    """Those of committed steps; but not on the word of lost members alone.
-
-    A step that only they had committed was computed anew, and may have gone well then.
+    Attributes:
+        progress: None until the members have said how much data there is.
+        samples: Samples of the newest data heard of; 0 before any.
+        version: Its version.
+        ahead: Data that has grown, of which members have not been told yet.
+        first: What the first of those that met first said of itself, and so of the data.
+        skips: What steps took and did not count, and who has said so; until it is written down.
     """
-    if not state.skips:
-        return
-    ledger, committed = state.formed().ledger, state.formed().committed_step
-    due: list[Skip] = sorted(skip for skip in state.skips if skip.step < committed)
-    yield from _write(ledger, [skip for skip in due if _sound(state, state.skips.pop(skip))])
 
+    progress: Progress | None = None
+    samples: int = 0
+    version: int = 0
+    ahead: DataGrew | None = None
+    first: MemberReady | None = None
+    skips: dict[Skip, set[int]] = field(default_factory=dict)
 
-def take_over_skips(
-    state: JobState, ledger: Ledger, told: Mapping[int, Sequence[Mapping[str, Any]]], step: int
-) -> Iterator[Command]:
-    """What members had told the driver before, by member: the ledger may not have it.
+    def formed(self) -> Progress:
+        """The progress, once a generation was told to form.
 
-    Those of steps before `step`, which are committed, are written at once.
-    """
-    for member, records in told.items():
+        Raises:
+            InternalError: It was not.
+        """
+        if self.progress is None:
+            raise InternalError("no generation was formed yet")
+        return self.progress
+
+    def begin(self, settings: ControlSettings, first: MemberReady) -> Iterator[Command]:
+        """Members are about to meet for the first time: the ledger is opened."""
+        steps = settings.steps(first.samples)
+        ledger = _opened(settings, steps)
+        records = [header_record(steps.samples)]
+        if settings.ledger is not None:
+            records.append(restore_record(settings.ledger))
+        if steps.sizes != ledger.sizes:
+            epoch, samples = steps.later[-1]
+            yield _grown(epoch, samples, before=ledger.sizes.most)
+            ledger.grow(epoch, samples)
+            records.append(growth_record(epoch, samples))
+        self._begin(settings, first, steps, ledger, settings.first_generation)
+        if self.ahead is not None and self.ahead.samples <= steps.sizes.most:
+            self.ahead = None  # these members have read it
+        yield Record(records=tuple(records))
+
+    def take_over(
+        self,
+        settings: ControlSettings,
+        first: MemberReady,
+        told: Mapping[int, Sequence[Mapping[str, Any]]],
+    ) -> Iterator[Command]:
+        """Members have outlived their driver: the ledger goes on where its file ends.
+
+        It may lack what they have `told` of skips, by member, of steps that are committed.
+        """
+        steps = settings.steps(first.samples)
+        ledger = _opened(settings, steps)
+        for member, records in told.items():
+            self._note_skips(records, member)
+        yield from _write(ledger, self._take_skips(settings.step))
+        self._begin(settings, first, steps, ledger, settings.first_generation - 1)
+
+    def _begin(
+        self,
+        settings: ControlSettings,
+        first: MemberReady,
+        steps: Steps,
+        ledger: Ledger,
+        generation: int,
+    ) -> None:
+        self.first = first
+        self.samples = max(self.samples, steps.sizes.most)
+        self.progress = Progress(
+            steps=steps,
+            step=settings.step,
+            position=settings.position,
+            ledger=ledger,
+            generation=generation,
+        )
+
+    def announce(self, event: DataGrew) -> None:
+        """There is more data, of which members are to be told."""
+        self.samples, self.version, self.ahead = event.samples, event.version, event
+
+    def take_announced(self) -> DataGrew | None:
+        """Data of which members are told now; None: there is none."""
+        ahead, self.ahead = self.ahead, None
+        return ahead
+
+    def grow(self, change: Extend, step: int) -> Iterator[Command]:
+        """Members have changed to more data before `step`."""
+        before = self.formed().steps.sizes.most
+        epoch = self.formed().grow(change.samples, step)
+        yield Record(records=(growth_record(epoch, change.samples),))
+        yield _grown(epoch, change.samples, before=before)
+
+    def commit(self, step: int) -> Iterator[Command]:
+        """All members have committed up to `step`."""
+        if commits := self.formed().commit_to(step):
+            yield Record(records=tuple(commit_record(c) for c in commits))
+
+    def note_skips(self, event: StepsCommitted) -> None:
+        """A member has committed steps without these samples; so have, or will, all others."""
+        self._note_skips(event.skips, event.member)
+
+    def write_skips(self, members: Mapping[int, Member]) -> Iterator[Command]:
+        """Those of committed steps; but not on the word of lost members alone.
+
+        A step that only they had committed was computed anew, and may have gone well then.
+        """
+        progress = self.formed()
+        sound = [
+            skip
+            for skip, by in self._take_skips(progress.committed_step).items()
+            if any(members[number].state is not MemberState.LOST for number in by)
+        ]
+        yield from _write(progress.ledger, sound)
+
+    def go_back(self, event: RolledBack, generation: int) -> Iterator[Command]:
+        """Steps after the checkpoint do not count any more."""
+        before = self.formed()
+        steps = before.steps
+        ledger = Ledger(samples=steps.samples)
+        if event.ledger:
+            ledger.restore(event.ledger)
+        records = [restore_record(ledger.state())]
+        if steps.sizes != ledger.sizes:  # it had grown before this start
+            ledger.grow(*steps.later[-1])
+            records.append(growth_record(*steps.later[-1]))
+        self.progress = before.go_back(event.step, ledger, generation)
+        self.skips.clear()
+        yield Record(records=tuple(records))
+
+    def _note_skips(self, records: Iterable[Mapping[str, Any]], member: int) -> None:
         for record in records:
-            state.skips.setdefault(skip_of(record), set()).add(member)
-    due = sorted(skip for skip in state.skips if skip.step < step)
-    for skip in due:
-        del state.skips[skip]
-    yield from _write(ledger, due)
+            self.skips.setdefault(skip_of(record), set()).add(member)
+
+    def _take_skips(self, step: int) -> dict[Skip, set[int]]:
+        """Those before `step`, in order, and who has said so; they are not remembered any more."""
+        due = sorted(skip for skip in self.skips if skip.step < step)
+        return {skip: self.skips.pop(skip) for skip in due}
 
 
-def _write(ledger: Ledger, skips: Sequence[Skip]) -> Iterator[Command]:
+def _opened(settings: ControlSettings, steps: Steps) -> Ledger:
+    ledger = Ledger(samples=steps.samples)
+    if settings.ledger is not None:
+        ledger.restore(settings.ledger)
+    return ledger
+
+
+def _write(ledger: Ledger, skips: Iterable[Skip]) -> Iterator[Command]:
     new = [skip for skip in skips if skip not in ledger.skips]
     for skip in new:
         ledger.skip(skip)
@@ -242,5 +379,9 @@ def _write(ledger: Ledger, skips: Sequence[Skip]) -> Iterator[Command]:
         yield Record(records=tuple(skip_record(skip) for skip in new))
 
 
-def _sound(state: JobState, members: set[int]) -> bool:
-    return any(state.members[number].state is not MemberState.LOST for number in members)
+def _grown(epoch: int, samples: int, *, before: int) -> Notice:
+    """What a person should know of more data."""
+    return Notice(
+        what=f"the data has grown from {before} to {samples} samples, from epoch {epoch} on",
+        detail={"epoch": epoch, "samples": samples},
+    )

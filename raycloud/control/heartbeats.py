@@ -1,4 +1,16 @@
-"""What is known of members in arrays, by their numbers, where thousands are asked for at once."""
+"""Heartbeats: who answers calls, and who does not: a process that is frozen or cut off.
+
+A phi accrual failure detector: how late a member answers, and how unlikely it is that it still
+will. Source: Hayashibara, Defago, Yared, Katayama, "The phi accrual failure detector", SRDS 2004,
+with a mean and a variance that forget (West 1979) in place of a window.
+
+Where the driver also asks the members' machines (see `sync.probing`), one that is gone is known to
+be so long before an answer of its process is missing.
+
+Seconds are those of one clock, the driver's. Nothing that the driver has not looked at counts as
+missing, and after a while in which it heard nobody, all have their time again: it was rather the
+driver that was cut off, or stood still.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +21,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-Places = npt.NDArray[np.intp]
-Seconds = npt.NDArray[np.float64]
-
-
-def room_for(member: int, seconds: Seconds, *, fill: float = 0.0) -> Seconds:
-    """The same array, or a longer one that has a place for this member, too.
-
-    >>> room_for(1, np.array([0.5, 0.25])).tolist(), room_for(2, np.array([0.5])).tolist()
-    ([0.5, 0.25], [0.5, 0.0, 0.0])
-    """
-    if member < len(seconds):
-        return seconds
-    more = max(member + 1, 2 * len(seconds)) - len(seconds)
-    return np.append(seconds, np.full(more, fill))
-
-
 _FORGETS = 1 / 32  # the weight of the newest answer
 _FIRST_STD_S = 0.3  # before much is known
 _LEAST_STD_S = 0.1
 _NEVER = float("-inf")
+_UNREAD_S = 0.25  # an answer that came so soon after the last packet was on its way before
+_JUST_S = 0.1  # ... but for so long after any answer nobody is cut off
+_SURE = 8.0  # phi: one such answer in a hundred million would still have come
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +64,9 @@ class Pulses:
 
     def __init__(self) -> None:
         """Nobody is known."""
-        self._mean_s: Seconds = np.zeros(0)
-        self._variance: Seconds = np.zeros(0)
-        self._heard_s: Seconds = np.zeros(0)
+        self._mean_s: npt.NDArray[np.float64] = np.zeros(0)
+        self._variance: npt.NDArray[np.float64] = np.zeros(0)
+        self._heard_s: npt.NDArray[np.float64] = np.zeros(0)
 
     def begin(self, members: Collection[int]) -> None:
         """Nothing is known of the answers of these, or not any more."""
@@ -99,19 +98,28 @@ class Pulses:
         at = self._at(members)
         return int((self._heard_s[at] > since_s).sum())
 
-    def _at(self, members: Collection[int]) -> Places:
+    def _at(self, members: Collection[int]) -> npt.NDArray[np.intp]:
         """Their places; there are some for all."""
         at = np.fromiter(members, np.intp, len(members))
         if (last := int(at.max(initial=-1))) >= len(self._mean_s):
-            self._mean_s = room_for(last, self._mean_s)
-            self._variance = room_for(last, self._variance, fill=_FIRST_STD_S**2)
-            self._heard_s = room_for(last, self._heard_s, fill=_NEVER)
+            self._mean_s = _room_for(last, self._mean_s)
+            self._variance = _room_for(last, self._variance, fill=_FIRST_STD_S**2)
+            self._heard_s = _room_for(last, self._heard_s, fill=_NEVER)
         return at
 
 
-_UNREAD_S = 0.25  # an answer that came so soon after the last packet was on its way before
-_JUST_S = 0.1  # ... but for so long after any answer nobody is cut off
-_SURE = 8.0  # phi: one such answer in a hundred million would still have come
+def _room_for(
+    member: int, seconds: npt.NDArray[np.float64], *, fill: float = 0.0
+) -> npt.NDArray[np.float64]:
+    """The same array, or a longer one that has a place for this member, too.
+
+    >>> _room_for(1, np.array([0.5, 0.25])).tolist(), _room_for(2, np.array([0.5])).tolist()
+    ([0.5, 0.25], [0.5, 0.0, 0.0])
+    """
+    if member < len(seconds):
+        return seconds
+    more = max(member + 1, 2 * len(seconds)) - len(seconds)
+    return np.append(seconds, np.full(more, fill))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +147,7 @@ class Heard:
 
 
 @dataclass(slots=True)
-class Hearing:
+class Heartbeats:
     """Follows the answers of all members.
 
     Args:

@@ -1,193 +1,24 @@
-"""What has become of a job's members together, so that not all are looked at each time."""
+"""Membership: the members of a job, the present generation, and the change that is on its way.
+
+What is remembered here changes here alone: others ask, and call what names the change.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from raycloud.control.tables import GONE, MemberState
+from raycloud.commands import Change, Extend, Halt, Meet, Reshare
+from raycloud.control.member import Member, Roster
+from raycloud.control.tables import MemberState
 
 if TYPE_CHECKING:
-    from raycloud.commands import Change
     from raycloud.events import MemberReady
 
-
-@dataclass(kw_only=True, slots=True)
-class Turns:
-    """Counts what becomes of members; they say so themselves.
-
-    Attributes:
-        count: How often one has come, joined or gone: what is known of who is there is old.
-        states: How many are in each state.
-        present: The numbers of those that are not gone, in order.
-        new: Those of them that have not joined.
-        leaving: Those of them that are going to leave.
-        heard_s: All of them were heard last then, or later.
-    """
-
-    count: int = 0
-    states: dict[MemberState, int] = field(default_factory=lambda: dict.fromkeys(MemberState, 0))
-    present: dict[int, None] = field(default_factory=dict)
-    new: dict[int, None] = field(default_factory=dict)
-    leaving: set[int] = field(default_factory=set)
-    heard_s: float = float("inf")
-
-    def come(self, number: int, state: MemberState, heard_s: float, *, joined: bool) -> None:
-        """A member is asked for."""
-        self.count += 1
-        self.states[state] += 1
-        self.present[number] = None
-        self.heard_s = min(self.heard_s, heard_s)
-        if not joined:
-            self.new[number] = None
-
-    def join(self, number: int) -> None:
-        """It computes."""
-        self.count += 1
-        self.new.pop(number, None)
-
-    def part(self, number: int) -> None:
-        """It has no state any more that counts."""
-        self.count += 1
-        self.new[number] = None
-
-    def move(self, before: MemberState, after: MemberState) -> None:
-        """One is in another state."""
-        self.states[before] -= 1
-        self.states[after] += 1
-
-    def go(self, number: int) -> None:
-        """It is gone."""
-        self.count += 1
-        self.leaving.discard(number)
-        self.present.pop(number, None)
-        self.new.pop(number, None)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recall:
-    """A member that had left the group, which has maybe gone on since, is called to meet it again.
-
-    Attributes:
-        generation: As which.
-        step: One past the last step that was committed then.
-    """
-
-    generation: int
-    step: int
-
-
-@dataclass(kw_only=True, slots=True)
-class Member:
-    """One member, from the moment it was asked for.
-
-    Attributes:
-        since_s: When it entered its state.
-        heard_s: When it was last heard, or was last told to begin something.
-        step: One past the last step it has reported as committed.
-        generation: The generation of its last report.
-        part_step: The step of the last checkpoint part it wrote; -1 before the first.
-        slot: Which of the job's places for workers it has, from 0.
-        placed: There is a place on a machine for it.
-        joined: It is known to compute, and has the state of the training.
-        recalls: When it was called back, as long as it has said nothing as that generation, or as
-            a newer one; what it says of the time before may come later.
-        leaving: It is going to be gone: the job gets along without it as soon as it can.
-        pace_s: Seconds that a byte takes from it to others, at most; infinite before it is known.
-        turns: Those of its job.
-    """
-
-    number: int
-    state: MemberState
-    since_s: float
-    heard_s: float
-    node: str = ""
-    ready: MemberReady | None = None
-    step: int = 0
-    generation: int = 0
-    part_step: int = -1
-    slot: int = 0
-    placed: bool = True
-    joined: bool = True
-    recalls: tuple[Recall, ...] = ()
-    leaving: bool = False
-    pace_s: float = float("inf")
-    turns: Turns = field(default_factory=Turns, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """It is counted."""
-        self.turns.come(self.number, self.state, self.heard_s, joined=self.joined)
-
-    @property
-    def gone(self) -> bool:
-        """Nothing that it says counts any more."""
-        return self.state in GONE
-
-    def enter(self, state: MemberState, now_s: float) -> None:
-        """It is in `state` from now on."""
-        if self.state is state:
-            return
-        self.turns.move(self.state, state)
-        if state in GONE and not self.gone:
-            self.turns.go(self.number)
-        self.state, self.since_s = state, now_s
-
-    def leave(self) -> None:
-        """It is going to be gone."""
-        self.leaving = True
-        self.turns.leaving.add(self.number)
-
-    def join(self, step: int) -> None:
-        """It computes from `step` on."""
-        self.joined, self.step = True, step
-        self.turns.join(self.number)
-
-    def recall(self, generation: int, step: int) -> None:
-        """It is called to meet the others as `generation`; they have committed up to `step`."""
-        self.recalls = (*self.recalls, Recall(generation=generation, step=step))
-
-    def goes_on(self, step: int, generation: int) -> bool:
-        """Whether it may have nothing to say of steps before `step`, as one of `generation`.
-
-        Where it met others again it has from them what they took since.
-        """
-        return step == self.step or any(
-            generation >= one.generation and step >= one.step for one in self.recalls
-        )
-
-    def come_to(self, step: int, generation: int) -> None:
-        """It has committed up to `step`, the last of it as one of `generation`."""
-        self.step = step
-        if self.recalls:
-            self.recalls = tuple(one for one in self.recalls if one.generation > generation)
-
-    def part(self) -> None:
-        """What it has is not to be gone on from: it is as one that is new."""
-        self.joined = False
-        self.turns.part(self.number)
-
-    def __str__(self) -> str:
-        """As people read it."""
-        return f"member {self.number}" + (f" on {self.node}" if self.node else "")
-
-
-@dataclass(kw_only=True, slots=True)
-class Away:
-    """Whose process and place are kept although others go on without it.
-
-    Attributes:
-        since_s: By member that is away: since when.
-        returns: By member that is what a process has come back as: how often it has come back.
-        vacant: Who was lost since the last tick by its end, so that its place may be another's.
-    """
-
-    since_s: dict[int, float] = field(default_factory=dict)
-    returns: dict[int, int] = field(default_factory=dict)
-    vacant: list[int] = field(default_factory=list)
-
-    def __contains__(self, number: int) -> bool:
-        """Whether this member is away."""
-        return number in self.since_s
+_FIRST_WAIT_S = 1.0  # after a member that could not join; doubled with each further one
+_LONGEST_WAIT_S = 60.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -215,7 +46,447 @@ class Outstanding:
         """It was sent to this member."""
         return number in self._within()
 
+    def take_effect(self) -> bool:
+        """It is in force from now on; False: it was already."""
+        known, self.in_force = self.in_force, True
+        return not known
+
+    def apply(self, number: int, step: int) -> None:
+        """A member has switched before `step`."""
+        self.applied[number] = step
+
     def _within(self) -> frozenset[int]:
         if self._of[0] is not self.members:
             self._of = self.members, frozenset(self.members)
         return self._of[1]
+
+
+# Of a group, and those that follow: past which step so many of the first ranks are known to be.
+_Past = tuple[tuple[int, ...], frozenset[int], int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Known:
+    """What holds over all members, as long as none turns and the generation is the same."""
+
+    at: int
+    group: tuple[int, ...]
+    within: frozenset[int]
+    coming: tuple[int, ...]
+    joining: Sequence[Member]
+    gone: bool
+    broken: bool
+
+
+@dataclass(kw_only=True, slots=True)
+class Membership:
+    """Who there is, who computes as which generation, and what they are told to change to.
+
+    Attributes:
+        workers: The elastic range last asked for: fewest and most members.
+        capacity: How many members the machines hold, as far as is known.
+        generation: The generation that is forming or in force.
+        next_member: The number of the next member that is asked for.
+        members: Every member there ever was, by number.
+        roster: What has become of all of them together.
+        group: Members of the present generation, in order of rank.
+        shares: Their micro-batches per step.
+        following: Those of them that had no state then, nor a share yet; caught up: `joined`.
+        formed_as: The generation as which the present group met first.
+        groups: By generation, for `group_of`: all that met and had the state.
+        sound_from: Words of older generations do not count any more: they broke.
+        met: It is known to have met.
+        ended: Whose process has ended when it was done: its work is kept, it does not meet again.
+        outstanding: The change that is on its way.
+        changes: How many were sent.
+        settled: Number of the last change that is over, in force or withdrawn.
+        halt_sent: The halt is outstanding or in force.
+        halted: A member has applied it: the run ends before its last step.
+        absent_since_s: By member that was lost by silence alone, and whose process is kept.
+        returns: By member that is what a process has come back as: how often it has come back.
+        vacant: Who was lost since the last tick by its end, so that its place may be another's.
+        misses: How many members in a row were lost before they had joined.
+        ask_again_s: Not before is another one asked for.
+    """
+
+    workers: tuple[int, int]
+    capacity: int
+    generation: int
+    next_member: int
+    members: dict[int, Member] = field(default_factory=dict)
+    roster: Roster = field(default_factory=Roster)
+    group: tuple[int, ...] = ()
+    shares: tuple[int, ...] = ()
+    following: frozenset[int] = frozenset()
+    formed_as: int = 0
+    groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    sound_from: int = 0
+    met: bool = False
+    ended: set[int] = field(default_factory=set)
+    outstanding: Outstanding | None = None
+    changes: int = 0
+    settled: int = 0
+    halt_sent: bool = False
+    halted: bool = False
+    absent_since_s: dict[int, float] = field(default_factory=dict)
+    returns: dict[int, int] = field(default_factory=dict)
+    vacant: list[int] = field(default_factory=list)
+    misses: int = 0
+    ask_again_s: float = 0.0
+    _known: _Known | None = None
+    _past: _Past = ((), frozenset(), 0, 0)
+
+    # ---- who there is
+
+    def present(self) -> Sequence[Member]:
+        """Members that are not gone, in order of number."""
+        return [self.members[number] for number in self.roster.present]
+
+    def look_who_was_heard(self, now_s: float) -> None:
+        """When all were heard last, or later, as it is now."""
+        self.roster.heard_s = min((m.heard_s for m in self.present()), default=now_s)
+
+    @property
+    def staying(self) -> int:
+        """How many members are not gone and are not going to be."""
+        return len(self.roster.present) - len(self.roster.leaving)
+
+    def joining(self) -> Sequence[Member]:
+        """Those that are to join those that compute, and do not yet: see `is_spare`."""
+        return self._now().joining
+
+    def is_spare(self, number: int) -> bool:
+        """Whether this member is to join those that compute, and does not yet."""
+        return not self.members[number].joined and number not in self.within()
+
+    def spares(self) -> list[Member]:
+        """Members that are ready and do not take part yet."""
+        return [m for m in self.joining() if m.state is MemberState.READY]
+
+    def free_slots(self) -> Iterator[int]:
+        """Without end, the lowest first."""
+        taken = {m.slot for m in self.present()}
+        return (slot for slot in itertools.count() if slot not in taken)
+
+    # ---- who computes
+
+    def within(self) -> Collection[int]:
+        """The members of the present generation, in no order."""
+        return self._now().within
+
+    def in_group(self) -> list[Member]:
+        """Members of the present generation, in order of rank."""
+        return [self.members[number] for number in self.group]
+
+    def holding(self) -> tuple[int, ...]:
+        """Those of them that do not follow: a step counts that all of these have committed."""
+        group, follow = self.group, self.following
+        return tuple(n for n in group if n not in follow) if follow else group
+
+    def holders(self) -> list[Member]:
+        """The same, as members."""
+        return [self.members[number] for number in self.holding()]
+
+    def left(self) -> list[int]:
+        """Who is left of the group, by rank, and then of those that leave it just now."""
+        sent, there = self.outstanding, list(self.group)
+        if sent is not None and sent.in_force and isinstance(sent.change, Meet):
+            stays = set(self.group)
+            there += [number for number in sent.members if number not in stays]
+        present, ended = self.roster.present, self.ended
+        return [number for number in there if number in present and number not in ended]
+
+    def who_follows(self, numbers: Iterable[int]) -> frozenset[int]:
+        """Those of these members that followed, and are not known to have caught up."""
+        follow = self.following.intersection(numbers) if self.following else ()
+        return frozenset(number for number in follow if not self.members[number].joined)
+
+    def is_to_follow(self, number: int) -> bool:
+        """Whether this member follows without the state, or is about to."""
+        coming = self.coming.following if self.coming is not None else ()
+        return not self.members[number].joined and (number in self.following or number in coming)
+
+    def is_to_meet(self, number: int) -> bool:
+        """Whether this member is one of the present generation, or of the one to come."""
+        return number in self.within() or number in self._now().coming
+
+    @property
+    def coming(self) -> Meet | None:
+        """The meeting that was sent ahead, in force or not."""
+        change = self.outstanding.change if self.outstanding is not None else None
+        return change if isinstance(change, Meet) else None
+
+    def any_gone(self) -> bool:
+        """Whether a member of the present generation is gone."""
+        return self._now().gone
+
+    def any_missing(self) -> bool:
+        """The same, or one of the generation to come."""
+        return self._now().broken
+
+    def any_done(self) -> bool:
+        """Whether a member of the present generation has nothing left to do."""
+        return self.roster.states[MemberState.DONE] > 0 and any(
+            self.members[number].state is MemberState.DONE for number in self.group
+        )
+
+    def all_past(self, step: int) -> bool:
+        """Whether all of the group that do not follow have committed `step`; steps only rise."""
+        group, follow, at, ranks = self._past
+        if group is not self.group or follow is not self.following or at != step:
+            group, follow, ranks = self.group, self.following, 0
+        while ranks < len(group) and (
+            self.members[group[ranks]].step > step or group[ranks] in follow
+        ):
+            ranks += 1
+        self._past = group, follow, step, ranks
+        return ranks == len(group)
+
+    def group_of(self, generation: int) -> tuple[int, ...]:
+        """Who divided what was written as `generation`, which may be newer than their meeting."""
+        met = max((g for g in self.groups if g <= generation), default=self.formed_as)
+        return self.groups.get(met, self.group)
+
+    def _now(self) -> _Known:
+        """What holds over all members, looked up again where one has turned."""
+        at, known = self.roster.count, self._known
+        change = self.outstanding.change if self.outstanding is not None else None
+        coming = change.members if isinstance(change, Meet) else ()
+        same = known is not None and known.group is self.group
+        if known is None or not same or known.coming is not coming or known.at != at:
+            within = known.within if known is not None and same else frozenset(self.group)
+            present, new = self.roster.present.keys(), self.roster.new
+            gone = not within <= present
+            known = self._known = _Known(
+                at=at,
+                group=self.group,
+                within=within,
+                coming=coming,
+                joining=[self.members[n] for n in new if n not in within],
+                gone=gone,
+                broken=gone or not present >= set(coming),
+            )
+        return known
+
+    # ---- members come and go
+
+    def spawn(self, count: int, now_s: float, *, joins: bool) -> tuple[int, ...]:
+        """Add members whose processes are asked for; who `joins` has no place yet, and no state."""
+        numbers = tuple(range(self.next_member, self.next_member + count))
+        self.next_member += count
+        for number, slot in zip(numbers, self.free_slots(), strict=False):
+            self.add(number, now_s, slot=slot, placed=not joins, joined=not joins)
+        return numbers
+
+    def add(
+        self,
+        number: int,
+        now_s: float,
+        *,
+        slot: int,
+        placed: bool = True,
+        joined: bool = True,
+        node: str = "",
+    ) -> Member:
+        """Add a member whose process is asked for."""
+        member = self.members[number] = Member(
+            number=number,
+            state=MemberState.SPAWNING,
+            since_s=now_s,
+            heard_s=now_s,
+            node=node,
+            slot=slot,
+            placed=placed,
+            joined=joined,
+            roster=self.roster,
+        )
+        return member
+
+    def adopt(self, readies: Sequence[MemberReady], steps: dict[int, int], now_s: float) -> None:
+        """Add members that compute already, by rank, with the steps that they have reported."""
+        for slot, ready in enumerate(readies):
+            # One that has reported nothing may have come just then, unless nobody has.
+            joined = ready.member in steps or not steps
+            member = self.add(ready.member, now_s, slot=slot, joined=joined)
+            member.introduce(ready)
+            member.enter(MemberState.ACTIVE, now_s)
+
+    def readmit(self, before: Member, now_s: float) -> int:
+        """Add what the process of a member that was absent goes on as; its number."""
+        number = self.next_member
+        self.next_member += 1
+        self.returns[number] = self.returns.pop(before.number, 0) + 1
+        slot = self._slot_of_returned(before.slot)
+        self.add(number, now_s, slot=slot, joined=False, node=before.node)
+        return number
+
+    def _slot_of_returned(self, before: int) -> int:
+        """The slot that it had; a newcomer that was to have it gets another."""
+        free = next(self.free_slots())
+        holder = next((m for m in self.present() if m.slot == before), None)
+        if holder is None:
+            return before
+        if holder.joined:
+            return free
+        holder.slot = free
+        return before
+
+    def leave_out(self, number: int, now_s: float) -> None:
+        """Keep the process and the place of a member that does not answer."""
+        self.absent_since_s[number] = now_s
+
+    def give_up(self, numbers: Iterable[int]) -> None:
+        """These do not come back, or have."""
+        for number in numbers:
+            self.absent_since_s.pop(number, None)
+
+    def vacate(self, number: int) -> None:
+        """This one was lost by its end: its place may be another's until the next tick."""
+        self.vacant.append(number)
+
+    def take_vacancies(self, most: int) -> list[int]:
+        """Who left these places: they are not vacant any more."""
+        taken, self.vacant[:most] = self.vacant[:most], []
+        return taken
+
+    def close_vacancies(self) -> None:
+        """Nobody was asked for in their place."""
+        self.vacant.clear()
+
+    def note_ended(self, number: int) -> None:
+        """Its process has ended when it was done."""
+        self.ended.add(number)
+
+    def miss(self, now_s: float) -> float:
+        """A member could not join: another is asked for after so many seconds."""
+        self.misses += 1
+        wait_s = pause_s(self.misses)
+        self.ask_again_s = now_s + wait_s
+        return wait_s
+
+    def ask_not_before(self, when_s: float) -> None:
+        """Others are asked for then, or later."""
+        self.ask_again_s = max(self.ask_again_s, when_s)
+
+    def forget_misses(self) -> None:
+        """A member has joined, or there is another machine, which may do."""
+        self.misses = 0
+
+    def set_range(self, fewest: int, most: int) -> None:
+        """The elastic range is another one."""
+        self.workers = fewest, most
+
+    def set_capacity(self, workers: int) -> None:
+        """The machines hold so many."""
+        if workers > self.capacity:
+            self.forget_misses()
+        self.capacity = workers
+
+    # ---- generations
+
+    def form(self, group: tuple[int, ...], shares: tuple[int, ...]) -> None:
+        """These members are told to meet as the present generation, all with the same state."""
+        self.group, self.shares, self.formed_as = group, shares, self.generation
+        self.groups = {self.generation: group}
+
+    def regroup(self, group: tuple[int, ...], following: frozenset[int], generation: int) -> None:
+        """These are told to meet, as a generation after which nothing of older ones counts."""
+        self.group, self.following = group, following
+        self.generation = self.formed_as = self.sound_from = generation
+        self.groups = {generation: self.holding()}
+        self.halt_sent = self.halted = self.met = False
+
+    def deal(self, shares: tuple[int, ...]) -> None:
+        """Members of the group have these shares."""
+        self.shares = shares
+
+    def note_met(self) -> None:
+        """The present group is known to have met."""
+        self.met = True
+
+    def take_over(self, group: tuple[int, ...], changes: int) -> None:
+        """These met as the generation before, and were sent so many changes."""
+        self.generation -= 1
+        self.group, self.sound_from = group, self.generation + 1
+        self.changes = self.settled = changes
+        self.roster.count += 1
+
+    # ---- changes
+
+    def send(self, change: Change) -> Outstanding:
+        """Send a change ahead to the group."""
+        self.changes += 1
+        self.halt_sent |= isinstance(change, Halt)
+        sent = Outstanding(number=self.changes, members=self.group, change=change)
+        self.outstanding = sent
+        return sent
+
+    def settle(self) -> None:
+        """The outstanding change is over, in force or withdrawn."""
+        if self.outstanding is not None:
+            self.settled, self.outstanding = self.outstanding.number, None
+
+    def abandon_change(self) -> None:
+        """The run ends before it takes effect."""
+        self.outstanding = None
+
+    def withdraw(self, group: tuple[int, ...]) -> int:
+        """Take back the outstanding change; the newest generation that anybody may know of.
+
+        Growth of the data is not taken back, since some of `group` may have taken it in.
+        """
+        outstanding, newest = self.outstanding, self.generation
+        if outstanding is None:
+            return newest
+        outstanding.members = group
+        if isinstance(outstanding.change, Reshare | Meet):
+            newest = max(newest, outstanding.change.generation)
+        if not isinstance(outstanding.change, Extend) or outstanding.everywhere:
+            self.settle()
+        return newest
+
+    def strike(self, number: int) -> bool:
+        """Nobody waits for this member to switch; whether all others have."""
+        sent = self.outstanding
+        if sent is None or number not in sent.members:
+            return False
+        sent.members = tuple(m for m in sent.members if m != number)
+        return sent.everywhere
+
+    def halt(self) -> None:
+        """A member has halted: the run ends before its last step."""
+        self.halted = True
+
+    def become(self, meeting: Meet, step: int, now_s: float) -> None:
+        """One member has changed to this generation at `step`: so will all others."""
+        before_it = self.within()
+        for number in meeting.members:
+            member = self.members[number]
+            if number not in before_it:
+                member.step = max(member.step, step)  # it may be done already
+            if member.state is MemberState.READY:
+                member.enter(MemberState.ACTIVE, now_s)
+            member.heard_s = now_s
+        self.group, self.shares = meeting.members, meeting.shares
+        self.following = frozenset(meeting.following)
+        self.groups[meeting.generation] = self.holding()
+        self.generation = self.formed_as = meeting.generation
+
+    def promote(self, change: Reshare) -> None:
+        """One member has changed to these shares: who caught up is as all others from there on."""
+        if change.caught_up:
+            self.following = self.following.difference(change.caught_up)
+            self.groups[change.generation] = self.holding()
+
+    def reshare(self, change: Reshare) -> None:
+        """All have changed to these shares."""
+        self.generation, self.shares = change.generation, change.shares
+
+
+def pause_s(times: int) -> float:
+    """Seconds until another is asked for, after so many attempts in a row that came to nothing.
+
+    >>> [pause_s(times) for times in (1, 2, 3, 9)]
+    [1.0, 2.0, 4.0, 60.0]
+    """
+    return float(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (times - 1)))

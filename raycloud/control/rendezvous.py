@@ -1,14 +1,13 @@
-"""Who meets as a generation, and with which shares.
+"""Rendezvous: which members meet as the next generation, and what they are told to change to.
 
-Each function changes the state that it is given and yields commands; nothing happens until it is
-iterated.
+Each function but those that ask changes the states that it is given, by their methods, and yields
+commands; nothing happens until it is iterated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, assert_never
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, assert_never
 
 from raycloud.commands import (
     Command,
@@ -17,79 +16,76 @@ from raycloud.commands import (
     Halt,
     Meet,
     Notice,
-    Record,
+    Prepare,
     Release,
     Reshare,
     Save,
 )
-from raycloud.control.checkpoints import Saving
-from raycloud.control.data import Progress, take_over_skips
-from raycloud.control.membership import Member
-from raycloud.control.recovery import Recovery
-from raycloud.control.scaling import at_once, spares, who_may_stay
-from raycloud.control.shares import Resharing, asked_shares
+from raycloud.control.scaling import hand_over_at_once, who_may_stay
+from raycloud.control.shares import asked_shares
 from raycloud.control.tables import MemberState, Phase
 from raycloud.errors import InternalError
-from raycloud.order import Ledger, growth_record, header_record, restore_record
+from raycloud.events import MemberCaughtUp, MemberDone
 
 if TYPE_CHECKING:
+    from raycloud.commands import Change
     from raycloud.control.membership import Outstanding
-    from raycloud.control.state import JobState
-    from raycloud.events import ChangeApplied, MemberReady
+    from raycloud.control.state import Adoption, JobState
+    from raycloud.events import ChangeApplied, StepsCommitted
 
-_ENDING: Final = frozenset({MemberState.DRAINING, MemberState.DONE})
+_DRIVER_GONE = "the driver was gone"
 
 
 def form(state: JobState, now_s: float) -> Iterator[Command]:
-    """The members meet for the first time: fit shares, open the ledger."""
-    settings = state.settings
-    readies = {m.number: m.ready for m in state.present() if m.ready is not None}
-    steps = settings.steps(next(iter(readies.values())).samples)
-    ledger = Ledger(samples=steps.samples)
-    records = [header_record(steps.samples)]
-    if settings.ledger is not None:
-        ledger.restore(settings.ledger)
-        records.append(restore_record(settings.ledger))
-    if steps.sizes != ledger.sizes:
-        epoch, samples = steps.later[-1]
-        yield grown(epoch, samples, before=ledger.sizes.most)
-        ledger.grow(epoch, samples)
-        records.append(growth_record(epoch, samples))
-    state.first = next(iter(readies.values()))
-    state.group, state.formed_as = tuple(readies), state.generation
-    state.groups = {state.generation: state.group}
-    state.error = ""  # whoever was lost before is not missed
-    if state.resharing is not None and len(readies) > 1:
+    """Members meet for the first time: the ledger is opened, and shares are fitted."""
+    settings, membership = state.settings, state.membership
+    ready = [m for m in membership.present() if m.ready is not None]
+    first = ready[0].ready
+    if first is None:
+        raise InternalError("a member is ready that has said nothing of itself")
+    yield from state.data.begin(settings, first)
+    group = tuple(m.number for m in ready)
+    state.recovery.get_over()  # whoever was lost before is not missed
+    if state.resharing is not None and len(group) > 1:
         state.resharing.wait(settings.step, now_s)
-        state.shares = state.resharing.first(state.group)
+        shares = state.resharing.first(group)
     else:
-        state.shares = asked_shares(settings, [member.slot for member in state.in_group()])
-    state.progress = Progress(
-        steps=steps,
-        step=settings.step,
-        position=settings.position,
-        ledger=ledger,
-        generation=state.generation,
-    )
-    _seen(state, steps.sizes.most)
-    for member in state.in_group():
-        member.heard_s, member.step, member.generation = now_s, settings.step, state.generation
-    state.hearing.begin(state.group)
-    yield Record(records=tuple(records))
-    yield Form(
-        generation=state.generation,
-        members=state.group,
-        shares=state.shares,
-        step=settings.step,
-    )
+        shares = asked_shares(settings, [m.slot for m in ready])
+    membership.form(group, shares)
+    for member in ready:
+        member.begin(settings.step, membership.generation, now_s)
+    state.heartbeats.begin(group)
+    yield Form(generation=membership.generation, members=group, shares=shares, step=settings.step)
 
 
-def know_speed(state: JobState, ready: MemberReady, now_s: float) -> None:
-    """What a member has measured before it is ready, where shares follow speed."""
-    if state.settings.shares == "auto":
-        if state.resharing is None:
-            state.resharing = Resharing(state.settings, {}, now_s)
-        state.resharing.know({ready.member: ready})
+def take_over(state: JobState, adoption: Adoption, now_s: float) -> Iterator[Command]:
+    """Members that have outlived their driver meet as the next generation, as after a loss.
+
+    What a generation before has done stands, and what its driver had sent ahead is withdrawn. The
+    ledger goes on where its file ends. Steps that members have committed since, and those that they
+    commit while they are told to meet, are counted once they have reported them.
+    """
+    settings, readies = state.settings, adoption.readies
+    membership = state.membership
+    yield from state.data.take_over(settings, readies[0], adoption.skips)
+    state.recovery.take_over(adoption.began_s, _DRIVER_GONE, list(adoption.lost))
+    state.checkpoints.begin(now_s, adoption.published, saves=settings.saves)
+    membership.take_over(tuple(ready.member for ready in readies), adoption.changes)
+    membership.adopt(readies, adoption.steps, now_s)
+    for member in membership.in_group():
+        step = adoption.steps.get(member.number, settings.step)
+        member.come_to(step, membership.generation)
+        if step < settings.step:  # it was away, and is called back
+            member.recall(0, settings.step)
+    state.heartbeats.begin(membership.group)
+    for ready in readies:
+        state.know_speed(ready, now_s)
+    if len(membership.group) < membership.workers[0]:
+        state.phase = Phase.WAITING
+        yield from wait(state, now_s)
+    else:
+        state.phase = Phase.REGROUPING
+        yield from regroup(state, now_s)
 
 
 def regroup(state: JobState, now_s: float) -> Iterator[Command]:
@@ -99,71 +95,52 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
     A change that is not in force everywhere is withdrawn, to be sent again if it is still wanted;
     growth of the data is not, since some may have taken it in.
     """
-    present = state.turns.present
-    lost = tuple(number for number in state.group if number not in present)
+    membership, step = state.membership, state.data.formed().committed_step
+    present, members = membership.roster.present, membership.members
+    lost = tuple(number for number in membership.group if number not in present)
     left = _who_goes_on(state)
-    new = spares(state)[: max(0, state.workers[0] - len(left))]
-    same = set(left) == state.within() and not new
-    state.meetings = state.meetings + 1 if same else 1
-    if state.met or now_s - state.called_s >= state.settings.broken_s:  # else it is one incident
-        state.losing += any(state.members[number].joined for number in lost)
-        state.unmet = 0 if state.met else state.unmet + 1
-    state.called_s = now_s
-    _note_break(state)
-    had_left = set(left).difference(state.within())
-    state.group = (*left, *(member.number for member in new))
+    new = membership.spares()[: max(0, membership.workers[0] - len(left))]
+    before = membership.within()
+    state.recovery.call(
+        now_s,
+        same=set(left) == before and not new,
+        met=membership.met,
+        lost=any(members[number].joined for number in lost),
+        apart_s=state.settings.broken_s,
+    )
+    recalled = set(left).difference(before)
+    group = (*left, *(member.number for member in new))
     # Where the others have to wait for the state anyway, all take it that have none.
-    state.following = frozenset() if new else _who_follows(state, state.group)
-    meet, members = state.within(), state.members
+    following = frozenset() if new else membership.who_follows(group)
+    meet = frozenset(group)
     gone = tuple(n for n in present if n not in meet and members[n].joined)
     for number in gone:  # too many, or they were to leave and the others went on without them
-        state.members[number].enter(MemberState.RELEASED, now_s)
-    state.hearing.begin([member.number for member in new])
+        members[number].enter(MemberState.RELEASED, now_s)
+    state.heartbeats.begin([member.number for member in new])
     for member in new:
-        member.step = state.formed().committed_step  # or a later one, as it will say
-    if state.resharing is not None:
-        state.resharing.wait(state.formed().committed_step, now_s)
-    newest = withdraw(state)
-    state.halt_sent = state.halted = state.met = False
-    state.generation = state.formed_as = state.sound_from = newest + 1
-    for number in had_left:
-        state.members[number].recall(state.generation, state.formed().committed_step)
-    state.groups = {state.generation: state.holding()}
-    state.shares = fit(state, state.group, state.following)
-    state.drop_checkpoints()
-    if not state.turns.leaving.isdisjoint(meet) and not who_may_stay(state):
-        state.save_asked = True
-    state.error = ""
-    for member in state.in_group():
-        member.heard_s, member.part_step = now_s, -1
-        if member.state in _ENDING:
-            member.enter(MemberState.ACTIVE, now_s)
-    if ends := tuple(n for n in lost if n not in state.away) + gone:
+        member.start_at(step)  # or a later one, as it will say
+    state.wait_with_shares(step, now_s)
+    membership.regroup(group, following, withdraw(state, group) + 1)
+    for number in recalled:
+        members[number].recall(membership.generation, step)
+    membership.deal(fit(state, group, following))
+    state.checkpoints.drop(now_s)
+    if not membership.roster.leaving.isdisjoint(meet) and not who_may_stay(state):
+        state.checkpoints.ask()
+    state.recovery.get_over()
+    for member in membership.in_group():
+        member.meet_again(now_s)
+    if ends := tuple(n for n in lost if n not in membership.absent_since_s) + gone:
         yield Release(members=ends)
     yield Form(
-        generation=state.generation,
-        members=state.group,
-        shares=state.shares,
-        step=state.formed().committed_step,
-        settled=state.settled,
-        following=tuple(n for n in state.group if n in state.following) if state.following else (),
-        back=state.recovery.back if state.recovery is not None else None,
+        generation=membership.generation,
+        members=group,
+        shares=membership.shares,
+        step=step,
+        settled=membership.settled,
+        following=tuple(n for n in group if n in following),
+        back=state.recovery.back,
     )
-
-
-def _note_break(state: JobState) -> None:
-    if state.broken is not None and state.recovery is None:
-        detected_s = state.broken_s - state.started_s
-        state.recovery = Recovery(detected_s=detected_s, cause=state.broken.why)
-    state.broken = None
-    if state.met and state.recovery is not None:
-        state.recovery.back = None  # whoever was there has gone back
-
-
-def _who_follows(state: JobState, numbers: Iterable[int]) -> frozenset[int]:
-    """Those of these members that followed, and are not known to have caught up."""
-    follow = state.following.intersection(numbers) if state.following else ()
-    return frozenset(number for number in follow if not state.members[number].joined)
 
 
 def _who_goes_on(state: JobState) -> list[int]:
@@ -171,86 +148,132 @@ def _who_goes_on(state: JobState) -> list[int]:
 
     The first rank is of one that has it.
     """
-    left = state.left()
-    if behind := _who_follows(state, state.group):
+    membership, most = state.membership, state.membership.workers[1]
+    left = membership.left()
+    if behind := membership.who_follows(membership.group):
         left.sort(key=behind.__contains__)
-    if len(left) <= state.workers[1]:
+    if len(left) <= most:
         return left
 
     def worth(number: int) -> tuple[bool, bool]:
-        member = state.members[number]
+        member = membership.members[number]
         return not member.joined, member.leaving
 
-    kept = set(sorted(left, key=worth)[: state.workers[1]])
+    kept = set(sorted(left, key=worth)[:most])
     return [number for number in left if number in kept]
 
 
-def withdraw(state: JobState) -> int:
-    """Take back the change that is outstanding; the newest generation that anybody may know of."""
-    outstanding, newest = state.outstanding, state.generation
-    if outstanding is None:
-        return newest
-    outstanding.members = state.group
-    if isinstance(outstanding.change, Reshare | Meet):
-        newest = max(newest, outstanding.change.generation)
-    state.save_asked |= isinstance(outstanding.change, Save)
-    if not isinstance(outstanding.change, Extend) or outstanding.everywhere:
-        state.settled, state.outstanding = outstanding.number, None
-    return newest
+def withdraw(state: JobState, group: tuple[int, ...]) -> int:
+    """Take back the outstanding change; the newest generation that anybody may know of."""
+    sent = state.membership.outstanding
+    if sent is not None and isinstance(sent.change, Save):
+        state.checkpoints.ask()
+    return state.membership.withdraw(group)
 
 
 def wait(state: JobState, now_s: float) -> Iterator[Command]:
     """Too few are left: they keep processes and state, and others are asked for."""
-    for number in filter(state.here, state.ended):
-        state.members[number].enter(MemberState.LOST, now_s)
-    lost = tuple(m.number for m in state.in_group() if m.gone)
-    left = len(state.group) - len(lost)
-    for member in state.in_group():
-        member.heard_s = now_s
-    what = f"{left} workers are left, at least {state.workers[0]} are needed: waiting for more"
-    yield Notice(what=what, detail={"machines_hold": state.capacity})
-    yield Release(members=tuple(n for n in lost if n not in state.away))
+    membership = state.membership
+    for number in membership.ended.intersection(membership.roster.present):
+        membership.members[number].enter(MemberState.LOST, now_s)
+    lost = [m.number for m in membership.in_group() if m.gone]
+    left = len(membership.group) - len(lost)
+    for member in membership.in_group():
+        member.hear(now_s)
+    what = f"{left} workers are left, at least {membership.workers[0]} are needed: waiting for more"
+    yield Notice(what=what, detail={"machines_hold": membership.capacity})
+    yield Release(members=tuple(n for n in lost if n not in membership.absent_since_s))
 
 
 def note_ended(state: JobState, number: int, now_s: float) -> None:
     """Whose process ends when it is done is not lost, but where it would have to meet again."""
-    state.away.since_s.pop(number, None)
-    if not state.here(number):
+    membership = state.membership
+    membership.give_up([number])
+    if number not in membership.roster.present:
         return
-    state.ended.add(number)
+    membership.note_ended(number)
     if state.phase is Phase.WAITING:
-        state.members[number].enter(MemberState.LOST, now_s)
+        membership.members[number].enter(MemberState.LOST, now_s)
 
 
-def next_meeting(state: JobState, now_s: float) -> Meet | None:
+def note_joined(
+    state: JobState, event: StepsCommitted | MemberCaughtUp | MemberDone, now_s: float
+) -> Iterator[Command]:
+    """A member that is new has the state, maybe before others say that they changed."""
+    membership, member = state.membership, state.membership.members[event.member]
+    if member.joined:
+        return
+    if isinstance(event, MemberDone) and membership.is_to_follow(event.member):
+        member.start_at(event.step)  # it has followed to the end
+        return
+    first_step = event.step if isinstance(event, MemberDone) else event.first_step
+    sent, coming = membership.outstanding, membership.coming
+    if sent is not None and coming is not None and coming.generation == event.generation:
+        yield from take_effect(state, sent, first_step, now_s)
+    member.join(event.step if isinstance(event, MemberCaughtUp) else first_step)
+    membership.forget_misses()
+
+
+# ---- changes that are sent ahead
+
+
+def send_ahead(state: JobState, now_s: float) -> Iterator[Command]:
+    """One change at a time: a halt that was asked for, else data, a save, members, shares."""
+    membership = state.membership
+    if (
+        state.phase not in {Phase.TRAINING, Phase.STOPPING}
+        or membership.outstanding is not None
+        or membership.halt_sent
+        or membership.any_done()
+    ):
+        return
+    change = _next_change(state, now_s)
+    if change is not None:
+        sent = membership.send(change)
+        yield Prepare(number=sent.number, members=sent.members, change=change)
+
+
+def _next_change(state: JobState, now_s: float) -> Change | None:
+    if state.phase is Phase.STOPPING:
+        return Halt(reason=state.stop_reason)
+    if (grew := state.data.take_announced()) is not None:
+        return Extend(version=grew.version, samples=grew.samples, partitions=grew.partitions)
+    if state.checkpoints.is_due(now_s):
+        state.checkpoints.save(now_s)
+        return Save()
+    return _next_meeting(state, now_s) or _next_shares(state, now_s)
+
+
+def _next_meeting(state: JobState, now_s: float) -> Meet | None:
     """The generation to change to, as members join, leave or may not compute; None: stay.
 
     Who is to leave does so if enough others are there. Who is new takes the state at once, where
     that is short, or follows the others, with a share of 0, until it has caught up; others wait
     that long before they come, too, and who follows begins anew where one leaves meanwhile.
     """
-    ready = spares(state)
-    if not (ready or state.turns.leaving or len(state.group) > state.workers[1]):
+    membership, most = state.membership, state.membership.workers[1]
+    ready, leaving = membership.spares(), membership.roster.leaving
+    if not (ready or leaving or len(membership.group) > most):
         return None
-    none = state.data_version > 0 or state.any_follows()
+    behind = membership.who_follows(membership.group)
+    none = state.data.version > 0 or bool(behind)
     new = [] if none else [m for m in ready if not m.leaving]
-    most, behind = state.workers[1], _who_follows(state, state.group)
     left = who_may_stay(state) or _making_room(state, len(new))
     left = (sorted(left, key=behind.__contains__) if behind else left)[:most]
-    new = new[: max(0, most - len(set(left) - state.turns.leaving))]
+    new = new[: max(0, most - len(set(left) - leaving))]
     numbers = (*left, *(member.number for member in new))
-    if numbers == state.group:
+    if numbers == membership.group:
         return None
     following = behind.intersection(numbers)
-    if following or not at_once(state, len(new)):
+    if following or not hand_over_at_once(state, len(new)):
         following |= {member.number for member in new}
     for member in new:
-        member.heard_s = now_s  # the others come to meet it
+        member.hear(now_s)  # the others come to meet it
     return Meet(
-        generation=state.generation + 1,
+        generation=membership.generation + 1,
         members=numbers,
         shares=fit(state, numbers, following),
-        following=tuple(n for n in numbers if n in following) if following else (),
+        following=tuple(n for n in numbers if n in following),
     )
 
 
@@ -259,72 +282,90 @@ def _making_room(state: JobState, count: int) -> list[int]:
 
     One that has the state stays until another has it, even if it is one too many for that time.
     """
-    members, leavers = state.members, [m for m in state.in_group() if m.leaving]
+    membership = state.membership
+    leavers = [m for m in membership.in_group() if m.leaving]
     goes = {m.number for m in leavers}
-    room = max(0, state.workers[1] - (len(state.group) - len(goes)) - count)
-    if not any(members[number].joined for number in state.group if number not in goes):
+    room = max(0, membership.workers[1] - (len(membership.group) - len(goes)) - count)
+    if not any(m.joined for m in membership.in_group() if m.number not in goes):
         room = max(room, 1)
     goes -= {m.number for m in sorted(leavers, key=lambda m: not m.joined)[:room]}
-    return [number for number in state.group if number not in goes]
+    return [number for number in membership.group if number not in goes]
 
 
-def become(state: JobState, meeting: Meet, step: int, now_s: float) -> None:
-    """One member has changed to this generation at `step`: so will all others."""
-    before_it = state.within()
-    state.hearing.begin([number for number in meeting.members if number not in before_it])
-    for number in meeting.members:
-        member = state.members[number]
-        if number not in before_it:
-            member.step = max(member.step, step)  # it may be done already
-        if member.state is MemberState.READY:
-            member.enter(MemberState.ACTIVE, now_s)
-        member.heard_s = now_s
-    state.group, state.shares = meeting.members, meeting.shares
-    state.following = frozenset(meeting.following)
-    state.groups[meeting.generation] = state.holding()
-    state.generation = state.formed_as = meeting.generation
-    state.formed().change_generation(meeting.generation, step)
-    if state.resharing is not None:
-        state.resharing.wait(step, now_s)
-
-
-def grown(epoch: int, samples: int, *, before: int) -> Notice:
-    """What a person should know of more data."""
-    return Notice(
-        what=f"the data has grown from {before} to {samples} samples, from epoch {epoch} on",
-        detail={"epoch": epoch, "samples": samples},
-    )
-
-
-def next_shares(state: JobState, now_s: float) -> Reshare | None:
+def _next_shares(state: JobState, now_s: float) -> Reshare | None:
     """Shares for those that have caught up, or better ones, where they are worth it."""
-    if state.following:
-        return _share_out(state)
-    if state.resharing is None:
+    membership = state.membership
+    caught_up: tuple[int, ...] = ()
+    group, generation = membership.group, membership.generation + 1
+    if membership.following:
+        behind = membership.who_follows(group)
+        caught_up = tuple(n for n in group if n in membership.following and n not in behind)
+        shares = fit(state, group, behind) if caught_up else None
+    elif state.resharing is not None:
+        step = state.data.formed().committed_step
+        dealt = membership.shares
+        shares = state.resharing.look(group=group, shares=dealt, step=step, now_s=now_s)
+    else:
+        shares = None
+    if shares is None:
         return None
-    step = state.formed().committed_step
-    shares = state.resharing.look(group=state.group, shares=state.shares, step=step, now_s=now_s)
-    return None if shares is None else Reshare(generation=state.generation + 1, shares=shares)
+    return Reshare(generation=generation, shares=shares, caught_up=caught_up)
 
 
-def _share_out(state: JobState) -> Reshare | None:
-    caught_up = tuple(n for n in state.group if n in state.following and state.members[n].joined)
-    if not caught_up:
-        return None
-    following = _who_follows(state, state.group)
-    return Reshare(
-        generation=state.generation + 1,
-        shares=fit(state, state.group, following),
-        caught_up=caught_up,
-    )
+def note_applied(state: JobState, event: ChangeApplied, now_s: float) -> Iterator[Command]:
+    """A member has switched to the outstanding change; maybe the last one."""
+    outstanding = state.membership.outstanding
+    if outstanding is None:
+        raise InternalError(f"no change is outstanding: {event}")
+    yield from take_effect(state, outstanding, event.step, now_s)
+    outstanding.apply(event.member, event.step)
+    if outstanding.everywhere:
+        yield from complete(state, outstanding, event.step, now_s)
 
 
-def take_in(state: JobState, change: Reshare, step: int) -> None:
-    """One member has changed to these shares at `step`: who caught up is as all others there."""
-    state.formed().change_generation(change.generation, step)
-    if change.caught_up:
-        state.following = state.following.difference(change.caught_up)
-        state.groups[change.generation] = state.holding()
+def take_effect(
+    state: JobState, outstanding: Outstanding, step: int, now_s: float
+) -> Iterator[Command]:
+    """A member has applied it: from `step` on it holds for all. Known once, from the first word."""
+    if not outstanding.take_effect():
+        return
+    membership = state.membership
+    match outstanding.change:
+        case Reshare() as change:
+            state.data.formed().change_generation(change.generation, step)
+            membership.promote(change)
+        case Meet() as change:
+            before = membership.within()
+            state.heartbeats.begin([n for n in change.members if n not in before])
+            membership.become(change, step, now_s)
+            state.data.formed().change_generation(change.generation, step)
+            state.wait_with_shares(step, now_s)
+        case Extend() as change:
+            yield from state.data.grow(change, step)
+        case Halt():
+            membership.halt()
+        case Save():
+            pass
+        case _:
+            assert_never(outstanding.change)
+
+
+def complete(
+    state: JobState, outstanding: Outstanding, step: int, now_s: float
+) -> Iterator[Command]:
+    """All have switched; who left has written all that was its part."""
+    membership, change = state.membership, outstanding.change
+    if isinstance(change, Reshare):
+        membership.reshare(change)
+        state.wait_with_shares(step, now_s)
+    elif isinstance(change, Meet):
+        stays = membership.within()
+        gone = tuple(number for number in outstanding.members if number not in stays)
+        for number in gone:
+            membership.members[number].enter(MemberState.RELEASED, now_s)
+        if gone:
+            yield Release(members=gone)
+    membership.settle()
 
 
 def fit(
@@ -338,164 +379,9 @@ def fit(
     if state.resharing is not None and len(members) > 1:
         fitted = state.resharing.fit(computing)
     else:
-        fitted = asked_shares(state.settings, [state.members[n].slot for n in computing])
+        known = state.membership.members
+        fitted = asked_shares(state.settings, [known[n].slot for n in computing])
     if not following:
         return fitted
     shares = dict(zip(computing, fitted, strict=True))
     return tuple(shares.get(number, 0) for number in members)
-
-
-def _seen(state: JobState, samples: int) -> None:
-    """The members that met have read `samples` samples: growth up to there is no news to them."""
-    if state.data_ahead is not None and state.data_ahead.samples <= samples:
-        state.data_ahead = None
-    state.data_samples = max(state.data_samples, samples)
-
-
-def switched(state: JobState, event: ChangeApplied, now_s: float) -> Iterator[Command]:
-    """A member has switched to the outstanding change; maybe the last one."""
-    outstanding = state.outstanding
-    if outstanding is None:
-        raise InternalError(f"no change is outstanding: {event}")
-    yield from in_force(state, outstanding, event.step, now_s)
-    outstanding.applied[event.member] = event.step
-    if outstanding.everywhere:
-        yield from completed(state, outstanding, event.step, now_s)
-
-
-def completed(
-    state: JobState, outstanding: Outstanding, step: int, now_s: float
-) -> Iterator[Command]:
-    """All have switched."""
-    match outstanding.change:
-        case Reshare(generation=generation, shares=shares):
-            state.generation, state.shares = generation, shares
-            if state.resharing is not None:
-                state.resharing.wait(step, now_s)
-        case Meet():
-            yield from _part_with(state, outstanding.members, now_s)
-        case Extend() | Halt() | Save():
-            pass
-        case _:
-            assert_never(outstanding.change)
-    state.settled, state.outstanding = outstanding.number, None
-
-
-def in_force(
-    state: JobState, outstanding: Outstanding, step: int, now_s: float
-) -> Iterator[Command]:
-    """A member has applied it: from `step` on it holds for all. Known once, from the first word."""
-    if outstanding.in_force:
-        return
-    outstanding.in_force, change = True, outstanding.change
-    match change:
-        case Reshare():
-            take_in(state, change, step)
-        case Meet():
-            become(state, change, step, now_s)
-        case Extend(samples=samples):
-            before = state.formed().steps.sizes.most
-            epoch = state.formed().grow(samples, step)
-            yield Record(records=(growth_record(epoch, samples),))
-            yield grown(epoch, samples, before=before)
-        case Halt():
-            state.halted = True
-        case Save():
-            pass
-        case _:
-            assert_never(change)
-
-
-def _part_with(state: JobState, before: tuple[int, ...], now_s: float) -> Iterator[Command]:
-    """Who left has written all that was its part."""
-    stays = set(state.group)
-    gone = tuple(number for number in before if number not in stays)
-    for number in gone:
-        state.members[number].enter(MemberState.RELEASED, now_s)
-    if gone:
-        yield Release(members=gone)
-
-
-_CAUSE = "the driver was gone"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Adoption:
-    """The members that are there, and what the run's files say of them.
-
-    Attributes:
-        readies: What they said when they could compute, by rank.
-        steps: One past the last step that each has reported, by member, as far as the log has it;
-            also of those that are gone.
-        skips: What each has reported that did not count, as records, by member.
-        lost: Members of their generation that are not there any more.
-        changes: The highest number of a change that was sent to any of them.
-        published: Step of the newest checkpoint; None where there is none.
-        began_s: When what drives them now was started.
-    """
-
-    readies: tuple[MemberReady, ...]
-    steps: dict[int, int]
-    skips: Mapping[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    lost: tuple[int, ...] = ()
-    changes: int = 0
-    published: int | None = None
-    began_s: float = 0.0
-
-
-def adopt(state: JobState, adoption: Adoption, now_s: float) -> Iterator[Command]:
-    """Let them meet; too few of them wait for others.
-
-    The ledger goes on where its file ends. Steps that members have committed since, and those that
-    they commit while they are told to meet, are counted once they have reported them.
-    """
-    settings, known = state.settings, adoption.steps
-    state.first = adoption.readies[0]
-    steps = settings.steps(state.first.samples)
-    ledger = Ledger(samples=steps.samples)
-    if settings.ledger is not None:
-        ledger.restore(settings.ledger)
-    yield from take_over_skips(state, ledger, adoption.skips, settings.step)
-    state.started_s, state.generation = adoption.began_s, settings.first_generation - 1
-    state.saving = Saving(began_s=now_s) if settings.saves else None
-    state.checkpoints.last_published = adoption.published
-    state.next_member = settings.first_member
-    state.changes = state.settled = adoption.changes
-    state.sound_from = state.generation + 1
-    state.data_samples = steps.sizes.most
-    state.progress = Progress(
-        steps=steps,
-        step=settings.step,
-        position=settings.position,
-        ledger=ledger,
-        generation=state.generation,
-    )
-    for slot, ready in enumerate(adoption.readies):
-        state.members[ready.member] = Member(
-            number=ready.member,
-            state=MemberState.ACTIVE,
-            since_s=now_s,
-            heard_s=now_s,
-            node=ready.node,
-            ready=ready,
-            step=known.get(ready.member, settings.step),
-            slot=slot,
-            joined=ready.member in known or not known,  # else it may have come just then
-            turns=state.turns,
-        )
-        if state.members[ready.member].step < settings.step:  # it was away, and is called back
-            state.members[ready.member].recall(0, settings.step)
-    state.turns.count += 1
-    state.group = tuple(ready.member for ready in adoption.readies)
-    state.hearing.begin(state.group)
-    if settings.shares == "auto":
-        readies = {ready.member: ready for ready in adoption.readies}
-        state.resharing = Resharing(settings, readies, now_s)
-    state.recovery = Recovery(detected_s=0.0, cause=_CAUSE, lost=list(adoption.lost))
-    state.meetings = 0
-    if len(state.group) < state.workers[0]:
-        state.phase = Phase.WAITING
-        yield from wait(state, now_s)
-    else:
-        state.phase = Phase.REGROUPING
-        yield from regroup(state, now_s)

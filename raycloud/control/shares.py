@@ -61,14 +61,11 @@ class Resharing:
         changed: Some speed has, for good, since the last look.
     """
 
-    def __init__(
-        self, settings: ControlSettings, readies: Mapping[int, MemberReady], now_s: float
-    ) -> None:
-        """Start from what the members measured before they were ready."""
+    def __init__(self, settings: ControlSettings, now_s: float) -> None:
+        """Nothing is known of any member."""
         self._settings = settings
         self._estimates: dict[int, SpeedEstimate] = {}
         self._fixed_s, self._micro_batch_s = array("d"), array("d")  # as estimated, by member
-        self.know(readies)
         self._looked_s = now_s
         self._looked_step = settings.step
         self._worth = 0
@@ -76,12 +73,11 @@ class Resharing:
         self._tried: int | None = None  # who was idle, and is to be measured
         self.changed = False
 
-    def know(self, readies: Mapping[int, MemberReady]) -> None:
-        """Take in what members that are new have measured before they were ready."""
-        for member, ready in readies.items():
-            if member not in self._estimates:
-                self._estimates[member] = SpeedEstimate(speed(ready))
-                self._note(member, self._estimates[member])
+    def know(self, ready: MemberReady) -> None:
+        """Take in what a member that is new has measured before it was ready."""
+        if ready.member not in self._estimates:
+            self._estimates[ready.member] = SpeedEstimate(speed(ready))
+            self._note(ready.member, self._estimates[ready.member])
 
     def speed_of(self, member: int) -> Speed:
         """As it is known now."""

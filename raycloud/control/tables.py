@@ -1,9 +1,8 @@
 """The state machine of one job: which event may come when, and what follows.
 
 Everything that decides what state comes next stands in these tables; the rest of this room holds
-the guards that a table cannot express (`guards`) and what else an event changes (`effects`). Two
-machines run side by side, the job's *phase* and each member's *state*. There are two kinds of
-transitions:
+the guards that a table cannot express (`guards`) and what else an event changes. Two machines run
+side by side, the job's *phase* and each member's *state*. There are two kinds of transitions:
 
 1. On an event. An event that has no entry in the present row is illegal: it raises and changes
    nothing. `LATE` marks a word that comes too late to matter, from a member that is gone: legal,
@@ -20,39 +19,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, TypeVar, get_args
 
+from raycloud import events
 from raycloud.commands import Change, Extend, Halt, Meet, Reshare, Save
-from raycloud.events import (
-    CapacityChanged,
-    ChangeApplied,
-    CheckpointFailed,
-    CheckpointPublished,
-    DataGrew,
-    DataPrepared,
-    DataPreparing,
-    Evaluated,
-    EvaluationPart,
-    Event,
-    ExchangeBroken,
-    GenerationFormed,
-    MemberCaughtUp,
-    MemberDone,
-    MemberFailed,
-    MemberLeaving,
-    MemberLost,
-    MemberReady,
-    MemberReturned,
-    MemberSpawned,
-    Noticed,
-    PartFailed,
-    PartWritten,
-    RangeChanged,
-    Recovered,
-    RolledBack,
-    RunStarted,
-    StepNotFinite,
-    StepsCommitted,
-    StopRequested,
-)
 
 
 class Phase(StrEnum):
@@ -114,128 +82,154 @@ FINAL: Final = frozenset({Phase.FINISHED, Phase.STOPPED, Phase.FAILED})
 GONE: Final = frozenset({MemberState.LOST, MemberState.FAILED, MemberState.RELEASED})
 LATE: Final = None
 
-Trigger = type[Event] | tuple[type[ChangeApplied], type[Change]]
+Trigger = type[events.Event] | tuple[type[events.ChangeApplied], type[Change]]
 State = TypeVar("State", Phase, MemberState)
 
-_ANY: tuple[type[Event], ...] = get_args(Event)
-_OF_MEMBERS: tuple[type[Event], ...] = (
-    MemberSpawned,
-    MemberReady,
-    DataPreparing,
-    DataPrepared,
-    GenerationFormed,
-    MemberCaughtUp,
-    ChangeApplied,
-    StepsCommitted,
-    PartWritten,
-    PartFailed,
-    EvaluationPart,
-    MemberDone,
-    MemberLost,
-    MemberReturned,
-    MemberLeaving,
-    ExchangeBroken,
-    StepNotFinite,
-    MemberFailed,
+_ANY: tuple[type[events.Event], ...] = get_args(events.Event)
+_OF_MEMBERS: tuple[type[events.Event], ...] = (
+    events.MemberSpawned,
+    events.MemberReady,
+    events.DataPreparing,
+    events.DataPrepared,
+    events.GenerationFormed,
+    events.MemberCaughtUp,
+    events.ChangeApplied,
+    events.StepsCommitted,
+    events.PartWritten,
+    events.PartFailed,
+    events.EvaluationPart,
+    events.MemberDone,
+    events.MemberLost,
+    events.MemberReturned,
+    events.MemberLeaving,
+    events.ExchangeBroken,
+    events.StepNotFinite,
+    events.MemberFailed,
 )
 
 
 # A member may be started while others compute.
-_JOINING: tuple[type[Event], ...] = (MemberSpawned, DataPreparing, DataPrepared, MemberReady)
-_FROM_OUTSIDE: tuple[type[Event], ...] = (RangeChanged, CapacityChanged, DataGrew, Noticed)
-
-_WITHOUT_STEPS: tuple[type[Event], ...] = (
-    GenerationFormed,
-    CheckpointPublished,
-    CheckpointFailed,
-    Evaluated,
-    DataPrepared,
-    MemberLeaving,
-    StopRequested,
-    *_FROM_OUTSIDE,
-    Recovered,
+_JOINING: tuple[type[events.Event], ...] = (
+    events.MemberSpawned,
+    events.DataPreparing,
+    events.DataPrepared,
+    events.MemberReady,
 )
-_WHILE_COMPUTING: tuple[type[Event], ...] = (
-    GenerationFormed,
-    MemberCaughtUp,
-    ChangeApplied,
-    StepsCommitted,
-    PartWritten,
-    PartFailed,
-    CheckpointPublished,
-    CheckpointFailed,
-    EvaluationPart,
-    Evaluated,
+_FROM_OUTSIDE: tuple[type[events.Event], ...] = (
+    events.RangeChanged,
+    events.CapacityChanged,
+    events.DataGrew,
+    events.Noticed,
+)
+
+_WITHOUT_STEPS: tuple[type[events.Event], ...] = (
+    events.GenerationFormed,
+    events.CheckpointPublished,
+    events.CheckpointFailed,
+    events.Evaluated,
+    events.DataPrepared,
+    events.MemberLeaving,
+    events.StopRequested,
+    *_FROM_OUTSIDE,
+    events.Recovered,
+)
+_WHILE_COMPUTING: tuple[type[events.Event], ...] = (
+    events.GenerationFormed,
+    events.MemberCaughtUp,
+    events.ChangeApplied,
+    events.StepsCommitted,
+    events.PartWritten,
+    events.PartFailed,
+    events.CheckpointPublished,
+    events.CheckpointFailed,
+    events.EvaluationPart,
+    events.Evaluated,
     *_JOINING,
-    MemberDone,
-    MemberReturned,
-    MemberLeaving,
-    ExchangeBroken,
-    StepNotFinite,
+    events.MemberDone,
+    events.MemberReturned,
+    events.MemberLeaving,
+    events.ExchangeBroken,
+    events.StepNotFinite,
     *_FROM_OUTSIDE,
-    Recovered,
+    events.Recovered,
 )
 
 
-def _stay(state: State, *events: type[Event]) -> dict[Trigger, State]:
+def _stay(state: State, *events: type[events.Event]) -> dict[Trigger, State]:
     return dict.fromkeys(events, state)
 
 
 PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
     Phase.NEW: {},
     Phase.PLACING: {
-        **_stay(Phase.PLACING, RunStarted, *_JOINING, MemberLeaving, *_FROM_OUTSIDE),
-        StopRequested: Phase.STOPPED,
-        MemberLost: Phase.PLACING,
-        MemberFailed: Phase.FAILED,
+        **_stay(Phase.PLACING, events.RunStarted, *_JOINING, events.MemberLeaving, *_FROM_OUTSIDE),
+        events.StopRequested: Phase.STOPPED,
+        events.MemberLost: Phase.PLACING,
+        events.MemberFailed: Phase.FAILED,
     },
     Phase.FORMING: {
-        **_stay(Phase.FORMING, ExchangeBroken, MemberLeaving, DataPrepared, *_FROM_OUTSIDE),
-        GenerationFormed: Phase.TRAINING,
+        **_stay(
+            Phase.FORMING,
+            events.ExchangeBroken,
+            events.MemberLeaving,
+            events.DataPrepared,
+            *_FROM_OUTSIDE,
+        ),
+        events.GenerationFormed: Phase.TRAINING,
         # A member may be heard before the word that all have met; what it did proves it.
-        StepsCommitted: Phase.TRAINING,
-        PartWritten: Phase.TRAINING,
-        PartFailed: Phase.TRAINING,
-        EvaluationPart: Phase.TRAINING,
-        MemberDone: Phase.TRAINING,
-        StopRequested: Phase.STOPPED,
-        StepNotFinite: Phase.REGROUPING,
-        MemberLost: Phase.REGROUPING,
-        MemberFailed: Phase.FAILED,
+        events.StepsCommitted: Phase.TRAINING,
+        events.PartWritten: Phase.TRAINING,
+        events.PartFailed: Phase.TRAINING,
+        events.EvaluationPart: Phase.TRAINING,
+        events.MemberDone: Phase.TRAINING,
+        events.StopRequested: Phase.STOPPED,
+        events.StepNotFinite: Phase.REGROUPING,
+        events.MemberLost: Phase.REGROUPING,
+        events.MemberFailed: Phase.FAILED,
     },
     Phase.TRAINING: {
         **_stay(Phase.TRAINING, *_WHILE_COMPUTING),
-        StopRequested: Phase.STOPPING,
-        StepNotFinite: Phase.REGROUPING,
-        MemberLost: Phase.REGROUPING,
-        MemberFailed: Phase.ENDING,
+        events.StopRequested: Phase.STOPPING,
+        events.StepNotFinite: Phase.REGROUPING,
+        events.MemberLost: Phase.REGROUPING,
+        events.MemberFailed: Phase.ENDING,
     },
     Phase.STOPPING: {
-        **_stay(Phase.STOPPING, *_WHILE_COMPUTING, StopRequested),
-        StepNotFinite: Phase.REGROUPING,
-        MemberLost: Phase.REGROUPING,
-        MemberFailed: Phase.ENDING,
+        **_stay(Phase.STOPPING, *_WHILE_COMPUTING, events.StopRequested),
+        events.StepNotFinite: Phase.REGROUPING,
+        events.MemberLost: Phase.REGROUPING,
+        events.MemberFailed: Phase.ENDING,
     },
     Phase.REGROUPING: {
-        **_stay(Phase.REGROUPING, *_WHILE_COMPUTING, MemberLost, StopRequested),
-        MemberFailed: Phase.ENDING,
+        **_stay(Phase.REGROUPING, *_WHILE_COMPUTING, events.MemberLost, events.StopRequested),
+        events.MemberFailed: Phase.ENDING,
     },
     Phase.WAITING: {
-        **_stay(Phase.WAITING, *_WHILE_COMPUTING, MemberLost, StopRequested),
-        MemberFailed: Phase.FAILED,
+        **_stay(Phase.WAITING, *_WHILE_COMPUTING, events.MemberLost, events.StopRequested),
+        events.MemberFailed: Phase.FAILED,
     },
     Phase.RESTORING: {
         **_stay(
-            Phase.RESTORING, *_WITHOUT_STEPS, *_JOINING, MemberLost, MemberReturned, RolledBack
+            Phase.RESTORING,
+            *_WITHOUT_STEPS,
+            *_JOINING,
+            events.MemberLost,
+            events.MemberReturned,
+            events.RolledBack,
         ),
-        MemberFailed: Phase.FAILED,
+        events.MemberFailed: Phase.FAILED,
     },
     Phase.ENDING: _stay(
-        Phase.ENDING, *_WHILE_COMPUTING, MemberLost, MemberFailed, StopRequested, RolledBack
+        Phase.ENDING,
+        *_WHILE_COMPUTING,
+        events.MemberLost,
+        events.MemberFailed,
+        events.StopRequested,
+        events.RolledBack,
     ),
     Phase.CLOSING: {
         **_stay(Phase.CLOSING, *_WITHOUT_STEPS),
-        MemberFailed: Phase.ENDING,
+        events.MemberFailed: Phase.ENDING,
     },
     Phase.FINISHED: _stay(Phase.FINISHED, *_ANY),
     Phase.STOPPED: _stay(Phase.STOPPED, *_ANY),
@@ -298,73 +292,73 @@ PHASE_ON_CONDITION: Final[Mapping[Phase, Mapping[Condition, Phase]]] = {
 
 MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]]] = {
     MemberState.SPAWNING: {
-        MemberSpawned: MemberState.SPAWNING,
-        DataPreparing: MemberState.SPAWNING,
-        DataPrepared: MemberState.SPAWNING,
-        MemberReady: MemberState.READY,
-        MemberLost: MemberState.LOST,
-        MemberLeaving: MemberState.SPAWNING,
-        MemberFailed: MemberState.FAILED,
+        events.MemberSpawned: MemberState.SPAWNING,
+        events.DataPreparing: MemberState.SPAWNING,
+        events.DataPrepared: MemberState.SPAWNING,
+        events.MemberReady: MemberState.READY,
+        events.MemberLost: MemberState.LOST,
+        events.MemberLeaving: MemberState.SPAWNING,
+        events.MemberFailed: MemberState.FAILED,
     },
     MemberState.READY: {
-        GenerationFormed: MemberState.ACTIVE,
-        DataPrepared: MemberState.READY,
-        MemberCaughtUp: MemberState.ACTIVE,
-        StepsCommitted: MemberState.ACTIVE,
-        PartWritten: MemberState.ACTIVE,
-        PartFailed: MemberState.ACTIVE,
-        EvaluationPart: MemberState.ACTIVE,
-        MemberDone: MemberState.DONE,
-        MemberLost: MemberState.LOST,
-        MemberLeaving: MemberState.READY,
-        ExchangeBroken: MemberState.READY,
-        StepNotFinite: MemberState.READY,
-        MemberFailed: MemberState.FAILED,
+        events.GenerationFormed: MemberState.ACTIVE,
+        events.DataPrepared: MemberState.READY,
+        events.MemberCaughtUp: MemberState.ACTIVE,
+        events.StepsCommitted: MemberState.ACTIVE,
+        events.PartWritten: MemberState.ACTIVE,
+        events.PartFailed: MemberState.ACTIVE,
+        events.EvaluationPart: MemberState.ACTIVE,
+        events.MemberDone: MemberState.DONE,
+        events.MemberLost: MemberState.LOST,
+        events.MemberLeaving: MemberState.READY,
+        events.ExchangeBroken: MemberState.READY,
+        events.StepNotFinite: MemberState.READY,
+        events.MemberFailed: MemberState.FAILED,
     },
     MemberState.ACTIVE: {
-        GenerationFormed: MemberState.ACTIVE,
-        DataPrepared: MemberState.ACTIVE,
-        MemberCaughtUp: MemberState.ACTIVE,
-        (ChangeApplied, Reshare): MemberState.ACTIVE,
-        (ChangeApplied, Meet): MemberState.ACTIVE,
-        (ChangeApplied, Save): MemberState.ACTIVE,
-        (ChangeApplied, Extend): MemberState.ACTIVE,
-        (ChangeApplied, Halt): MemberState.DRAINING,
-        StepsCommitted: MemberState.ACTIVE,
-        PartWritten: MemberState.ACTIVE,
-        PartFailed: MemberState.ACTIVE,
-        EvaluationPart: MemberState.ACTIVE,
-        MemberDone: MemberState.DONE,
-        MemberLost: MemberState.LOST,
-        MemberLeaving: MemberState.ACTIVE,
-        ExchangeBroken: MemberState.ACTIVE,
-        StepNotFinite: MemberState.ACTIVE,
-        MemberFailed: MemberState.FAILED,
+        events.GenerationFormed: MemberState.ACTIVE,
+        events.DataPrepared: MemberState.ACTIVE,
+        events.MemberCaughtUp: MemberState.ACTIVE,
+        (events.ChangeApplied, Reshare): MemberState.ACTIVE,
+        (events.ChangeApplied, Meet): MemberState.ACTIVE,
+        (events.ChangeApplied, Save): MemberState.ACTIVE,
+        (events.ChangeApplied, Extend): MemberState.ACTIVE,
+        (events.ChangeApplied, Halt): MemberState.DRAINING,
+        events.StepsCommitted: MemberState.ACTIVE,
+        events.PartWritten: MemberState.ACTIVE,
+        events.PartFailed: MemberState.ACTIVE,
+        events.EvaluationPart: MemberState.ACTIVE,
+        events.MemberDone: MemberState.DONE,
+        events.MemberLost: MemberState.LOST,
+        events.MemberLeaving: MemberState.ACTIVE,
+        events.ExchangeBroken: MemberState.ACTIVE,
+        events.StepNotFinite: MemberState.ACTIVE,
+        events.MemberFailed: MemberState.FAILED,
     },
     MemberState.DRAINING: {
-        GenerationFormed: MemberState.DRAINING,
-        DataPrepared: MemberState.DRAINING,
-        MemberCaughtUp: MemberState.DRAINING,
-        StepsCommitted: MemberState.DRAINING,
-        PartWritten: MemberState.DRAINING,
-        PartFailed: MemberState.DRAINING,
-        EvaluationPart: MemberState.DRAINING,
-        MemberDone: MemberState.DONE,
-        MemberLost: MemberState.LOST,
-        MemberLeaving: MemberState.DRAINING,
-        ExchangeBroken: MemberState.DRAINING,
-        MemberFailed: MemberState.FAILED,
+        events.GenerationFormed: MemberState.DRAINING,
+        events.DataPrepared: MemberState.DRAINING,
+        events.MemberCaughtUp: MemberState.DRAINING,
+        events.StepsCommitted: MemberState.DRAINING,
+        events.PartWritten: MemberState.DRAINING,
+        events.PartFailed: MemberState.DRAINING,
+        events.EvaluationPart: MemberState.DRAINING,
+        events.MemberDone: MemberState.DONE,
+        events.MemberLost: MemberState.LOST,
+        events.MemberLeaving: MemberState.DRAINING,
+        events.ExchangeBroken: MemberState.DRAINING,
+        events.MemberFailed: MemberState.FAILED,
     },
     MemberState.DONE: {
-        GenerationFormed: MemberState.DONE,
-        DataPrepared: MemberState.DONE,
-        MemberLost: LATE,  # its work is kept: nothing is lost, unless others must meet again
-        MemberReturned: LATE,
-        MemberLeaving: LATE,
-        ExchangeBroken: LATE,  # it came ahead to a meeting, and others had done all by then
-        MemberFailed: MemberState.FAILED,
+        events.GenerationFormed: MemberState.DONE,
+        events.DataPrepared: MemberState.DONE,
+        events.MemberLost: LATE,  # its work is kept: nothing is lost, unless others must meet again
+        events.MemberReturned: LATE,
+        events.MemberLeaving: LATE,
+        events.ExchangeBroken: LATE,  # it came ahead to a meeting, and others had done all by then
+        events.MemberFailed: MemberState.FAILED,
     },
-    MemberState.LOST: {**dict.fromkeys(_OF_MEMBERS, LATE), MemberReturned: MemberState.LOST},
+    MemberState.LOST: {**dict.fromkeys(_OF_MEMBERS, LATE), events.MemberReturned: MemberState.LOST},
     MemberState.FAILED: dict.fromkeys(_OF_MEMBERS, LATE),
     MemberState.RELEASED: dict.fromkeys(_OF_MEMBERS, LATE),
 }

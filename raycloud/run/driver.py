@@ -42,7 +42,7 @@ from raycloud.worker.outbox import OutboxEntry
 if TYPE_CHECKING:
     from raycloud.control import Control
     from raycloud.control.heartbeats import Heard
-    from raycloud.control.rendezvous import Adoption
+    from raycloud.control.state import Adoption
 
 _TURN_S = 0.2
 _SOON_S = 0.02  # where the last checkpoint is all that is waited for

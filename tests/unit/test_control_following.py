@@ -92,7 +92,7 @@ def test_the_only_one_that_has_the_state_stays_until_another_has_it():
     job.on(formed(job, 8), 10.5)
     assert not of(c.Prepare, job.on(e.MemberLeaving(member=1, reason="spot"), 11.0))[1:]
     while isinstance(job.change_outstanding, c.Save):
-        number = job._state.outstanding.number
+        number = job._state.membership.outstanding.number
         for member in job.group:
             job.on(e.ChangeApplied(member=member, change=number, step=9), 11.5)
     change = only(c.Prepare, job.on(caught_up(2, 8, 9, job.generation), 12.0)).change

@@ -6,7 +6,7 @@ import pytest
 
 from raycloud import commands as c
 from raycloud import events as e
-from raycloud.control.scaling import at_once
+from raycloud.control.scaling import hand_over_at_once
 from tests.control_events import committed, ready
 from tests.control_job import on_and_tick, only, report
 from tests.control_three import three
@@ -102,10 +102,10 @@ def test_all_wait_less_than_it_would_compute_in_three_steps(moment_s, pace_s, fo
 def test_it_goes_over_more_links_the_more_there_are_that_give_it(new, short):
     """Each newcomer has a link of its own; two that give three states are the bound."""
     job, _ = meeting((0.16, 1), (0.5, 1), hand_over_s=0.25)
-    assert at_once(job._state, new) is short
+    assert hand_over_at_once(job._state, new) is short
 
 
-def test_who_takes_the_state_at_once_computes_from_there_on():
+def test_who_takes_the_state_hand_over_at_once_computes_from_there_on():
     job, prepare = meeting((0.0, 1), (0.0, 1))
     applied(job, prepare, 7)
     job.on(formed(job, 7), 9.0)

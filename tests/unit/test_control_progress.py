@@ -125,9 +125,16 @@ def test_a_small_gain_moves_no_work():
     assert not of(c.Prepare, walk(training(), until=200, slow_s=0.104))
 
 
+def fitted(settings, *readies):
+    resharing = Resharing(settings, 0.0)
+    for one in readies:
+        resharing.know(one)
+    return resharing
+
+
 def test_a_gain_must_be_seen_in_two_looks_in_a_row():
     settings = control(reshare_every_s=1.0, reshare_steps=1)._state.settings
-    resharing = Resharing(settings, {0: ready(0), 1: ready(1, micro_batch_s=0.3)}, 0.0)
+    resharing = fitted(settings, ready(0), ready(1, micro_batch_s=0.3))
 
     def look(shares, now_s):
         return resharing.look(group=(0, 1), shares=shares, step=int(now_s), now_s=now_s)
@@ -165,7 +172,7 @@ def test_what_is_no_longer_than_a_hiccup_is_not_foreseen(seconds):
 
 def test_who_is_idle_is_measured_now_and_then_and_taken_back_once_it_has_recovered():
     settings = control(reshare_every_s=1.0, reshare_steps=1)._state.settings
-    resharing = Resharing(settings, {0: ready(0), 1: ready(1, micro_batch_s=2.0)}, 0.0)
+    resharing = fitted(settings, ready(0), ready(1, micro_batch_s=2.0))
     job, tries = training(), []
 
     def look(shares, now_s):

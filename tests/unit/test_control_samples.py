@@ -56,9 +56,9 @@ def test_one_that_does_not_see_what_the_others_do_does_not_join() -> None:
     job = two()
     to(job, 5)
     job.on(e.CapacityChanged(workers=3), 2.0)
-    first = job._state.first
+    first = job._state.data.first
     assert first is not None
-    job._state.first = replace(first, fingerprint=SEEN)
+    job._state.data.first = replace(first, fingerprint=SEEN)
     commands = job.on(saw(2, train_at_63="other"), 8.0)
     assert job.members[2] is MemberState.RELEASED
     assert only(c.Release, commands).members == (2,)

@@ -92,7 +92,7 @@ def test_after_losses_it_is_asked_for_sooner():
         to(job, 5)
         for member in range(losses):
             job.on(lost(member), 2.0)
-        job._state.met = True
+        job._state.membership.met = True
         for now_s in range(3, 400):
             if saved(job.tick(float(now_s))):
                 return now_s
@@ -124,7 +124,7 @@ def saves(job, now_s, step):
     [save] = saved(job.tick(now_s))
     for member in (0, 1, 2):
         job.on(e.ChangeApplied(member=member, change=save.number, step=step), now_s)
-        job.on(report(job, member, job._state.members[member].step, step), now_s)
+        job.on(report(job, member, job._state.membership.members[member].step, step), now_s)
     return save.number
 
 
@@ -208,7 +208,7 @@ def done_at(job, step, now_s):
     """All members are done there; what they have written before was said."""
     commands = []
     for member in (0, 1, 2):
-        job.on(report(job, member, job._state.members[member].step, step), now_s)
+        job.on(report(job, member, job._state.membership.members[member].step, step), now_s)
     for member in (0, 1, 2):
         commands += job.on(e.MemberDone(member=member, step=step), now_s)
     return commands

@@ -133,7 +133,7 @@ def test_a_step_that_ends_whoever_computes_it_ends_the_run():
         if job.change_outstanding is not None:
             for member in job.group:
                 job.on(
-                    e.ChangeApplied(member=member, change=job._state.changes, step=5),
+                    e.ChangeApplied(member=member, change=job._state.membership.changes, step=5),
                     10.0 * times + 3,
                 )
             job.on(formed(job, 5), 10.0 * times + 4)
