@@ -21,6 +21,9 @@ RAY_TIMEOUT_S = 180  # an embedded cluster starts in 3 to 6 s on an idle machine
 # on a busy machine. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The driver's device, not torch: a process that only collects need not load it.
+collect_ignore = [] if Path("/dev/nvidiactl").exists() else ["gpu"]
+
 # A shell ignores Ctrl-C in what it starts in the background, and all that is started from there
 # inherits that: commands under test would not hear theirs.
 signal.signal(signal.SIGINT, signal.default_int_handler)

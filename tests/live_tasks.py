@@ -6,6 +6,7 @@ A real run cannot be told from outside what to do at which step, so its task is 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,6 +112,25 @@ class FailingGpu(Steady):
         self.fails = self.fails or (self.calls > self.after and claim(self.first))
         if self.fails:
             raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+        return super().loss(model, batch)
+
+
+class DiesOnGpu(Steady):
+    """The first process to come to its fifth step dies: by a signal, or an assert on the GPU."""
+
+    def __init__(self, *, first: str, how: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.first, self.how, self.calls = first, how, 0
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.calls += 1
+        if self.calls > 40:
+            if self.how == "memory":
+                torch.empty(2**50, dtype=torch.uint8, device="cuda")
+            if claim(self.first):
+                if self.how == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                torch.zeros(3, device="cuda")[torch.tensor([7], device="cuda")].sum().item()
         return super().loss(model, batch)
 
 

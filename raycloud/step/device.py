@@ -86,8 +86,7 @@ def move(value: Any, device: torch.device) -> Any:
 class Copies:
     """Copies batches to a GPU while it computes, on a stream of their own.
 
-    Not yet measured: no GPU was at hand. Each step that a feed has in flight then takes the GPU
-    memory of its batches.
+    Each step that a feed has in flight takes the GPU memory of its batches.
 
     Args:
         device: Where batches are to go; on the CPU they stay as they are.
