@@ -5,13 +5,16 @@ A byte-level GPT of 1.9 million parameters on the text of the running Python's s
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from raycloud.data import standard_library
+from raycloud.data.text import text_sources
 from raycloud.order import Order
+from raycloud.task import Source
 
 SEED = 0
 WORKERS = 2
@@ -94,14 +97,26 @@ def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 
 
-def load_text() -> npt.NDArray[np.uint8]:
-    """The bytes to train on."""
-    return standard_library().train
+def load_text(*, held_out: bool = False) -> npt.NDArray[np.uint8]:
+    """The bytes to train on, or those held out: files of the standard library, by their names."""
+    splits = text_sources(None)
+    source = splits.held_out if held_out else splits.train
+    assert isinstance(source, Source)  # noqa: S101
+    assert source.select is not None  # noqa: S101
+    root = Path(str(source.path))
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+    content = b"".join((root / name).read_bytes() for name in names if source.select(name))
+    return np.frombuffer(content, dtype=np.uint8)
+
+
+def windows(text: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Shape (windows, LENGTH + 1): LENGTH bytes to read, and the same shifted by one to predict."""
+    return np.lib.stride_tricks.sliding_window_view(text, LENGTH + 1)[::LENGTH]
 
 
 def load_held_out(samples: int = 64) -> Tensor:
     """The first held-out samples, shape (samples, LENGTH + 1), int64."""
-    text = standard_library().held_out
+    text = load_text(held_out=True)
     starts = np.arange(samples)[:, None] * LENGTH
     return torch.from_numpy(text[starts + np.arange(LENGTH + 1)]).long()
 

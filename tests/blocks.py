@@ -14,9 +14,7 @@ from torch import nn
 
 from raycloud.clock import SystemClock
 from raycloud.data.cache import BlockCache
-from raycloud.data.index import Input
-from raycloud.data.prepare import prepare_here
-from raycloud.data.provide import Provided
+from raycloud.data.index import Input, Provided
 from raycloud.data.samples import BlockSamples
 from raycloud.order import Layout, Order
 from raycloud.rows import Rows
@@ -24,6 +22,7 @@ from raycloud.spec import Job
 from raycloud.task import Source, Splits, Task
 from raycloud.worker.dataset import block_layout
 from tests.lockstep import NetTask, job
+from tests.one_process import prepare_here
 
 SEEN: dict[str, list[int]] = {}  # ids in the order in which they were computed, by a task's tag
 

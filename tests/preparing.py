@@ -14,11 +14,11 @@ import pytest
 from raycloud.clock import VirtualClock
 from raycloud.data import slices
 from raycloud.data.cache import BlockCache
-from raycloud.data.prepare import prepare_here
-from raycloud.data.provide import Provided
+from raycloud.data.index import Provided
 from raycloud.rows import Rows
 from raycloud.spec import Job
 from raycloud.task import Source, Splits, Task
+from tests.one_process import prepare_here
 
 FILES = (7, 3, 10, 4, 6)
 ROWS = sum(FILES)
@@ -60,7 +60,7 @@ class Bench:
         self.cache = BlockCache(root / "cache")
         self.clock = VirtualClock(1e10)
         self.read: list[str] = []
-        monkeypatch.setattr("raycloud.data.making.read", self._read)
+        monkeypatch.setattr("raycloud.data.prepare.read", self._read)
 
     def _read(self, source: Source, piece: Any) -> Any:
         self.read += [Path(one.path).name for one in piece.inputs]

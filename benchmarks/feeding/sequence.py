@@ -16,12 +16,12 @@ from benchmarks.feeding.setting import Outcome, Setting
 from benchmarks.feeding.tasks import Numbered
 from raycloud.clock import SystemClock
 from raycloud.data.cache import BlockCache
-from raycloud.data.prepare import prepare_here
 from raycloud.order import Order, Position, Steps
 from raycloud.spec import Job
 from raycloud.step.contract import construct
 from raycloud.step.feed import Collate, Feed, Piece, Schedule
 from raycloud.worker.dataset import block_layout
+from tests.one_process import prepare_here
 
 if TYPE_CHECKING:
     from raycloud.data.samples import BlockSamples

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.journal import Journal
-from benchmarks.workload import LENGTH, build_model, build_optimizer, load_text, loss_of
+from benchmarks.workload import build_model, build_optimizer, load_text, loss_of, windows
 from raycloud import Splits, Task
-from raycloud.data import Windows
 
 
 class Race(Task):
@@ -48,7 +47,7 @@ class Race(Task):
 
     def data(self, path: str | None) -> Splits:  # noqa: ARG002
         """The same samples as everyone's; held-out loss is computed by the benchmark."""
-        return Splits(train=Windows(load_text(), LENGTH))
+        return Splits(train=windows(load_text()))
 
     def batch(self, samples: Sequence[Any], rng: np.random.Generator | None) -> Tensor:  # noqa: ARG002
         """Windows as int64."""

@@ -1,13 +1,18 @@
-"""The index of a data set: which blocks hold which rows, and how rows are partitioned."""
+"""Index of a data set: which blocks hold which rows; and who provides samples of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+if TYPE_CHECKING:
+    from raycloud.data.samples import BlockSamples
+    from raycloud.task import Splits, Task
 
 FORMAT = 1
+TRAIN, HELD_OUT = "train", "held_out"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,3 +115,58 @@ class Index:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"no index of format {FORMAT}: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """How one split was made ready.
+
+    Attributes:
+        index: Its blocks, partitions, inputs and bad rows.
+        cached_blocks: Blocks of the index that were in the cache already.
+        made_blocks: Blocks of the index that were made.
+        seconds: How long it took, from looking for files to the last block.
+        read_s: Of all readers together, how long they waited for their source.
+    """
+
+    index: Index
+    cached_blocks: int
+    made_blocks: int
+    seconds: float
+    read_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provided:
+    """Samples that are ready to be read.
+
+    Attributes:
+        train: The samples to train on.
+        held_out: The samples that measure the result.
+        prepared: By split, `"train"` and `"held_out"`.
+    """
+
+    train: BlockSamples
+    held_out: BlockSamples | None
+    prepared: Mapping[str, Prepared]
+
+
+class Provider(Protocol):
+    """Makes the `Source`s of a task into samples. One per worker; it may block for minutes."""
+
+    def provide(self, task: Task, splits: Splits) -> Provided:
+        """The samples of both splits. Called once, before the first step.
+
+        Raises:
+            DataError: Nothing is there, it cannot be read, or rows are bad.
+            TaskError: `Task.preprocess` broke its contract.
+        """
+        ...
+
+    def grown(self, version: int) -> BlockSamples:
+        """The samples to train on with the files of `version` added: the first ids are the same.
+
+        Args:
+            version: As announced in a `DataGrew` event; 0 is what `provide` gave.
+        """
+        ...

@@ -1,4 +1,4 @@
-"""Where partitions begin, and which rows are dealt to which: arithmetic only."""
+"""Partitions: how many, where they begin, which rows are dealt to which; and bytes of rows."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from raycloud.order.permutation import numbers
 from raycloud.order.seeds import stream_seed
 
 Ints = npt.NDArray[np.int64]
+Width = int | Ints
+"""Bytes of every row alike, or of each."""
 
 _PER_LANE = 4  # partitions of a lane, at least: with fewer, epochs would hardly differ
 _DEALING = 0x6465616C  # so that no other use of the same seed draws alike
@@ -99,3 +103,63 @@ def deal(codes: npt.NDArray[Any], partitions: int, seed: int = 0) -> list[Ints]:
     """
     cards = np.lexsort((numbers(stream_seed(_DEALING, seed), len(codes)), codes))
     return [np.sort(cards[first::partitions]).astype(np.int64) for first in range(partitions)]
+
+
+def bytes_of_rows(table: pa.Table) -> Width:
+    """Bytes of values in each row: one number where all rows are of one size, at least 1.
+
+    >>> bytes_of_rows(pa.table({"x": pa.array([1, 2], pa.int32()), "s": ["a", "bcd"]}))
+    array([5, 7])
+    >>> bytes_of_rows(pa.table({"x": pa.array([1, 2], pa.int32())}))
+    4
+    """
+    total = np.zeros(len(table), np.int64)
+    for column in table.columns:
+        start = 0
+        for chunk in column.chunks:
+            total[start : start + len(chunk)] += _width(chunk)
+            start += len(chunk)
+    total = np.maximum(total, 1)
+    return int(total[0]) if len(total) and (total == total[0]).all() else total
+
+
+def _width(array: pa.Array) -> Width:
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _width(array.storage)
+    if pa.types.is_dictionary(kind):
+        return _width(array.indices)
+    if pa.types.is_struct(kind):
+        return sum((_width(part) for part in array.flatten()), start=0)
+    if pa.types.is_fixed_size_list(kind):
+        below = _width(array.flatten())
+        if isinstance(below, int):
+            return below * int(kind.list_size)
+    if pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind):
+        return -(-int(kind.bit_width) // 8)
+    if pa.types.is_null(kind):
+        return 0
+    return _lengths(array) * _each(array)
+
+
+def _lengths(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Bytes of each text, or values of each list; of a missing one none."""
+    kind = array.type
+    count = pc.list_value_length if _is_list(kind) else pc.binary_length
+    lengths: Any = pc.fill_null(count(array), 0)
+    return np.asarray(lengths, dtype=np.int64)
+
+
+def _each(array: pa.Array) -> int:
+    """Bytes of a value of a list: of lists of texts or lists the mean, rounded up."""
+    if not _is_list(array.type):
+        return 1
+    values = array.flatten()
+    width = _width(values)
+    return width if isinstance(width, int) else -(-int(width.sum()) // max(1, len(values)))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )

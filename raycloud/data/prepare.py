@@ -1,8 +1,8 @@
-"""The pipeline without an executor: from a `Source` to blocks and their index, as plain functions.
+"""Preparing a split without an executor: from works to blocks and their index, plain functions.
 
-    recipe_of -> plan_work -> make_block for each work -> make_index
-                           -> make_block, labels_of -> deal_out -> make_partition for each share
-                                                                -> make_stratified_index
+    recipe_of -> plan -> make_block for each work -> make_index
+                      -> make_block, labels_of -> deal_out -> make_partition for each share
+                                                           -> make_stratified_index
 
 What comes out depends on the source, the task's code and the job, and never on who runs which
 function where. Inputs have a version: 0, or the number of the growth that brought them. Works, and
@@ -11,91 +11,111 @@ the partitions made of them, never mix versions, so that what grows keeps all it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
-from raycloud.data.index import Block, Index, Input
-from raycloud.data.making import make_block
-from raycloud.data.partition import equal_bytes, equal_rows, partition_count, rows_of_bytes
-from raycloud.data.provide import HELD_OUT, TRAIN, Prepared, Provided
-from raycloud.data.recipe import (
-    MOST_BAD,
-    Made,
-    Recipe,
-    Work,
-    by_version,
-    check_columns,
-    data_set_of,
-    finished,
-    recipe_of,
+from raycloud.data.block import facts_of
+from raycloud.data.clean import clean
+from raycloud.data.digest import check_unchanged, combined
+from raycloud.data.formats import NAMED_BAD_ROWS, Piece
+from raycloud.data.index import BadRow, Block, Index, Input
+from raycloud.data.partition import (
+    bytes_of_rows,
+    deal,
+    equal_bytes,
+    equal_rows,
+    partition_count,
+    rows_of_bytes,
 )
-from raycloud.data.samples import BlockSamples
-from raycloud.data.stratify import (
-    Share,
-    deal_out,
-    labels_of,
-    make_partition,
-    make_stratified_index,
-)
-from raycloud.data.works import Planned, compacted, plan_table, plan_work
-from raycloud.errors import DataError, InternalError
-from raycloud.order.layout import lanes_of
-from raycloud.task import Source
+from raycloud.data.recipe import Made, Recipe, Work, by_version, data_set_of
+from raycloud.data.slices import read
+from raycloud.errors import DataError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from raycloud.clock import Clock
     from raycloud.data.cache import BlockCache, DataSet
-    from raycloud.spec.job import Job
-    from raycloud.task import Splits, Task
-
-__all__ = [
-    "Made",
-    "Recipe",
-    "Share",
-    "Work",
-    "by_version",
-    "compacted",
-    "data_set_of",
-    "deal_out",
-    "finished",
-    "labels_of",
-    "make_block",
-    "make_index",
-    "make_partition",
-    "make_stratified_index",
-    "plan",
-    "plan_table",
-    "plan_work",
-    "prepare_here",
-    "recipe_of",
-]
+    from raycloud.task import Task
 
 
-def plan(
-    recipe: Recipe,
-    source: Source,
-    cache: BlockCache,
-    clock: Clock,
-    known: Sequence[Input] = (),
-) -> Planned:
-    """`plan_work` or `plan_table`, as the source asks for.
+def make_block(
+    recipe: Recipe, work: Work, task: Task, cache: BlockCache, clock: Clock, node: str
+) -> Made:
+    """Read, clean, preprocess and write one block, unless the cache has it whole.
+
+    A damaged block is made again. Safe to run twice at once, and to be killed at any moment.
+
+    Args:
+        recipe: Of the split.
+        work: What to make.
+        task: Preprocesses; the one whose code `recipe` has the digest of.
+        cache: Where to.
+        clock: For how long reading takes.
+        node: Where this runs.
 
     Raises:
-        DataError: As they do, or the source has both files and a data set, or neither.
+        DataError: The input cannot be read or has changed, or rows are bad and `data.bad_rows`
+            refuses them.
+        TaskError: `preprocess` broke its contract.
+        MachineError: The cache's disk is full or fails, or `preprocess` met a fault that is no
+            row's.
     """
-    if (source.path is None) == (source.dataset is None):
-        both = "both a path and a dataset" if source.path else "neither a path nor a dataset"
-        raise DataError(
-            f"Source has {both}",
-            hint="give one of them; a path may come from data.path, which the job sets",
-        )
-    if source.dataset is not None:
-        return plan_table(recipe, source.dataset, known)
-    return plan_work(recipe, cache, clock, known)
+    there = cache.whole(work.key)
+    if there is not None:
+        return replace(_made(recipe, work, there, cache.block(work.key, there, node)), cached=True)
+    read_s = 0.0
+
+    def timed(pieces: Iterator[Piece]) -> Iterator[Piece]:
+        nonlocal read_s
+        while True:
+            before_s = clock.monotonic_s()
+            piece = next(pieces, None)
+            read_s += clock.monotonic_s() - before_s
+            if piece is None:
+                return
+            yield piece
+
+    skip = recipe.data.bad_rows == "skip"
+    cleaned = clean(recipe.source, task.preprocess, timed(_pieces(recipe, work)), skip=skip)
+    if work.table is None:
+        check_unchanged(work.slice.inputs)
+    # A bad row is kept by the place of its file among the inputs, so that files that are moved keep
+    # their block; where it is of none of them, by what its file is called.
+    places = {one.path: place for place, one in enumerate(work.slice.inputs)}
+    bad = [[places.get(row.file, row.file), row.row, row.why] for row in cleaned.bad]
+    block = cache.add(work.key, cleaned.tables, {"bad_rows": cleaned.bad_rows, "bad": bad})
+    made = _made(recipe, work, cache.open(work.key), replace(block, nodes=(node,)))
+    return replace(made, read_s=read_s)
+
+
+def _pieces(recipe: Recipe, work: Work) -> Iterator[Piece]:
+    if work.table is None:
+        yield from read(recipe.source, work.slice)  # from here on, so that opening is timed
+    else:
+        numbers = work.slice.start + np.arange(len(work.table))
+        yield Piece(table=work.table, file=work.slice.inputs[0].path, numbers=numbers)
+
+
+def _made(recipe: Recipe, work: Work, table: pa.Table, block: Block) -> Made:
+    facts = facts_of(table)
+    by_bytes = recipe.data.partition_by == "bytes" and recipe.stratify is None
+    columns = [f"{field.name}: {field.type}" for field in table.schema]
+    paths = [one.path for one in work.slice.inputs]
+    return Made(
+        block=block,
+        schema="\n".join(columns) if len(table) else "",
+        bad_rows=facts["bad_rows"],
+        bad=tuple(
+            BadRow(file=paths[file] if isinstance(file, int) else file, row=row, why=why)
+            for file, row, why in facts["bad"]
+        ),
+        row_bytes=bytes_of_rows(table) if by_bytes else None,
+    )
 
 
 def make_index(
@@ -117,7 +137,7 @@ def make_index(
     Raises:
         DataError: There is no row, or blocks differ in their columns.
     """
-    check_columns(works, made)
+    _check_columns(works, made)
     partitions = [0]
     for places in by_version(works):
         first = partitions[-1]
@@ -128,7 +148,7 @@ def make_index(
         partitions=tuple(partitions),
         inputs=tuple(inputs),
         bad_rows=sum(one.bad_rows for one in made),
-        bad=tuple(bad for one in made for bad in one.bad)[:MOST_BAD],
+        bad=tuple(bad for one in made for bad in one.bad)[:NAMED_BAD_ROWS],
     )
 
 
@@ -137,143 +157,181 @@ def _partitions(recipe: Recipe, made: Sequence[Made], lanes: int) -> tuple[int, 
     if recipe.data.partition_by == "bytes" and rows:
         widths = [np.broadcast_to(one.row_bytes, one.block.rows) for one in made]
         return equal_bytes(np.concatenate(widths), lanes, recipe.data.partition_bytes)
+    return equal_rows(rows, _count(recipe, made, lanes))
+
+
+def _count(recipe: Recipe, made: Sequence[Made], lanes: int) -> int:
+    """How many partitions of equal rows the blocks of one version make."""
+    rows = sum(one.block.rows for one in made)
     total_bytes = sum(one.block.bytes for one in made)
     largest = rows_of_bytes(rows, total_bytes, recipe.data.partition_bytes)
-    return equal_rows(rows, partition_count(rows, largest, lanes))
+    return partition_count(rows, largest, lanes)
 
 
-def prepare_here(
-    job: Job,
-    task: Task,
-    splits: Splits,
-    cache: BlockCache,
-    clock: Clock,
-    known: Mapping[str, Sequence[Input]] | None = None,
-) -> Provided:
-    """All of it in this process, without Ray: for tests and small tools.
+def _check_columns(works: Sequence[Work], made: Sequence[Made]) -> None:
+    """Refuse blocks that cannot be read as one data set."""
+    there = [(work, one) for work, one in zip(works, made, strict=True) if one.schema]
+    if not there:
+        bad = sum(one.bad_rows for one in made)
+        raise DataError(
+            f"the data set has no rows: {len(works)} pieces were read, with {bad} bad rows",
+            hint="check data.path, Source.types and Source.required, and what preprocess returns",
+        )
+    first, kind = there[0][0], there[0][1].schema
+    for work, one in there:
+        if one.schema != kind:
+            where = f"{work.slice.inputs[0].path} (from {work.slice.start})"
+            raise _other_columns(kind, one.schema, first.slice.inputs[0].path, where)
 
-    Keys, blocks and ids are those that the pipeline on Ray gives. The samples make damaged or
-    missing blocks again. The data set is in use, and not evicted, as long as the samples live.
+
+def _other_columns(before: str, after: str, first: str, other: str) -> DataError:
+    """What to raise where the columns of two places, as of `Made.schema`, differ."""
+    olds, news = before.split("\n"), after.split("\n")
+    odd = next(
+        (pair for pair in zip(olds, news, strict=False) if pair[0] != pair[1]),
+        (f"{len(olds)} columns", f"{len(news)} columns"),
+    )
+    return DataError(
+        f"files differ in their columns: {odd[1]!r} in {other}, where {first} has {odd[0]!r}",
+        hint="name the type of each column in Source.types, choose some with "
+        "Source.columns, or return the same columns from every preprocess",
+    )
+
+
+# Stratified: rows are dealt to partitions by class, each a block of its own, with the mix of all.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """One partition of a stratified data set, to be made from rows of others' blocks.
+
+    Attributes:
+        key: Name of its block in the cache.
+        rows: By the place of a block among the `made` of its version: the rows to take of it,
+            rising (int32). Rows stand in the partition in the order of blocks, then of rows.
+        size: Rows of the partition; 0 where there are fewer rows than lanes.
+    """
+
+    key: str
+    rows: Mapping[int, npt.NDArray[np.int32]]
+    size: int
+
+
+def labels_of(table: pa.Table, column: str) -> pa.Array:
+    """What to deal the rows of a block by: its column, with a dictionary.
+
+    Raises:
+        DataError: There is no such column, or it does not hold single values.
+    """
+    if column not in table.column_names:
+        there = ", ".join(table.column_names)
+        raise DataError(
+            f"data.stratify = {column!r}: preprocessed rows have no such column",
+            hint=f"name one of those that preprocess returns: {there}",
+        )
+    labels = table.column(column)
+    if pa.types.is_dictionary(labels.type):
+        labels = labels.cast(labels.type.value_type)
+    if pa.types.is_null(labels.type):  # all are missing
+        labels = labels.cast(pa.bool_())
+    if pa.types.is_nested(labels.type) or isinstance(labels.type, pa.BaseExtensionType):
+        raise DataError(
+            f"data.stratify = {column!r}: the column holds {labels.type}, not single values",
+            hint="let preprocess return a column with one number or text for each row",
+        )
+    encoded: pa.ChunkedArray = labels.combine_chunks().dictionary_encode()
+    return encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+
+
+def deal_out(
+    recipe: Recipe,
+    works: Sequence[Work],
+    made: Sequence[Made],
+    labels: Sequence[pa.Array],
+    lanes: int,
+) -> tuple[Share, ...]:
+    """Deal the rows of one version to partitions: the shares, in order, some perhaps empty.
 
     Args:
-        job: The job.
-        task: The task, made from its settings.
-        splits: What its `data` returned: `Source`s or what may stand in a source's `dataset`.
-        cache: Where blocks are kept.
-        clock: For durations and for when the cache was used.
-        known: By split, the inputs that a run has already.
+        recipe: Of the split.
+        works: Of one version.
+        made: Their blocks.
+        labels: Of each block that has rows, by `labels_of`; of others anything.
+        lanes: The number of partitions is a multiple of it.
+
+    Raises:
+        DataError: There is no row, or blocks differ in their columns.
     """
-    samples: dict[str, BlockSamples] = {}
-    prepared: dict[str, Prepared] = {}
-    for split, given in ((TRAIN, splits.train), (HELD_OUT, splits.held_out)):
-        if given is None:
-            continue
-        before_s = clock.monotonic_s()
-        source = given if isinstance(given, Source) else Source(dataset=given)
-        recipe = recipe_of(task, source, job, split)
-        inputs, works = plan(recipe, source, cache, clock, (known or {}).get(split, ()))
-        here = _Here(job, task, cache, clock)
-        versions = [
-            here.version(recipe, works[places.start : places.stop]) for places in by_version(works)
-        ]
-        index = here.index(recipe, inputs, works, versions)
-        prepared[split] = Prepared(
-            index=index,
-            cached_blocks=sum(block.key in here.cached for block in index.blocks),
-            made_blocks=sum(block.key not in here.cached for block in index.blocks),
-            seconds=clock.monotonic_s() - before_s,
-            read_s=here.read_s,
-        )
-        samples[split] = BlockSamples(index, here.table_of)
-    cache.evict()
-    return Provided(train=samples[TRAIN], held_out=samples.get(HELD_OUT), prepared=prepared)
+    _check_columns(works, made)
+    codes = codes_of([part for part, one in zip(labels, made, strict=True) if one.block.rows])
+    starts = np.array([0, *accumulate(one.block.rows for one in made)], dtype=np.int64)
+    name = data_set_of(recipe, works, lanes).id
+    count = _count(recipe, made, lanes)
+    shares = []
+    for number, ids in enumerate(deal(codes, count)):
+        edges = np.searchsorted(ids, starts)
+        rows = {
+            block: (ids[edges[block] : edges[block + 1]] - starts[block]).astype(np.int32)
+            for block in np.flatnonzero(np.diff(edges)).tolist()
+        }
+        shares.append(Share(key=combined("dealt", name, count, number), rows=rows, size=len(ids)))
+    return tuple(shares)
 
 
-class _Here:
-    """One split, made in this process; it also makes blocks again."""
+def codes_of(labels: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
+    """The class of each row, numbered as they first appear; a missing value is one of its own."""
+    together = pa.chunked_array(labels).unify_dictionaries().combine_chunks()
+    if isinstance(together, pa.ChunkedArray):
+        together = together.chunk(0)
+    indices = together.indices.cast(pa.int64()).fill_null(-1)
+    codes: npt.NDArray[np.int64] = indices.to_numpy(zero_copy_only=False)
+    return codes
 
-    def __init__(self, job: Job, task: Task, cache: BlockCache, clock: Clock) -> None:
-        self.cached: set[str] = set()
-        self.read_s = 0.0
-        self._lanes = lanes_of(job.global_batch, job.micro_batch)
-        self._who = f"run {job.name}"
-        self._task = task
-        self._cache = cache
-        self._clock = clock
-        self._uses: list[Any] = []  # until the samples are gone, which keep this
-        self._again: dict[str, Callable[[], object]] = {}
 
-    def version(self, recipe: Recipe, works: Sequence[Work]) -> tuple[Sequence[Made], DataSet]:
-        """Make the blocks of one version; where it is stratified and cached, none of its works."""
-        data_set = data_set_of(recipe, works, self._lanes)
-        self._uses.append(self._cache.use(data_set, self._clock, self._who))
-        known = self._cache.find(data_set.id)
-        if recipe.stratify is not None and known is not None and known.complete:
-            for key in known.keys:
-                self._again[key] = lambda: self._deal(recipe, works)
-            if all(self._cache.whole(key) is not None for key in known.keys):
-                self.cached.update(known.keys)
-                return (), known
-        made = [self._make(recipe, work) for work in works]
-        dealt = None if recipe.stratify is None else self._deal(recipe, works, made)
-        data_set = finished(data_set, made, dealt)
-        self._cache.complete(data_set)
-        return made, data_set
+def make_partition(share: Share, pieces: Iterable[pa.Table], cache: BlockCache, node: str) -> Block:
+    """Write the block of a share.
 
-    def index(
-        self,
-        recipe: Recipe,
-        inputs: Sequence[Input],
-        works: Sequence[Work],
-        versions: Sequence[tuple[Sequence[Made], DataSet]],
-    ) -> Index:
-        """The index of all versions."""
-        if recipe.stratify is None:
-            made = [one for makings, _ in versions for one in makings]
-            return make_index(recipe, inputs, works, made, self._lanes)
-        sets = [data_set for _, data_set in versions]
-        blocks = {key: self._block(key) for one in sets for key in one.keys}
-        return make_stratified_index(inputs, sets, blocks)
+    Args:
+        share: What to make; not an empty one.
+        pieces: The rows of `share.rows`, in the order of blocks: as `table.take(rows)` gives them.
+        cache: Where to; where it has the block whole, `pieces` are not asked for.
+        node: Where this runs.
 
-    def table_of(self, block: Block) -> pa.Table:
-        """The block's rows; it is made again where it is not whole."""
-        table = self._cache.whole(block.key)
-        if table is None:
-            self._again[block.key]()
-            table = self._cache.whole(block.key)
-        if table is None:
-            raise InternalError(f"the block {block.key} was made again and is not there")
-        return table
+    Raises:
+        MachineError: The cache's disk is full or fails.
+    """
+    there = cache.whole(share.key)
+    if there is not None:
+        return cache.block(share.key, there, node)
+    return replace(cache.add(share.key, pieces), nodes=(node,))
 
-    def _make(self, recipe: Recipe, work: Work) -> Made:
-        made = make_block(recipe, work, self._task, self._cache, self._clock, "here")
-        self._again[work.key] = lambda: self._make(recipe, work)
-        self.read_s += made.read_s
-        if made.cached:
-            self.cached.add(work.key)
-        return made
 
-    def _deal(
-        self, recipe: Recipe, works: Sequence[Work], made: Sequence[Made] | None = None
-    ) -> list[Block | None]:
-        made = made or [self._make(recipe, work) for work in works]
-        column = recipe.stratify
-        assert column is not None  # noqa: S101
-        tables = [self.table_of(one.block) for one in made]
-        labels = [
-            labels_of(table, column) if one.block.rows else None
-            for table, one in zip(tables, made, strict=True)
-        ]
-        blocks: list[Block | None] = []
-        for share in deal_out(recipe, works, made, labels, self._lanes):
-            if self._cache.has(share.key):
-                self.cached.add(share.key)
-            pieces = (tables[place].take(rows) for place, rows in share.rows.items())
-            block = make_partition(share, pieces, self._cache, "here") if share.size else None
-            blocks.append(block)
-            self._again[share.key] = lambda: self._deal(recipe, works)
-        return blocks
+def make_stratified_index(
+    inputs: Sequence[Input], sets: Sequence[DataSet], blocks: Mapping[str, Block]
+) -> Index:
+    """The index of a stratified split.
 
-    def _block(self, key: str) -> Block:
-        size = self._cache.path_of(key).stat().st_size
-        return Block(key=key, rows=len(self._cache.open(key)), bytes=size, nodes=("here",))
+    Args:
+        inputs: Of all versions.
+        sets: The complete record of each version, in order.
+        blocks: The dealt blocks, by key.
+
+    Raises:
+        DataError: Versions differ in their columns.
+    """
+    firsts: dict[int, str] = {}
+    for file in inputs:
+        firsts.setdefault(file.version, file.path)
+    names = [firsts[version] for version in sorted(firsts)]
+    if len(names) != len(sets):  # a version without rows
+        names = [one.source for one in sets]
+    for name, one in zip(names, sets, strict=True):
+        if one.columns != sets[0].columns:
+            raise _other_columns(sets[0].columns, one.columns, names[0], name)
+    return Index(
+        blocks=tuple(blocks[key] for one in sets for key in one.keys),
+        partitions=tuple(accumulate((s for one in sets for s in one.sizes), initial=0)),
+        inputs=tuple(inputs),
+        bad_rows=sum(one.bad_rows for one in sets),
+        bad=tuple(bad for one in sets for bad in one.bad)[:NAMED_BAD_ROWS],
+    )

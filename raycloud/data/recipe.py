@@ -1,21 +1,26 @@
-"""What passes between the steps of the pipeline: what to make, and what was made."""
+"""Recipe of a split, and the works to do by it: which files, in which slices, under which keys."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from raycloud.data.cache import DataSet
 from raycloud.data.code_digest import code_digest
-from raycloud.data.digest import combined
+from raycloud.data.digest import combined, inputs_of, table_digest
 from raycloud.data.filesystems import plain
+from raycloud.data.formats import NAMED_BAD_ROWS, Slice
+from raycloud.data.index import Input
+from raycloud.data.location import locate
+from raycloud.data.slices import cut
 from raycloud.errors import DataError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from raycloud.data.formats import Slice
+    from raycloud.clock import Clock
+    from raycloud.data.cache import BlockCache
     from raycloud.data.index import BadRow, Block
     from raycloud.spec.job import Job
     from raycloud.spec.sections import DataSection
@@ -23,9 +28,10 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of what a key stands for: rises where the same recipe gives other rows
 _DEALING = 2  # of how dealt blocks are named and recorded
-MOST_BAD = 20  # bad rows that are named
 
 _WITH_PATHS = frozenset({"text", "images"})  # formats whose rows say which file they came from
+_SLICE_BYTES = 32 * 2**20
+_PART_ROWS = 65536  # that are digested at a time: how a table is chunked must not matter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,12 +134,152 @@ def key_of(recipe: Recipe, slice_: Slice) -> str:
     )
 
 
+# What there is to make.
+
+Planned = tuple[tuple[Input, ...], tuple[Work, ...]]
+
+
+def plan(
+    recipe: Recipe, source: Source, cache: BlockCache, clock: Clock, known: Sequence[Input] = ()
+) -> Planned:
+    """`plan_work` or `plan_table`, as the source asks for.
+
+    Raises:
+        DataError: As they do, or the source has both files and a data set, or neither.
+    """
+    if (source.path is None) == (source.dataset is None):
+        both = "both a path and a dataset" if source.path else "neither a path nor a dataset"
+        raise DataError(
+            f"Source has {both}",
+            hint="give one of them; a path may come from data.path, which the job sets",
+        )
+    if source.dataset is not None:
+        return plan_table(recipe, source.dataset, known)
+    return plan_work(recipe, cache, clock, known)
+
+
+def plan_work(
+    recipe: Recipe, cache: BlockCache, clock: Clock, known: Sequence[Input] = ()
+) -> Planned:
+    """Find the files, digest them, and cut them into works, in the order of their rows.
+
+    Args:
+        recipe: Of the split.
+        cache: Remembers digests of local files.
+        clock: To tell files that may still be written to.
+        known: Inputs that a run has already, with their versions. They keep their place; new ones
+            follow, with the next version. Where nothing is new, the inputs are `known`.
+
+    Raises:
+        DataError: Nothing is there, or a known input is gone or has changed.
+    """
+    source = recipe.source
+    inputs = _placed(inputs_of(source, locate(source), cache.root, clock), known)
+    versions = sorted({one.version for one in inputs})
+    slices = [
+        piece
+        for version in versions
+        for piece in cut(source, [one for one in inputs if one.version == version])
+    ]
+    return inputs, tuple(Work(slice=piece, key=key_of(recipe, piece)) for piece in slices)
+
+
+def plan_table(recipe: Recipe, dataset: Any, known: Sequence[Input] = ()) -> Planned:
+    """The same for rows in hand: a `pyarrow.Table` or a Hugging Face `datasets.Dataset`.
+
+    Each work carries its rows (of about 32 MB).
+
+    Raises:
+        DataError: It is something else, has no rows, or is not what `known` says.
+    """
+    rows, size, between = _tabular(dataset)
+    source = recipe.source
+    if not rows:
+        raise DataError(
+            "the data set has no rows: Source.dataset is empty",
+            hint="give one with rows, or name files in Source.path",
+        )
+    if source.key is not None:
+        digest = combined("key", source.key)
+    else:
+        digest = table_digest(_parts(between, rows, _PART_ROWS))
+    found = Input(path=source.key or "Source.dataset", bytes=size, digest=digest)
+    inputs = _placed([found], known)
+    works: list[Work] = []
+    start = 0
+    for table in _parts(between, rows, max(1, _SLICE_BYTES * rows // max(1, size))):
+        piece = Slice(inputs=inputs, format="table", start=start, stop=start + len(table))
+        held = table if source.columns is None else _selected(table, source.columns)
+        works.append(Work(slice=piece, key=key_of(recipe, piece), table=held))
+        start = piece.stop
+    return inputs, tuple(works)
+
+
+def compacted(table: pa.Table) -> pa.Table:
+    """The same rows without the rest of what they are a view of, which would be pickled too."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return pa.ipc.open_stream(sink.getvalue()).read_all()
+
+
 def by_version(works: Sequence[Work]) -> list[range]:
     """The places of each version's works, rising; a version without works is left out."""
     places: dict[int, list[int]] = {}
     for number, work in enumerate(works):
         places.setdefault(work.version, []).append(number)
     return [range(place[0], place[-1] + 1) for place in places.values()]
+
+
+def _placed(found: Sequence[Input], known: Sequence[Input]) -> tuple[Input, ...]:
+    """Known inputs in their places, then new ones in the order of their paths."""
+    by_path = {one.path: one for one in found}
+    kept = []
+    for one in known:
+        now = by_path.pop(one.path, None)
+        if now is None or (now.bytes, now.digest) != (one.bytes, one.digest):
+            what = "is gone" if now is None else "has changed"
+            raise DataError(
+                f"{one.path} {what} since this run read it",
+                hint="put the file back as it was, or start a new run: without --resume, in "
+                "another --run-dir. Files may be added to a run's data, not taken away",
+            )
+        kept.append(replace(one, modified_ns=now.modified_ns))
+    version = max((one.version for one in known), default=-1) + 1
+    new = sorted(by_path.values(), key=lambda one: one.path)
+    return (*kept, *(replace(one, version=version) for one in new))
+
+
+def _tabular(dataset: Any) -> tuple[int, int, Callable[[int, int], pa.Table]]:
+    """Rows and bytes of a data set in hand, and what gives the rows from one to another."""
+    if isinstance(dataset, pa.Table):
+        table = dataset
+        return len(table), table.nbytes, lambda start, stop: table.slice(start, stop - start)
+    if hasattr(dataset, "with_format") and hasattr(dataset, "num_rows"):  # Hugging Face
+        view = dataset.with_format("arrow")  # with its own order and choice of rows
+        size = view.data.nbytes * view.num_rows // max(1, view.data.num_rows)
+        return view.num_rows, size, lambda start, stop: view[start:stop]
+    raise DataError(
+        f"Source.dataset is a {type(dataset).__name__}, which is not known here",
+        hint="give a pyarrow.Table, a datasets.Dataset (not a streamed one) or a ray.data.Dataset",
+    )
+
+
+def _parts(between: Callable[[int, int], pa.Table], rows: int, size: int) -> Iterator[pa.Table]:
+    return (between(start, min(start + size, rows)) for start in range(0, rows, size))
+
+
+def _selected(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    missing = [name for name in columns if name not in table.column_names]
+    if missing:
+        raise DataError(
+            f"Source.columns names {missing[0]!r}, which Source.dataset does not have",
+            hint=f"it has {', '.join(table.column_names)}",
+        )
+    return table.select(list(columns))
+
+
+# What is recorded in the cache.
 
 
 def data_set_of(recipe: Recipe, works: Sequence[Work], lanes: int) -> DataSet:
@@ -170,7 +316,7 @@ def finished(
         data_set,
         rows=sum(one.block.rows for one in made),
         bad_rows=sum(one.bad_rows for one in made),
-        bad=tuple(bad for one in made for bad in one.bad)[:MOST_BAD],
+        bad=tuple(bad for one in made for bad in one.bad)[:NAMED_BAD_ROWS],
         columns=next((one.schema for one in made if one.schema), ""),
         complete=True,
     )
@@ -181,40 +327,6 @@ def finished(
         keys=tuple(block.key for block in dealt if block is not None),
         parts=data_set.keys,
         sizes=tuple(0 if block is None else block.rows for block in dealt),
-    )
-
-
-def check_columns(works: Sequence[Work], made: Sequence[Made]) -> None:
-    """Refuse blocks that cannot be read as one data set.
-
-    Raises:
-        DataError: There is no row, or columns differ; names two files.
-    """
-    there = [(work, one) for work, one in zip(works, made, strict=True) if one.schema]
-    if not there:
-        bad = sum(one.bad_rows for one in made)
-        raise DataError(
-            f"the data set has no rows: {len(works)} pieces were read, with {bad} bad rows",
-            hint="check data.path, Source.types and Source.required, and what preprocess returns",
-        )
-    first, kind = there[0][0], there[0][1].schema
-    for work, one in there:
-        if one.schema != kind:
-            where = f"{work.slice.inputs[0].path} (from {work.slice.start})"
-            raise other_columns(kind, one.schema, first.slice.inputs[0].path, where)
-
-
-def other_columns(before: str, after: str, first: str, other: str) -> DataError:
-    """What to raise where the columns of two places, as of `Made.schema`, differ."""
-    olds, news = before.split("\n"), after.split("\n")
-    odd = next(
-        (pair for pair in zip(olds, news, strict=False) if pair[0] != pair[1]),
-        (f"{len(olds)} columns", f"{len(news)} columns"),
-    )
-    return DataError(
-        f"files differ in their columns: {odd[1]!r} in {other}, where {first} has {odd[0]!r}",
-        hint="name the type of each column in Source.types, choose some with "
-        "Source.columns, or return the same columns from every preprocess",
     )
 
 

@@ -1,8 +1,7 @@
-"""Text to train on, and text held out: whole files, chosen by name; and windows cut from it."""
+"""Text to train on, and text held out: whole files, chosen by name."""
 
 from __future__ import annotations
 
-import os
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,17 +9,12 @@ from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from zlib import crc32
 
-import numpy as np
-import numpy.typing as npt
-
 from raycloud.errors import DataError
 from raycloud.task import Source, Splits
 
 _HELD_OUT_OF = 20  # one file in twenty is held out
 _TEXT_SUFFIXES = frozenset({".py", ".txt", ".md", ".rst"})
 _LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "__pycache__"})
-
-Bytes = npt.NDArray[np.uint8]
 
 
 def text_sources(path: str | None) -> Splits:
@@ -85,55 +79,3 @@ def _one_file(file: Path) -> Splits:
         return Source(dataset=table, key=f"text-{name}-{digest}")
 
     return Splits(train=part("train", content[:cut]), held_out=part("held-out", content[cut:]))
-
-
-class Windows:
-    """A text cut into samples: `length` bytes to read, and the same shifted by one to predict.
-
-    Sample i is `text[i * length : i * length + length + 1]`, shape (length + 1,), uint8.
-    """
-
-    def __init__(self, text: Bytes, length: int) -> None:
-        """Raises `DataError` where the text is shorter than one window."""
-        if len(text) <= length:
-            raise DataError(
-                f"a text of {len(text)} bytes is too short for a window of {length}",
-                hint="give more text, or a shorter window",
-            )
-        self._text = text
-        self._length = length
-
-    def __len__(self) -> int:
-        """Number of whole windows."""
-        return (len(self._text) - 1) // self._length
-
-    def __getitem__(self, index: int) -> Bytes:
-        """The window `index`, without a copy."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"window {index} of {len(self)}")
-        start = index * self._length
-        return self._text[start : start + self._length + 1]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Corpus:
-    """Text to train on and text held out, as bytes."""
-
-    train: Bytes
-    held_out: Bytes
-
-
-def standard_library() -> Corpus:
-    """What `text_sources(None)` selects, read at once, in the order of the names."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    names = []
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name not in _LEFT_OUT]  # not even looked into
-        names += [Path(folder, file).relative_to(root).as_posix() for file in files]
-
-    def part(*, held_out: bool) -> Bytes:
-        wanted = _Part(_of_library, held_out=held_out)
-        chosen = [root / name for name in sorted(names) if wanted(name)]
-        return np.frombuffer(b"".join(file.read_bytes() for file in chosen), dtype=np.uint8)
-
-    return Corpus(train=part(held_out=False), held_out=part(held_out=True))

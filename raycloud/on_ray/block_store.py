@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.data.cache import DataSet, Use
     from raycloud.data.index import Block
-    from raycloud.data.prepare import Made, Recipe, Work
+    from raycloud.data.recipe import Made, Recipe, Work
     from raycloud.packing.code import TaskCode
     from raycloud.spec import Job
     from raycloud.task import Task

@@ -17,8 +17,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycloud.clock import SystemClock
+from raycloud.data.index import HELD_OUT, TRAIN, Prepared
 from raycloud.data.location import is_local, locate
-from raycloud.data.provide import HELD_OUT, TRAIN, Prepared
 from raycloud.errors import InternalError
 from raycloud.events import DataGrew
 from raycloud.on_ray.attach import hash_seeded, keep_confidential

@@ -9,21 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from raycloud.data.cache import DataSet
 from raycloud.data.digest import combined
-from raycloud.data.index import Block, Index, Input
-from raycloud.data.prepare import (
+from raycloud.data.index import Block, Index, Input, Prepared
+from raycloud.data.prepare import deal_out, make_index, make_stratified_index
+from raycloud.data.recipe import (
     Made,
     Recipe,
     Work,
     by_version,
     data_set_of,
-    deal_out,
     finished,
-    make_index,
-    make_stratified_index,
     plan,
     recipe_of,
 )
-from raycloud.data.provide import Prepared
 from raycloud.data.slices import Slice
 from raycloud.errors import DataError, InternalError
 from raycloud.on_ray.read_tasks import Readers, ReadSpec, with_works

@@ -18,7 +18,7 @@ from ray.exceptions import (
 )
 
 from raycloud.clock import SystemClock
-from raycloud.data.provide import HELD_OUT, TRAIN, Provided
+from raycloud.data.index import HELD_OUT, TRAIN, Provided
 from raycloud.errors import InternalError, MachineError, RaycloudError
 from raycloud.events import Noticed
 

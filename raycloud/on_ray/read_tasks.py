@@ -18,7 +18,8 @@ import ray
 from ray.exceptions import RayError
 
 from raycloud.clock import SystemClock
-from raycloud.data.prepare import Share, compacted, make_block, make_partition, plan_table
+from raycloud.data.prepare import Share, make_block, make_partition
+from raycloud.data.recipe import compacted, plan_table
 from raycloud.errors import DataError, InternalError, MachineError, RaycloudError
 from raycloud.on_ray.attach import keep_confidential
 from raycloud.on_ray.block_store import BlockFetcher, cache_of
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from raycloud.clock import Clock
     from raycloud.data.index import Block, Input
-    from raycloud.data.prepare import Made, Recipe, Work
+    from raycloud.data.recipe import Made, Recipe, Work
     from raycloud.packing.code import TaskCode
     from raycloud.spec import Job
     from raycloud.task import Task

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from raycloud.data.provide import Prepared
+from raycloud.data.index import Prepared
 from raycloud.errors import CheckpointError, DataError, InternalError, RaycloudError, TaskError
 from raycloud.events import DataPrepared
 from raycloud.order import EpochSizes, Layout, Order, Position, Steps, lanes_of
@@ -27,8 +27,7 @@ from raycloud.task import Source, Splits, Task
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
-    from raycloud.data.index import Index
-    from raycloud.data.provide import Provider
+    from raycloud.data.index import Index, Provider
     from raycloud.data.samples import BlockSamples
     from raycloud.spec import Job
     from raycloud.step.feed import Held

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from raycloud.checkpoint import LimitedStore, check_shared, load
-from raycloud.data.provide import TRAIN
+from raycloud.data.index import TRAIN
 from raycloud.errors import InternalError, TaskError
 from raycloud.events import DataPreparing, EvaluationPart, MemberDone, MemberReady, Noticed
 from raycloud.order import Position
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from raycloud.commands import Extend, Meet
-    from raycloud.data.provide import Provider
+    from raycloud.data.index import Provider
     from raycloud.data.samples import BlockSamples
     from raycloud.events import Event
     from raycloud.net.transport import Transport

@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 from raycloud.clock import VirtualClock
 from raycloud.data.block import DamagedBlock, open_block, write_block
 from raycloud.data.cache import BlockCache
-from raycloud.data.prepare import prepare_here
 from raycloud.errors import DataError, RaycloudError
 from raycloud.spec import Job
 from raycloud.task import Source, Splits, Task
 from tests.hostile.jobs import Payload
 from tests.hostile_forks import Case
+from tests.one_process import prepare_here
 
 _JOB = Job(task="a.py:A", steps=1, global_batch=8, micro_batch=4)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raycloud.data.partition import deal, equal_bytes, equal_rows, partition_count
-from raycloud.data.stratify import _codes, labels_of
+from raycloud.data.prepare import codes_of, labels_of
 
 LANES = st.sampled_from([1, 2, 3, 8, 64])
 
@@ -64,7 +64,7 @@ def test_every_partition_has_the_mix(
     """Of each class, and of all rows, every partition has its part to within one row."""
     column = pa.array(labels)
     parts = [column.slice(0, cut), column.slice(cut)]
-    codes = _codes([labels_of(pa.table({"c": part}), "c") for part in parts])
+    codes = codes_of([labels_of(pa.table({"c": part}), "c") for part in parts])
     assert [labels[i] == labels[j] for i in range(len(labels)) for j in range(i)] == [
         codes[i] == codes[j] for i in range(len(labels)) for j in range(i)
     ]

@@ -12,8 +12,7 @@ import ray
 
 import raycloud
 from raycloud.clock import SystemClock
-from raycloud.data.prepare import prepare_here
-from raycloud.data.provide import TRAIN
+from raycloud.data.index import TRAIN
 from raycloud.errors import DataError
 from raycloud.events import DataGrew, DataPrepared, Event, MemberReady, MemberSpawned
 from raycloud.on_ray.block_store import NodeBlocks, Place
@@ -32,6 +31,7 @@ from tests.live_data import (
     reserved,
     written,
 )
+from tests.one_process import prepare_here
 from tests.tiers import variants
 
 CPUS = 2

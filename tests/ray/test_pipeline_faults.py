@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from raycloud.data.provide import TRAIN
+from raycloud.data.index import TRAIN
 from raycloud.errors import DataError, MachineError
 from tests.live import wait_for
 from tests.live_data import (

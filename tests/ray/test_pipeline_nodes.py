@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import raycloud
 from raycloud.checkpoint import latest, open_store
 from raycloud.data.cache import BlockCache
-from raycloud.data.provide import TRAIN
+from raycloud.data.index import TRAIN
 from raycloud.errors import JobError
 from raycloud.events import DataPrepared, MemberReady, Noticed, StepsCommitted
 from tests.live import asked as small

@@ -8,8 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raycloud.data.partition import equal_bytes, equal_rows, partition_count, rows_of_bytes
-from raycloud.data.widths import bytes_of_rows
+from raycloud.data.partition import (
+    bytes_of_rows,
+    equal_bytes,
+    equal_rows,
+    partition_count,
+    rows_of_bytes,
+)
 from raycloud.rows import Rows
 
 

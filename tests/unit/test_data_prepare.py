@@ -14,16 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from raycloud.data.index import Index
-from raycloud.data.prepare import (
-    make_block,
-    make_index,
-    plan_work,
-    prepare_here,
-    recipe_of,
-)
+from raycloud.data.prepare import make_block, make_index
+from raycloud.data.recipe import plan_work, recipe_of
 from raycloud.errors import DataError
 from raycloud.order.layout import lanes_of
 from raycloud.task import Source, Splits
+from tests.one_process import prepare_here
 from tests.preparing import (
     ROWS,
     Bench,

@@ -14,18 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from raycloud.data.index import BadRow
-from raycloud.data.prepare import (
-    by_version,
-    compacted,
-    make_block,
-    plan_table,
-    plan_work,
-    prepare_here,
-    recipe_of,
-)
+from raycloud.data.prepare import make_block
+from raycloud.data.recipe import by_version, compacted, plan_table, plan_work, recipe_of
 from raycloud.errors import DataError, TaskError
 from raycloud.rows import Rows
 from raycloud.task import Source, Splits, Task
+from tests.one_process import prepare_here
 from tests.preparing import (
     FILES,
     ROWS,
@@ -104,7 +98,7 @@ def test_a_table(bench: Bench) -> None:
 
 
 def test_a_table_is_cut(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raycloud.data.works._SLICE_BYTES", 50)
+    monkeypatch.setattr("raycloud.data.recipe._SLICE_BYTES", 50)
     source = Source(dataset=table(0, 9), columns=["label", "x"])
     recipe = recipe_of(task(), source, job())
     assert recipe.source.dataset is None

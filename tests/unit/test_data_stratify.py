@@ -13,20 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raycloud.data.prepare import (
-    data_set_of,
-    deal_out,
-    labels_of,
-    make_block,
-    plan_work,
-    prepare_here,
-    recipe_of,
-)
-from raycloud.data.provide import Provided
+from raycloud.data.index import Provided
+from raycloud.data.prepare import deal_out, labels_of, make_block
+from raycloud.data.recipe import data_set_of, plan_work, recipe_of
 from raycloud.errors import DataError
 from raycloud.rows import Rows
 from raycloud.spec import Job
 from raycloud.task import Source, Splits, Task
+from tests.one_process import prepare_here
 from tests.preparing import (
     ROWS,
     Bench,
@@ -162,7 +156,7 @@ def test_a_share_is_known_by_how_many_there_are(
     bench: Bench, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = bench.prepare(folder, stratify="label").train.index
-    monkeypatch.setattr("raycloud.data.stratify.partition_count", lambda *_: 4)
+    monkeypatch.setattr("raycloud.data.prepare.partition_count", lambda *_: 4)
     other = Bench(tmp_path / "other", monkeypatch)
     second = other.prepare(folder, stratify="label").train.index
     assert len(first.blocks) != len(second.blocks) == 4

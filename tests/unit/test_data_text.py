@@ -1,60 +1,21 @@
-"""Text: sources of whole files, some held out; windows of bytes; and clear refusals."""
+"""Text: sources of whole files, some held out; and clear refusals."""
 
 from __future__ import annotations
 
 import pickle
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from raycloud.data.text import Windows, standard_library, text_sources
+from raycloud.data.text import text_sources
 from raycloud.errors import DataError
 from raycloud.task import Source, Splits
-
-
-def text(content: bytes) -> np.ndarray:
-    return np.frombuffer(content, dtype=np.uint8)
 
 
 def sources(splits: Splits) -> tuple[Source, Source]:
     assert isinstance(splits.train, Source)
     assert isinstance(splits.held_out, Source)
     return splits.train, splits.held_out
-
-
-def test_windows_overlap_by_the_byte_to_predict() -> None:
-    windows = Windows(text(b"abcdefghij"), 3)
-    assert [bytes(windows[i]) for i in range(len(windows))] == [b"abcd", b"defg", b"ghij"]
-    assert windows[0].dtype == np.uint8
-
-
-@given(st.binary(min_size=2, max_size=60), st.integers(1, 20))
-def test_every_byte_but_the_first_is_predicted_once(content: bytes, length: int) -> None:
-    if len(content) <= length:
-        return
-    windows = Windows(text(content), length)
-    every = [windows[i] for i in range(len(windows))]
-    assert all(len(window) == length + 1 for window in every)
-    predicted = b"".join(bytes(window[1:]) for window in every)
-    assert content[1:].startswith(predicted)
-    assert len(content) - 1 - len(predicted) < length
-
-
-@pytest.mark.parametrize("index", [-1, 3, 100])
-def test_there_is_no_window_outside(index: int) -> None:
-    with pytest.raises(IndexError, match=f"window {index} of 3"):
-        Windows(text(b"abcdefghij"), 3)[index]
-
-
-@pytest.mark.parametrize("size", [0, 1, 3])
-def test_a_text_shorter_than_a_window_is_refused(size: int) -> None:
-    with pytest.raises(DataError, match=f"{size} bytes is too short for a window of 3") as refused:
-        Windows(text(b"x" * size), 3)
-    assert "shorter window" in refused.value.hint
-    assert len(Windows(text(b"xxxx"), 3)) == 1
 
 
 def test_of_a_directory_whole_files_are_held_out_by_name(tmp_path: Path) -> None:
@@ -113,16 +74,3 @@ def test_a_single_file_with_nothing_to_hold_out(tmp_path: Path, size: int) -> No
     with pytest.raises(DataError, match=f"of {size} characters is too short") as refused:
         text_sources(str(file))
     assert "give more text" in refused.value.hint
-
-
-def test_the_standard_library_is_a_corpus() -> None:
-    corpus = standard_library()
-    assert len(corpus.train) > 1_000_000
-    assert 0.01 < len(corpus.held_out) / len(corpus.train) < 0.2
-    opening = bytes(corpus.held_out[:400])
-    assert opening.strip()
-    assert opening not in bytes(corpus.train)
-    assert len(Windows(corpus.train, 256)) > 1000
-    again = standard_library()
-    assert np.array_equal(corpus.train, again.train)
-    assert np.array_equal(corpus.held_out, again.held_out)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from raycloud.data.provide import Provided
+from raycloud.data.index import Provided
 from raycloud.errors import DataError
 from raycloud.events import MemberFailed
 from raycloud.task import Splits, Task

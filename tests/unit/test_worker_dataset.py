@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from raycloud.data.index import Block, Index, Input
-from raycloud.data.provide import Prepared, Provided
+from raycloud.data.index import Block, Index, Input, Prepared, Provided
 from raycloud.data.samples import BlockSamples
 from raycloud.errors import DataError, InternalError, TaskError
 from raycloud.spec import Job

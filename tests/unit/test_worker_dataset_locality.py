@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from raycloud.clock import SystemClock
-from raycloud.data.index import Block, Index
-from raycloud.data.provide import Provided
+from raycloud.data.index import Block, Index, Provided
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady
 from raycloud.net.rendezvous import Rendezvous
 from raycloud.order import Layout, Order, Position, Steps, assign
