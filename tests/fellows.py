@@ -62,7 +62,7 @@ class Fellows:
 
     def close(self) -> None:
         """End all members, and their rendezvous."""
-        lives = [member._life for member in self.members]  # who ends badly lets go of it
+        lives = [member._worker for member in self.members]  # who ends badly lets go of it
         for member in self.members:
             member.abandon(OVER)
             member._meetings.put(None)
@@ -114,7 +114,7 @@ class Fellows:
 
     def replica(self, member: int) -> Replica:
         """What it computes with."""
-        life = self.members[member]._life
+        life = self.members[member]._worker
         assert life is not None
         return life._replica
 

@@ -16,13 +16,13 @@ from raycloud.clock import SystemClock
 from raycloud.events import Event, Noticed, StepsCommitted
 from raycloud.net.lane import Lane
 from raycloud.order import MicroBatch, Order, Position, Steps
+from raycloud.recovery.rendezvous import HOST
 from raycloud.spec import Job
 from raycloud.step.collate import Collate, Making
 from raycloud.step.feed import Adopted
 from raycloud.step.replica import Replica
 from raycloud.task import Splits
-from raycloud.worker.changes import Changes
-from raycloud.worker.context import LoopContext, Membership
+from raycloud.worker.context import Changes, LoopContext, Membership
 from raycloud.worker.loop import Loop
 from raycloud.worker.saver import Saver
 from tests.live_tasks import Paced
@@ -135,6 +135,7 @@ class Looped:
         order = Order(samples=len(samples), seed=asked.seed)
         skips = asked.errors.on_error == "skip"
         self.parts = LoopContext(
+            host=HOST,
             job=asked,
             steps=Steps(
                 samples=len(samples), global_batch=asked.global_batch, micro_batch=asked.micro_batch

@@ -23,8 +23,7 @@ from raycloud.net.rendezvous import Rendezvous
 from raycloud.on_ray.attach import attached
 from raycloud.recovery.rendezvous import HOST, Meeting
 from raycloud.spec import Job
-from raycloud.worker.changes import Changes
-from raycloud.worker.context import MemberConfig
+from raycloud.worker.context import Changes, MemberConfig
 from raycloud.worker.worker import Worker
 
 

@@ -79,13 +79,13 @@ class MemberActor:
         labels = {name: str(text) for name, text in context.get_node_labels().items()}
         self._provider = RayProvider(config, here)
         placed = replace(config, node=here, address=address, price_per_hour=price_per_hour(labels))
-        self._journal = LogCapture(config.member, SystemClock(), lambda: self._member.step)
-        self._journal.listen()
-        sys.stdout, sys.stderr = map(self._journal.hear, (sys.stdout, sys.stderr))
+        self._log = LogCapture(config.member, SystemClock(), lambda: self._member.step)
+        self._log.listen()
+        sys.stdout, sys.stderr = map(self._log.capture, (sys.stdout, sys.stderr))
         self._member = Member(placed, provider=self._provider)
         cloud, run = Environment.from_process().cloud, context.get_job_id()
         self._number, self._node = config.member, here
-        self._words, self._turn, self._term = Outbox(config.member), threading.Lock(), 0
+        self._outbox, self._turn, self._term = Outbox(config.member), threading.Lock(), 0
         self._probed = Probed(SystemClock())
         self._watch = watch_here(config.member, f"{run}/{here}", SystemClock(), cloud)
         on_sigterm(self._watch.add)
@@ -106,18 +106,18 @@ class MemberActor:
         with self._turn:  # words are numbered in the order in which they were said
             if term < self._term:
                 return []
-            waiting_s = 0.0 if self._words.untold else timeout_s
+            waiting_s = 0.0 if self._outbox.unsent else timeout_s
             events = self._member.poll(waiting_s)
             noticed = map(self._event, self._watch.fetch())
-            self._words.add(chain(events, self._provider.notices(), noticed))
-            told = self._words.tell(written)
-        return [*told, *self._journal.fetch(), *self._member.seen()]
+            self._outbox.add(chain(events, self._provider.notices(), noticed))
+            told = self._outbox.take(written)
+        return [*told, *self._log.fetch(), *self._member.stalls()]
 
     def survivor(self, written: int, term: int) -> Survivor | None:
         """See `Member.survivor`; from now on this driver is told all words after `written`."""
         self._term = max(self._term, term)
         with self._turn:
-            self._words.again(written)
+            self._outbox.resend(written)
         return self._member.survivor()
 
     def _event(self, told: PreemptionNotice | Noticed) -> MemberLeaving | Noticed:
@@ -135,12 +135,12 @@ class MemberActor:
         )
 
     def rejoin(self, member: int, term: int = 0) -> list[OutboxEntry]:
-        """Go on as another member: see `Member.another`."""
+        """Go on as another member: see `Member.rejoin_as`."""
         with self._turn:
             if term >= self._term:
-                self._member = self._member.another(member)
-                self._number, self._words = member, self._words.another(member)
-                self._journal.member = self._watch.member = self._provider.member = member
+                self._member = self._member.rejoin_as(member)
+                self._number, self._outbox = member, self._outbox.rejoin_as(member)
+                self._log.member = self._watch.member = self._provider.member = member
         return []
 
     def form(self, meeting: Meeting, term: int = 0) -> None:

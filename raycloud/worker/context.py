@@ -1,18 +1,19 @@
-"""What a loop is given: its place among the others, and all that it works with."""
+"""What a worker is told and its loop works with: configuration, membership, changes to come."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from raycloud.commands import Extend, Meet, Reshare
 from raycloud.events import GenerationFormed
-from raycloud.recovery.rendezvous import HOST
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
     from raycloud.clock import Clock
-    from raycloud.commands import Extend, Reshare
+    from raycloud.commands import Change
     from raycloud.data.index import Input
     from raycloud.events import Event
     from raycloud.order import Layout, Position, Steps
@@ -23,96 +24,7 @@ if TYPE_CHECKING:
     from raycloud.step.feed import Held
     from raycloud.step.replica import Replica
     from raycloud.task import Task
-    from raycloud.worker.changes import Changes
     from raycloud.worker.saver import Saver
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Membership:
-    """This member's place in a generation, and where the generation starts.
-
-    `last_step` is one past the last step, as it is known then: data that grows may put it off.
-    `held` says where data lies, see `Schedule`. Members of `following` compute and write nothing:
-    they had no state when the generation met, and have no share yet.
-    """
-
-    members: tuple[int, ...]
-    rank: int
-    generation: int
-    shares: tuple[int, ...]
-    step: int
-    position: Position
-    last_step: int
-    held: Held = ()
-    following: tuple[int, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """Number of members."""
-        return len(self.members)
-
-    @property
-    def member(self) -> int:
-        """This member's number."""
-        return self.members[self.rank]
-
-    def reshared(self, change: Reshare) -> Membership:
-        """The same place under other shares; who has caught up is as all others."""
-        following = tuple(m for m in self.following if m not in change.caught_up)
-        return replace(
-            self, generation=change.generation, shares=change.shares, following=following
-        )
-
-    @property
-    def formed(self) -> GenerationFormed:
-        """The word that all have met."""
-        return GenerationFormed(
-            generation=self.generation,
-            members=self.members,
-            shares=self.shares,
-            first_step=self.step,
-        )
-
-    @property
-    def holders(self) -> tuple[int, ...]:
-        """Members that had the state: they divide among them what is written and measured."""
-        return tuple(member for member in self.members if member not in self.following)
-
-    @property
-    def part(self) -> int | None:
-        """Which part of that is this member's; None: none is."""
-        return None if self.member in self.following else self.holders.index(self.member)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoopContext:
-    """What a loop works with; made anew where a process goes on as another, or goes back.
-
-    Attributes:
-        steps: The cut of the sequence, as it is known at the start.
-        evaluate: Called after a step with how many are done, and with the seat, whose `last_step`
-            is then what it has become. Gives the states of this member's metrics.
-        extend: Makes `collate` read grown data from an epoch on. Called in the loop's thread, once
-            all members hold the change at hand and before any feed asks for a step of that epoch.
-            None where the data cannot grow.
-        layout: The layout of an epoch's order, for checkpoints.
-        first_step: The first step of this start of the run; nothing before it is to be saved.
-        host: Where the member lives.
-    """
-
-    job: Job
-    steps: Steps
-    replica: Replica
-    collate: Collate
-    saver: Saver
-    changes: Changes
-    clock: Clock
-    report: Callable[[Event], None]
-    evaluate: Callable[[int, Membership], Mapping[str, Any]]
-    extend: Callable[[Extend, int], None] | None = None
-    layout: Callable[[int], Layout | None] = lambda _: None
-    first_step: int = 0
-    host: Host = HOST
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,3 +63,183 @@ class MemberConfig:
     origin: Manifest | None = None
     back: int | None = None
     speed: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Membership:
+    """This member's place in a generation, and where the generation starts.
+
+    `last_step` is one past the last step, as it is known then: data that grows may put it off.
+    `held` says where data lies, see `Schedule`. Members of `following` compute and write nothing:
+    they had no state when the generation met, and have no share yet.
+    """
+
+    members: tuple[int, ...]
+    rank: int
+    generation: int
+    shares: tuple[int, ...]
+    step: int
+    position: Position
+    last_step: int
+    held: Held = ()
+    following: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.members)
+
+    @property
+    def member(self) -> int:
+        """This member's number."""
+        return self.members[self.rank]
+
+    def reshared(self, change: Reshare) -> Membership:
+        """The same place under other shares; who has caught up is as all others."""
+        left = tuple(m for m in self.following if m not in change.caught_up)
+        return replace(self, generation=change.generation, shares=change.shares, following=left)
+
+    @property
+    def formed(self) -> GenerationFormed:
+        """The word that all have met."""
+        return GenerationFormed(
+            generation=self.generation,
+            members=self.members,
+            shares=self.shares,
+            first_step=self.step,
+        )
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """Members that had the state: they divide among them what is written and measured."""
+        return tuple(member for member in self.members if member not in self.following)
+
+    @property
+    def part(self) -> int | None:
+        """Which part of that is this member's; None: none is."""
+        return None if self.member in self.following else self.holders.index(self.member)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Due:
+    """Change `number` takes effect before `step` is computed."""
+
+    number: int
+    step: int
+    change: Change
+
+
+class Changes:
+    """Changes that the driver sent ahead, and the step at which each takes effect.
+
+    Written by the actor's thread that receives a change, read by the loop.
+
+    Args:
+        feed_depth: Steps that a feed may have asked for ahead of the one computed. Grown data
+            takes effect beyond them: an epoch that is begun keeps its samples.
+    """
+
+    def __init__(self, *, feed_depth: int) -> None:
+        """Nothing is prepared."""
+        self._feed_depth = feed_depth
+        self._lock = threading.Lock()
+        self._prepared: dict[int, Change] = {}
+        self._agreed = 0
+        self._generation = -1  # the newest that a change was to begin
+        self._due: list[Due] = []
+
+    def prepare(self, number: int, change: Change) -> None:
+        """Hold change `number` at hand. Numbers count from 1, without gaps.
+
+        An `Extend` is at hand once the grown data can be read here.
+        """
+        with self._lock:
+            if number > self._agreed:
+                self._prepared[number] = change
+            if isinstance(change, Reshare | Meet):
+                self._generation = max(self._generation, change.generation)
+
+    def settle(self, number: int) -> None:
+        """Changes up to `number` are over: in force everywhere, or withdrawn by the driver.
+
+        Data that has grown is never withdrawn.
+        """
+        with self._lock:
+            self._agreed = max(self._agreed, number)
+            self._prepared = {n: c for n, c in self._prepared.items() if n > self._agreed}
+        self._due = [d for d in self._due if d.number > number or isinstance(d.change, Extend)]
+
+    @property
+    def agreed(self) -> int:
+        """Number of the newest change that all were found to hold; 0 before the first."""
+        with self._lock:
+            return self._agreed
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """The highest number of a change that came here, and the newest generation in one; -1."""
+        with self._lock:
+            return max([self._agreed, *self._prepared]), self._generation
+
+    def due_step(self) -> int:
+        """The step at which the newest agreed change takes effect; -1 where it has."""
+        return next((d.step for d in self._due if d.number == self._agreed), -1)
+
+    @property
+    def next_at_hand(self) -> bool:
+        """Whether the change after the last agreed one is prepared here."""
+        with self._lock:
+            return self._agreed + 1 in self._prepared
+
+    def agree(self, step: int) -> Due:
+        """At `step` all members were found to hold the next change: fix when it takes effect."""
+        with self._lock:
+            grows = isinstance(self._prepared[self._agreed + 1], Extend)
+        # Growth: the feed's queue, the step being collated, the one computed.
+        return self.agree_on(step + (self._feed_depth + 2 if grows else 1))
+
+    def agree_on(self, due_step: int) -> Due:
+        """All members hold the next change: it takes effect before `due_step`."""
+        with self._lock:
+            self._agreed += 1
+            change = self._prepared.pop(self._agreed)
+        due = Due(number=self._agreed, step=due_step, change=change)
+        self._due.append(due)
+        return due
+
+    def due(self, step: int) -> list[Due]:
+        """What takes effect before `step`; asked once a step."""
+        now = [d for d in self._due if d.step <= step]
+        self._due = [d for d in self._due if d.step > step]
+        return now
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopContext:
+    """What a loop works with; made anew where a process goes on as another, or goes back.
+
+    Attributes:
+        steps: The cut of the sequence, as it is known at the start.
+        evaluate: Called after a step with how many are done, and with the seat, whose `last_step`
+            is then what it has become. Gives the states of this member's metrics.
+        extend: Makes `collate` read grown data from an epoch on. Called in the loop's thread, once
+            all members hold the change at hand and before any feed asks for a step of that epoch.
+            None where the data cannot grow.
+        layout: The layout of an epoch's order, for checkpoints.
+        first_step: The first step of this start of the run; nothing before it is to be saved.
+        host: Where the member lives.
+    """
+
+    job: Job
+    steps: Steps
+    replica: Replica
+    collate: Collate
+    saver: Saver
+    changes: Changes
+    clock: Clock
+    report: Callable[[Event], None]
+    evaluate: Callable[[int, Membership], Mapping[str, Any]]
+    host: Host
+    extend: Callable[[Extend, int], None] | None = None
+    layout: Callable[[int], Layout | None] = lambda _: None
+    first_step: int = 0

@@ -42,7 +42,7 @@ _MAP_STYLE = "return a data set with __len__ and __getitem__ (map-style), or a r
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskData:
-    """Samples that can be read; `prepared` says by split how those of a `Source` were made."""
+    """Samples to train on and to measure; `prepared` says by split how a `Source`'s were made."""
 
     train: Samples
     held_out: Samples | None
@@ -51,11 +51,6 @@ class TaskData:
 
 class DataRequest:
     """Asks the task for its data; what has to be prepared is prepared in a thread of its own.
-
-    Args:
-        task: Is asked at once, in this thread.
-        job: Says where the data is.
-        provider: Prepares a `Source`.
 
     Raises:
         JobError: The data cannot be read, or is nothing that can be trained on.
@@ -75,11 +70,7 @@ class DataRequest:
         threading.Thread(target=self._prepare, args=args, name="prepare", daemon=True).start()
 
     def result(self, waiting: Callable[[], None], every_s: float) -> TaskData:
-        """The samples, once they are there.
-
-        Args:
-            waiting: Called each time that so long has passed and they are not.
-            every_s: How long that is, in seconds.
+        """The samples, once they are there; `waiting` is called every `every_s` seconds before.
 
         Raises:
             RaycloudError: Why they are not.
@@ -207,6 +198,7 @@ class DataSet:
             stratified = job.data.stratify is not None
             check_identity(index, begun.values.get(DATA), stratified=stratified)
         self._job, self.data = job, data
+        self._blocks = 0 if index is None else len(index.blocks)
         self.steps = steps_of(job, len(data.train), begun)
         layout = block_layout(job, index)
         self.order = order_of(job, self.steps, layout, begun)
@@ -219,11 +211,20 @@ class DataSet:
         """The layout of `epoch`; None where it has none."""
         return next(layout for first, layout in reversed(self._layouts) if first <= epoch)
 
-    def extend(self, samples: Samples, epoch: int) -> Layout | None:
-        """Lay grown samples out, which are there from `epoch` on."""
-        layout = block_layout(self._job, block_index(samples))
+    def extend(self, samples: BlockSamples, epoch: int) -> tuple[Layout | None, Prepared]:
+        """Lay grown samples out, which are there from `epoch` on.
+
+        Returns:
+            Their layout, and how they were made, but for how long that took.
+        """
+        layout, index = block_layout(self._job, samples.index), samples.index
         self._layouts.append((epoch, layout))
-        return layout
+        made = len(index.blocks) - self._blocks
+        prepared = Prepared(
+            index=index, cached_blocks=self._blocks, made_blocks=made, seconds=0.0, read_s=0.0
+        )
+        self._blocks = len(index.blocks)
+        return layout, prepared
 
     def lane_bytes(self, nodes: tuple[str, ...]) -> Held:
         """For each lane, the bytes that each rank's node held at the start; see `lane_bytes`."""
@@ -451,15 +452,4 @@ def prepared_event(job: Job, split: str, prepared: Prepared, **more: Any) -> Dat
         read_s=prepared.read_s,
         price_per_gb_month=job.data.cache.price_per_gb_month,
         **more,
-    )
-
-
-def grown_data(samples: BlockSamples, before: int) -> Prepared:
-    """Training samples that have grown from `before` blocks on, beside the training.
-
-    How long that took is not known here.
-    """
-    made = len(samples.index.blocks) - before
-    return Prepared(
-        index=samples.index, cached_blocks=before, made_blocks=made, seconds=0.0, read_s=0.0
     )

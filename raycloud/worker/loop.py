@@ -43,8 +43,7 @@ from raycloud.worker.tally import SampleAudit, StepCount, Tally
 if TYPE_CHECKING:
     from raycloud.order import Position, StepSpan
     from raycloud.step.collate import StepWork
-    from raycloud.worker.changes import Due
-    from raycloud.worker.context import LoopContext, Membership
+    from raycloud.worker.context import Due, LoopContext, Membership
 
 
 class Loop:
@@ -53,8 +52,8 @@ class Loop:
     When an exchange breaks, `run` raises and what is computed is kept: `enter` takes this member
     into the next generation, and `run` goes on.
 
-    Where the job's length is a number of epochs, data that grows makes it longer; the learning
-    rate's schedule is not: it was made for the steps that were known at the start.
+    Where the job's length is a number of epochs, data that grows makes it longer, but not the
+    learning rate's schedule: it was made for the steps that were known at the start.
 
     Args:
         parts: What it works with.
@@ -202,17 +201,20 @@ class Loop:
         self._consistency.look(self.step)
         self._saved_step = self.step
         self._report()
-        replica = self._parts.replica
-        values = {
+        replica, position = self._parts.replica, self.position
+        values: dict[str, Any] = {
             "step": self.step,
-            "epoch": self.position.epoch,
-            "offset": self.position.offset,
+            "epoch": position.epoch,
+            "offset": position.offset,
             "generation": self.seat.generation,
             "fuse": replica.forward.size.most,
             "pass_size": replica.fuse,
             "fusing": int(replica.forward.fusing),
-            **(self._whole_values() if self.seat.part == 0 else {}),
         }
+        if self.seat.part == 0:  # what is the same on every member; how an epoch goes on
+            values |= replica.state.values()
+            layout = self._parts.layout(position.epoch) if position.offset else None
+            values |= {} if layout is None else {LAYOUT: layout_record(layout)}
         self._parts.saver.save(
             step=self.step,
             rank=self.seat.part,
@@ -229,15 +231,9 @@ class Loop:
         self._compare()
 
     def _compare(self) -> None:
-        """Find out what differs where the lane has said that something does; or look, if asked."""
+        """Find out what differs, where the lane has said that something does."""
         last = self.step == self._course.last_step
         self._consistency.settle(self.step, self._lane, self._abandoned, last=last)
-
-    def _whole_values(self) -> dict[str, Any]:
-        """What is the same on every member, and of an epoch in progress, how it goes on."""
-        values: dict[str, Any] = self._parts.replica.state.values()
-        layout = self._parts.layout(self.position.epoch) if self.position.offset else None
-        return values if layout is None else {**values, LAYOUT: layout_record(layout)}
 
     def _one_step(self) -> None:
         parts, clock = self._parts, self._parts.clock
@@ -291,11 +287,7 @@ class Loop:
             self._collate_anew()
 
     def _compute(self, work: StepWork) -> tuple[StepWork, LaneReport]:
-        """Compute this member's part of the step, which leaves it on the way.
-
-        Returns:
-            What it has computed, and what the lane says of the step.
-        """
+        """Compute and send this member's part of the step; returns it, and what the lane says."""
         replica, pace, collate = self._parts.replica, self._parts.replica.pace, self._parts.collate
         pace.begin(work.micro_batches if replica.foreseeable else 0)
         done = False
@@ -303,7 +295,7 @@ class Loop:
             mine = replica.compute(work, collate)
             try:
                 with pace.waiting():
-                    sums = self._weighed()
+                    sums = self._read_weight()
             except TransportError:
                 replica.backward(work.span, collate, None)
                 raise
@@ -318,7 +310,7 @@ class Loop:
         behind = not self._parts.changes.next_at_hand
         return Others(self._lane, self._abandoned, behind)
 
-    def _weighed(self) -> LaneReport:
+    def _read_weight(self) -> LaneReport:
         """What the lane says of this step."""
         sums = self._read_lane()
         self._check_places(sums)
@@ -355,38 +347,33 @@ class Loop:
         return sums
 
     def _agree(self) -> None:
+        """All members hold the next change: what a feed must know of it ahead."""
         due = self._parts.changes.agree(self.step - 1)
         match due.change:
             case Reshare(generation=generation, shares=shares):
                 self._schedule.add(Piece(step=due.step, generation=generation, shares=shares))
             case Extend():
-                self._extend(due.change, self._course.growth_at(due.step))
+                self._extend(due.change, due.step)
             case Save() | Halt() | Meet():
                 pass
 
     def take_growth(self, due_step: int) -> None:
-        """Others have found that all hold the next change, which is growth: so has this member.
-
-        Between two generations, when no feed runs.
-        """
+        """Take in growth that others have found all to hold; between generations."""
         due = self._parts.changes.agree_on(due_step)
         if not isinstance(due.change, Extend):
             raise InternalError(f"{due} was agreed on by a generation that broke")
-        self._extend(due.change, self._course.growth_at(due_step))
+        self._extend(due.change, due_step)
 
-    def _extend(self, change: Extend, epoch: int) -> None:
-        """From `epoch` on there is more data; no feed has asked for any of it yet."""
+    def _extend(self, change: Extend, due_step: int) -> None:
+        """From the next epoch on there is more data; no feed has asked for any of it yet."""
+        epoch = self._course.growth_at(due_step)
         if self._parts.extend is None:
             raise InternalError(f"{change} came for data that cannot grow")
         self._parts.extend(change, epoch)
         if not self._course.grow(epoch, change.samples) and self.seat.rank == 0:
-            self._parts.report(
-                Noticed(
-                    what=f"the data has grown to {change.samples} samples, but the run ends before "
-                    f"epoch {epoch}, the first to have them: give more epochs or steps",
-                    member=self.seat.member,
-                )
-            )
+            what = f"the data has grown to {change.samples} samples, but the run ends before "
+            what += f"epoch {epoch}, the first to have them: give more epochs or steps"
+            self._parts.report(Noticed(what=what, member=self.seat.member))
 
     def _apply(self, due: Due) -> bool:
         """Switch to a change; True when this generation ends with it."""
@@ -461,10 +448,9 @@ class Loop:
         told = json.dumps({"known": known, "states": dict(states)})
         heard = [json.loads(text) for text in self._lane.gather_text(told, self._abandoned)]
         values = [one["known"] for one in heard if one["known"] is not None]
-        found = (
-            values[0] if values else measured_value(merge_states([one["states"] for one in heard]))
-        )
-        replica.take_measured(self.step, found)
+        if not values:
+            values = [measured_value(merge_states([one["states"] for one in heard]))]
+        replica.take_measured(self.step, values[0])
 
     def _report(self) -> None:
         self._audit.check()

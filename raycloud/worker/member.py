@@ -1,4 +1,4 @@
-"""One member: lives in a thread of its own, is told what is next, and tells what happened."""
+"""A member: its worker lives in a thread, is told what is next, and tells what happened."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import queue
 import threading
 import traceback
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raycloud.commands import Extend, Meet
@@ -27,8 +29,7 @@ from raycloud.step.commit import RollbackError
 from raycloud.step.contract import raised
 from raycloud.step.device import failure
 from raycloud.step.straggler import Stalled, StallWatch
-from raycloud.worker.changes import Changes
-from raycloud.worker.context import MemberConfig
+from raycloud.worker.context import Changes, MemberConfig
 from raycloud.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Meeting", "Member", "MemberConfig"]
 
+Transports = tuple["Transport", "Transport"]  # of gradients, and of the control lane
+
 _OVER = 1 << 62  # newer than any generation
 _END_S = 30.0  # for what is computed or measured just then
 _WRITES_S = 25.0  # control waits for the others' parts a little longer
@@ -48,7 +51,7 @@ _ALONE_S = 5.0  # after a break; the driver calls to meet again before that, whe
 
 
 class Member:
-    """A member's life, seen from outside: every method returns at once.
+    """Starts a worker in a thread and steers it: every method but `give_up_worker` returns at once.
 
     Events come out of `poll`, in order.
 
@@ -70,12 +73,12 @@ class Member:
         self._config = config
         self._provider = provider
         self._before = before
-        self._life: Worker | None = None
+        self._worker: Worker | None = None
         self._host = host
         self._events: deque[Event] = deque()
         self._wake = host.threads.condition()
         self._meetings: queue.Queue[Meeting | None] = host.threads.queue()
-        self._planned: dict[int, tuple[Meeting, tuple[Transport, Transport]]] = {}
+        self._planned: dict[int, tuple[Meeting, Transports]] = {}
         self._turn = threading.Lock()  # of `_newest`
         self._changes = Changes(feed_depth=config.job.data.prefetch_steps)
         self._coming = (-1, 0)  # the generation that was planned last, and the number of the change
@@ -84,15 +87,19 @@ class Member:
         self._goes_back = False  # its state is not to be gone on from
         self._thread = host.threads.thread(self._live, name="member")
         self._thread.start()
-        self._watch = StallWatch(host.clock, self._thread.ident or 0, self._usual_s)
+        self._watch = StallWatch(
+            host.clock,
+            self._thread.ident or 0,
+            lambda: self._worker.usual_s if self._worker else None,
+        )
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Events since the last call; waits at most `timeout_s` for the first one.
 
-        It waits no longer either than until a share becomes late: then `seen` has it to tell.
+        It waits no longer than until a share becomes late: then `stalls` has it to tell.
         """
-        life = self._life
-        late_s = math.inf if life is None else life.pace.late_in_s()
+        worker = self._worker
+        late_s = math.inf if worker is None else worker.pace.late_in_s()
         with self._wake:
             self._wake.wait_for(lambda: bool(self._events), min(timeout_s, late_s))
             found = list(self._events)
@@ -102,33 +109,30 @@ class Member:
     @property
     def step(self) -> int | None:
         """The step being computed; None before the first."""
-        return None if self._life is None else self._life.step
+        return None if self._worker is None else self._worker.step
 
     def survivor(self) -> Survivor | None:
         """What the next driver of the run is told; None: it has no state that is worth keeping."""
-        found = None if self._life is None else self._life.survivor()
+        found = None if self._worker is None else self._worker.survivor()
         if found is None or self._goes_back or not self._thread.is_alive():
             return None
         planned, number = self._coming
         newest = max(found.newest, self._newest, planned)
         return replace(found, newest=newest, changes=max(found.changes, number))
 
-    def seen(self) -> list[Stalled | Straggling]:
+    def stalls(self) -> list[Stalled | Straggling]:
         """Whether it stands still, or is late, in the midst of computing; asked for each second."""
-        life = self._life
-        if life is None or not self._thread.is_alive():
+        worker = self._worker
+        if worker is None or not self._thread.is_alive():
             return []
-        return [*self._watch.look(), *life.pace.look()]
+        return [*self._watch.look(), *worker.pace.look()]
 
-    def _usual_s(self) -> float | None:
-        return None if self._life is None else self._life.usual_s
-
-    def another(self, member: int) -> Member:
+    def rejoin_as(self, member: int) -> Member:
         """The same process as another member, that joins the others; this one is over."""
         config = replace(self._config, member=member, joins=True)
         return Member(config, self._host, self._provider, before=self)
 
-    def give_over(self) -> Worker:
+    def give_up_worker(self) -> Worker:
         """End once what is under way lets it; what it has built is another's from then on.
 
         Raises:
@@ -137,11 +141,11 @@ class Member:
         self.abandon(_OVER)
         self._meetings.put(None)
         self._thread.join(_END_S)
-        life, self._life = self._life, None
-        if life is None or self._thread.is_alive():
+        worker, self._worker = self._worker, None
+        if worker is None or self._thread.is_alive():
             what = "could not leave the generation that went on without it"
             raise InternalError(f"member {self._config.member} {what}")
-        return life
+        return worker
 
     def form(self, meeting: Meeting) -> None:
         """Meet the others and compute, once built; the generation before, if any, is over.
@@ -153,11 +157,10 @@ class Member:
             return
         if meeting.ahead is not None:
             self._coming = meeting.generation, meeting.ahead
-            threads = self._host.threads
-            threads.thread(self._meet_ahead, meeting, meeting.ahead, name="ahead").start()
-            return
-        self.abandon(meeting.generation - 1)
-        self._meetings.put(meeting)
+            self._start(partial(self._meet_ahead, meeting, meeting.ahead), "ahead")
+        else:
+            self.abandon(meeting.generation - 1)
+            self._meetings.put(meeting)
 
     def prepare(self, number: int, change: Change) -> None:
         """Hold a change at hand; it takes effect where all members hold it.
@@ -165,7 +168,7 @@ class Member:
         Grown data is at hand once it can be read here.
         """
         if isinstance(change, Extend):
-            self._host.threads.thread(self._fetch, number, change, name="grow").start()
+            self._start(partial(self._fetch, number, change), "grow")
         else:
             self._changes.prepare(number, change)
 
@@ -174,32 +177,27 @@ class Member:
         with self._turn:
             self._newest = max(self._newest, generation + 1)
             old = [self._planned.pop(g) for g in sorted(self._planned) if g <= generation]
-        self._hang_up(generation)
+        if self._worker is not None:
+            self._worker.hang_up(generation)
         for _, met in old:
             self._host.leave(met)
 
-    def _hang_up(self, generation: int) -> None:
-        if self._life is not None:
-            self._life.hang_up(generation)
-
     def _report(self, event: Event) -> None:
-        if isinstance(
-            event, MemberFailed | MemberLost | ExchangeBroken | Noticed
-        ):  # the secrets of this node are known here
-            event = redacted(event)
+        if isinstance(event, MemberFailed | MemberLost | ExchangeBroken | Noticed):
+            event = redacted(event)  # the secrets of this node are known here
         with self._wake:
             self._events.append(event)
             self._wake.notify_all()
 
     def _live(self) -> None:
         try:
-            life = self._begin()
+            worker = self._begin()
             while (meeting := self._told()) is not None:
-                following = self._compute(life, meeting)
+                following = self._compute(worker, meeting)
                 while following is not None:
-                    following = self._compute(life, *following)
+                    following = self._compute(worker, *following)
         except BaseException as error:  # noqa: BLE001 - the last line before the thread's end
-            built, self._life = self._life, None
+            built, self._worker = self._worker, None
             if built is not None:
                 built.finish_writing(_WRITES_S)  # what was committed is not lost with this
             self._report(self._failed(error))
@@ -213,32 +211,33 @@ class Member:
             try:
                 return self._meetings.get(timeout=_ALONE_S)
             except queue.Empty:
-                self._hang_up(self._broke)
+                if self._worker is not None:
+                    self._worker.hang_up(self._broke)
         return self._meetings.get()
 
     def _begin(self) -> Worker:
         before, self._before = self._before, None
-        if before is None:
-            life = Worker(self._config, self._host, self._changes, self._report, self._provider)
-            self._life = life
-            life.measure()
-        else:
-            life = before.give_over()
-            ready = life.begin_anew(self._config, self._changes, self._report)
-            self._life = life
+        if before is not None:
+            worker = before.give_up_worker()
+            ready = worker.begin_anew(self._config, self._changes, self._report)
+            self._worker = worker
             self._report(ready)
-        return life
+            return worker
+        worker = Worker(self._config, self._host, self._changes, self._report, self._provider)
+        self._worker = worker
+        worker.measure()
+        return worker
 
     def _compute(
-        self, life: Worker, meeting: Meeting, met: tuple[Transport, Transport] | None = None
-    ) -> tuple[Meeting, tuple[Transport, Transport]] | None:
+        self, worker: Worker, meeting: Meeting, met: Transports | None = None
+    ) -> tuple[Meeting, Transports] | None:
         """One generation, until it ends or breaks; the one to follow, where that was planned."""
         generation, self._broke = meeting.generation, None
         told: dict[str, Any] = {"member": self._config.member, "generation": generation}
         self._goes_back = False
         try:
             if self._newest == generation:
-                coming = life.train(meeting, lambda: self._newest != generation, met)
+                coming = worker.train(meeting, lambda: self._newest != generation, met)
                 if coming is not None and self._config.member in coming.members:
                     return self._become(generation, coming.generation)
         except Abandoned:
@@ -253,9 +252,7 @@ class Member:
             self._report(StepNotFinite(**told))
         return None
 
-    def _become(
-        self, generation: int, coming: int
-    ) -> tuple[Meeting, tuple[Transport, Transport]] | None:
+    def _become(self, generation: int, coming: int) -> tuple[Meeting, Transports] | None:
         """A planned generation takes effect, unless the driver has called for another since."""
         with self._turn:
             if self._newest != generation:
@@ -280,22 +277,29 @@ class Member:
         except Abandoned:
             pass
         except TransportError as error:
-            told = {"member": self._config.member, "generation": generation}
-            self._report(ExchangeBroken(**told, why=str(error)))
-        except BaseException as error:  # noqa: BLE001 - the last line before the thread's end
-            self._report(self._failed(error))
+            member = self._config.member
+            self._report(ExchangeBroken(member=member, generation=generation, why=str(error)))
 
     def _fetch(self, number: int, change: Extend) -> None:
-        try:
-            self._built().fetch(change)
-            self._changes.prepare(number, change)
-        except BaseException as error:  # noqa: BLE001 - the last line before the thread's end
-            self._report(self._failed(error))
+        """Get at grown data; then the change is at hand."""
+        self._built().fetch(change)
+        self._changes.prepare(number, change)
+
+    def _start(self, act: Callable[[], None], name: str) -> None:
+        """Do something in a thread of its own; what that raises ends this member."""
+
+        def run() -> None:
+            try:
+                act()
+            except BaseException as error:  # noqa: BLE001 - the last line before the thread's end
+                self._report(self._failed(error))
+
+        self._host.threads.thread(run, name=name).start()
 
     def _built(self) -> Worker:
-        if self._life is None:
+        if self._worker is None:
             raise InternalError("the data was to grow before there was any")
-        return self._life
+        return self._worker
 
     def _failed(self, error: BaseException) -> MemberFailed | MemberLost:
         member = self._config.member
@@ -307,12 +311,8 @@ class Member:
         if not isinstance(error, RaycloudError):
             text = "".join(traceback.format_exception(error))
             return MemberFailed(member=member, error="InternalError", message=text)
-        return MemberFailed(
-            member=member,
-            error=public_name(error),
-            message=error.message + _cause(error),
-            hint=error.hint,
-        )
+        name, message = public_name(error), error.message + _cause(error)
+        return MemberFailed(member=member, error=name, message=message, hint=error.hint)
 
 
 def _cause(error: BaseException) -> str:

@@ -1,7 +1,7 @@
-"""What a member says to its driver, kept until that has written it down.
+"""What a member sends to its driver: the outbox of its events, and the lines of its log.
 
-A driver that is killed may take words with it that it had fetched. So each has a number, and is
-told again to the next driver unless the log has it: none is lost, and none is written twice.
+Events are delivered at least once. A driver that is killed may take some with it that it had
+fetched: each has a number, and is sent to the next driver again unless the log has it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.events import Event, MemberReady
 
+FORMAT = 1  # of a line
+
+MOST_LETTERS = 8192  # of a message; the rest is cut off
+_MOST_LOOKED_INTO = 4 * MOST_LETTERS
+MOST_WAITING = 2000  # lines that wait to be fetched
+RATE_PER_S = 100.0
+BURST = 1000.0
+PRINTED = "print"  # the logger's name in lines that were printed
+
 
 @dataclass(frozen=True, slots=True)
 class OutboxEntry:
-    """One of a member's words.
-
-    Attributes:
-        member: Whose.
-        number: Its words are counted from 1.
-        event: What it says.
-    """
+    """An event of a member, with its number; a member's are counted from 1."""
 
     member: int
     number: int
@@ -39,46 +42,42 @@ class OutboxEntry:
 
 
 class Outbox:
-    """A member's words that may not be in the log yet, in order. Not thread-safe.
-
-    Args:
-        member: Whose.
-    """
+    """A member's events that may not be in the log yet, in order. Not thread-safe."""
 
     def __init__(self, member: int) -> None:
-        """Nothing is said."""
+        """Nothing is in it."""
         self._member = member
         self._kept: deque[OutboxEntry] = deque()
-        self._said = self._told = 0
+        self._last = self._sent = 0  # numbers
 
     @property
-    def untold(self) -> bool:
-        """Whether there are words that this driver has not been told."""
-        return self._told < self._said
+    def unsent(self) -> bool:
+        """Whether there are events that this driver was not sent."""
+        return self._sent < self._last
 
     def add(self, events: Iterable[Event]) -> None:
-        """The member says these."""
+        """Take in what is to be sent."""
         for event in events:
-            self._said += 1
-            self._kept.append(OutboxEntry(self._member, self._said, event))
+            self._last += 1
+            self._kept.append(OutboxEntry(self._member, self._last, event))
 
-    def tell(self, written: int) -> list[OutboxEntry]:
-        """What the driver has not been told; it has written down all up to number `written`."""
+    def take(self, written: int) -> list[OutboxEntry]:
+        """What the driver was not sent; it has written down all up to number `written`."""
         self._forget(written)
-        found = [word for word in self._kept if word.number > self._told]
-        self._told = self._said
+        found = [entry for entry in self._kept if entry.number > self._sent]
+        self._sent = self._last
         return found
 
-    def again(self, written: int) -> None:
-        """Another driver is there, and the log ends with number `written`: tell it the rest."""
+    def resend(self, written: int) -> None:
+        """Send another driver, whose log ends with number `written`, all that comes after it."""
         self._forget(written)
-        self._told = min(written, self._said)
+        self._sent = min(written, self._last)
 
-    def another(self, member: int) -> Outbox:
-        """The process's words as another member: of those before, that its machine goes counts."""
+    def rejoin_as(self, member: int) -> Outbox:
+        """The outbox of the process as another member; that its machine leaves is sent again."""
         found = Outbox(member)
-        told = [word.event for word in self._kept]
-        found.add(replace(e, member=member) for e in told if isinstance(e, MemberLeaving))
+        events = [entry.event for entry in self._kept]
+        found.add(replace(e, member=member) for e in events if isinstance(e, MemberLeaving))
         return found
 
     def _forget(self, written: int) -> None:
@@ -109,15 +108,6 @@ class Survivor:
     grown: bool
 
 
-FORMAT = 1
-
-MOST_LETTERS = 8192  # of a message; the rest is cut off
-_MOST_LOOKED_INTO = 4 * MOST_LETTERS
-MOST_WAITING = 2000  # lines that wait to be fetched
-RATE_PER_S = 100.0
-BURST = 1000.0
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogLines:
     """Lines of a member's log, each a JSON object without its newline."""
@@ -126,13 +116,11 @@ class LogLines:
     lines: tuple[str, ...]
 
 
-PRINTED = "print"  # the logger's name in lines that were printed
-
-
 class LogCapture(logging.Handler):
-    """Takes in what is logged in this process, at most 100 lines a second after a burst of 1000.
+    """Keeps what this process logs, from INFO up, and prints, for the run directory.
 
-    What is beyond that is counted, and the count is a line of its own.
+    At most 100 lines a second after a burst of 1000: what is beyond that is counted, and the count
+    is a line of its own. Lines leave the member with its events; nothing is written on its node.
 
     Args:
         member: Whose it is.
@@ -141,26 +129,26 @@ class LogCapture(logging.Handler):
     """
 
     def __init__(self, member: int, clock: Clock, step: Callable[[], int | None]) -> None:
-        """Nothing is taken in before `listen`."""
+        """Nothing is kept before `listen`."""
         super().__init__(logging.INFO)
         self.member, self._clock, self._step = member, clock, step
         self._lines: deque[str] = deque()
         self._left_out = 0
-        self._room = BURST
+        self._allowed = BURST
         self._refilled_s = clock.monotonic_s()
         self._guard = threading.Lock()
 
     def listen(self, logger: logging.Logger | None = None) -> None:
-        """Take in what `logger` gets from now on, from INFO up; None: the process's root."""
+        """Keep what `logger` gets from now on, from INFO up; None: the process's root."""
         logger = logging.getLogger() if logger is None else logger
         if logger.getEffectiveLevel() > logging.INFO:
             logger.setLevel(logging.INFO)
         logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take in a record; a message that cannot be made is told as such."""
+        """Keep a record; a message that cannot be made is told as such."""
         with self._guard:
-            if not self._has_room():
+            if not self._allows():
                 self._left_out += 1
                 return
         try:
@@ -173,9 +161,9 @@ class LogCapture(logging.Handler):
         with self._guard:
             self._lines.append(line)
 
-    def hear(self, stream: TextIO) -> TextIO:
-        """A stream in the place of this one, whose whole lines are taken in as well."""
-        return cast("TextIO", _Heard(stream, self._printed))
+    def capture(self, stream: TextIO) -> TextIO:
+        """A stream in the place of this one, whose whole lines are kept as well."""
+        return cast("TextIO", _Captured(stream, self._printed))
 
     def _printed(self, text: str) -> None:
         self.emit(logging.LogRecord(PRINTED, logging.INFO, "", 0, "%s", (text,), None))
@@ -191,53 +179,45 @@ class LogCapture(logging.Handler):
             self._lines.clear()
         return [LogLines(member=self.member, lines=found)] if found else []
 
-    def _now(self) -> int | None:
-        """The step; None also while the member that knows it is being made."""
-        try:
-            return self._step()
-        except AttributeError:
-            return None
-
-    def _has_room(self) -> bool:
+    def _allows(self) -> bool:
         now_s = self._clock.monotonic_s()
         gained = (now_s - self._refilled_s) * RATE_PER_S
-        self._refilled_s, self._room = now_s, min(BURST, self._room + gained)
-        if self._room < 1.0 or len(self._lines) >= MOST_WAITING:
+        self._refilled_s, self._allowed = now_s, min(BURST, self._allowed + gained)
+        if self._allowed < 1.0 or len(self._lines) >= MOST_WAITING:
             return False
-        self._room -= 1.0
+        self._allowed -= 1.0
         return True
 
     def _line(self, level: str, logger: str, message: str) -> str:
+        try:
+            step = self._step()
+        except AttributeError:  # the member that knows it is being made
+            step = None
         record = {
             "format": FORMAT,
             "t": round(self._clock.unix_s(), 6),
             "level": level,
             "logger": redact_text(logger),
             "message": _cut(message),
-            "step": self._now(),
+            "step": step,
         }
         return json.dumps(record, separators=(",", ":"))
 
 
-class _Heard:
-    """A text stream that hands on what is written to it, and tells of its lines.
+class _Captured:
+    """A text stream that hands on what is written to it, and gives each whole line to `keep`."""
 
-    Args:
-        stream: Gets everything.
-        tell: Called with each whole line that is not empty.
-    """
-
-    def __init__(self, stream: TextIO, tell: Callable[[str], None]) -> None:
-        self._stream, self._tell, self._begun = stream, tell, ""
+    def __init__(self, stream: TextIO, keep: Callable[[str], None]) -> None:
+        self._stream, self._keep, self._begun = stream, keep, ""
 
     def write(self, text: str) -> int:
-        """Hand it on; of a line written over, as by progress bars, the last text is told."""
+        """Hand it on; of a line written over, as by progress bars, the last text is kept."""
         written = self._stream.write(text)
         *lines, self._begun = (self._begun + text).split("\n")
         self._begun = self._begun.rpartition("\r")[2][-_MOST_LOOKED_INTO:]
         for line in lines:
             if shown := line.rstrip("\r").rpartition("\r")[2].rstrip():
-                self._tell(shown)
+                self._keep(shown)
         return written
 
     def __getattr__(self, name: str) -> Any:

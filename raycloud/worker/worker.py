@@ -1,4 +1,4 @@
-"""What a member does from its start to its end: build, measure itself, meet the others, compute."""
+"""The worker of a member: it builds the model and the data set, measures itself, and trains."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ from raycloud.worker.context import LoopContext, Membership
 from raycloud.worker.dataset import (
     DataRequest,
     DataSet,
-    block_index,
     data_values,
-    grown_data,
     prepared_event,
 )
 from raycloud.worker.evaluate import (
@@ -53,15 +51,14 @@ if TYPE_CHECKING:
     from raycloud.events import Event
     from raycloud.net.transport import Transport
     from raycloud.recovery.rendezvous import Host, Meeting
-    from raycloud.worker.changes import Changes
-    from raycloud.worker.context import MemberConfig
+    from raycloud.worker.context import Changes, MemberConfig
 
 _PREPARING_S = 20.0  # between two signs of life
 _NAMED = 10  # of many parameters
 
 
 class Worker:
-    """What a member holds, in its own thread.
+    """Model, data set and loop of a member; lives in the member's thread.
 
     Args:
         config: What it is told.
@@ -71,7 +68,7 @@ class Worker:
         provider: Prepares the data of a task that returns a `Source`.
 
     Attributes:
-        pace: How fast it computes.
+        pace: Says whether its share is late.
 
     Raises:
         JobError: The task, its data or the checkpoint cannot be used.
@@ -93,7 +90,7 @@ class Worker:
         torch.set_num_threads(job.resources.worker.cpus)
         self._device = choose(job.resources.worker.gpus)
         self._task = construct(config.task, job)
-        supplying = DataRequest(self._task, job, provider)
+        request = DataRequest(self._task, job, provider)
         store = LimitedStore(host.open_store(config.checkpoints), threads=host.threads)
         if config.mark:
             check_shared(store, config.mark, config.address or config.node)
@@ -111,9 +108,9 @@ class Worker:
 
         def last_step() -> int:
             asked_s = self._clock.monotonic_s()
-            supply = supplying.result(waiting, _PREPARING_S)
+            data = request.result(waiting, _PREPARING_S)
             self._waited_s = self._clock.monotonic_s() - asked_s
-            self._data_set = DataSet(job, supply, manifest)
+            self._data_set = DataSet(job, data, manifest)
             left = self._data_set.steps.until_epoch(job.epochs or 1, self._position)
             return job.steps or self._step + left
 
@@ -122,14 +119,13 @@ class Worker:
         )
         self.pace = self._replica.pace
         self._replica.notice = lambda what, detail: self._notice(what, **detail)
-        self._samples = self._data_set.data.train
         self._grown: dict[int, BlockSamples] = {}
         self._ready: MemberReady | None = None
         self._met: tuple[int, tuple[Transport, ...]] = -1, ()  # of the present generation
         self._restoring = Restore(store, self._replica, manifest, joins=config.joins)
-        self._replica.state.beside = data_values(self._samples)
+        self._replica.state.beside = data_values(self._data_set.data.train)
         self._saver = partial(Saver, store, clock=host.clock, threads=host.threads)
-        self._parts = LoopContext(
+        self._context = LoopContext(
             job=job,
             steps=self._data_set.steps,
             replica=self._replica,
@@ -144,7 +140,7 @@ class Worker:
             layout=self._data_set.layout,
             first_step=self._step,
         )
-        self._standing = partial(
+        self._begun = partial(
             Transition,
             manifest=manifest,
             last_step=min(self._replica.steps, config.only_steps or self._replica.steps),
@@ -152,7 +148,7 @@ class Worker:
             address=config.address,
             restore=self._restoring.load,
         )
-        self._footing = self._standing(self._parts)
+        self._transition = self._begun(self._context)
         for split, prepared in self._data_set.data.prepared.items():
             waited_s = self._waited_s if split == TRAIN else 0.0
             report(prepared_event(job, split, prepared, member=config.member, waited_s=waited_s))
@@ -160,10 +156,10 @@ class Worker:
     def begin_anew(
         self, config: MemberConfig, changes: Changes, report: Callable[[Event], None]
     ) -> MemberReady:
-        """Be another member, that joins: what is built stays, and all that was computed is over.
+        """Be another member, that joins: what is built stays, what was computed counts no more.
 
         Returns:
-            What the caller is to report, once this is the life of that member.
+            What the caller is to report, once this is the worker of that member.
 
         Raises:
             InternalError: Nothing is built yet.
@@ -174,9 +170,9 @@ class Worker:
         torch.set_num_threads(config.job.resources.worker.cpus)  # it is another thread
         self._config, self._report = config, report
         saver = self._saver(member=config.member, report=report)
-        self._parts = replace(self._parts, saver=saver, changes=changes, report=report)
+        self._context = replace(self._context, saver=saver, changes=changes, report=report)
         self._restoring.begin_anew()
-        self._footing = self._standing(self._parts)
+        self._transition = self._begun(self._context)
         self._ready = replace(self._ready, member=config.member)
         self._replica.discard()
         trial = self._trial()
@@ -187,20 +183,20 @@ class Worker:
     @property
     def step(self) -> int | None:
         """The step being computed; None before the first."""
-        return None if self._footing.loop is None else self._footing.loop.step
+        return None if self._transition.loop is None else self._transition.loop.step
 
     @property
     def usual_s(self) -> float | None:
-        """See `stillness.Watch`; None also on a GPU, and where other processes compile."""
+        """See `StallWatch`; None also on a GPU, and where other processes compile."""
         known = self._device.type == "cpu" and not self._config.job.compile
         return self.pace.longest_s if known and self.pace.computing else None
 
     def survivor(self) -> Survivor | None:
         """What the next driver is told; None before this member has the state of the training."""
-        seat, ready = self._footing.seat, self._ready
-        if seat is None or ready is None or self._footing.lacking:
+        seat, ready = self._transition.seat, self._ready
+        if seat is None or ready is None or self._transition.lacking:
             return None
-        number, coming = self._parts.changes.newest
+        number, coming = self._context.changes.newest
         return Survivor(
             member=self._config.member,
             ready=ready,
@@ -235,7 +231,7 @@ class Worker:
                     hint="give Splits.held_out",
                 )
         trial.end()
-        self._ready = ready(self._config, replica, data=self._see(), speed=speed)
+        self._ready = self._described(*speed)
         self._report(self._ready)
         if names := replica.statistics.changing:
             self._notice("buffers averaged over replicas, not exact", buffers=list(names))
@@ -246,19 +242,41 @@ class Worker:
             what = "parameters that require a gradient, but no group of the optimizer has"
             self._notice(what, count=len(idle), parameters=idle[:_NAMED])
 
-    def _see(self) -> DataSummary:
-        """Look at some samples; refuse them where they are not those of the checkpoint."""
-        data, beside = self._data_set.data, self._replica.state.beside
-        seen = DataSummary.of(data, self._clock)
+    def _described(self, fixed_s: float, micro_batch_s: float) -> MemberReady:
+        """What this member sees and trains, how fast, and from what state.
+
+        Raises:
+            DataError: The samples are not those of the checkpoint.
+            TaskError: The optimizer or the schedule holds what no checkpoint could carry.
+        """
+        config, replica = self._config, self._replica
+        data = DataSummary.of(self._data_set.data, self._clock)
         trained = None if self._trained is None else self._trained.values.get(SAMPLES)
-        if not self._config.joins and (other := check_samples(seen.fingerprint, trained)):
+        if not config.joins and (other := check_samples(data.fingerprint, trained)):
             self._notice("some samples are others than at the checkpoint", samples=other)
-        self._replica.state.beside = {**beside, SAMPLES: seen.fingerprint}
-        return seen
+        replica.state.beside = {**replica.state.beside, SAMPLES: data.fingerprint}
+        tensors = replica.state.tensors()
+        replica.state.check()
+        return MemberReady(
+            member=config.member,
+            samples=data.samples,
+            held_out=data.held_out,
+            fingerprint=data.fingerprint,
+            parameters=replica.parameters,
+            state_bytes=sum(t.numel() * t.element_size() for t in tensors.values()),
+            gradient_bytes=replica.gradients.gradient_bytes,
+            fixed_s=fixed_s,
+            micro_batch_s=micro_batch_s,
+            state_digest=digest(tensors.items()),
+            node=config.node,
+            price_per_hour=config.price_per_hour,
+            pid=os.getpid(),
+            processor=replica.processor,
+        )
 
     def _trial(self) -> Calibration:
-        job, member, parts = self._config.job, self._config.member, self._parts
-        return Calibration(job, self._replica, parts.collate, member=member, clock=self._clock)
+        job, member, context = self._config.job, self._config.member, self._context
+        return Calibration(job, self._replica, context.collate, member=member, clock=self._clock)
 
     def meet(self, meeting: Meeting, abandoned: Callable[[], bool]) -> tuple[Transport, Transport]:
         """Meet the others of a generation, in whichever thread.
@@ -291,26 +309,26 @@ class Worker:
             RollbackError: It, or a step, is not finite, and the job goes back then.
         """
         if meeting.back is not None and (to := self._restoring.go_back(meeting.back)) is not None:
-            self._footing.go_back(to)
+            self._transition.go_back(to)
         gradients, lane = met or self.meet(meeting, abandoned)
         (_, before), self._met = self._met, (meeting.generation, (gradients, lane))
         self._replica.connect(gradients)
         self._host.leave(before)
         try:
-            loop = self._footing.stand(meeting, gradients, lane, abandoned)
+            loop = self._transition.stand(meeting, gradients, lane, abandoned)
             loop.run()
         finally:
-            self._footing.let_go()
+            self._transition.let_go()
         if loop.next is not None:
             return loop.next
-        self._parts.saver.finish(abandoned)
+        self._context.saver.finish(abandoned)
         done = MemberDone(member=self._config.member, step=loop.step, generation=meeting.generation)
         self._report(done)
         return None
 
     def finish_writing(self, most_s: float) -> None:
         """Wait until this member's part of a checkpoint is written and told, but not for longer."""
-        self._parts.saver.wait(most_s)
+        self._context.saver.wait(most_s)
 
     def hang_up(self, generation: int) -> None:
         """In whichever thread: this generation, and any before it, is over."""
@@ -330,17 +348,15 @@ class Worker:
 
     def _extend(self, change: Extend, epoch: int) -> None:
         """From `epoch` on, read the grown data."""
-        before, samples = self._samples, self._grown.pop(change.version)
-        layout = self._data_set.extend(samples, epoch)
-        self._parts.collate.extend(samples, epoch, layout)
-        if (elsewhere := self._parts.collate.making.elsewhere) is not None:
+        samples = self._grown.pop(change.version)
+        state, collate = self._replica.state, self._context.collate
+        layout, prepared = self._data_set.extend(samples, epoch)
+        collate.extend(samples, epoch, layout)
+        if (elsewhere := collate.making.elsewhere) is not None:
             elsewhere.extend(change.version, epoch, layout)
-        self._samples = samples
-        self._replica.state.beside = {**self._replica.state.beside, **data_values(samples)}
-        index = block_index(before)
-        made = grown_data(samples, before=0 if index is None else len(index.blocks))
+        state.beside = {**state.beside, **data_values(samples)}
         told = {"member": self._config.member, "version": change.version}
-        self._report(prepared_event(self._config.job, TRAIN, made, **told))
+        self._report(prepared_event(self._config.job, TRAIN, prepared, **told))
 
     def _collating(self) -> Collate:
         """How this member's batches are made."""
@@ -350,7 +366,7 @@ class Worker:
         elsewhere = None if collators is None else collators(self._task, order)
         return Collate(
             self._task,
-            self._samples,
+            self._data_set.data.train,
             order,
             pinned=cuda,
             making=Making(
@@ -378,7 +394,7 @@ class Worker:
                 states = states_of(metrics)
             text = show_sample(job, self._task, model) if last else None
         if step == seat.last_step:
-            self._parts.saver.wait()  # whatever becomes of what is told, the checkpoint is whole
+            self._context.saver.wait()  # whatever becomes of what is told, the checkpoint is whole
         self._report(
             EvaluationPart(
                 member=self._config.member,
@@ -392,37 +408,3 @@ class Worker:
 
     def _notice(self, what: str, **detail: object) -> None:
         self._report(Noticed(what=what, member=self._config.member, detail=detail))
-
-
-def ready(
-    config: MemberConfig, replica: Replica, *, data: DataSummary, speed: tuple[float, float]
-) -> MemberReady:
-    """How much it trains, how fast, and from what state.
-
-    Args:
-        config: What it was told.
-        replica: Its own, as it begins.
-        data: What it sees of the data.
-        speed: `fixed_s` and `micro_batch_s`.
-
-    Raises:
-        TaskError: The optimizer or the schedule holds what no checkpoint could carry.
-    """
-    tensors = replica.state.tensors()
-    replica.state.check()
-    return MemberReady(
-        member=config.member,
-        samples=data.samples,
-        held_out=data.held_out,
-        fingerprint=data.fingerprint,
-        parameters=replica.parameters,
-        state_bytes=sum(t.numel() * t.element_size() for t in tensors.values()),
-        gradient_bytes=replica.gradients.gradient_bytes,
-        fixed_s=speed[0],
-        micro_batch_s=speed[1],
-        state_digest=digest(tensors.items()),
-        node=config.node,
-        price_per_hour=config.price_per_hour,
-        pid=os.getpid(),
-        processor=replica.processor,
-    )

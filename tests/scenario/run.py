@@ -203,7 +203,7 @@ class _Run:
         """Members that live and compute the same step, on the same way, have the same bits."""
         if not seat.counts_as(seat.number):
             return
-        tensors = seat.member._life._replica.state.tensors()
+        tensors = seat.member._worker._replica.state.tensors()
         own = digest((name, tensors[name]) for name in same_steps(tuple(tensors)))
         others = self.states.setdefault((self.story.rolled_back, seat.step), {})
         for (other, number), found in others.items():
@@ -261,9 +261,9 @@ class _Run:
             wrong.append(f"finished after {step} steps, {self.scenario.steps} were asked for")
         wanted, looked_at = self._wanted(), 0
         for seat in fleet.all:  # released by now, but for its end its state is what it was
-            if seat.number in control.group and not seat.member._life._footing.lacking:
+            if seat.number in control.group and not seat.member._worker._transition.lacking:
                 looked_at += 1
-                difference = apart(dict(seat.member._life._replica.model.state_dict()), wanted)
+                difference = apart(dict(seat.member._worker._replica.model.state_dict()), wanted)
                 if not difference <= TOLERANCE:
                     wrong.append(f"{seat} is {difference:g} from the undisturbed run at the end")
         if not looked_at:

@@ -152,7 +152,7 @@ def test_who_has_gone_back_gives_the_state_to_one_that_was_not_told_to(tmp_path:
     form = Form(generation=1, members=(9, 2), shares=(4, 4), step=step, settled=1)
     back = replace(form, back=Back(step=step, generation=1))
     fellows.members[2].form(fellows._meeting(back, 1))
-    life = fellows.members[2]._life
+    life = fellows.members[2]._worker
     assert life is not None
     wait_for("it goes back", lambda: life._restoring._gone_back == 1)
     fellows.form(replace(form, generation=2, members=(3, 2)))
@@ -172,7 +172,7 @@ def test_one_that_was_silent_goes_back_like_all_others_and_has_none_of_its_state
     fellows.form(form)
     assert formed(fellows, 1) == step
     fellows.come_to(1, step + 3)
-    fellows.members.append(fellows.members[1].another(2))
+    fellows.members.append(fellows.members[1].rejoin_as(2))
     fellows.until(MemberReady, (2,))
     fellows.form(replace(form, generation=2, members=(2,), shares=(8,)))  # the same return
     assert formed(fellows, 2) == step

@@ -68,7 +68,7 @@ def test_what_comes_of_a_late_share_is_in_force_once_that_is_done(
     fellows.come_to(0, LATE)
     sent = fellows.replica(0).gradients
     until(lambda: sent.under_way and sent._next == len(sent.buckets))
-    assert [type(one) for one in fellows.members[1].seen()] == ([Straggling] if tells else [])
+    assert [type(one) for one in fellows.members[1].stalls()] == ([Straggling] if tells else [])
     fellows.prepare(1, Reshare(generation=1, shares=(6, 2)), holders)
     opened.set()
     fellows.until(MemberDone, (0, 1))

@@ -57,7 +57,7 @@ def computed(fellows: Fellows, member: int) -> int:
 
 def late_one(fellows: Fellows) -> int:
     """The member that takes longer."""
-    tasks = [member._life._task for member in fellows.members if member._life is not None]
+    tasks = [member._worker._task for member in fellows.members if member._worker is not None]
     [found] = [number for number, task in enumerate(tasks) if task.late]  # type: ignore[attr-defined]
     return found
 

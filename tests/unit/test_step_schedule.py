@@ -13,7 +13,7 @@ from raycloud.commands import Change, Extend, Halt, Reshare, Save
 from raycloud.errors import InternalError
 from raycloud.order import Position, Steps
 from raycloud.step.feed import Course, Piece, Schedule
-from raycloud.worker.changes import Changes, Due
+from raycloud.worker.context import Changes, Due
 
 STEPS = Steps(samples=100, global_batch=8, micro_batch=1)
 

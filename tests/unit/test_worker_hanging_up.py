@@ -64,7 +64,7 @@ def test_whose_exchange_broke_hangs_up_where_nobody_calls(
     fellows = Fellows(tmp_path / "kept", job, 2, joining=0)
     fellows.form(Form(generation=0, members=(0, 1), shares=(5, 3), step=0))
     fellows.come_to(0, 5)
-    life = fellows.members[0]._life
+    life = fellows.members[0]._worker
     assert life is not None
     _, transports = life._met
     fellows.members[1].abandon(0)
@@ -80,10 +80,10 @@ def test_whose_process_goes_on_as_another_hangs_up_at_once(tmp_path: Path) -> No
     fellows = Fellows(tmp_path / "kept", job, 2, joining=0)
     fellows.form(Form(generation=0, members=(0, 1), shares=(5, 3), step=0))
     fellows.come_to(1, 5)
-    life = fellows.members[1]._life
+    life = fellows.members[1]._worker
     assert life is not None
     _, transports = life._met
-    fellows.members.append(fellows.members[1].another(2))
+    fellows.members.append(fellows.members[1].rejoin_as(2))
     wait_for(lambda: all(map(hung_up, transports)))
     fellows.form(Form(generation=1, members=(0,), shares=(8,), step=0))
     check_end(fellows, job, (0,))
@@ -115,7 +115,7 @@ def test_what_is_met_when_it_is_withdrawn_already_is_left(
     fellows = Fellows(tmp_path / "kept", job, 2, joining=0)
     for one in fellows.members:
         one._host = replace(one._host, leave=met.extend)
-        life = one._life
+        life = one._worker
         assert life is not None
         monkeypatch.setattr(life, "meet", partial(meet_all_the_same, life.meet))
     fellows.form(Form(generation=4, members=(0, 1), shares=(5, 3), step=0))

@@ -26,13 +26,13 @@ from raycloud.events import (
 )
 from raycloud.net.lane import Lane
 from raycloud.order import Order, Position, Steps
+from raycloud.recovery.rendezvous import HOST
 from raycloud.spec import Job
 from raycloud.step import commit
 from raycloud.step.collate import Collate
 from raycloud.step.replica import Replica
 from raycloud.sync.gradients import Exchanged
-from raycloud.worker.changes import Changes
-from raycloud.worker.context import LoopContext, Membership
+from raycloud.worker.context import Changes, LoopContext, Membership
 from raycloud.worker.loop import Loop
 from raycloud.worker.saver import Saver
 from raycloud.worker.tally import SampleAudit
@@ -56,6 +56,7 @@ class Alone:
         order = Order(samples=len(samples), seed=asked.seed)
         saver = Saver(LocalStore(root), member=6, clock=clock, report=self.events.append)
         parts = LoopContext(
+            host=HOST,
             job=asked,
             steps=Steps(
                 samples=len(samples),

@@ -133,7 +133,7 @@ def test_files_go_on_and_are_put_aside_when_they_have_grown(tmp_path: Path) -> N
 
 def test_what_is_printed_is_taken_in_line_by_line_and_handed_on(listening: LogCapture) -> None:
     behind = io.StringIO()
-    stream = listening.hear(behind)
+    stream = listening.capture(behind)
     print("rows:", 3, file=stream)
     print("half", end="", file=stream)
     print(" a line, token=hunter2", file=stream)

@@ -39,7 +39,7 @@ def _threads() -> Iterator[None]:
 def come_back(fellows: Fellows, process: int, change: int) -> int:
     """What was member `process` joins member 0 as another, which is given a share."""
     member = len(fellows.members)
-    fellows.members.append(fellows.members[process].another(member))
+    fellows.members.append(fellows.members[process].rejoin_as(member))
     fellows.until(MemberReady, (member,))
     before = fellows.of(ChangeApplied, 0)
     meet = Meet(generation=10 * change, members=(0, member), shares=(8, 0), following=(member,))
@@ -69,7 +69,7 @@ def test_it_keeps_what_it_has_built_and_takes_the_others_state(
 
     def said(member: Member, event: Event) -> None:
         if isinstance(event, MemberReady):
-            lives.append(member._life)
+            lives.append(member._worker)
         report(member, event)
 
     monkeypatch.setattr(Calibration, "warm_up", noted)
@@ -132,7 +132,7 @@ def test_it_freezes_while_it_follows_and_comes_back(tmp_path: Path) -> None:
 def test_orders_to_who_it_was_are_passed_over(tmp_path: Path) -> None:
     job = asked(tmp_path)
     fellows = Fellows(tmp_path / "kept", job, 1, joining=0)
-    fellows.members.append(fellows.members[0].another(1))
+    fellows.members.append(fellows.members[0].rejoin_as(1))
     fellows.until(MemberReady, (1,))
     meeting = fellows._meeting(Form(generation=3, members=(0,), shares=(8,), step=0), 0)
     fellows.members[1].form(meeting)
@@ -153,7 +153,7 @@ def test_what_has_failed_cannot_go_on_as_another(tmp_path: Path) -> None:
     member = Member(config)
     while not any(isinstance(event, MemberFailed) for event in member.poll(60.0)):
         pass
-    [failed] = member.another(5).poll(60.0)
+    [failed] = member.rejoin_as(5).poll(60.0)
     assert isinstance(failed, MemberFailed)
     assert (failed.member, failed.error) == (5, "InternalError")
     assert "member 4 could not leave the generation" in failed.message

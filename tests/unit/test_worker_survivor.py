@@ -11,7 +11,7 @@ import torch
 from raycloud.commands import Extend, Meet, Reshare, Save
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady
 from raycloud.net.stream import Place
-from raycloud.worker.changes import Changes
+from raycloud.worker.context import Changes
 from raycloud.worker.member import Meeting, Member, MemberConfig
 from tests.live_tasks import Faulty
 from tests.lockstep import NetTask, job

@@ -15,15 +15,15 @@ class Driver:
     def __init__(self, words: Outbox, log: list[int]) -> None:
         self.words, self.log = words, log
         self.heard = max(log, default=0)
-        words.again(self.heard)
+        words.resend(self.heard)
 
     def turn(self, killed_after: int | None) -> bool:
         """Whether it lives; the call that is on its way when it is killed is answered, too."""
-        found: list[OutboxEntry] = self.words.tell(self.heard)
+        found: list[OutboxEntry] = self.words.take(self.heard)
         written = found if killed_after is None else found[:killed_after]
         self.log += [word.number for word in written]
         if killed_after is not None:
-            self.words.tell(self.heard)
+            self.words.take(self.heard)
             return False
         self.heard = max([self.heard, *(word.number for word in found)])
         return True
