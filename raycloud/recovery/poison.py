@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from raycloud.errors import TaskError
-from raycloud.step.partial import Kept
+from raycloud.step.collate import PartialStep
 from raycloud.step.retry import described, skipped
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def leave_out(
         return
     if replica.kept is None:
         replica.stage()
-    kept = replica.kept or Kept(step=step)
+    kept = replica.kept or PartialStep(step=step)
     indices = [one.index for one in some]
     both = tuple(sorted({*kept.micro_batches, *indices}))
     replica.kept = replace(

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raycloud.data.retry import retried, wait
-from raycloud.errors import RaycloudError, TaskError
+from raycloud.errors import InternalError, RaycloudError, TaskError
 from raycloud.net.lane import Places, places_of
 from raycloud.order import MicroBatch, Order, StepSpan, stream_seed
 from raycloud.step.contract import RaisedError, raised
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.order import Layout
     from raycloud.step.feed import Collators
-    from raycloud.step.partial import Kept
     from raycloud.task import Samples, Task
 
 Range = tuple[int, int, int]  # an epoch, and samples [start, stop) of it
@@ -97,7 +96,7 @@ class StepWork:
         made = [m.index for one in self.passes for m in one.micro_batches]
         return (*made, *(m.index for m, _ in self.failed))
 
-    def expected_weight(self, kept: Kept | None) -> float:
+    def expected_weight(self, kept: PartialStep | None) -> float:
         """Of this and what is kept of the step, as a member tells it ahead.
 
         What cannot be computed counts as one: where there is any, the step goes by another weight.
@@ -105,7 +104,7 @@ class StepWork:
         before = 0.0 if kept is None else kept.weight + len(kept.skipped)
         return before + self.weight + len(self.failed)
 
-    def places(self, kept: Kept | None) -> Places:
+    def places(self, kept: PartialStep | None) -> Places:
         """Which micro-batches that weight is of."""
         return places_of((*(() if kept is None else kept.micro_batches), *self.indices))
 
@@ -114,7 +113,7 @@ class StepWork:
         """Sum over the samples that were read for these; see `row_sum`."""
         return self.failed_rows + sum(p.rows for p in self.passes)
 
-    def told_rows(self, kept: Kept | None) -> float:
+    def told_rows(self, kept: PartialStep | None) -> float:
         """As this member tells the others, of this and of what is kept of the step."""
         return float((self.rows + (0 if kept is None else kept.rows)) % ROWS)
 
@@ -127,6 +126,44 @@ class StepWork:
     def collate_s(self) -> float:
         """Seconds of `Task.batch`."""
         return sum(p.collate_s for p in self.passes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartialStep:
+    """What a member has computed of a step that is not committed yet.
+
+    Its gradients are there, and stay when an exchange breaks.
+
+    Attributes:
+        step: Which step.
+        micro_batches: Indices in the step of those that it has computed, rising.
+        weight: Their weight.
+        rows: Sum over the samples that were read for them; see `collate.row_sum`.
+        skipped: Those among them that cannot be computed, and are not to be tried again.
+    """
+
+    step: int
+    micro_batches: tuple[int, ...] = ()
+    weight: float = 0.0
+    rows: int = 0
+    skipped: tuple[int, ...] = ()
+
+    def and_also(self, work: StepWork) -> PartialStep:
+        """What is kept once `work` is computed too.
+
+        Raises:
+            InternalError: It is of another step, or computed already.
+        """
+        new = work.indices
+        both = sorted([*self.micro_batches, *new])
+        if self.step != work.span.step or len(set(both)) < len(both):
+            raise InternalError(f"{new} of step {work.span.step} were to be computed beside {self}")
+        weight, rows = self.weight + work.weight, self.rows + work.rows
+        return replace(self, micro_batches=tuple(both), weight=weight, rows=rows)
+
+    def without(self, index: int) -> PartialStep:
+        """The same, where `index` is one that cannot be computed."""
+        return replace(self, skipped=tuple(sorted({*self.skipped, index})))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

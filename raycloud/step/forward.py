@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,13 @@ from raycloud.step.memory import Memory, PassSize
 from raycloud.step.randomness import Randomness, others_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import nn
 
     from raycloud.order import MicroBatch
     from raycloud.spec import Job
     from raycloud.step.collate import Collate, Pass
-    from raycloud.step.partial import Todo
     from raycloud.step.statistics import RunningStatistics
     from raycloud.sync.gradients import GradientExchange
     from raycloud.task import Task
@@ -39,6 +39,28 @@ class Fusing(IntEnum):
     COLLATED = 1
     JOINED = 2
     UNKNOWN = 3
+
+
+class Todo:
+    """Passes that are still to be computed, one after the other."""
+
+    def __init__(self, passes: Iterable[Pass]) -> None:
+        """All of them, in order."""
+        self._left = deque(passes)
+        self.begun = False
+
+    def begin(self) -> Pass | None:
+        """The next one, which is computed now; None: there is none."""
+        self.begun = self.begun or bool(self._left)
+        return self._left.popleft() if self._left else None
+
+    def instead(self, passes: Iterable[Pass]) -> None:
+        """The one that was begun is not computed; these are in its place."""
+        self._left.extendleft(reversed(tuple(passes)))
+
+    def more(self) -> bool:
+        """Whether something may follow the one that is begun. Once it is False that is final."""
+        return bool(self._left)
 
 
 class Forward:

@@ -32,13 +32,9 @@ class Buffer:
     """A buffer, the tensor and the version that are known of it, and its value before a step.
 
     Attributes:
-        name: Qualified.
-        module: Whose.
-        key: Its name there.
+        name: Qualified; `key` is its name in its `module`.
         persistent: Whether it belongs to the model's state.
-        seen: The tensor that is known.
-        version: That tensor's.
-        size: Its shape and type.
+        seen: The tensor that is known, of this `version` and `size` (shape and type).
         start: A copy of its value before the step; None: it is large, and nothing has changed it.
         suspended: Its value within a step that has to wait.
     """
@@ -48,16 +44,17 @@ class Buffer:
     key: str
     persistent: bool
     seen: torch.Tensor
-    version: int = 0
-    size: tuple[torch.Size, torch.dtype] = (torch.Size(), torch.float32)
     start: torch.Tensor | None = None
     suspended: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         """It is as it should be."""
-        self.version = self.seen._version  # noqa: SLF001 - torch offers no public name
-        self.size = self.seen.shape, self.seen.dtype
+        self._know(self.seen)
         self.keep()
+
+    def _know(self, tensor: torch.Tensor) -> None:
+        self.seen, self.size = tensor, (tensor.shape, tensor.dtype)
+        self.version = tensor._version  # noqa: SLF001 - torch offers no public name
 
     @property
     def now(self) -> torch.Tensor | None:
@@ -89,8 +86,7 @@ class Buffer:
     def look(self) -> None:
         """From now on it is as it should be."""
         if self.changed and (now := self.now) is not None:
-            self.seen, self.version = now, now._version  # noqa: SLF001
-            self.size = now.shape, now.dtype
+            self._know(now)
             self.keep()
 
     def put_back(self) -> None:
@@ -119,10 +115,8 @@ class Buffer:
     def term(self, part: float) -> torch.Tensor:
         """What it adds to the mean over members, in float64: `part` is this member's of the whole.
 
-        Of an integer it is the change, so that it stays exact beyond 2^53.
-
-        Raises:
-            TaskError: It has another size than on the other members.
+        Of an integer it is the change, so that it stays exact beyond 2^53. `TaskError` where it has
+        another size than on the other members.
         """
         now = self.now
         if now is None or self.other_size:

@@ -27,6 +27,7 @@ import torch
 
 from raycloud.errors import TransportError
 from raycloud.order import stream_seed
+from raycloud.step.collate import PartialStep
 from raycloud.step.contract import (
     RaisedError,
     call,
@@ -39,9 +40,8 @@ from raycloud.step.contract import (
 from raycloud.step.device import processor
 from raycloud.step.forward import Forward, Fusing
 from raycloud.step.mutation import extra_states, has_modes
-from raycloud.step.partial import Kept
 from raycloud.step.retry import compute_again, skip, trouble_of
-from raycloud.step.share import Share
+from raycloud.step.speculation import Share
 from raycloud.step.state import ModelState
 from raycloud.step.stateful import (
     PARTS,
@@ -152,7 +152,7 @@ class Replica:
         self._transport: Transport | None = None
         self.broken: TransportError | None = None
         self.pace = StragglerWatch(clock)
-        self.kept: Kept | None = None
+        self.kept: PartialStep | None = None
         self._last: tuple[Pass, torch.Tensor] | None = None  # the backward pass that is to come
         self.own_extra = self._told = False  # told: what is skipped, in this generation
         self.following: CatchingUp | None = None
@@ -216,7 +216,7 @@ class Replica:
         Raises:
             TaskError: The task fails on a micro-batch each time, and the job does not skip it.
         """
-        kept = (self.kept or Kept(step=work.span.step)).and_also(work)
+        kept = (self.kept or PartialStep(step=work.span.step)).and_also(work)
         if leaves_out := self.leaves_out(kept.step):
             work = replace(work, passes=(), failed=())
         share = Share(self, work, collate)

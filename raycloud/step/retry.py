@@ -1,4 +1,4 @@
-"""A member's part of a step, computed again after a pass of it failed.
+"""Retry: a member's part of a step, computed again after a pass of it failed.
 
 A fault of the machine does not come twice, an error of the task does. So what failed is computed
 again, each micro-batch alone, and one that fails once more is named, and skipped where the job
@@ -21,7 +21,7 @@ import torch
 from raycloud.errors import InternalError, TaskError
 from raycloud.step.contract import DrawnError, RaisedError, call_backward
 from raycloud.step.device import failure
-from raycloud.step.partial import Todo
+from raycloud.step.forward import Todo
 
 if TYPE_CHECKING:
     from raycloud.order import MicroBatch, Skip, StepSpan
@@ -35,12 +35,7 @@ _MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLA
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trouble:
-    """A pass that failed.
-
-    Attributes:
-        micro_batches: Of the pass.
-        error: What was raised; it holds no memory of the pass any more.
-    """
+    """A pass that failed; the error holds no memory of it any more."""
 
     micro_batches: tuple[MicroBatch, ...]
     error: RaisedError
@@ -83,30 +78,25 @@ def compute_again(replica: Replica, span: StepSpan, collate: Collate, first: Tro
     failed: Counter[int] = Counter()
     trouble: Trouble | None = first
     while trouble is not None:
-        mine, many = trouble.micro_batches, len(trouble.micro_batches)
+        mine, size = trouble.micro_batches, 1
+        many, detail = len(mine), {"step": span.step}
         if isinstance(trouble.error, DrawnError):
-            size = 1
             what = "numpy's or Python's random generator was drawn from as micro-batches were "
             what += "computed: it is seeded for each from now on, and passes are not fused"
-            replica.notice(what, {"step": span.step})
+            replica.notice(what, detail)
         elif trouble.memory and many > 1:
             replica.fuse = size = many // 2
             what = f"memory ran out: passes are of at most {size} micro-batches from now on"
-            replica.notice(what, {"step": span.step, "was": many, "error": str(trouble.error)})
+            replica.notice(what, {**detail, "was": many, "error": str(trouble.error)})
         else:
             failed.update(m.index for m in mine)
-            size = 1
             if many == 1 and failed[mine[0].index] >= _TWICE:
                 skip(replica, span.step, (mine[0], trouble.error), collate)
-        trouble = compute_anew(replica, span, collate, size)
+        trouble = _compute_anew(replica, span, collate, size)
 
 
-def compute_anew(replica: Replica, span: StepSpan, collate: Collate, size: int) -> Trouble | None:
-    """Compute all that is kept, and not skipped, from the start: in passes of at most `size`.
-
-    Returns:
-        What failed; None: it is computed.
-    """
+def _compute_anew(replica: Replica, span: StepSpan, collate: Collate, size: int) -> Trouble | None:
+    """Compute all that is kept, and not skipped, in passes of at most `size`; what failed."""
     kept, forward = replica.kept, replica.forward
     if kept is None:
         raise InternalError(f"nothing of step {span.step} is to be computed again")
@@ -133,7 +123,7 @@ def compute_anew(replica: Replica, span: StepSpan, collate: Collate, size: int) 
 def skip(
     replica: Replica, step: int, failed: tuple[MicroBatch, RaisedError], collate: Collate
 ) -> None:
-    """A micro-batch has failed each time: leave it out of the step, where the job allows that.
+    """Leave a micro-batch that has failed each time out of the step, where the job allows that.
 
     Raises:
         TaskError: It does not, or too many were skipped already; it names the samples.
@@ -159,7 +149,7 @@ def skip(
 
 
 def skipped(skips: tuple[Skip, ...]) -> int:
-    """How many micro-batches were."""
+    """How many micro-batches were skipped."""
     return sum(not one.whole_step for one in skips)
 
 

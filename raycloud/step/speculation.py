@@ -1,7 +1,13 @@
-"""Notes between two members, of which one backs up the other: small, of fixed length, at once.
+"""Speculative execution: a worker that finishes early re-executes a straggler's last micro-batches.
 
-A note says what it is, of which step and of which pass, by its first micro-batch. Nothing that
-arrives is unpickled.
+Off unless `elastic.backup_micro_batches` says so (backup tasks: J. Dean, S. Ghemawat, MapReduce,
+OSDI 2004). Each member, the *primary*, offers the last passes of its share, its *tail*, to one
+other, its *backup*. Whose result counts: the first one's, and once. What the primary has begun
+counts there, since it cannot be called back; what it has not begun counts where it was done first.
+So one lock in the primary's process decides, and there is nothing to be agreed on.
+
+A backup computes apart from its own sum, and adds what its owner has answered that it counts: that
+answers at once, in a thread of its own, and its own gradients would be waited for anyway.
 """
 
 from __future__ import annotations
@@ -9,33 +15,47 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from raycloud.errors import TransportError
+from raycloud.net.transport import Abandoned
+from raycloud.step.collate import PartialStep
+from raycloud.step.contract import RaisedError, call_backward
+from raycloud.step.forward import Todo
+from raycloud.step.retry import trouble_of
 
 if TYPE_CHECKING:
+    import torch
+
     from raycloud.clock import Clock
     from raycloud.net.stream import Stream
+    from raycloud.order import MicroBatch
+    from raycloud.step.collate import Collate, Pass, StepWork
+    from raycloud.step.replica import Replica
+    from raycloud.sync.gradients import Gradients
 
 _NOTE = struct.Struct(">BQIId")  # kind, step, index, count, seconds
+_LOOK_UP_S = 0.05
+_PATIENCE = 2.0  # times what the backup is likely to take
+_WORTH = 1.5  # times what the backup takes itself: less is gained than was expected, mostly
 
 
 class Kind(IntEnum):
-    """What a note says. The first two, and the last two, come from the member that is backed up."""
+    """What a note says. The first two, and the last two, come from the primary."""
 
     OFFERED = 1  # a pass of `count` micro-batches, `index` the first, may be computed there as well
     BEGUN = 2  # a pass is begun; before, each micro-batch took `seconds`
     STARTED = 3  # the backup computes this one, and is likely to take `seconds`
     DONE = 4  # it has the result
     TAKEN = 5  # the backup's result counts
-    REFUSED = 6  # it does not: the member has begun, or had, it itself
+    REFUSED = 6  # it does not: the primary has begun, or had, it itself
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One of them."""
+    """What primary and backup tell each other of a step's pass, named by its first micro-batch."""
 
     kind: Kind
     step: int
@@ -45,7 +65,9 @@ class Note:
 
 
 class Notes:
-    """One end of a connection that carries them. Several threads may `say`, one may `hear`.
+    """One end of a connection that carries notes. Several threads may `say`, one may `hear`.
+
+    Notes are of fixed length, and nothing that arrives is unpickled.
 
     Args:
         stream: It is this one's from now on.
@@ -64,13 +86,9 @@ class Notes:
         Raises:
             TransportError: The connection broke.
         """
+        told = (_NOTE.pack(n.kind, n.step, n.index, n.count, n.seconds) for n in notes)
         with self._turn:
-            self._stream.give(
-                b"".join(
-                    _NOTE.pack(one.kind, one.step, one.index, one.count, one.seconds)
-                    for one in notes
-                )
-            )
+            self._stream.give(b"".join(told))
 
     def hear(self, timeout_s: float = 0.0) -> list[Note]:
         """What has come, in order; waits at most `timeout_s` for it.
@@ -81,7 +99,12 @@ class Notes:
         come = self._rest + self._stream.some(timeout_s)
         whole = len(come) - len(come) % _NOTE.size
         self._rest = come[whole:]
-        return [_note(*fields) for fields in _NOTE.iter_unpack(come[:whole])]
+        notes = []
+        for kind, *fields in _NOTE.iter_unpack(come[:whole]):
+            if kind not in iter(Kind):
+                raise TransportError(f"a note of kind {kind} came, which is none")
+            notes.append(Note(Kind(kind), *fields))
+        return notes
 
     def hang_up(self) -> None:
         """End the connection, which another thread hears and then closes."""
@@ -92,19 +115,8 @@ class Notes:
         self._stream.close()
 
 
-def _note(kind: int, step: int, index: int, count: int, seconds: float) -> Note:
-    try:
-        return Note(Kind(kind), step, index, count, seconds)
-    except ValueError:
-        raise TransportError(f"a note of kind {kind} came, which is none") from None
-
-
-_LOOK_UP_S = 0.05
-_PATIENCE = 2.0  # times what the backup is likely to take
-
-
 class Tail:
-    """What of a step its backup may compute as well.
+    """What of a primary's step its backup may compute as well, and whose result counts.
 
     Two threads call it: the one that computes, and one that hears the backup.
 
@@ -122,9 +134,7 @@ class Tail:
         self._step = -1
         self._open: set[int] = set()
         self._elsewhere: set[int] = set()
-        self._started: dict[
-            int, tuple[float, float]
-        ] = {}  # when, and how long it is likely to take
+        self._started: dict[int, tuple[float, float]] = {}  # when, and how long it likely takes
         self.waited_s = 0.0
 
     def offer(self, step: int, indices: Iterable[int]) -> None:
@@ -157,19 +167,22 @@ class Tail:
             self._changed.notify_all()
 
     def begin(self, index: int, own_s: float | None, abandoned: Callable[[], bool]) -> bool:
-        """Whether this member is to compute `index`, which then counts here.
+        """Whether the primary is to compute `index`, which then counts there.
 
-        Where the backup is at it, and likely to have it before this member would, it is waited for:
+        Where the backup is at it, and likely to have it before the primary would, it is waited for:
         not longer than twice what it is likely to take. Then both compute it.
 
         Args:
             index: Of the tail or not.
-            own_s: What this member is likely to take; None: it does not know.
+            own_s: What the primary is likely to take; None: it does not know.
             abandoned: Says that the generation is over.
         """
         with self._changed:
-            began_s = self._clock.monotonic_s()
-            until_s = self._worth_waiting(index, began_s, own_s)
+            began_s = until_s = self._clock.monotonic_s()
+            if index in self._started:
+                started_s, likely_s = self._started[index]
+                if own_s is None or started_s + likely_s < began_s + own_s:
+                    until_s = started_s + _PATIENCE * likely_s
             while index in self._started and index in self._open:
                 left_s = until_s - self._clock.monotonic_s()
                 if left_s <= 0.0 or abandoned():
@@ -193,21 +206,9 @@ class Tail:
             self._open.clear()
             return frozenset(self._elsewhere)
 
-    def _worth_waiting(self, index: int, now_s: float, own_s: float | None) -> float:
-        """Until when the backup is waited for."""
-        if index not in self._started:
-            return now_s
-        started_s, likely_s = self._started[index]
-        if own_s is not None and started_s + likely_s >= now_s + own_s:
-            return now_s
-        return started_s + _PATIENCE * likely_s
-
-
-_WORTH = 1.5  # times what the backup takes itself: less is gained than was expected, mostly
-
 
 class Primary:
-    """The member that is backed up, in the newest step of which it has told."""
+    """What a backup knows of its primary: how far that is in its step, and when it will be done."""
 
     def __init__(self) -> None:
         """It has told nothing."""
@@ -261,20 +262,8 @@ class Primary:
         return max(self._count * one_s - since_s, 0.0) + sum(self._left.values()) * one_s
 
 
-class Link(Protocol):
-    """What carries notes; see `step.speculation.Notes`."""
-
-    def say(self, *notes: Note) -> None:
-        """Send these, in this order."""
-        ...
-
-    def hear(self, timeout_s: float = 0.0) -> list[Note]:
-        """What has come, in order."""
-        ...
-
-
 class Backing:
-    """Whom a member of a generation backs up, and who backs it up.
+    """A member's two roles in a generation: the primary of its backup, the backup of its primary.
 
     Args:
         most: Micro-batches of its tail.
@@ -291,8 +280,8 @@ class Backing:
     def __init__(self, *, most: int, clock: Clock, abandoned: Callable[[], bool]) -> None:
         """Nobody is there yet."""
         self.most, self.clock, self.abandoned = most, clock, abandoned
-        self.backup: Link | None = None
-        self.primary: Link | None = None
+        self.backup: Notes | None = None
+        self.primary: Notes | None = None
         self.own_s: float | None = None
         self.tail = Tail(clock)
         self._far = Primary()
@@ -327,10 +316,8 @@ class Backing:
         Raises:
             TransportError: It is gone.
         """
-        if self.primary is None:
-            raise TransportError("the member that is backed up is not connected")
         answers: dict[int, bool] = {}
-        for note in self.primary.hear(timeout_s):
+        for note in self._connected().hear(timeout_s):
             if note.kind in {Kind.TAKEN, Kind.REFUSED}:
                 answers[note.index] = note.kind is Kind.TAKEN
             else:
@@ -348,7 +335,8 @@ class Backing:
             TransportError: The primary cannot be told.
         """
         self._far.started(index)
-        self._say(Note(Kind.STARTED, step, index, count, count * (self.own_s or 0.0)))
+        likely_s = count * (self.own_s or 0.0)
+        self._connected().say(Note(Kind.STARTED, step, index, count, likely_s))
 
     def done(self, step: int, index: int) -> None:
         """Its result is there.
@@ -356,9 +344,229 @@ class Backing:
         Raises:
             TransportError: The primary cannot be told.
         """
-        self._say(Note(Kind.DONE, step, index))
+        self._connected().say(Note(Kind.DONE, step, index))
 
-    def _say(self, note: Note) -> None:
+    def _connected(self) -> Notes:
         if self.primary is None:
             raise TransportError("the member that is backed up is not connected")
-        self.primary.say(note)
+        return self.primary
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """A pass of another member's: it is computed, and does not count yet."""
+
+    passes: tuple[Pass, ...]
+    gradients: Gradients
+    terms: Sequence[torch.Tensor]
+    loss: torch.Tensor
+    seconds: float = 0.0
+
+
+class Share(Todo):
+    """A member's share of a step: without what its backup has done, with what it does as a backup.
+
+    Only a step that nothing is kept of is backed up: after a loss it goes by what was dealt. Nor is
+    a model's whose other buffers change, since they cannot be kept apart.
+
+    Args:
+        replica: What computes it.
+        work: The part that is its own.
+        collate: Makes what it computes beside that.
+
+    Attributes:
+        broken: It is not known whether something that was computed here counts: there is no sum.
+    """
+
+    def __init__(self, replica: Replica, work: StepWork, collate: Collate) -> None:
+        """Nothing is begun."""
+        every = replica.forward.worth_computing(work.passes)
+        super().__init__(every)
+        self._replica, self._work, self._collate = replica, work, collate
+        self._step, self._before = work.span.step, replica.kept
+        self.broken: TransportError | None = None
+        self._at: tuple[int, float] | None = None  # the pass begun: its micro-batches, since when
+        self._taken: list[Pass] = []
+        self._idle_s = 0.0
+        self._last = False  # the last of this member's own is begun, and nothing follows
+        self._notes: list[Note] = []
+        self._waited_s = 0.0
+        self._apart = replica.kept is None and not replica.statistics.changing
+        self._backing = backing = replica.backing
+        if backing is None:
+            return
+        offered = _tail(every, backing.most) if self._apart else {}
+        self._notes = [Note(Kind.OFFERED, self._step, *one) for one in offered.items()]
+        backing.tail.offer(self._step, offered)
+        self._waited_s = backing.tail.waited_s
+        self._listen(backing)
+
+    def begin(self) -> Pass | None:
+        """The next one that is to be computed here, and counts here."""
+        if (backing := self._backing) is None:
+            return super().begin()
+        if self._at is not None:  # the pass that was begun is computed
+            count, began_s = self._at
+            backing.own_s = (backing.clock.monotonic_s() - began_s) / count
+            self._at = None
+        self._listen(backing)
+        while (one := super().begin()) is not None:
+            index, count = one.micro_batches[0].index, len(one.micro_batches)
+            own_s = None if backing.own_s is None else count * backing.own_s
+            if backing.tail.begin(index, own_s, backing.abandoned):
+                begun = Note(Kind.BEGUN, self._step, index, count, backing.own_s or 0.0)
+                backing.tell([*self._notes, begun])
+                self._notes, self._at = [], (count, backing.clock.monotonic_s())
+                return one
+        return None
+
+    def instead(self, passes: Iterable[Pass]) -> None:
+        """See `Todo.instead`."""
+        self._at = None
+        super().instead(passes)
+
+    def more(self) -> bool:
+        """Whether something may follow, of this member's own or of another's."""
+        if (backing := self._backing) is None:
+            return super().more()
+        if not backing.tail.all_elsewhere(one.micro_batches[0].index for one in self._left):
+            return True
+        self._listen(backing)
+        if self._late(backing, busy=1 if self._at is None else self._at[0]) is not None:
+            return True
+        self._left.clear()
+        self._at, self._last = None, True  # its backward pass is still to come: it is not timed
+        return False
+
+    def settle(self, *, whole: bool = True) -> StepWork:
+        """What of the step is this member's in the end; called once.
+
+        Args:
+            whole: All of its own is computed; else something has failed, and it helps nobody.
+        """
+        backing, replica = self._backing, self._replica
+        if backing is None:
+            return self._work
+        if whole and not self._last:
+            self._back_up(backing)
+        elsewhere = backing.tail.close()
+        own = [p for p in self._work.passes if p.micro_batches[0].index not in elsewhere]
+        idle_s = self._idle_s + backing.tail.waited_s - self._waited_s
+        settled = replace(self._work, passes=(*own, *self._taken), idle_s=idle_s)
+        if elsewhere or self._taken:
+            skipped = () if replica.kept is None else replica.kept.skipped
+            kept = (self._before or PartialStep(step=self._step)).and_also(settled)
+            replica.kept = replace(kept, skipped=skipped)
+        return settled
+
+    def _listen(self, backing: Backing) -> None:
+        """Take what the primary has told: nothing that it answers is waited for here."""
+        if backing.primary is None:
+            return
+        try:
+            backing.hear()
+        except TransportError as error:
+            self._lose(backing, error)
+
+    def _lose(self, backing: Backing, error: TransportError) -> None:
+        backing.primary = None
+        what = "the member that this one backs up is not heard any more"
+        self._replica.notice(what, {"step": self._step, "error": str(error)})
+
+    def _late(self, backing: Backing, *, busy: int = 0) -> tuple[int, int] | None:
+        """The pass that this member had better compute of another's share; None: there is none."""
+        if backing.primary is None or not self._apart or self._replica.following is not None:
+            return None
+        return backing.late(self._step, busy=busy)
+
+    def _back_up(self, backing: Backing) -> None:
+        """Compute what is late elsewhere, and wait for the word which of it counts."""
+        extras: dict[int, Extra] = {}
+        every = self._work.span.micro_batches
+        try:
+            while (late := self._late(backing)) is not None:
+                index, count = late
+                backing.start(self._step, index, count)
+                extra = self._extra(backing, every[index : index + count])
+                if extra is None:
+                    break
+                extras[index] = extra
+                backing.done(self._step, index)
+                self._answered(backing, extras, 0.0)
+            began_s = backing.clock.monotonic_s()
+            while extras:
+                if backing.abandoned():
+                    raise Abandoned("the generation was abandoned before it was known what counts")
+                self._answered(backing, extras, _LOOK_UP_S)
+            self._idle_s += backing.clock.monotonic_s() - began_s
+        except TransportError as error:
+            self.broken = error if extras else None
+            self._lose(backing, error)
+
+    def _answered(self, backing: Backing, extras: dict[int, Extra], timeout_s: float) -> None:
+        """Add what counts here, forget what does not."""
+        for index, counts in backing.hear(timeout_s).items():
+            if (extra := extras.pop(index, None)) is None:
+                continue
+            if counts:
+                self._taken += extra.passes
+                _add(self._replica, extra)
+            else:
+                self._idle_s += extra.seconds  # it was for nothing
+
+    def _extra(self, backing: Backing, some: tuple[MicroBatch, ...]) -> Extra | None:
+        """Compute them, apart; None: that fails here, and is left to their owner."""
+        replica, began_s = self._replica, backing.clock.monotonic_s()
+        own = _take(replica, ())
+        try:
+            passes = self._collate.passes(some, replica.fuse)
+            todo = Todo(replica.forward.worth_computing(passes))
+            last = replica.forward.all_but_last(
+                todo, self._collate, len(self._work.span.micro_batches)
+            )
+            if last is not None:
+                call_backward(last[1] * last[0].weight)
+            replica.synchronize()
+            extra = _take(replica, passes)
+        except RaisedError as error:
+            trouble_of(some, error)
+            what = f"a backup could not compute micro-batch {some[0].index}, left to its owner"
+            replica.notice(what, {"step": self._step, "error": str(error)})
+            return None
+        finally:
+            _take(replica, ())  # what a failure has left
+            _add(replica, own)
+        seconds = backing.clock.monotonic_s() - began_s
+        backing.own_s = seconds / len(some)
+        return replace(extra, seconds=seconds)
+
+
+def _take(replica: Replica, passes: tuple[Pass, ...]) -> Extra:
+    """What has been computed of a step, which is then forgotten."""
+    terms = [term.clone() for term in replica.statistics.terms]
+    taken = Extra(passes, replica.gradients.take(), terms, replica.forward.loss.clone())
+    for term in (*replica.statistics.terms, replica.forward.loss):
+        term.zero_()
+    return taken
+
+
+def _add(replica: Replica, extra: Extra) -> None:
+    replica.gradients.add(extra.gradients)
+    for term, more in zip(replica.statistics.terms, extra.terms, strict=True):
+        term.add_(more)
+    replica.forward.loss += extra.loss
+
+
+def _tail(passes: Sequence[Pass], most: int) -> dict[int, int]:
+    """The last of these with at most so many micro-batches: the first of each, and their number.
+
+    Each weighs something, and has micro-batches that follow each other.
+    """
+    tail: dict[int, int] = {}
+    for one in reversed(passes):
+        first, last = one.micro_batches[0].index, one.micro_batches[-1].index
+        count = len(one.micro_batches)
+        if sum(tail.values()) + count > most or one.weight == 0.0 or last - first + 1 != count:
+            break
+        tail[first] = count
+    return tail

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     from raycloud.step.update import Update
 
+Entry = TypeVar("Entry")
+
+_HINT = "resume with the task the run was started with"
 EXTRA = "extra"  # among a checkpoint's values: what `get_extra_state` of modules has given
 
 
@@ -102,25 +105,21 @@ class ModelState(Stateful):
     def check_fits(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:
         """See `Stateful.check_fits`: names and shapes of the model, optimizer and schedule."""
         wanted = {n: t for n, t in self._model.state_dict().items() if not _is_extra(n)}
-        given = {n.removeprefix("model/"): s for n, s in shapes.items() if n.startswith("model/")}
-        _check_names(wanted, {n: s for n, s in given.items() if not _is_extra(n)})
-        _check_kinds(self._kinds(), values["kinds"])
-        held = [n.removeprefix("optimizer/") for n in shapes if n.startswith("optimizer/")]
-        names = set(self._names)
-        for path in (*held, *values["optimizer"]["scalars"]):
+        given = {n: s for n, s in _below("model/", shapes).items() if not _is_extra(n)}
+        _check_names(wanted, given)
+        for what, kind in self._kinds().items():
+            if (was := values["kinds"][what]) != kind:
+                problem = f"the checkpoint's {what} is {was or 'none'}, the task's {kind or 'none'}"
+                raise TaskError(problem, hint=_HINT)
+        for path in (*_below("optimizer/", shapes), *values["optimizer"]["scalars"]):
             name, _, _ = path.rpartition("/")
-            if name not in names:
-                raise TaskError(
-                    f"the checkpoint has optimizer state of {name!r}, which this model lacks",
-                    hint="resume with the task the run was started with",
-                )
-        live, groups = self._optimizer.param_groups, values["optimizer"]["groups"]
-        if len(live) != len(groups):
-            raise TaskError(
-                f"the checkpoint has {len(groups)} parameter groups, the task's "
-                f"optimizer {len(live)}",
-                hint="resume with the task the run was started with",
-            )
+            if name not in self._names:
+                problem = f"the checkpoint has optimizer state of {name!r}, which this model lacks"
+                raise TaskError(problem, hint=_HINT)
+        live, groups = len(self._optimizer.param_groups), len(values["optimizer"]["groups"])
+        if live != groups:
+            problem = f"the checkpoint has {groups} parameter groups, the task's optimizer {live}"
+            raise TaskError(problem, hint=_HINT)
 
     def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
         """See `Stateful.load`, with what fits.
@@ -128,7 +127,7 @@ class ModelState(Stateful):
         Raises:
             TaskError: The task's own code for it raised.
         """
-        given = {n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")}
+        given = dict(_below("model/", tensors))
         unpacking = Unpacking(tensors=tensors)
         for name, packed in values.get(EXTRA, {}).items():
             given[name] = unpacking.unpack(packed, None, f"model/{name}")
@@ -169,31 +168,26 @@ class ModelState(Stateful):
             if _is_extra(name)
         }
 
-    def _entries(self) -> list[tuple[str, list[tuple[str, Any]]]]:
-        """What the optimizer holds of each parameter, in an order that all members share."""
-        state = self._optimizer.state_dict().get("state", {})
-        return [
-            (self._names[index], sorted(state[index].items()))
-            for index in sorted(key for key in state if type(key) is int)
-        ]
-
     def _packed_optimizer(self, packing: Packing) -> dict[str, Any]:
+        """In an order that all members share; tensors of parameters have names of their own."""
         state = self._optimizer.state_dict()
+        held = state.get("state", {})
         scalars = {
-            f"{name}/{key}": packing.pack(value, f"optimizer/{name}/{key}", objects=False)
-            for name, entries in self._entries()
-            for key, value in entries
+            (path := f"{self._names[index]}/{key}"): packing.pack(
+                value, f"optimizer/{path}", objects=False
+            )
+            for index in sorted(key for key in held if type(key) is int)
+            for key, value in sorted(held[index].items())
             if not isinstance(value, torch.Tensor)
         }
         groups = [
             {
                 k: packing.pack(v, f"optimizer/groups/{at}/{k}")
-                for k, v in g.items()
+                for k, v in group.items()
                 if k != "params"
             }
-            for at, g in enumerate(state.get("param_groups", ()))
+            for at, group in enumerate(state.get("param_groups", ()))
         ]
-        held = state.get("state", {})
         others = {
             key: packing.pack(held[key], f"optimizer/others/{key}", objects=False)
             for key in sorted((key for key in held if type(key) is not int), key=str)
@@ -203,13 +197,11 @@ class ModelState(Stateful):
             for key, value in state.items()
             if key not in ("state", "param_groups")
         }
-        attributes = self._attributes()
+        rest = {"others": others, "more": more, "attributes": self._attributes()}
         return {
             "scalars": scalars,
             "groups": groups,
-            **({"others": others} if others else {}),
-            **({"more": more} if more else {}),
-            **({"attributes": attributes} if attributes else {}),
+            **{name: value for name, value in rest.items() if value},
         }
 
     def _packed_schedule(self, packing: Packing) -> Any:
@@ -234,39 +226,31 @@ class ModelState(Stateful):
     def _optimizer_state(
         self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any], unpacking: Unpacking
     ) -> dict[str, Any]:
+        """What `load_state_dict` is to be given."""
         index_of = {name: i for i, name in enumerate(self._names)}
-        state: dict[Any, dict[str, Any]] = {}
-        entries: dict[str, Any] = {
-            name.removeprefix("optimizer/"): t
-            for name, t in tensors.items()
-            if name.startswith("optimizer/")
-        }
+        state: dict[Any, Any] = {}
         scalars = {
             path: unpacking.unpack(packed, None, f"optimizer/{path}")
             for path, packed in values["scalars"].items()
         }
-        for path, value in (*entries.items(), *scalars.items()):
+        for path, value in (*_below("optimizer/", tensors).items(), *scalars.items()):
             name, _, key = path.rpartition("/")
             state.setdefault(index_of[name], {})[key] = value
         groups, at = [], 0
         live = self._optimizer.param_groups
         for number, (group, saved) in enumerate(zip(live, values["groups"], strict=True)):
-            count = len(group["params"])
             own = unpacking.unpack(saved, group, f"optimizer/groups/{number}")
-            groups.append({**own, "params": list(range(at, at + count))})
-            at += count
+            groups.append({**own, "params": list(range(at, at + len(group["params"])))})
+            at += len(group["params"])
         there = self._optimizer.state_dict()
-        others = {
-            key: unpacking.unpack(
-                packed, there.get("state", {}).get(key), f"optimizer/others/{key}"
-            )
-            for key, packed in values.get("others", {}).items()
-        }
+        held = there.get("state", {})
+        for key, packed in values.get("others", {}).items():
+            state[key] = unpacking.unpack(packed, held.get(key), f"optimizer/others/{key}")
         more = {
             key: unpacking.unpack(packed, there.get(key), f"optimizer/more/{key}")
             for key, packed in values.get("more", {}).items()
         }
-        return {**more, "state": {**state, **others}, "param_groups": groups}
+        return {**more, "state": state, "param_groups": groups}
 
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
         """Load it, then put back what loading has cast, copied or read in another way."""
@@ -279,10 +263,10 @@ class ModelState(Stateful):
             at = places[key] if type(key) is int else key
             if (held := state.get(at)) is None:  # who wraps one may keep it elsewhere
                 continue
-            if not isinstance(held, dict):
+            if isinstance(held, dict):
+                held.update({k: exactly(v, held.get(k)) for k, v in own.items()})
+            else:
                 state[at] = exactly(own, held)
-                continue
-            held.update({k: exactly(v, held.get(k)) for k, v in own.items()})
 
 
 def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
@@ -307,6 +291,11 @@ def _torch_attributes() -> frozenset[str]:
     return frozenset({*vars(plain), "_opt_called", "_step_count"})
 
 
+def _below(begin: str, named: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Of what is named, that which begins so, by the rest of its name."""
+    return {n.removeprefix(begin): e for n, e in named.items() if n.startswith(begin)}
+
+
 def _check_names(wanted: Mapping[str, torch.Tensor], given: Mapping[str, tuple[int, ...]]) -> None:
     hint = "resume with the task and settings the run was started with"
     if missing := sorted(set(wanted) - set(given)):
@@ -314,18 +303,7 @@ def _check_names(wanted: Mapping[str, torch.Tensor], given: Mapping[str, tuple[i
     if extra := sorted(set(given) - set(wanted)):
         raise TaskError(f"the checkpoint has {extra[0]!r}, which is not this model's", hint=hint)
     for name, tensor in wanted.items():
-        if tuple(tensor.shape) != given[name]:
-            raise TaskError(
-                f"{name!r} has shape {given[name]} in the checkpoint and "
-                f"{tuple(tensor.shape)} in this model",
-                hint=hint,
-            )
-
-
-def _check_kinds(wanted: Mapping[str, str | None], given: Mapping[str, str | None]) -> None:
-    for what, kind in wanted.items():
-        if given[what] != kind:
-            raise TaskError(
-                f"the checkpoint's {what} is {given[what] or 'none'}, the task's {kind or 'none'}",
-                hint="resume with the task the run was started with",
-            )
+        here, there = tuple(tensor.shape), given[name]
+        if here != there:
+            problem = f"{name!r} has shape {there} in the checkpoint and {here} in this model"
+            raise TaskError(problem, hint=hint)

@@ -1,7 +1,7 @@
-"""What a replica holds: a list of parts. A step is a transaction over it; a checkpoint walks it.
+"""Stateful: what a replica holds is a list of parts, and a step is a transaction over that list.
 
-Whoever adds a part adds a class, and puts what makes it into `PARTS`. Hand-over, catch-up and
-roll-back of members walk the same list.
+Whoever adds a part adds a class, and puts what makes it into `PARTS`. Checkpoints, state transfer,
+catch-up and roll-back walk the same list.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ Entry = TypeVar("Entry")
 
 _PARTS = "parts"  # among a checkpoint's values: those of parts that have a name, by that
 _FORMAT = "format"  # among these: its number
+_WHOLE = ("model", "optimizer", "held")  # how whole names of tensors begin
 _HINT = "resume with the task and the version of raycloud that the run was started with"
 
 
@@ -72,7 +73,7 @@ class Sums:
 
 
 class CatchingUp(Protocol):
-    """What a replica without the state does with the steps of the others: see `recovery`."""
+    """What a replica without the state does with the others' steps: see `recovery.catch_up`."""
 
     def catch_up(self, arrived: Callable[[], bool]) -> None:
         """Commit what is kept until the exchange under way has `arrived`."""
@@ -143,11 +144,7 @@ class Stateful:
         return False
 
     def check_fits(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:
-        """Refuse a state that this part cannot become.
-
-        Raises:
-            TaskError: Names what differs.
-        """
+        """Refuse a state that this part cannot become: `TaskError` that names what differs."""
 
     def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
         """Become the state that these describe; the tensors may be kept."""
@@ -181,29 +178,39 @@ class History(Stateful):
 
     def values(self) -> dict[str, Any]:
         """See `Stateful.values`; what did not happen is not told."""
-        return {
-            **({"skips": [skip.to_record() for skip in self.skips]} if self.skips else {}),
-            **({"left_out": sorted(self.left_out)} if self.left_out else {}),
-            **({"measured": list(self.measured)} if self.measured else {}),
+        told = {
+            "skips": [skip.to_record() for skip in self.skips],
+            "left_out": sorted(self.left_out),
+            "measured": list(self.measured or ()),
         }
+        return {name: value for name, value in told.items() if value}
 
     def check_fits(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:  # noqa: ARG002 - it has no tensors
-        """See `Stateful.check_fits`.
-
-        Raises:
-            CheckpointError: What is told of it cannot be used.
-        """
+        """See `Stateful.check_fits`; `CheckpointError` where what is told cannot be used."""
         History().load({}, values)
 
     def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:  # noqa: ARG002 - it has none
         """See `Stateful.load`."""
-        self.skips = _skips(values.get("skips", ()))
-        self.left_out = _steps(values.get("left_out", []))
-        self.measured = _measured(values.get("measured"))
+        try:
+            self.skips = tuple(skip_of(record) for record in values.get("skips", ()))
+        except (TypeError, ValueError) as error:
+            raise _unusable("skipped samples", str(error)) from error
+        match values.get("left_out", []):
+            case [*steps] if all(type(n) is int and n >= 0 for n in steps):
+                self.left_out = frozenset(steps)
+            case other:
+                raise _unusable("steps to leave out", f"{other!r:.80}")
+        match values.get("measured"):
+            case None:
+                self.measured = None
+            case [int() as step, float() as number]:
+                self.measured = step, number
+            case other:
+                raise _unusable("what was measured", f"{other!r:.80}")
 
 
 class ReplicaState:
-    """The list of parts, as named tensors and plain values, and back.
+    """The list of parts: a transaction over them, and their state by name.
 
     Tensors of a part with a name are called `<name>/<theirs>`; its values stand under that name.
 
@@ -265,7 +272,7 @@ class ReplicaState:
     def tensors(self) -> dict[str, torch.Tensor]:
         """See `Stateful.tensors`."""
         return {
-            _whole(part, name): tensor
+            f"{part.name}/{name}" if part.name else name: tensor
             for part in self.parts
             for name, tensor in part.tensors().items()
         }
@@ -283,14 +290,10 @@ class ReplicaState:
 
     def is_buffer(self, name: str) -> bool:
         """See `Stateful.moves`."""
-        return any(part.moves(own) for part in self.parts if (own := _own(part, name)) is not None)
+        return any(part.moves(own) for part in self.parts for own in _of(part, {name: None}))
 
     def check(self) -> None:
-        """Refuse a state that no checkpoint could carry.
-
-        Raises:
-            TaskError: Names what is to blame.
-        """
+        """Refuse a state that no checkpoint could carry: `TaskError` names what is to blame."""
         encode(self.values())
         check_tensors(self.tensors())
 
@@ -312,16 +315,16 @@ class ReplicaState:
                 f"the checkpoint has state of {min(strange)!r}, which this run has not", hint=_HINT
             )
         for part in self.parts:
-            if not part.name:
-                part.check_fits(_of(part, shapes), values)
-            elif (own := named.get(part.name)) is not None:
-                if own[_FORMAT] != part.format:
-                    raise CheckpointError(
-                        f"the checkpoint has state of {part.name!r} in format {own[_FORMAT]!r}, "
-                        f"not {part.format}",
-                        hint=_HINT,
-                    )
-                part.check_fits(_of(part, shapes), own)
+            own = named.get(part.name) if part.name else values
+            if own is None:
+                continue
+            if part.name and own[_FORMAT] != part.format:
+                raise CheckpointError(
+                    f"the checkpoint has state of {part.name!r} in format {own[_FORMAT]!r}, "
+                    f"not {part.format}",
+                    hint=_HINT,
+                )
+            part.check_fits(_of(part, shapes), own)
 
     def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
         """Become the state that `tensors` and `values` describe.
@@ -342,52 +345,16 @@ class ReplicaState:
                 part.load(_of(part, tensors), own)
 
 
-_WHOLE = ("model", "optimizer", "held")  # how whole names of tensors begin
-
-
-def _whole(part: Stateful, name: str) -> str:
-    return f"{part.name}/{name}" if part.name else name
-
-
-def _own(part: Stateful, name: str) -> str | None:
-    """What this part calls a tensor; None: it is not its own."""
-    of, _, rest = name.partition("/")
-    if not part.name:
-        return name if of in _WHOLE else None
-    return rest if of == part.name else None
-
-
 def _of(part: Stateful, entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    return {own: entry for name, entry in entries.items() if (own := _own(part, name)) is not None}
+    """The entries that are a part's own, by what it calls them."""
+    if part.name:
+        begin = f"{part.name}/"
+        return {n.removeprefix(begin): e for n, e in entries.items() if n.startswith(begin)}
+    return {name: e for name, e in entries.items() if name.partition("/")[0] in _WHOLE}
 
 
-def _skips(records: Any) -> tuple[Skip, ...]:
-    try:
-        return tuple(skip_of(record) for record in records)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"what the checkpoint says of skipped samples cannot be used: {error}",
-            hint="resume from another checkpoint",
-        ) from error
-
-
-def _measured(value: Any) -> tuple[int, float] | None:
-    match value:
-        case None:
-            return None
-        case [int() as step, float() as number]:
-            return step, number
-        case _:
-            raise CheckpointError(
-                f"what the checkpoint says of what was measured cannot be used: {value!r:.80}",
-                hint="resume from another checkpoint",
-            )
-
-
-def _steps(numbers: Any) -> frozenset[int]:
-    if not isinstance(numbers, list) or not all(type(n) is int and n >= 0 for n in numbers):
-        raise CheckpointError(
-            f"what the checkpoint says of steps to leave out cannot be used: {numbers!r:.80}",
-            hint="resume from another checkpoint",
-        )
-    return frozenset(numbers)
+def _unusable(what: str, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"what the checkpoint says of {what} cannot be used: {why}",
+        hint="resume from another checkpoint",
+    )

@@ -20,7 +20,7 @@ to pass, or it gets another size (a cache of positions, a mask), each replica ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,17 +80,9 @@ class RunningStatistics(Stateful):
             count = module.num_batches_tracked
             if var is None or count is None:
                 raise TaskError(f"{name!r} tracks a running mean without variance or count")
-            self._every.append(
-                _Average(
-                    name=name,
-                    module=module,
-                    start_mean=mean.clone(),
-                    start_var=var.clone(),
-                    start_count=int(count),
-                    sum_mean=torch.zeros_like(mean),
-                    sum_var=torch.zeros_like(var),
-                )
-            )
+            start = mean.clone(), var.clone(), int(count)
+            sums = torch.zeros_like(mean), torch.zeros_like(var)
+            self._every.append(_Average(name, module, *start, *sums))
             known |= {id(mean), id(var), id(count)}
         self._others = [buffer for buffer in buffers_of(model) if id(buffer.seen) not in known]
         self._changing: list[Buffer] = []  # averaged, in the order of `_others`
@@ -101,7 +93,7 @@ class RunningStatistics(Stateful):
         self._values: list[int] = []  # of the parameters, before it
         self._calls: list[torch.Tensor] = []  # a micro-batch's, see `_counts`
         self._flats: list[torch.Tensor] = []
-        self._works: list[Work | None] = []
+        self._works: list[Work] = []
         self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
 
     @property
@@ -141,7 +133,7 @@ class RunningStatistics(Stateful):
     def average(self, numbers: Iterable[int]) -> None:
         """From now on these are averaged, too; all members call this at the same place."""
         wanted = {*numbers, *self.averaged}
-        if told := [other.name for i, other in enumerate(self._others) if other in self._begun]:
+        if told := [other.name for other in self._others if other in self._begun]:
             self.notice("buffers averaged over replicas from now on, not exact", {"buffers": told})
         self._changing = [other for i, other in enumerate(self._others) if i in wanted]
         self._begun = [other for other in self._begun if other not in self._changing]
@@ -180,8 +172,7 @@ class RunningStatistics(Stateful):
             if other.persistent and other.other_size:
                 raise other.resized()
         state = [other for other in found if other.persistent]
-        caches = [other for other in found if not other.persistent]
-        if caches:
+        if caches := [other for other in found if not other.persistent]:
             state += self._carrying(caches, loss, again)
         self._watched = [other for other in self._watched if other not in found]
         self._changing = [o for o in self._others if o in state or o in self._changing]
@@ -200,22 +191,20 @@ class RunningStatistics(Stateful):
             if other.persistent:
                 other.put_back()
         same = torch.equal(again().detach(), loss.detach())
-        carrying = [
-            other
-            for other, end in zip(caches, ends, strict=True)
-            if not (same and equal(other.now, end))
-        ]
-        if sized := [other.name for other in carrying if other.other_size]:
-            self.notice("buffers that each replica keeps for itself, not exact", {"buffers": sized})
+        pairs = zip(caches, ends, strict=True)
+        carrying = [other for other, end in pairs if not (same and equal(other.now, end))]
+        self._tell_own(other for other in carrying if other.other_size)
         return [other for other in carrying if not other.other_size]
+
+    def _tell_own(self, some: Iterable[Buffer]) -> None:
+        if names := [other.name for other in some]:
+            self.notice("buffers that each replica keeps for itself, not exact", {"buffers": names})
 
     def _check_new(self) -> None:
         """Refuse a buffer that belongs to the state, and that no fresh model has."""
-        names = {other.name for other in self._others}
-        averages = {id(a.module) for a in self._every}
+        known = {other.name for other in self._others} | self.exact
         for buffer in buffers_of(self._model):
-            known = buffer.name in names or id(buffer.module) in averages
-            if buffer.persistent and not known:
+            if buffer.persistent and buffer.name not in known:
                 raise TaskError(
                     f"a forward pass makes the buffer {buffer.name!r}, which the model does not "
                     "have before: no checkpoint could be resumed",
@@ -242,7 +231,6 @@ class RunningStatistics(Stateful):
         self._parameters.mark()
 
     def _watch(self) -> None:
-        """What changes from now on is a forward pass's work."""
         for other in self._watched:
             other.look()
 
@@ -253,14 +241,10 @@ class RunningStatistics(Stateful):
                 buffer.zero_()
 
     def after(self, index: int, count: int) -> None:
-        """Micro-batch `index` of the step's `count` is computed: add its term.
-
-        How often each average was updated is read for the first one, and compared in `collect`: a
-        GPU would stand still to tell it.
-        """
+        """Micro-batch `index` of the step's `count` is computed: add its term."""
         if (counts := self._counts()) is None:
             return
-        self._calls.append(counts)
+        self._calls.append(counts)  # compared in `collect`: a GPU would stand still to tell it
         if any(a.calls is None for a in self._averages):
             for a, calls in zip(self._averages, counts.tolist(), strict=True):
                 a.calls = calls if a.calls is None else a.calls
@@ -292,7 +276,8 @@ class RunningStatistics(Stateful):
         for dtype in sorted({t.dtype for t in tensors}, key=str):
             flat = torch.cat([t.reshape(-1) for t in tensors if t.dtype == dtype])
             self._flats.append(flat)
-            self._works.append(transport.all_reduce(flat) if transport.size > 1 else None)
+            if transport.size > 1:
+                self._works.append(transport.all_reduce(flat))
 
     def forget(self) -> None:
         """What was launched is not waited for any more."""
@@ -308,8 +293,7 @@ class RunningStatistics(Stateful):
         """
         self._check_calls()
         for work in self._works:
-            if work is not None:
-                finish(work, abandoned)
+            finish(work, abandoned)
         self._works = []
 
     def _counts(self) -> torch.Tensor | None:
@@ -318,8 +302,7 @@ class RunningStatistics(Stateful):
         return torch.stack(counts) if counts else None
 
     def _check_calls(self) -> None:
-        rows = torch.stack(self._calls).tolist() if self._calls else []
-        for row in rows:
+        for row in torch.stack(self._calls).tolist() if self._calls else ():
             for a, calls in zip(self._averages, row, strict=True):
                 if calls != a.calls:
                     raise TaskError(
@@ -329,13 +312,13 @@ class RunningStatistics(Stateful):
                     )
 
     def suspend(self) -> None:
-        """The step has to wait: the model's buffers are as before it, and its terms are kept."""
+        """See `Stateful.suspend`: the terms so far are kept."""
         for other in (*self._changing, *self._begun):
             other.suspend()
         self._bring_back()
 
     def resume(self) -> None:
-        """The step goes on where it was suspended, if it was."""
+        """See `Stateful.resume`."""
         for other in (*self._changing, *self._begun):
             other.resume()
         self._watch()
@@ -358,7 +341,7 @@ class RunningStatistics(Stateful):
 
         In the place of the statistics of those that are `left_out` stand the averages before it.
         """
-        sums = self._unpack()
+        sums = self._unpacked()
         for a in self._averages:
             mean, var, tracked = _buffers(a.module)
             calls = a.calls or 0
@@ -381,7 +364,7 @@ class RunningStatistics(Stateful):
         return tuple(flat.cpu() for flat in self._flats)
 
     def discard(self) -> None:
-        """The step does not count: back to where the averages stood."""
+        """See `Stateful.discard`."""
         for other in (*self._changing, *self._begun):
             other.put_back()
             other.suspended = None
@@ -408,9 +391,7 @@ class RunningStatistics(Stateful):
             return True
         late = [other for other in self._watched if other.changed]
         self._watched = [other for other in self._watched if other not in late]
-        caches = [other for other in late if not other.persistent]
-        if sized := [other.name for other in caches if not other.other_size]:
-            self.notice("buffers that each replica keeps for itself, not exact", {"buffers": sized})
+        self._tell_own(o for o in late if not o.persistent and not o.other_size)
         state = [other for other in late if other.persistent]
         for other in state:
             if other.other_size:
@@ -446,32 +427,15 @@ class RunningStatistics(Stateful):
     def _numbers(self, some: Sequence[Buffer]) -> tuple[int, ...]:
         return tuple(i for i, other in enumerate(self._others) if other in some) if some else ()
 
-    def _unpack(self) -> _Unpacked:
-        shapes: list[tuple[torch.dtype, torch.Size]] = [
-            (t.dtype, t.shape) for a in self._averages for t in (a.sum_mean, a.sum_var)
-        ]
+    def _unpacked(self) -> Iterator[torch.Tensor]:
+        """The sums over members: of `terms`, then of what is averaged beside them."""
+        shapes = [(term.dtype, term.shape) for term in self.terms]
         shapes += [(torch.float64, other.term_shape) for other in self._changing]
-        return _Unpacked(self._flats, shapes)
-
-
-class _Unpacked:
-    """Iterates over tensors that were packed by type."""
-
-    def __init__(
-        self, flats: Sequence[torch.Tensor], shapes: Sequence[tuple[torch.dtype, torch.Size]]
-    ) -> None:
-        self._at = {flat.dtype: 0 for flat in flats}
-        self._flats = {flat.dtype: flat for flat in flats}
-        self._shapes = iter(shapes)
-
-    def __iter__(self) -> _Unpacked:
-        return self
-
-    def __next__(self) -> torch.Tensor:
-        dtype, shape = next(self._shapes)
-        at = self._at[dtype]
-        self._at[dtype] = at + shape.numel()
-        return self._flats[dtype][at : at + shape.numel()].view(shape)
+        flats = {flat.dtype: flat for flat in self._flats}
+        at = dict.fromkeys(flats, 0)
+        for dtype, shape in shapes:
+            begin, at[dtype] = at[dtype], at[dtype] + shape.numel()
+            yield flats[dtype][begin : at[dtype]].view(shape)
 
 
 def _buffers(module: _BatchNorm) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -13,7 +13,7 @@ from raycloud.recovery import catch_up, quorum
 from raycloud.recovery.catch_up import Follower
 from raycloud.recovery.snapshot import Outgoing
 from raycloud.simulate.scenario import Kind
-from raycloud.step.partial import Kept
+from raycloud.step.collate import PartialStep
 from raycloud.step.replica import Replica
 from raycloud.step.stateful import Commit
 from raycloud.step.statistics import RunningStatistics
@@ -74,7 +74,7 @@ def test_ten_faults_in_two_hundred_steps(seed: int, tmp_path: Path) -> None:
 def test_a_broken_seed_is_told_with_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Replica, "commit", lambda self, work: None)
+    monkeypatch.setattr(Replica, "commit_parts", lambda self, step: None)
     assert main(["--seed", "7", "--faults", "0"]) == 1
     assert capsys.readouterr().out.splitlines()[-2] == (
         "repeat: python -m tests.scenario --seed 7 --faults 0"
@@ -249,7 +249,7 @@ def test_nobody_is_given_up_where_the_driver_stood_still(kind: Kind, tmp_path: P
 FORGETFUL = {
     "the gradients that survive": (Replica, "suspend", Replica.discard),
     "terms of batch statistics": (RunningStatistics, "resume", RunningStatistics.stage),
-    "what is kept": (Kept, "and_also", lambda self, work: Kept(step=work.span.step)),
+    "what is kept": (PartialStep, "and_also", lambda self, work: PartialStep(step=work.span.step)),
     "that a buffer may be written to": (Bucket, "renew", lambda self: None),
     "whose state is taken": (quorum, "hand_over", lambda state, **_: None),
 }
