@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from raycloud.checkpoint.values import Tagged
 
 GOLDEN = Path(__file__).parent / "unit" / "golden" / "checkpoint"  # of format 1
 GOLDEN_2 = GOLDEN.with_name("checkpoint-format-2")
+GOLDEN_3 = GOLDEN.with_name("checkpoint-format-3")
 
 
 def tensors_of(step: int) -> list[dict[str, torch.Tensor]]:
@@ -43,7 +45,10 @@ HELD = {
 }
 
 
-def manifest_of(step: int, parts: list[dict[str, Any]], *, held: bool = False) -> Manifest:
+def manifest_of(step: int, parts: list[dict[str, Any]], *, number: int = 3) -> Manifest:
+    records = [PartRecord.parse(part) for part in parts]
+    if number == 3:  # of one replica of several workers
+        records = [replace(one, replica=0, position=one.rank) for one in records]
     return Manifest(
         step=step,
         epoch=1,
@@ -55,23 +60,23 @@ def manifest_of(step: int, parts: list[dict[str, Any]], *, held: bool = False) -
             "random": {"seed": 7, "step": step},
             "groups": [{"lr": 0.1, "betas": (0.9, 0.95), "best": float("inf")}],
             "schedule": {"milestones": {3: 1}},
-            **({"held": HELD} if held else {}),
+            **({"held": HELD} if number > 1 else {}),
         },
         ledger={"epochs": [[0, [[0, 1000]]], [1, [[0, step * 32]]]]},
-        parts=tuple(PartRecord.parse(part) for part in parts),
+        parts=tuple(records),
         raycloud_version="0.1.0",
         torch_version="2.13.0",
-        format=2 if held else 1,
+        format=number,
     )
 
 
-def save(store: Store, step: int, *, held: bool = False) -> Manifest:
+def save(store: Store, step: int, *, number: int = 3) -> Manifest:
     """Write and publish a checkpoint of two parts."""
     parts = [
         write_part(store, step=step, rank=rank, parts=2, tensors=tensors)
         for rank, tensors in enumerate(tensors_of(step))
     ]
-    manifest = manifest_of(step, parts, held=held)
+    manifest = manifest_of(step, parts, number=number)
     publish(store, manifest)
     return manifest
 

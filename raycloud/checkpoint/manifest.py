@@ -1,10 +1,11 @@
-"""What a checkpoint says about itself: `manifest.json`, format 2; format 1 is read, too.
+"""What a checkpoint says about itself: `manifest.json`, format 3; formats 1 and 2 are read, too.
 
 The file is one JSON object, `{"digest": "sha256:...", "manifest": {...}}`. The digest is over the
 bytes of the inner object as they stand in the file, and what surrounds them is compared byte for
 byte, so every truncation and every flipped bit is noticed, also in the digest itself.
 
-In format 1 `values` has no `Tagged` ones.
+In format 1 `values` has no `Tagged` ones. Up to format 2 a part is known by its rank alone: each
+replica was one worker, and the rank its number.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from raycloud.checkpoint.values import decode, encode
 from raycloud.errors import CheckpointError
 from raycloud.order import Position
 
-FORMAT = 2
+FORMAT = 3
+_KEYED = 3  # the first format that keys parts by replica and position
 LARGEST_BYTES = 32 * 2**20
 
 _OPEN = b'{"digest": "sha256:'
@@ -47,7 +49,7 @@ class Manifest:
         values: State that is not a tensor, by name: optimizer scalars, parameter group settings,
             schedule, random state, metrics. Anything `values.encode` takes.
         ledger: Which samples have been committed.
-        parts: The files, in order of rank.
+        parts: The files, in order of rank, and so of replica and position.
         raycloud_version: Who wrote it.
         torch_version: Who wrote it.
         format: Number of this layout.
@@ -88,6 +90,9 @@ class Manifest:
                         f"has {name!r}, which parts[{holder[name]}] has as well",
                     )
                 holder[name] = rank
+        keys = [(part.replica, part.position) for part in self.parts]
+        if keys != sorted(set(keys)):
+            raise strict.refuse("manifest.parts", "are not each of another replica and position")
 
     @property
     def state_bytes(self) -> int:
@@ -111,7 +116,7 @@ class Manifest:
             "job": encode(dict(self.job), where="job"),
             "values": encode(dict(self.values), where="values"),
             "ledger": encode(dict(self.ledger), where="ledger"),
-            "parts": [part.to_plain() for part in self.parts],
+            "parts": [part.to_plain(keyed=self.format >= _KEYED) for part in self.parts],
             "raycloud_version": self.raycloud_version,
             "torch_version": self.torch_version,
         }
@@ -163,7 +168,8 @@ class Manifest:
             values=state("values"),
             ledger=state("ledger"),
             parts=tuple(
-                PartRecord.parse(part, f"{place}: parts[{rank}]") for rank, part in enumerate(parts)
+                PartRecord.parse(part, f"{place}: parts[{rank}]", keyed=number >= _KEYED)
+                for rank, part in enumerate(parts)
             ),
             raycloud_version=strict.text(plain["raycloud_version"], f"{place}: raycloud_version"),
             torch_version=strict.text(plain["torch_version"], f"{place}: torch_version"),

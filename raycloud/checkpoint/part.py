@@ -83,6 +83,8 @@ class PartRecord:
     Attributes:
         file: Name in the store.
         rank: Which of the parts it is, from 0.
+        replica: Of which replica's worker it is.
+        position: Which of that replica's workers wrote it.
         parts: How many parts the checkpoint has.
         bytes: Size of the file.
         sha256: Digest of the file, hexadecimal.
@@ -91,16 +93,19 @@ class PartRecord:
 
     file: str
     rank: int
+    replica: int
+    position: int
     parts: int
     bytes: int
     sha256: str
     tensors: Mapping[str, TensorRecord]
 
-    def to_plain(self) -> dict[str, Any]:
-        """As JSON values; `parse` is the inverse."""
+    def to_plain(self, *, keyed: bool = False) -> dict[str, Any]:
+        """As JSON values; `parse` is the inverse. Whether `keyed` by replica and position, too."""
         return {
             "file": self.file,
             "rank": self.rank,
+            **({"replica": self.replica, "position": self.position} if keyed else {}),
             "parts": self.parts,
             "bytes": self.bytes,
             "sha256": self.sha256,
@@ -108,15 +113,15 @@ class PartRecord:
         }
 
     @classmethod
-    def parse(cls, value: object, where: str = "part") -> PartRecord:
-        """From JSON values.
+    def parse(cls, value: object, where: str = "part", *, keyed: bool = False) -> PartRecord:
+        """From JSON values; where they are not `keyed`, the rank is the number of a replica.
 
         Raises:
             CheckpointError: The file name is not one a checkpoint may use.
             DamagedError: A key, type or size is wrong; names the key path.
         """
         keys = ("file", "rank", "parts", "bytes", "sha256", "tensors")
-        fields = strict.record(value, keys, where)
+        fields = strict.record(value, (*keys, "replica", "position") if keyed else keys, where)
         file = strict.text(fields["file"], f"{where}.file")
         check_final_name(file)
         parts = strict.integer(fields["parts"], f"{where}.parts", least=1, most=LARGEST_PARTS)
@@ -141,6 +146,8 @@ class PartRecord:
         return cls(
             file=file,
             rank=rank,
+            replica=strict.integer(fields["replica"], f"{where}.replica") if keyed else rank,
+            position=strict.integer(fields["position"], f"{where}.position") if keyed else 0,
             parts=parts,
             bytes=size,
             sha256=strict.sha256(fields["sha256"], f"{where}.sha256"),

@@ -111,6 +111,8 @@ def write_part(
     record = PartRecord(
         file=name,
         rank=rank,
+        replica=rank,
+        position=0,
         parts=parts,
         bytes=size,
         sha256=digest.hexdigest(),

@@ -34,8 +34,8 @@ def test_a_newer_format_is_refused_and_not_passed_over(store: Store) -> None:
     content = save(store, 1).to_bytes()
     plain = json.loads(content)["manifest"]
     assert wrapped(plain) == content
-    store.write("step-00000002/manifest.json", [wrapped({"format": 3, "else": True})])
-    with pytest.raises(CheckpointError, match="has format 3; this raycloud reads 1 to 2") as caught:
+    store.write("step-00000002/manifest.json", [wrapped({"format": 4, "else": True})])
+    with pytest.raises(CheckpointError, match="has format 4; this raycloud reads 1 to 3") as caught:
         latest(store)
     assert not isinstance(caught.value, DamagedError)
     assert "version" in caught.value.hint
@@ -110,6 +110,10 @@ BAD_MANIFESTS: list[tuple[Callable[[Any], None], str]] = [
     (_set("parts", 1, to=None), r"parts\[1\] is a NoneType"),
     (_drop("parts", 1), r"parts\[0\].file is not 'step-00000007/part-0-of-1"),
     (_swap, r"parts\[0\].file is not"),
+    (_set("parts", 1, "position", to=0), "parts are not each of another replica and position"),
+    (_set("parts", 0, "replica", to=1), "parts are not each of another replica and position"),
+    (_set("parts", 1, "position", to=-1), r"parts\[1\].position is not from 0"),
+    (_drop("parts", 1, "replica"), r"parts\[1\]"),
     (_twice, "has 'buffer/steps', which parts.0. has as well"),
     (_part_file("../../etc/passwd"), "'../../etc/passwd' is not a name"),
     (_part_file("/etc/passwd"), "'/etc/passwd' is not a name"),

@@ -25,6 +25,7 @@ from raycloud.errors import CheckpointError, TaskError
 from tests.checkpoints import (
     GOLDEN,
     GOLDEN_2,
+    GOLDEN_3,
     HELD,
     assert_holds,
     damage,
@@ -195,22 +196,24 @@ def test_retain_counts_from_the_step_just_published(store: Store) -> None:
     assert found.step == 250
 
 
-@pytest.mark.parametrize(("place", "held"), [(GOLDEN, False), (GOLDEN_2, True)])
+@pytest.mark.parametrize(("place", "number"), [(GOLDEN, 1), (GOLDEN_2, 2), (GOLDEN_3, 3)])
 def test_the_golden_checkpoints_load_and_are_rewritten_byte_for_byte(
-    place: Path, held: bool, tmp_path: Path
+    place: Path, number: int, tmp_path: Path
 ) -> None:
     golden = open_store(place)
     found = latest(golden)
     assert found.manifest is not None
     assert found.skipped == ()
-    assert found.manifest.format == 1 + held
+    assert found.manifest.format == number
     assert_holds(golden, found.manifest)
     assert found.manifest.values["groups"] == [
         {"lr": 0.1, "betas": (0.9, 0.95), "best": float("inf")}
     ]
-    assert found.manifest.values.get("held") == (HELD if held else None)
+    assert found.manifest.values.get("held") == (HELD if number > 1 else None)
+    keys = [(part.replica, part.position) for part in found.manifest.parts]
+    assert keys == ([(0, 0), (0, 1)] if number == 3 else [(0, 0), (1, 0)])
     fresh = open_store(tmp_path)
-    assert save(fresh, 3, held=held) == found.manifest
+    assert save(fresh, 3, number=number) == found.manifest
     assert fresh.names() == golden.names()
     for name in golden.names():
         assert fresh.read(name) == golden.read(name), name

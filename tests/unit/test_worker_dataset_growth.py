@@ -51,7 +51,14 @@ def checkpoint(steps: Steps, step: int, layout: Layout | None = None) -> Manifes
 def manifest(step: int, at: Position, ledger: Ledger, layout: Layout | None) -> Manifest:
     """Written and read again."""
     part = PartRecord(
-        file=part_name(step, 0, 1), rank=0, parts=1, bytes=8, sha256="0" * 64, tensors={}
+        file=part_name(step, 0, 1),
+        rank=0,
+        replica=0,
+        position=0,
+        parts=1,
+        bytes=8,
+        sha256="0" * 64,
+        tensors={},
     )
     made = Manifest(
         step=step,
