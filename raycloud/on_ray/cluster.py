@@ -1,17 +1,28 @@
-"""`Cluster` on Ray: members are actors, and they meet at a port of the driver's process."""
+"""`Cluster` on Ray: members are actors, and they meet at a port of the driver's process.
+
+Beside them stand what happens to the machines (`ClusterWatch`) and the run's data (`RunInputs`).
+"""
 
 from __future__ import annotations
 
+import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import RayError
 
+from raycloud.bounded import json_value, read_whole
 from raycloud.commands import Form, Meet, Prepare, Reshare, Spawn
+from raycloud.data.block import publish, write_all
+from raycloud.data.index import Input
+from raycloud.errors import MachineError, RaycloudError, RunDirectoryError
 from raycloud.events import (
     CapacityChanged,
+    DataPrepared,
     Event,
     MemberLeaving,
     MemberReady,
@@ -21,26 +32,35 @@ from raycloud.events import (
     StopRequested,
 )
 from raycloud.net.rendezvous import Rendezvous
-from raycloud.on_ray.attach import draining, inventory
+from raycloud.on_ray.attach import draining, inventory, node_id_here
 from raycloud.on_ray.fleet import Fleet
-from raycloud.on_ray.inputs import RunInputs
+from raycloud.on_ray.ingest import PipelineConfig, living_pipeline
 from raycloud.planning.inventory import Inventory, capacity
 from raycloud.planning.plan import Plan, Profile, make
 from raycloud.planning.shares import Speed
 from raycloud.recovery.rendezvous import Meeting
 from raycloud.spec.requests import take_range
+from raycloud.task import Task
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from raycloud.checkpoint import Manifest
     from raycloud.control.heartbeats import Heard
     from raycloud.on_ray.failover import Failover
     from raycloud.on_ray.pool import ActorPool
     from raycloud.on_ray.session import Session
-    from raycloud.spec import RoleResources
+    from raycloud.spec import Job
     from raycloud.worker.outbox import LogLines, OutboxEntry
 
-LOOK_S = 2.0
+LOOK_S = 2.0  # between two looks at the machines
+REFRESH_S = 10.0  # between two looks for files that were added
+FORMAT = 1  # of data.json
 _ASKED_S = 0.5
+_LARGEST_BYTES = 2**30  # there is an entry for each file that a run reads
+_MOST_VALUES = 2**26
+# What decides, beside the files, which row is which sample.
+_LAYOUT = ("partition_by", "partition_bytes", "stratify", "window", "bad_rows")
 
 
 class RayCluster:
@@ -68,11 +88,12 @@ class RayCluster:
         """Listen where members are to meet. There are none yet."""
         self._session, self._pool, self._origin = session, pool, origin
         self._written = written
-        worker = session.job.resources.worker
-        self._watch = ClusterWatch(nodes, worker, session)
+        self._watch = ClusterWatch(nodes, session)
         self._inputs = RunInputs(session, pool)
         self._rendezvous = Rendezvous(ray.util.get_node_ip_address(), session.clock)
-        self._fleet = Fleet(worker, session.clock, pool)
+        self._fleet = Fleet(session.job.resources.worker, session.clock, pool)
+        self.release, self.leave_out = self._fleet.release, self._fleet.leave_out
+        self.readmit, self.holds = self._fleet.readmit, self._fleet.holds
         self._closed = False
         self._ready: dict[int, MemberReady] = {}
         self._untold: list[Event] = []
@@ -100,7 +121,6 @@ class RayCluster:
 
     def spawn(self, command: Spawn) -> None:
         """See `Cluster.spawn`; collators are started beside the first members."""
-        asked = self._session.job.data.collators
         told = self._session.config(self._inputs.config_fields())
         if command.joins:
             told = replace(told, joins=True, origin=self._origin, back=command.back)
@@ -108,9 +128,9 @@ class RayCluster:
                 self._fleet.await_place(replace(told, member=member), vacancy)
             return
         told = replace(told, resume_step=self._origin.step if self._origin else None)
-        collators = self._fleet.spawn([replace(told, member=m) for m in command.members])
-        if collators < asked:
-            detail = {"asked": asked, "started": collators}
+        started = self._fleet.spawn([replace(told, member=m) for m in command.members])
+        if started < (asked := self._session.job.data.collators):
+            detail = {"asked": asked, "started": started}
             self._untold.append(Noticed(what="collators found no free CPU", detail=detail))
         self._untold.extend(MemberSpawned(member=member) for member in command.members)
 
@@ -157,22 +177,6 @@ class RayCluster:
         )
         self._session.directory.write_plan(self.plan.to_json())
 
-    def release(self, members: Sequence[int]) -> None:
-        """See `Cluster.release`."""
-        self._fleet.release(members)
-
-    def leave_out(self, member: int) -> None:
-        """See `Cluster.leave_out`."""
-        self._fleet.leave_out(member)
-
-    def readmit(self, member: int, process: int) -> None:
-        """See `Cluster.readmit`."""
-        self._fleet.readmit(member, process)
-
-    def holds(self, member: int) -> bool:
-        """See `Cluster.holds`."""
-        return self._fleet.holds(member)
-
     def hear(self, timeout_s: float) -> list[Event | OutboxEntry]:
         """See `Cluster.hear`.
 
@@ -188,13 +192,10 @@ class RayCluster:
     def see(self, event: Event) -> None:
         """An event is in the log: remember what it says of members, data and machines."""
         self._inputs.keep(event)
-        match event:
-            case MemberReady():
-                self._ready[event.member] = event
-            case MemberLeaving():
-                self._watch.leaves(event)
-            case _:
-                pass
+        if isinstance(event, MemberReady):
+            self._ready[event.member] = event
+        elif isinstance(event, MemberLeaving):
+            self._watch.leaves(event)
 
     def _placed(self) -> dict[int, str]:
         """The nodes of the members that are there."""
@@ -219,19 +220,14 @@ class RayCluster:
 class ClusterWatch:
     """What befalls a run from outside: machines that come and go, and what people ask of it.
 
-    Args:
-        inventory: The machines as they are now.
-        resources: What one member reserves.
-        session: The start, with the directory in which people leave what they ask for.
-
     Attributes:
         inventory: The machines as they were last seen.
     """
 
-    def __init__(self, inventory: Inventory, resources: RoleResources, session: Session) -> None:
+    def __init__(self, inventory: Inventory, session: Session) -> None:
         """Nothing has changed yet."""
         self.inventory = inventory
-        self._resources = resources
+        self._resources = session.job.resources.worker
         self._directory, self._clock = session.directory, session.clock
         self._stop = session.stop
         self._looked_s = self._asked_s = self._clock.monotonic_s()
@@ -279,19 +275,16 @@ class ClusterWatch:
     def _drained(self, placed: Mapping[int, str]) -> list[Event]:
         """The members on nodes that Ray drains, each told once."""
         found: list[Event] = []
-        for node, leaving in draining(self._clock).items():
+        for node, notice in draining(self._clock).items():
             self._leaving.add(node)
-            for member in sorted(m for m, at in placed.items() if at == node):
-                if member not in self._told:
-                    self._told.add(member)
-                    found.append(
-                        MemberLeaving(
-                            member=member,
-                            reason=leaving.reason,
-                            deadline_s=leaving.deadline_s,
-                            node=node,
-                        )
-                    )
+            members = {member for member, at in placed.items() if at == node} - self._told
+            self._told |= members
+            found += [
+                MemberLeaving(
+                    member=member, reason=notice.reason, deadline_s=notice.deadline_s, node=node
+                )
+                for member in sorted(members)
+            ]
         return found
 
     def _requests(self) -> list[Event]:
@@ -301,6 +294,150 @@ class ClusterWatch:
             detail = {"why": str(error)}
             return [Noticed(what="a wish for other workers was passed over", detail=detail)]
         return [] if asked is None else [RangeChanged(**asked)]
+
+
+class RunInputs:
+    """What the driver knows of the run's `Source`s. Asks the pipeline from time to time.
+
+    Attributes:
+        pipeline: What it is called.
+        known: The inputs of the training samples, in their order.
+    """
+
+    def __init__(self, session: Session, pool: ActorPool) -> None:
+        """Read what the run knew, if it goes on.
+
+        Raises:
+            RunDirectoryError: `data.json` is damaged.
+        """
+        self.pipeline = pipeline_name()
+        self._session, self._pool = session, pool
+        self._file = session.directory.path / "data.json"
+        self._look_s = float("inf")
+        self._looking: Any = None
+        self._told: set[str] = set()
+        self.known = read_known(self._file) if session.resume else ()
+
+    def begin(self) -> None:
+        """Start the pipeline before members are there to ask, if the task looks as if they will.
+
+        What it cannot do, it says to them.
+        """
+        session = self._session
+        if session.task.preprocess is not Task.preprocess:  # which is for the rows of a `Source`
+            job, code = session.code.named_in(session.job), session.code
+            config = PipelineConfig(job=job, task=code, known=self.known)
+            made = self._pool.start_pipeline(self.pipeline, [ray.put(config)], node_id_here())
+            made.call.remote("begin")
+
+    def adopt(self, pipeline: str) -> None:
+        """Go on with a pipeline that is there."""
+        self.pipeline = pipeline
+        self._look_later()
+
+    def config_fields(self) -> dict[str, Any]:
+        """What members are told, as fields of `MemberConfig`."""
+        return {"pipeline": self.pipeline, "known": self.known, "home": node_id_here()}
+
+    def keep(self, event: Event) -> None:
+        """Keep which inputs the training samples come from, before a checkpoint counts on them."""
+        if not isinstance(event, DataPrepared) or event.split != "train":
+            return
+        inputs = tuple(Input(**record) for record in event.inputs)
+        if len(inputs) > len(self.known) or not self._file.exists():
+            self.known = inputs
+            write_known(self._file, self._session.job, inputs)
+        if self._look_s == float("inf"):
+            self._look_later()
+
+    def _look_later(self) -> None:
+        if self._session.job.data.refresh:
+            self._look_s = self._session.clock.monotonic_s() + REFRESH_S
+
+    def poll(self) -> list[Event]:
+        """What the last look for added files has found. Returns at once."""
+        if self._looking is None:
+            if self._session.clock.monotonic_s() < self._look_s:
+                return []
+            self._look_later()
+            try:
+                self._looking = living_pipeline(self.pipeline).call.remote("refresh")
+            except ValueError:  # whoever needs a block makes it again
+                return self._once("the data's pipeline is gone", "resume the run to take them up")
+        if not ray.wait([self._looking], timeout=0)[0]:
+            return []
+        looking, self._looking = self._looking, None
+        try:
+            found = ray.get(looking)
+        except RayError as error:
+            return self._once(f"the data's pipeline did not answer: {type(error).__name__}", "")
+        if isinstance(found, RaycloudError):
+            return self._once(found.message, found.hint)
+        told: list[Event] = [Noticed(what=what, detail=dict(d)) for what, d in found.notices]
+        return [*told, found.grown] if found.grown is not None else told
+
+    def _once(self, why: str, hint: str) -> list[Event]:
+        if why in self._told:
+            return []
+        self._told.add(why)
+        detail = {"why": why, "hint": hint}
+        return [Noticed(what="files that were added are not taken up", detail=detail)]
+
+
+def pipeline_name() -> str:
+    """A name that no other run's pipeline has."""
+    return f"raycloud-data-{secrets.token_hex(8)}"
+
+
+def read_known(file: Path) -> tuple[Input, ...]:
+    """The inputs of a run, in their order; none where it has read none.
+
+    Raises:
+        RunDirectoryError: The file is damaged, or of another version.
+    """
+    try:
+        record = json_value(read_whole(file, _LARGEST_BYTES), _MOST_VALUES)
+        inputs = tuple(Input(**one) for one in record["inputs"])
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunDirectoryError(
+            f"{file} cannot be read: {error}",
+            hint="restore it, or start a new run: it says which files the samples came from",
+        ) from error
+    if record["format"] != FORMAT:
+        raise RunDirectoryError(
+            f"{file} is of format {record['format']!r}, not {FORMAT}",
+            hint="go on with the version of raycloud that wrote it",
+        )
+    return inputs
+
+
+def write_known(file: Path, job: Job, inputs: tuple[Input, ...]) -> None:
+    """Keep the inputs of a run, all of them or what was there.
+
+    Raises:
+        MachineError: They cannot be written.
+    """
+    data = job.data.model_dump(mode="json")
+    record = {
+        "format": FORMAT,
+        "layout": {
+            "global_batch": job.global_batch,
+            "micro_batch": job.micro_batch,
+            **{name: data[name] for name in _LAYOUT},
+        },
+        "versions": max((one.version for one in inputs), default=0) + 1,
+        "inputs": [asdict(one) for one in inputs],
+    }
+    text = json.dumps(record, indent=1).encode()
+    try:
+        publish(file, lambda draft: write_all(draft, text))
+    except OSError as error:
+        raise MachineError(
+            f"{file} cannot be written: {error.strerror}",
+            hint="free space there, or give another --run-dir",
+        ) from error
 
 
 def profile_of(readies: Sequence[MemberReady]) -> Profile:

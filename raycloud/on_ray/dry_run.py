@@ -63,8 +63,8 @@ def plan(job: Job, *, address: str | None = None) -> Plan:
 
 def _measured(job: Job, code: TaskCode) -> MemberReady:
     """What one worker measures of itself."""
+    from raycloud.on_ray.cluster import pipeline_name
     from raycloud.on_ray.fleet import Fleet
-    from raycloud.on_ray.inputs import pipeline_name
     from raycloud.on_ray.launch import error_of
     from raycloud.worker.context import MemberConfig
     from raycloud.worker.outbox import OutboxEntry

@@ -25,7 +25,7 @@ from raycloud.control.state import Adoption
 from raycloud.errors import MachineError, RaycloudError, RunDirectoryError
 from raycloud.events import MemberLost, Noticed, RunStarted
 from raycloud.on_ray.attach import hash_seeded, node_id_here
-from raycloud.on_ray.pool import ActorPool, Opaque, SupersededError
+from raycloud.on_ray.pool import ActorPool, SupersededError
 from raycloud.on_ray.session import Origin
 from raycloud.order import Ledger, read_ledger
 from raycloud.spec.load import dump_job
@@ -236,7 +236,7 @@ class RemotePool(ActorPool):
         group: PlacementGroup = self._ask("reserve", member, dict(bundle), dict(labels))
         return group
 
-    def start(self, member: int, config: Opaque, cpus: int, gpus: int) -> Any:
+    def start(self, member: int, config: Sequence[Any], cpus: int, gpus: int) -> Any:
         """See `ActorPool.start`."""
         return self._ask("start", member, config, cpus, gpus)
 
@@ -258,11 +258,11 @@ class RemotePool(ActorPool):
         """See `ActorPool.keep`."""
         self._ask("keep", tuple(members))
 
-    def start_collators(self, count: int, pipeline: str, config: Opaque) -> tuple[str, ...]:
+    def start_collators(self, count: int, pipeline: str, config: Sequence[Any]) -> tuple[str, ...]:
         """See `ActorPool.start_collators`."""
         return tuple(self._ask("start_collators", count, pipeline, config))
 
-    def start_pipeline(self, name: str, config: Opaque, home: str) -> Any:
+    def start_pipeline(self, name: str, config: Sequence[Any], home: str) -> Any:
         """See `ActorPool.start_pipeline`."""
         return self._ask("start_pipeline", name, config, home)
 

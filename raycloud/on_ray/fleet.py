@@ -16,7 +16,7 @@ from raycloud.control.heartbeats import Heard
 from raycloud.errors import PlacementError
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.net.heartbeat import Probes
-from raycloud.on_ray.pool import ActorPool, Opaque, Vacancies
+from raycloud.on_ray.pool import ActorPool, Vacancies
 from raycloud.run.driver import ENDED
 from raycloud.step.straggler import Stalled, Straggling
 from raycloud.worker.outbox import LogLines, OutboxEntry
@@ -131,9 +131,7 @@ class Fleet:
             )
         first = configs[0]
         if count := first.job.data.collators:
-            self._collators = self._pool.start_collators(
-                count, first.pipeline, Opaque(ray.put(first))
-            )
+            self._collators = self._pool.start_collators(count, first.pipeline, [ray.put(first)])
         for config in configs:
             self._start(config)
         return len(self._collators)
@@ -158,7 +156,7 @@ class Fleet:
             self._waiting[config.member] = self._reserve(config.member), config
 
     def _start(self, config: MemberConfig) -> None:
-        told = Opaque(ray.put(replace(config, collators=self._collators)))
+        told = [ray.put(replace(config, collators=self._collators))]
         resources = self._resources
         actor = self._pool.start(config.member, told, resources.cpus, resources.gpus)
         self._ask(self._processes.setdefault(config.member, MemberProcess(actor=actor)))

@@ -223,7 +223,7 @@ class JobsApi:
                         return
                 if not alive:
                     return
-                watch.went_well()
+                watch.heard(news=True)
             watch.rest(soon=told > before)
 
     def _stream(self, run: ClusterRun, *, skip: int) -> Iterator[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -34,17 +33,6 @@ _PLACE_S = 1.0  # for all collators together
 _LOOK_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Opaque:
-    """What the pool passes on without looking: it need not load what it is made of.
-
-    Attributes:
-        ref: An object in Ray's store.
-    """
-
-    ref: Any
-
-
 class SupersededError(RunDirectoryError):
     """Another driver has taken the run over: this one leaves it alone."""
 
@@ -52,8 +40,8 @@ class SupersededError(RunDirectoryError):
 class ActorPool:
     """The actors and placement groups of one run.
 
-    Args:
-        clock: Where seconds come from.
+    Configurations come as a list with one reference to Ray's store: Ray leaves such a reference as
+    it is, so that a pool need not load what they are made of.
 
     Attributes:
         term: The number of the driver that it obeys; in the driver's own process there is one.
@@ -82,7 +70,7 @@ class ActorPool:
         self._groups[member] = group
         return group
 
-    def start(self, member: int, config: Opaque, cpus: int, gpus: int) -> Any:
+    def start(self, member: int, config: Sequence[Any], cpus: int, gpus: int) -> Any:
         """Start a member in its place; returns its handle."""
         actor = MemberActor.options(  # type: ignore[attr-defined]
             num_cpus=cpus,
@@ -91,7 +79,7 @@ class ActorPool:
             max_task_retries=0,
             max_concurrency=_THREADS,
             **_placed_in(self._groups[member]),
-        ).remote([config.ref])
+        ).remote(config)
         self._actors[member] = actor
         return actor
 
@@ -119,7 +107,7 @@ class ActorPool:
         """Drop all others, also those that wait for a place."""
         self.drop([member for member in self._groups if member not in members])
 
-    def start_collators(self, count: int, pipeline: str, config: Opaque) -> tuple[str, ...]:
+    def start_collators(self, count: int, pipeline: str, config: Sequence[Any]) -> tuple[str, ...]:
         """Start as many collators as are asked for and free CPUs are there; returns their names.
 
         Args:
@@ -135,7 +123,7 @@ class ActorPool:
                 continue
             name = f"{pipeline}-collator-{number}"
             options = CollatorActor.options(name=name, num_cpus=1, **_placed_in(group))  # type: ignore[attr-defined]
-            self._collators[name] = options.remote(config.ref), group
+            self._collators[name] = options.remote(config[0]), group
         return tuple(self._collators)
 
     def _is_placed(self, group: PlacementGroup, until_s: float) -> bool:
@@ -147,11 +135,11 @@ class ActorPool:
             pause.wait(_LOOK_S)
         return True
 
-    def start_pipeline(self, name: str, config: Opaque, home: str) -> Any:
+    def start_pipeline(self, name: str, config: Sequence[Any], home: str) -> Any:
         """Start the data's pipeline on the node `home`; returns its handle."""
         from raycloud.on_ray.ingest import pipeline_of  # loads much
 
-        _, self._pipeline = pipeline_of(name, lambda: config.ref, home)
+        _, self._pipeline = pipeline_of(name, lambda: config[0], home)
         return self._pipeline
 
     def check(self) -> None:

@@ -190,14 +190,11 @@ class Watch:
             if _is_final(error) or now_t - self._gone_t >= gone_s:
                 raise
 
-    def heard(self) -> None:
-        """It answers in this look, though with nothing new."""
+    def heard(self, *, news: bool = False) -> None:
+        """It answers in this look; after news the next failure is a first one."""
         self._heard_t = self._clock.monotonic_s()
-
-    def went_well(self) -> None:
-        """Something new has come: the next failure is a first one."""
-        self._gone_t = None
-        self.heard()
+        if news:
+            self._gone_t = None
 
     def rest(self, *, soon: bool = False) -> None:
         """Wait for the next look."""
@@ -205,11 +202,7 @@ class Watch:
 
 
 def log_lines(
-    jobs: JobSubmissionClient,
-    job_id: str,
-    *,
-    patience: Patience = PATIENCE,
-    clock: Clock | None = None,
+    jobs: JobSubmissionClient, job_id: str, *, patience: Patience = PATIENCE
 ) -> Iterator[str]:
     """The lines of a job's log, from its beginning, as they come, until the job has ended.
 
@@ -219,7 +212,7 @@ def log_lines(
         JobError: The token is refused.
         MachineError: The job is not there, or the cluster is gone for `patience.gone_s`.
     """
-    watch = Watch(jobs.get_address(), patience, clock or SystemClock())
+    watch = Watch(jobs.get_address(), patience, SystemClock())
     told, rest = 0, ""
     while True:
         met, before = 0, told
@@ -229,15 +222,12 @@ def log_lines(
             for chunk in _chunks(jobs.tail_job_logs(job_id)):
                 new, met = chunk[max(0, told - met) :], met + len(chunk)
                 told = max(told, met)
-                if new:
-                    watch.went_well()
-                else:
-                    watch.heard()
+                watch.heard(news=bool(new))
                 *lines, rest = (rest + new).split("\n")
                 yield from lines
             if ended:
                 break
-            watch.went_well()
+            watch.heard(news=True)
         watch.rest(soon=told > before)
     if rest:
         yield rest
@@ -261,26 +251,15 @@ def _chunks(tail: AsyncIterator[str]) -> Iterator[str]:
         loop.close()
 
 
-def outcome(
-    jobs: JobSubmissionClient,
-    job_id: str,
-    *,
-    patience: Patience = PATIENCE,
-    clock: Clock | None = None,
-) -> JobDetails:
-    """How a job ended, once it has.
-
-    Raises:
-        JobError: The token is refused.
-        MachineError: As `log_lines`.
-    """
-    watch = Watch(jobs.get_address(), patience, clock or SystemClock())
+def outcome(jobs: JobSubmissionClient, job_id: str, *, patience: Patience = PATIENCE) -> JobDetails:
+    """How a job ended, once it has; raises as `log_lines` does."""
+    watch = Watch(jobs.get_address(), patience, SystemClock())
     while True:
         with watch.look():
             details = jobs.get_job_info(job_id)
             if details.status.is_terminal():
                 return details
-            watch.went_well()
+            watch.heard(news=True)
         watch.rest()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from raycloud.errors import RunDirectoryError
-from raycloud.on_ray.inputs import read_known
+from raycloud.on_ray.cluster import read_known
 from raycloud.order import Position, read_ledger
 from raycloud.planning.plan import from_json
 from raycloud.report.audit import audit, audited_text

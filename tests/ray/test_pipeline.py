@@ -236,7 +236,7 @@ def test_files_added_while_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collators: int
 ) -> None:
     """They are in a later epoch of the same run; the run goes on from its checkpoint with them."""
-    monkeypatch.setattr("raycloud.on_ray.inputs.REFRESH_S", 0.05)
+    monkeypatch.setattr("raycloud.on_ray.cluster.REFRESH_S", 0.05)
     written(tmp_path / "data", files=3, first=3)
     workers = 2 - collators
     job = asked(tmp_path, workers, steps=1_000_000, data={"refresh": True, "collators": collators})

@@ -9,7 +9,7 @@ import pytest
 from raycloud.errors import CheckpointError, MachineError
 from raycloud.events import RolledBack
 from raycloud.on_ray.checkpoints import found_back
-from raycloud.on_ray.inputs import write_known
+from raycloud.on_ray.cluster import write_known
 from raycloud.spec import Job
 from tests.checkpoints import damage, memory_store, save
 

@@ -18,7 +18,7 @@ from raycloud.errors import MachineError
 from raycloud.on_ray import failover, pool
 from raycloud.on_ray.cluster import RayCluster
 from raycloud.on_ray.failover import ANSWER_S, LEASE_S, RemotePool, Terms
-from raycloud.on_ray.pool import ActorPool, Opaque, SupersededError
+from raycloud.on_ray.pool import ActorPool, SupersededError
 
 
 def test_one_driver_at_a_time():
@@ -195,7 +195,7 @@ def test_collators_that_find_no_place_are_waited_for_together(monkeypatch: pytes
     monkeypatch.setattr(pool, "remove_placement_group", lambda group: removed.append(group.number))
     monkeypatch.setattr(pool, "placement_group_table", lambda _: {"state": "PENDING"})
     began_s = time.monotonic()
-    assert ActorPool(SystemClock()).start_collators(5, "p", Opaque(None)) == ()
+    assert ActorPool(SystemClock()).start_collators(5, "p", [None]) == ()
     assert removed == [*range(5)]
     assert time.monotonic() - began_s < 2.0
 
