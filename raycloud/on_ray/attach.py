@@ -227,6 +227,12 @@ def _embedded_cpus(job: Job) -> int:
     return max(cores, job.elastic.min_workers * each) if each <= cores else cores
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of Ray says, in one line."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
 def node_id_here() -> str:
     """The node that this process is on."""
     import ray

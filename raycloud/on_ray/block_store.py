@@ -1,4 +1,4 @@
-"""What a node holds of a data set: blocks in its cache, and the first of them pinned in memory."""
+"""Block store: what each node holds of a data set, in its cache and pinned in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raycloud.clock import SystemClock
 from raycloud.data.cache import BlockCache, DamagedBlock
 from raycloud.data.prepare import labels_of, make_block
 from raycloud.errors import RaycloudError
-from raycloud.on_ray.attach import keep_confidential
+from raycloud.on_ray.attach import first_line, keep_confidential
 from raycloud.spec import Environment
 from raycloud.step.contract import construct, raised
 
@@ -53,14 +53,7 @@ def memory_bytes_of(job: Job, node: str) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a node's blocks are kept, and for whom.
-
-    Attributes:
-        node: The node's id.
-        cache: The node's cache.
-        memory_bytes: Most bytes of blocks that are pinned.
-        who: Who uses the blocks, for people.
-    """
+    """Where a node's blocks are kept, `memory_bytes` of them pinned, and who uses them."""
 
     node: str
     cache: BlockCache
@@ -71,11 +64,7 @@ class Place:
 class NodeBlocks:
     """One node's blocks: which are there, which are in use, which are pinned. Thread-safe.
 
-    Args:
-        place: Where it is.
-        task: Gives the task, if a damaged block has to be made again.
-        clock: For when data sets are used.
-        put: Puts a table into the object store, where it stays as long as its reference.
+    `task` gives the task, if a damaged block has to be made again.
     """
 
     def __init__(
@@ -83,13 +72,11 @@ class NodeBlocks:
         place: Place,
         task: Callable[[], Task],
         clock: Clock,
-        put: Callable[[pa.Table], ObjectRef[Any]] = ray.put,
     ) -> None:
         """Hold nothing yet."""
         self.place = place
         self._task = cache(task)  # made when first wanted, and once
         self._clock = clock
-        self._put = put
         self._uses: dict[str, Use] = {}
         self._pinned: dict[str, ObjectRef[Any]] = {}
         self._pinned_bytes = 0
@@ -98,11 +85,7 @@ class NodeBlocks:
         self._turn = Lock()
 
     def claim(self, data_sets: Sequence[DataSet]) -> None:
-        """Use data sets from now on, so that no other run evicts them.
-
-        Raises:
-            MachineError: The cache cannot be written to.
-        """
+        """Use data sets from now on, so that no other run evicts them."""
         for one in data_sets:
             if one.id not in self._uses:
                 self._uses[one.id] = self.place.cache.use(one, self._clock, self.place.who)
@@ -137,11 +120,7 @@ class NodeBlocks:
         return found
 
     def labels(self, keys: Sequence[str], column: str) -> dict[str, pa.Array]:
-        """By key, the classes of these blocks' rows.
-
-        Raises:
-            DataError: There is no such column, or it does not hold single values.
-        """
+        """By key, the classes of these blocks' rows; a `DataError` where there are none."""
         tables = {key: self.place.cache.whole(key) for key in keys}
         return {key: labels_of(t, column) for key, t in tables.items() if t is not None}
 
@@ -196,7 +175,7 @@ class NodeBlocks:
         if self._pinned_bytes + table.nbytes > self.place.memory_bytes:
             return False
         self._pinned_bytes += table.nbytes
-        self._pinned[key] = self._put(table)
+        self._pinned[key] = ray.put(table)
         return True
 
 
@@ -242,34 +221,27 @@ class ClusterBlocks:
     """The blocks of all nodes that were alive when this was made.
 
     Args:
-        own: That of the node this process is on.
+        own: Those of the node this process is on.
         me: An actor through which others ask `own`; it has a method `ask` like `NodeBlocksActor`'s.
-        others: By node, the actors of the other nodes.
+        job: Says where they are kept.
+        task: Makes damaged ones again.
         notice: Told of nodes that do not answer.
     """
 
-    def __init__(self, own: NodeBlocks, me: Any, others: Mapping[str, Any], notice: Notice) -> None:
-        """Nobody is asked yet."""
-        self.own = own
-        self.handles: dict[str, Any] = {own.place.node: me, **others}
-        self._notice = notice
-
-    @classmethod
-    def start(
-        cls, own: NodeBlocks, me: Any, job: Job, task: type[Task] | TaskCode, notice: Notice
-    ) -> ClusterBlocks:
+    def __init__(
+        self, own: NodeBlocks, me: Any, job: Job, task: type[Task] | TaskCode, notice: Notice
+    ) -> None:
         """Start an actor on each other node."""
-        home = own.place.node
-        nodes = [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != home]
-        others = {
-            node: NodeBlocksActor.options(  # type: ignore[attr-defined]
-                num_cpus=0,
-                max_concurrency=_THREADS,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-            ).remote(task, job, own.place.who)
-            for node in nodes
-        }
-        return cls(own, me, others, notice)
+        self.own, self._notice = own, notice
+        self.handles: dict[str, Any] = {own.place.node: me}
+        for node in (found["NodeID"] for found in ray.nodes() if found["Alive"]):
+            if node != own.place.node:
+                options = NodeBlocksActor.options(  # type: ignore[attr-defined]
+                    num_cpus=0,
+                    max_concurrency=_THREADS,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+                )
+                self.handles[node] = options.remote(task, job, own.place.who)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -294,7 +266,7 @@ class ClusterBlocks:
                 found[node] = ray.get(call)
             except RayError as error:
                 del self.handles[node]
-                self._notice("a node's blocks are out of reach", node=node, why=_first_line(error))
+                self._notice("a node's blocks are out of reach", node=node, why=first_line(error))
         for result in found.values():
             if isinstance(result, RaycloudError):
                 raise result
@@ -315,10 +287,8 @@ class BlockFetcher:
         self, cache: BlockCache, node: str, handles: Mapping[str, Any], notice: Notice
     ) -> None:
         """Nothing is fetched yet."""
-        self._cache = cache
-        self._node = node
+        self._cache, self._node, self._notice = cache, node, notice
         self._handles = dict(handles)
-        self._notice = notice
         self._copies: list[str] = []
 
     def table(self, block: Block) -> pa.Table | None:
@@ -345,7 +315,7 @@ class BlockFetcher:
             content = ray.get(self._handles[node].ask.remote("content", key), timeout=_FETCH_S)
         except (RayError, GetTimeoutError) as error:
             self._handles.pop(node, None)
-            self._notice("a node's blocks are out of reach", node=node, why=_first_line(error))
+            self._notice("a node's blocks are out of reach", node=node, why=first_line(error))
             return False
         if content is None or isinstance(content, RaycloudError):
             return False
@@ -357,8 +327,3 @@ class BlockFetcher:
         self._cache.evict(keep=[key], order=list(reversed(self._copies)))
         self._copies.append(key)
         return True
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

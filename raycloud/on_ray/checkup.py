@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from raycloud.clock import Clock, SystemClock
 from raycloud.doctor.facts import ClusterFacts, Gpus, Link, Machine, Node
@@ -51,17 +51,18 @@ def checkup(address: str, *, links: bool, clock: Clock, tls: bool = False) -> Cl
         MachineError: No temporary file can be made here.
     """
     noise: Callable[[], str] = str
-    with _scratch() as file:
-        try:
+    try:
+        with _stderr_kept() as noise:
             _reach(address, tls=tls)
-            with _quiet(file) as noise:
-                import ray
+            import ray
 
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except Exception as error:  # noqa: BLE001 - whatever it was, it is the finding
-            text = f"{type(error).__name__}: {error}"
-            refused = any(mark in text + noise() for mark in _REFUSALS)
-            return ClusterFacts(address=address, failure=text.splitlines()[0], refused=refused)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except MachineError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it was, it is the finding
+        text = f"{type(error).__name__}: {error}"
+        refused = any(mark in text + noise() for mark in _REFUSALS)
+        return ClusterFacts(address=address, failure=text.splitlines()[0], refused=refused)
     try:
         return _asked(address, ray.nodes(), links=links, clock=clock)
     finally:
@@ -247,11 +248,6 @@ def _got(reference: Any, limit_s: float = PATIENCE_S) -> Any:
 
 
 def _get(reference: Any, limit_s: float) -> Any:
-    """What a call brought.
-
-    Raises:
-        SilentError: Nothing, so far.
-    """
     import ray
 
     try:
@@ -279,42 +275,34 @@ def _head_first(node: dict[str, Any]) -> tuple[bool, str, str]:
     )
 
 
-def _scratch() -> IO[bytes]:
-    """A file without a name, for a while.
+@contextlib.contextmanager
+def _stderr_kept() -> Iterator[Callable[[], str]]:
+    """What Ray's C++ writes to stderr meanwhile, which says why it failed, instead of a screenful.
+
+    Yields:
+        Gives what was written, once this is over.
 
     Raises:
-        MachineError: None can be made: this machine's fault, and not the cluster's.
+        MachineError: No temporary file can be made: this machine's fault, and not the cluster's.
     """
     try:
-        return tempfile.TemporaryFile()
+        file = tempfile.TemporaryFile()
     except OSError as error:
         raise MachineError(
             f"no temporary file can be made on this machine: {error}",
             hint="make room there, or let TMPDIR name another folder",
         ) from error
-
-
-@contextlib.contextmanager
-def _quiet(file: IO[bytes]) -> Iterator[Callable[[], str]]:
-    """What Ray's C++ writes to stderr meanwhile, which says why it failed, instead of a screenful.
-
-    Args:
-        file: Where it goes.
-
-    Yields:
-        Gives what was written; also afterwards.
-    """
     sys.stderr.flush()
-    written = ""
-    kept = os.dup(2)
-    os.dup2(file.fileno(), 2)
-    try:
-        yield lambda: written
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        file.seek(0)
-        written = file.read().decode(errors="replace")
+    kept, written = os.dup(2), ""
+    with file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lambda: written
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            written = file.read().decode(errors="replace")
 
 
 def gpus_here(handed_out: float | None = None) -> Gpus:

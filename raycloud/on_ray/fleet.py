@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
-from ray.util.placement_group import placement_group_table
 
 from raycloud.control.heartbeats import Heard
 from raycloud.errors import PlacementError
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
 from raycloud.net.heartbeat import Probes
-from raycloud.on_ray.pool import ActorPool, Vacancies
+from raycloud.on_ray.attach import first_line
+from raycloud.on_ray.pool import ActorPool, Vacancies, is_created
 from raycloud.run.driver import ENDED
 from raycloud.step.straggler import Stalled, Straggling
 from raycloud.worker.outbox import LogLines, OutboxEntry
@@ -69,13 +69,12 @@ class MemberProcess:
     def is_back(self, term: int, probes: Place | None) -> bool:
         """Whether an answer of one that was left out shows that it is back; else it is asked anew.
 
-        One that was asked for before may have been on its way, as from a node that hears nothing
-        any more.
+        What was asked for before it was left out shows nothing: it may have been on its way.
         """
-        back = self.asked_anew
-        if not back:
-            self.ask_anew(term, probes, wait_s=0.0)
-        return back
+        if self.asked_anew:
+            return True
+        self.ask_anew(term, probes, wait_s=0.0)
+        return False
 
 
 class Fleet:
@@ -145,9 +144,7 @@ class Fleet:
     def await_place(self, config: MemberConfig, vacancy: Vacancy | None = None) -> None:
         """Start a member as soon as there is a place for it; `MemberSpawned` then says so.
 
-        Args:
-            config: What it is told.
-            vacancy: It starts there at once, where that is the place of one that has just died.
+        It starts at once where `vacancy` is the place of one that has just died.
         """
         if vacancy is not None and self._vacancies.take(vacancy.member, config.member):
             self._start(replace(config, speed=(vacancy.fixed_s, vacancy.micro_batch_s)))
@@ -168,11 +165,7 @@ class Fleet:
         if not self._waiting or soon:
             return []
         self._looked_s = now_s
-        placed = [
-            member
-            for member, (group, _) in self._waiting.items()
-            if placement_group_table(group).get("state") == "CREATED"
-        ]
+        placed = [m for m, (group, _) in self._waiting.items() if is_created(group)]
         for member in placed:
             _, config = self._waiting.pop(member)
             self._start(config)
@@ -182,8 +175,7 @@ class Fleet:
         """Words of all members that came within `timeout_s`, in order for each member.
 
         Members keep their words until they are told that those are `written`, by member up to
-        which. The place of one that has died is given back with the next call, unless another has
-        it by then.
+        which. With the next call the place of one that has died is given back, if nobody has it.
         """
         self._vacancies.give_back()
         if self._untold:
@@ -207,11 +199,11 @@ class Fleet:
             try:
                 events += self._sorted(member, ray.get(poll))
             except ActorUnavailableError as error:  # cut off: it may be alive
-                events.append(MemberLost(member=member, reason=_reason(error), silent=True))
+                events.append(MemberLost(member=member, reason=first_line(error), silent=True))
                 self.leave_out(member)
                 continue
             except RayError as error:  # died, was evicted, or its node or reservation is gone
-                events.append(MemberLost(member=member, reason=_reason(error)))
+                events.append(MemberLost(member=member, reason=first_line(error)))
                 self._forget(member)
                 self._vacancies.add(member)
                 continue
@@ -236,7 +228,7 @@ class Fleet:
                 process.again_s = now_s + POLL_S
                 process.ask_anew(self._term, self._probes.place)
             except RayError as error:
-                events.append(MemberLost(member=member, reason=_reason(error)))
+                events.append(MemberLost(member=member, reason=first_line(error)))
                 self.release([member])
             else:
                 if process.is_back(self._term, self._probes.place):
@@ -296,15 +288,13 @@ class Fleet:
         As of the end of the last `poll`: what takes its time after that makes nobody late.
         """
         late_s, self._late_s = self._late_s, {}
-        due_s = {member: process.due_s for member, process in self._processes.items()}
-        still_s = {member: seconds for member, seconds in self._still_s.items() if seconds > 0.0}
         behind, self._behind = self._behind, {}
         reach = self._probes.reach
         return Heard(
             looked_s=self._polled_s,
             late_s=late_s,
-            due_s=due_s,
-            still_s=still_s,
+            due_s={member: process.due_s for member, process in self._processes.items()},
+            still_s={member: seconds for member, seconds in self._still_s.items() if seconds > 0.0},
             behind=behind,
             cut_s={member: s for member, s in reach.cut_s.items() if member in self._processes},
             reached=reach.reached,
@@ -352,8 +342,3 @@ class Fleet:
         if self._resources.memory_bytes:
             bundle["memory"] = self._resources.memory_bytes
         return bundle
-
-
-def _reason(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -193,9 +193,7 @@ class Pipeline:
         task = construct(config.task, job)
         splits = task_splits(task, job)
         _sourced(splits)
-        self._blocks = ClusterBlocks.start(
-            self._own_blocks, self._me, job, config.task, self._notice
-        )
+        self._blocks = ClusterBlocks(self._own_blocks, self._me, job, config.task, self._notice)
         context = IngestContext(
             job=job, task=task, code=config.task, blocks=self._blocks, clock=self._clock
         )

@@ -129,7 +129,7 @@ class ActorPool:
     def _is_placed(self, group: PlacementGroup, until_s: float) -> bool:
         """Whether there is a place for it, by then or when it is looked at."""
         pause = threading.Event()
-        while placement_group_table(group).get("state") != "CREATED":
+        while not is_created(group):
             if self._clock.monotonic_s() >= until_s:
                 return False
             pause.wait(_LOOK_S)
@@ -165,6 +165,11 @@ class ActorPool:
             _give_back(group)
         _kill(self._pipeline)
         self._pipeline, self._known, self._collators = None, {}, {}
+
+
+def is_created(group: PlacementGroup) -> bool:
+    """Whether there is a place for it now."""
+    return bool(placement_group_table(group).get("state") == "CREATED")
 
 
 def _placed_in(group: PlacementGroup) -> dict[str, Any]:
@@ -215,9 +220,8 @@ class Vacancies:
         self._before.remove(before)
         group = self._pool.reassign(before, member)
         if group is not None:
-            told = placement_group_table(group)
-            nodes = set(told.get("bundles_to_node_id", {}).values())
-            if told.get("state") == "CREATED" and nodes.isdisjoint(draining(self._clock)):
+            nodes = set(placement_group_table(group).get("bundles_to_node_id", {}).values())
+            if is_created(group) and nodes.isdisjoint(draining(self._clock)):
                 return True
         self._pool.drop([member])
         return False

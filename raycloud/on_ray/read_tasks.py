@@ -1,10 +1,15 @@
-"""A reader: what makes blocks in a process, and takes one after the other."""
+"""Read tasks: blocks are made in a thread here, and as Ray Data's tasks on any node's CPUs.
+
+Ray Data runs here beside members that have reserved every CPU, and without talk. It would wait for
+a CPU that nobody gives back, and start two more processes, each of which takes as long to start as
+a reader: one keeps statistics for Ray's dashboard, one asks its autoscaler for nodes. What is done
+about that touches Ray's private parts, here alone: `ray.data._internal` of Ray 2.60.
+"""
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -45,8 +50,6 @@ class ReadSpec:
     """What readers must know of a split. It travels once to each process.
 
     Attributes:
-        job: The job.
-        task: The task's class, or its code.
         recipe: Of the split.
         works: What there is to make; their tables, if any, are in `tables`.
         tables: By the number of a work, its rows in the object store.
@@ -109,7 +112,7 @@ class Reader:
         spec = self._spec
         share = spec.shares[number]
         fetcher = BlockFetcher(self._cache, self._node, spec.handles, lambda *_, **__: None)
-        pieces = (self._rows(fetcher, spec.blocks[n]).take(rows) for n, rows in share.rows.items())
+        pieces = (_rows(fetcher, spec.blocks[n]).take(rows) for n, rows in share.rows.items())
         return make_partition(share, pieces, self._cache, self._node)
 
     def table(self, table: pa.Table) -> TableMade:
@@ -124,29 +127,28 @@ class Reader:
         recipe, cache, clock = self._spec.recipe, self._cache, self._clock
         return make_block(recipe, work, self._task, cache, clock, self._node)
 
-    def _rows(self, fetcher: BlockFetcher, block: Block) -> pa.Table:
-        table = fetcher.table(block)
-        if table is None:
-            raise MachineError(
-                f"the block {block.key} is on no node any more", hint="start the run again"
-            )
-        return table
+
+def _rows(fetcher: BlockFetcher, block: Block) -> pa.Table:
+    table = fetcher.table(block)
+    if table is None:
+        raise MachineError(
+            f"the block {block.key} is on no node any more", hint="start the run again"
+        )
+    return table
 
 
-_readers: OrderedDict[str, Reader] = OrderedDict()
 _lock = Lock()
 
 
+@lru_cache(maxsize=_KEPT)
+def _reader(spec: ObjectRef[Any]) -> Reader:
+    return Reader(ray.get(spec))
+
+
 def reader_of(spec: ObjectRef[Any]) -> Reader:
-    """This process's reader for a spec."""
-    name = spec.hex()
+    """This process's reader for a spec: one, whoever asks."""
     with _lock:
-        if name not in _readers:
-            _readers[name] = Reader(ray.get(spec))
-        _readers.move_to_end(name)
-        while len(_readers) > _KEPT:
-            _readers.popitem(last=False)
-        return _readers[name]
+        return _reader(spec)
 
 
 def numbered(
@@ -184,8 +186,7 @@ def _alone(spec: ObjectRef[Any], method: str, argument: Any) -> np.ndarray[Any, 
 class WorkQueue:
     """What there is to make, taken by whichever reader is free: slow ones take less. Thread-safe.
 
-    Args:
-        actor: That of this process; its method `take` calls `take`.
+    `actor` is that of this process; its method `take` calls `take`.
     """
 
     def __init__(self, actor: Any) -> None:
