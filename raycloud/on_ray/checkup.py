@@ -286,7 +286,7 @@ def _stderr_kept() -> Iterator[Callable[[], str]]:
         MachineError: No temporary file can be made: this machine's fault, and not the cluster's.
     """
     try:
-        file = tempfile.TemporaryFile()
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
     except OSError as error:
         raise MachineError(
             f"no temporary file can be made on this machine: {error}",
