@@ -31,7 +31,7 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
-        file="order/ranges.py",
+        file="order/ledger.py",
         old="    if start < stop:\n        found.append((start, stop))\n",
         new="    if start < stop - 1:\n        found.append((start, stop))\n",
         breaks="a hole of one sample at the end of a range is not found",
@@ -79,7 +79,7 @@ MUTANTS = (
         breaks="a damaged line in the midst of the ledger is passed over",
     ),
     Mutant(
-        file="order/trail.py",
+        file="order/auditing.py",
         old="elif not doubled and (begin, commit.first_step) != (due, step):",
         new="elif not doubled and begin != due:",
         breaks="an audit does not see that steps were moved",

@@ -5,9 +5,17 @@ torch, no Ray, no clock, no I/O.
 """
 
 from raycloud.order.assignment import Assignment, assign, deal, prefer
-from raycloud.order.auditing import Expected, LedgerAudit, audit_ledger
-from raycloud.order.commits import Audit, Commit, SampleRange, lockstep_commits
-from raycloud.order.epochs import EpochSizes
+from raycloud.order.auditing import Expected, Fault, Kind, LedgerAudit, audit_ledger
+from raycloud.order.commits import (
+    ERROR,
+    NAN,
+    Audit,
+    Commit,
+    SampleRange,
+    Skip,
+    lockstep_commits,
+    skip_of,
+)
 from raycloud.order.layout import Layout, lanes_of
 from raycloud.order.lease import Lease, LeaseBook, Settled
 from raycloud.order.ledger import Ledger
@@ -20,12 +28,9 @@ from raycloud.order.ledger_text import (
     restore_record,
     skip_record,
 )
-from raycloud.order.quality import displacement, neighbours_together
 from raycloud.order.seeds import mix, stream_seed
 from raycloud.order.sequence import Order
-from raycloud.order.skips import ERROR, NAN, Skip, skip_of
-from raycloud.order.steps import MicroBatch, Position, Steps, StepSpan
-from raycloud.order.trail import Fault, Kind
+from raycloud.order.steps import EpochSizes, MicroBatch, Position, Steps, StepSpan
 
 __all__ = [
     "ERROR",
@@ -54,14 +59,12 @@ __all__ = [
     "audit_ledger",
     "commit_record",
     "deal",
-    "displacement",
     "growth_record",
     "header_record",
     "lanes_of",
     "ledger_line",
     "lockstep_commits",
     "mix",
-    "neighbours_together",
     "prefer",
     "read_ledger",
     "restore_record",

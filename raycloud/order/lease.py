@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.errors import InternalError
 from raycloud.order.commits import Commit
-from raycloud.order.ranges import Ranges, overlap, union
+from raycloud.order.ledger import Ranges, overlap, union
 from raycloud.order.steps import Position
 
 if TYPE_CHECKING:

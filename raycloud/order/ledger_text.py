@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 from raycloud.bounded import json_value
 from raycloud.errors import InternalError, RunDirectoryError
-from raycloud.order.commits import Commit
+from raycloud.order.commits import Commit, Skip, skip_of
 from raycloud.order.ledger import Ledger
-from raycloud.order.skips import Skip, skip_of
 
 if TYPE_CHECKING:
-    from raycloud.order.trail import Trail
+    from raycloud.order.auditing import Trail
 
 FORMAT = 3
 _DEFAULTS = {"epochs": 1, "left_out": 0}

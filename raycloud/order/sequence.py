@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import numpy.typing as npt
 
-from raycloud.order.lanes import Lanes
+from raycloud.order.layout import Lanes
 from raycloud.order.permutation import ROUNDS, permute
 from raycloud.order.seeds import stream_seed
 

@@ -23,7 +23,12 @@ from raycloud.order import (
     lockstep_commits,
 )
 from raycloud.order.assignment import deal
-from raycloud.order.ranges import gaps, overlap, size, union
+from raycloud.order.ledger import (
+    gaps,
+    overlap,
+    size,
+    union,
+)
 from tests.tiers import examples
 
 small = st.integers(0, 30)

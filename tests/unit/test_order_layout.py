@@ -9,7 +9,8 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from raycloud.order import Layout, Order, displacement, lanes_of, neighbours_together
+from raycloud.order import Layout, Order, lanes_of
+from tests.shuffling import displacement, neighbours_together
 
 SMALL = Layout(partitions=(0, 5, 10, 15, 20, 25, 30), lanes=2, run=3, window=2)
 GOLDEN_LANES = [[1, 3, 4], [0, 2, 5]]
