@@ -90,22 +90,23 @@ def show(
     if comments and (diff or as_json):
         raise typer.BadParameter("goes with neither --diff nor --json", param_hint="--comments")
     with errors_told(debug=debug):
-        from raycloud.spec import RunDirectory, display
+        from raycloud.spec import RunDirectory
+        from raycloud.spec import load as jobs
 
         run = RunDirectory(job)
         asked = load(run.job_yaml if run.job_yaml.is_file() else job, overrides)
         if as_json:
             import json
 
-            found = display.differences(asked)
+            found = jobs.differences(asked)
             record = (
                 {f: {"value": value, "default": default} for f, (value, default) in found.items()}
                 if diff
-                else display.values_of(asked)
+                else jobs.kept_values(asked)
             )
             typer.echo(json.dumps({"format": FORMAT, "job": record}, indent=2, allow_nan=False))
             return
-        shown = display.minimal if diff else display.commented if comments else display.plain
+        shown = jobs.dump_minimal if diff else jobs.dump_commented if comments else jobs.dump_job
         typer.echo(shown(asked), nl=False)
 
 

@@ -39,7 +39,7 @@ from raycloud.planning.inventory import Inventory, capacity
 from raycloud.planning.plan import Plan, Profile, make
 from raycloud.planning.shares import Speed
 from raycloud.recovery.rendezvous import Meeting
-from raycloud.spec.requests import take_range
+from raycloud.spec.rundir import take_range
 from raycloud.task import Task
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from raycloud.commands import Change, Vacancy
     from raycloud.net.stream import Place
     from raycloud.recovery.rendezvous import Meeting
-    from raycloud.spec.job import RoleResources
+    from raycloud.spec.sections import RoleResources
     from raycloud.worker.context import MemberConfig
 
 POLL_S = 1.0  # a member that has nothing to say says so

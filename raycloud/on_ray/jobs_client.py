@@ -25,7 +25,7 @@ from ray.job_submission import JobSubmissionClient
 
 from raycloud.errors import JobError, MachineError, SpecError
 from raycloud.spec import Environment
-from raycloud.spec.ray_token import ray_token
+from raycloud.spec.environment import ray_token
 
 if TYPE_CHECKING:
     from requests import PreparedRequest, Response

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from raycloud.errors import SpecError
 from raycloud.packing.working_dir import Walk, WorkingDir, survey
+from raycloud.spec.job import TaskReference
 from raycloud.spec.load import overriding_secrets, written_secrets
 from raycloud.spec.mistakes import Mistake, refusal
 from raycloud.spec.secrets import literal
-from raycloud.spec.task_reference import TaskReference
 
 if TYPE_CHECKING:
     from raycloud.spec.job import Job

@@ -23,9 +23,9 @@ from raycloud.report.figures import (
 )
 from raycloud.report.recoveries import counts, counts_text
 from raycloud.report.summary import Summary, of_run
+from raycloud.spec.job import TaskReference
 from raycloud.spec.rundir import RunDirectory
 from raycloud.spec.schema import plain_word
-from raycloud.spec.task_reference import TaskReference
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -25,8 +25,7 @@ from raycloud.report.run_status import (
 )
 from raycloud.report.snapshot import state_of
 from raycloud.report.state import Tally
-from raycloud.spec.requests import ask_range, parse_range
-from raycloud.spec.rundir import RUNS, RunDirectory
+from raycloud.spec.rundir import RUNS, RunDirectory, ask_range, parse_range
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock

@@ -19,7 +19,7 @@ from raycloud.spec.secrets import kept
 
 if TYPE_CHECKING:
     from raycloud.spec.job import Job
-    from raycloud.spec.tracking import WandbSection
+    from raycloud.spec.sections import WandbSection
 
 LONGEST = 500  # letters of a parameter, the least that any tracker takes
 

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from raycloud.spec.environment import Environment
-from raycloud.spec.job import (
-    FORMAT,
+from raycloud.spec.job import FORMAT, Job, TaskReference
+from raycloud.spec.load import dump_job, job_from_mapping, load_job
+from raycloud.spec.mistakes import SpecErrors
+from raycloud.spec.rundir import (
+    RESUMES,
+    Resume,
+    RunDirectory,
+    check_resume,
+    choose,
+    goes_on,
+    resume_word,
+)
+from raycloud.spec.sections import (
     CheckpointSection,
     DataSection,
     ElasticSection,
     ErrorsSection,
     EvaluateSection,
-    Job,
     ResourcesSection,
     RoleResources,
     SyncPoint,
     SyncSection,
 )
-from raycloud.spec.load import dump_job, job_from_mapping, load_job
-from raycloud.spec.mistakes import SpecErrors
-from raycloud.spec.resuming import RESUMES, Resume, goes_on, resume_word
-from raycloud.spec.rundir import RunDirectory, check_resume, choose
-from raycloud.spec.task_reference import TaskReference
 
 __all__ = [
     "FORMAT",

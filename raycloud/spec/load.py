@@ -1,20 +1,26 @@
-"""Jobs from files and mappings, and back."""
+"""Job files: loaded with overrides, and written back, whole or as what is not at its default.
+
+Every text written is a job file again, and reads back as the same job, but for a secret that it
+holds itself: that is left out, as in a run directory.
+"""
 
 from __future__ import annotations
 
 import difflib
 import shlex
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from raycloud.bounded import expanded
 from raycloud.errors import SpecError
-from raycloud.spec.job import Job
-from raycloud.spec.mistakes import Mistake, Where, combined, refusal
+from raycloud.spec.job import Job, TaskReference
+from raycloud.spec.mistakes import Where, combined, refused
+from raycloud.spec.schema import Node, accepts, fields_of, plain_word, schema_of, takes
 from raycloud.spec.secrets import kept, literal
-from raycloud.spec.task_reference import TaskReference
 from raycloud.spec.yaml_text import Parsed, YamlRefusedError, parse, write
 
 LARGEST_FILE_BYTES = 2**18
@@ -82,12 +88,35 @@ def dump_job(job: Job) -> str:
     return write(kept_values(job))
 
 
+def dump_commented(job: Job) -> str:
+    """Every field, each below what it means and takes."""
+    return "\n".join(_explained(schema_of(Job), kept_values(job), indent="")) + "\n"
+
+
+def differences(job: Job) -> dict[str, tuple[Any, Any]]:
+    """Fields that are not at their default, by dotted name: what they are, and their default.
+
+    `task` is among them, since it has none, as are all entries of `settings`.
+    """
+    return {".".join(path): pair for path, pair in _changed(job).items()}
+
+
+def dump_minimal(job: Job) -> str:
+    """What is not at its default, as a job file; each line names the default it departs from."""
+    tree: dict[str, Any] = {}
+    for path, (value, default) in _changed(job).items():
+        *sections, name = path
+        inner = tree
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        known = path[0] not in {"task", "settings"}
+        inner[name] = (value, f"default: {plain_word(default)}" if known else "")
+    return "\n".join(_noted(tree, indent="")) + "\n"
+
+
 def kept_values(job: Job) -> dict[str, Any]:
     """`kept(job.resolved())` as plain nested values, as a job file and JSON hold them."""
-    values = kept(job.resolved()).model_dump()
-    shares = values["elastic"]["shares"]
-    values["elastic"]["shares"] = list(shares) if isinstance(shares, tuple) else shares
-    return values
+    return kept(job.resolved()).model_dump(mode="json")
 
 
 def written_secrets(path: Path) -> Iterator[tuple[str, str]]:
@@ -122,23 +151,18 @@ def _job(
     file = expanded(reference.file)
     file = (Path.cwd() if directory is None else directory.absolute()) / file
     if check_files and not _is_file(file):
-        raise refusal([_no_task_file(job.task, file, directory)], where)
+        raise _no_task_file(job.task, file, directory, where("task"))
     return job.model_copy(update={"task": f"{file}:{reference.qualname}"})
 
 
-def _no_task_file(task: str, file: Path, directory: Path | None) -> Mistake:
+def _no_task_file(task: str, file: Path, directory: Path | None, place: str) -> SpecError:
     hint = "a relative file starts at the directory of the job file"
     if directory is not None and (directory / "events.jsonl").is_file():
         hint = "if the project has moved, name its job file: "
         hint += f"raycloud train JOB --resume --run-dir {shlex.quote(str(directory))}"
     near = difflib.get_close_matches(file.name, [p.name for p in file.parent.glob("*.py")], n=1)
-    qualname = task.rpartition(":")[2]
-    return Mistake(
-        field="task",
-        value=task,
-        problem=f"no file {file.name} in {file.parent}",
-        hint=f"did you mean {near[0]}:{qualname}?" if near else hint,
-    )
+    hint = f"did you mean {near[0]}:{task.rpartition(':')[2]}?" if near else hint
+    return refused("task", task, f"no file {file.name} in {file.parent}", hint, place=place)
 
 
 def _is_file(file: Path) -> bool:
@@ -149,61 +173,48 @@ def _is_file(file: Path) -> bool:
 
 
 def _text(path: Path) -> str:
-    def refused(problem: str, hint: str) -> SpecError:
-        return refusal([Mistake(field=_FILE, value=str(path), problem=problem, hint=hint)])
-
+    refuse = partial(refused, _FILE, str(path))
     if path.suffix == ".py":
         beside = path.with_suffix(".yaml")
-        raise refused(
-            "is a Python file, not a job file",
-            f"did you mean {beside}?"
-            if beside.is_file()
-            else f"write a job file in YAML, with `task: {path.name}:CLASS` and `steps: 1000`",
-        )
+        hint = f"write a job file in YAML, with `task: {path.name}:CLASS` and `steps: 1000`"
+        hint = f"did you mean {beside}?" if beside.is_file() else hint
+        raise refuse("is a Python file, not a job file", hint)
     try:
         with path.open("rb") as file:
             raw = file.read(LARGEST_FILE_BYTES + 1)
     except FileNotFoundError:
-        siblings = [*path.parent.glob("*.yaml"), *path.parent.glob("*.yml")]
-        near = difflib.get_close_matches(path.name, [p.name for p in siblings], n=1)
-        hint = (
-            f"did you mean {path.with_name(near[0])}?" if near else "write the path of a job file"
-        )
-        raise refused("no such file", hint) from None
+        siblings = [p.name for suffix in ("yaml", "yml") for p in path.parent.glob(f"*.{suffix}")]
+        near = difflib.get_close_matches(path.name, siblings, n=1)
+        hint = f"did you mean {path.with_name(near[0])}?" if near else ""
+        raise refuse("no such file", hint or "write the path of a job file") from None
     except IsADirectoryError:
-        raise refused("is a directory", "write the path of a job file in it") from None
+        raise refuse("is a directory", "write the path of a job file in it") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise refused(f"cannot be read: {reason}", "write the path of a readable file") from None
+        raise refuse(f"cannot be read: {reason}", "write the path of a readable file") from None
     if len(raw) > LARGEST_FILE_BYTES:
-        limit = f"is larger than {LARGEST_FILE_BYTES} bytes"
-        raise refused(limit, "a job file names its data, it does not hold them")
+        hint = "a job file names its data, it does not hold them"
+        raise refuse(f"is larger than {LARGEST_FILE_BYTES} bytes", hint)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise refused(f"byte {error.start} is not UTF-8 text", "save it as UTF-8") from None
+        raise refuse(f"byte {error.start} is not UTF-8 text", "save it as UTF-8") from None
 
 
 def _parsed(path: Path) -> Parsed:
     try:
         return parse(_text(path))
     except YamlRefusedError as error:
-        mistake = Mistake(
-            field=error.field or _FILE,
-            value=error.value if error.field else str(path),
-            problem=error.problem,
-            hint=error.hint,
-        )
+        field, value = (error.field, error.value) if error.field else (_FILE, str(path))
         place = f"{path.name}:{error.line}"
-        raise refusal([mistake], lambda _: place) from None
+        raise refused(field, value, error.problem, error.hint, place=place) from None
 
 
 def _not_fields(path: Path, value: object) -> SpecError:
     hint = "a job file is lines of `name: value`, at least `task: gpt.py:Gpt` and `steps: 1000`"
-    if value is None:
-        return refusal([Mistake(field=_FILE, value=str(path), problem="is empty", hint=hint)])
-    problem = f"is one {'list' if isinstance(value, list) else 'value'}, not fields with values"
-    return refusal([Mistake(field=_FILE, value=str(path), problem=problem, hint=hint)])
+    kind = "list" if isinstance(value, list) else "value"
+    problem = "is empty" if value is None else f"is one {kind}, not fields with values"
+    return refused(_FILE, str(path), problem, hint)
 
 
 def _overridden(
@@ -218,7 +229,7 @@ def _overridden(
         field = field.strip()
         try:
             if not equals or not all(field.split(".")):
-                raise _no_override(_SET, override, "is not field=value", f"write as in {_EXAMPLE}")
+                raise refused(_SET, override, "is not field=value", f"write as in {_EXAMPLE}")
             _put(result, field, _new_value(field, text))
         except SpecError as error:
             errors.append(error)
@@ -228,21 +239,17 @@ def _overridden(
     return result, places
 
 
-def _no_override(field: str, value: object, problem: str, hint: str) -> SpecError:
-    mistake = Mistake(field=field, value=value, problem=problem, hint=hint)
-    return refusal([mistake], lambda field: "" if field == _SET else _SET)
-
-
 def _new_value(field: str, text: str) -> Any:
+    refuse = partial(refused, field, text, place=_SET)
     try:
         value = parse(text).value
     except YamlRefusedError as error:
-        raise _no_override(field, text, error.problem, error.hint) from None
+        raise refuse(error.problem, error.hint) from None
     if value is None and text.lstrip().startswith("#"):
-        raise _no_override(field, text, "is a comment in YAML", f"write --set '{field}=\"{text}\"'")
+        raise refuse("is a comment in YAML", f"write --set '{field}=\"{text}\"'")
     if isinstance(value, dict):
         hint = f"set its fields one by one, as in --set {field}.{next(iter(value), 'name')}=…"
-        raise _no_override(field, text, "is a whole section", hint)
+        raise refuse("is a whole section", hint)
     return value
 
 
@@ -255,7 +262,51 @@ def _put(values: dict[str, Any], field: str, value: Any) -> None:
         if not isinstance(inner, dict):
             above = ".".join(sections[:depth])
             hint = f"leave out `{above}`, or set it as a whole"
-            raise _no_override(field, value, f"{above} is {inner!r}, not a section", hint)
+            problem = f"{above} is {inner!r}, not a section"
+            raise refused(field, value, problem, hint, place=_SET)
         values[section] = inner
         values = inner
     values[name] = value
+
+
+def _changed(job: Job) -> dict[tuple[str, ...], tuple[Any, Any]]:
+    usual = Job(task=job.task, steps=1).resolved().model_copy(update={"steps": None})
+    here, there = dict(_leaves(kept_values(job))), dict(_leaves(kept_values(usual)))
+    changed = {p: (v, there.get(p)) for p, v in here.items() if p not in there or v != there[p]}
+    return {("task",): (here["task",], None), **changed}
+
+
+def _explained(section: Node, values: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for name, node in fields_of(section).items():
+        whole = bool(fields_of(node)) and not takes(node, "null")
+        said = node["description"] + ("" if whole else f" Takes {accepts(node)}.")
+        for line in textwrap.wrap(said, 100 - len(indent) - 2):
+            yield f"{indent}# {line}"
+        if whole:
+            yield f"{indent}{name}:"
+            yield from _explained(node, values[name], f"{indent}  ")
+        else:
+            yield textwrap.indent(write({name: values[name]}).rstrip("\n"), indent)
+
+
+def _leaves(
+    values: Mapping[str, Any], at: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every field below, by its path; an entry of `settings` is one, whatever it holds."""
+    for name, value in values.items():
+        if isinstance(value, dict) and value and at != ("settings",) and name != "labels":
+            yield from _leaves(value, (*at, name))
+        else:
+            yield (*at, name), value
+
+
+def _noted(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for name, entry in tree.items():
+        if isinstance(entry, dict):
+            yield f"{indent}{name}:"
+            yield from _noted(entry, f"{indent}  ")
+            continue
+        value, note = entry
+        first, *rest = write({name: value}).rstrip("\n").split("\n")
+        yield f"{indent}{first}" + (f"  # {note}" if note else "")
+        yield from (indent + line for line in rest)

@@ -128,6 +128,12 @@ def refusal(mistakes: Sequence[Mistake], where: Where | None = None) -> SpecErro
     return combined(errors)
 
 
+def refused(field: str, value: object, problem: str, hint: str, *, place: str = "") -> SpecError:
+    """The error to raise for one mistake, and the place where it was written."""
+    mistake = Mistake(field=field, value=value, problem=problem, hint=hint)
+    return refusal([mistake], lambda _: place)
+
+
 def combined(errors: Sequence[SpecError]) -> SpecError:
     """The one error to raise for these errors, at least one."""
     return errors[0] if len(errors) == 1 else SpecErrors(errors)

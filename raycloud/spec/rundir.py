@@ -1,25 +1,46 @@
-"""The run directory: what lies where, who may use it, and what a resumed run may change."""
+"""Run directory: what lies where, who may use it, and what a resumed run may change.
+
+A start goes on with a run that is there, or does not:
+
+| | no run there | a run with a checkpoint | a run without a checkpoint |
+|---|---|---|---|
+| never | begins | refuses, and names the command that goes on | refuses |
+| allow | begins | goes on | sets its files aside and begins again |
+| must | refuses | goes on | refuses |
+
+On a cluster, workers that have outlived the command that drove them are as good as a checkpoint.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
-from raycloud.errors import RunDirectoryError
+from raycloud.bounded import json_value, read_whole
+from raycloud.errors import MachineError, RunDirectoryError, SpecError
+from raycloud.spec.job import TaskReference
 from raycloud.spec.load import dump_job, load_job
 from raycloud.spec.mistakes import Mistake, refusal
 from raycloud.spec.schema import plain_word
 from raycloud.spec.secrets import place_of
-from raycloud.spec.task_reference import TaskReference
 
 if TYPE_CHECKING:
     from raycloud.spec.job import Job
-    from raycloud.spec.resuming import Resume
+
+Resume = Literal["must", "allow", "never"]
+RESUMES: tuple[str, ...] = get_args(Resume)
 
 RUNS = Path("runs")  # where runs without a place of their own go, below the current directory
 ASIDE = "unsaved-"  # begins the names of folders with what starts without a checkpoint have left
+_REQUEST = "range.request"  # the file in which people ask for another range of workers
+_REQUEST_FORMAT = 1
+_LARGEST_REQUEST_BYTES = 10_000
 
 # The canonical order of samples, or what a sample is, follows from these.
 _KEPT = (
@@ -189,20 +210,14 @@ def _replace(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _order_of(job: Job) -> dict[str, object]:
-    job = job.resolved()
-    return {
-        "seed": job.seed,
-        "task": TaskReference.parse(str(job.task)).portable,
-        "drop_last": job.drop_last,
-        "data.path": place_of(job.data.path),
-        "data.shuffle": job.data.shuffle,
-        "data.partition_by": job.data.partition_by,
-        "data.partition_bytes": job.data.partition_bytes,
-        "data.stratify": job.data.stratify,
-        "data.window": job.data.window,
-        "data.bad_rows": job.data.bad_rows,
-    }
+def _order_of(job: Job) -> dict[str, Any]:
+    values = job.resolved().model_dump()
+    found = dict.fromkeys(_KEPT, values)
+    for field in _KEPT:
+        for name in field.split("."):
+            found[field] = found[field][name]
+    task, path = str(found["task"]), place_of(found["data.path"])
+    return {**found, "task": TaskReference.parse(task).portable, "data.path": path}
 
 
 def _existing(run_dir: str | Path | None, name: str, root: Path) -> RunDirectory:
@@ -275,3 +290,163 @@ def _latest(name: str, root: Path) -> Path | None:
         if (suffix := path.parent.name.removeprefix(f"{name}-")).isascii() and suffix.isdigit()
     ]
     return root / f"{name}-{max(numbers)}" if numbers else None
+
+
+def resume_word(asked: bool | str) -> Resume:  # noqa: FBT001 - Python says `resume=True`
+    """What a caller asks for, as one of the three words.
+
+    >>> resume_word(True), resume_word(False), resume_word("allow")
+    ('must', 'never', 'allow')
+
+    Raises:
+        SpecError: It is none of them.
+    """
+    match asked:
+        case True | "must":
+            return "must"
+        case False | "never":
+            return "never"
+        case "allow":
+            return "allow"
+        case _:
+            raise SpecError(
+                "resume", asked, "is not a way to resume", hint=f"give {', '.join(RESUMES)}"
+            )
+
+
+def goes_on(
+    run_dir: str | Path | None, resume: Resume, saved: Callable[[RunDirectory], bool]
+) -> bool:
+    """Whether a start goes on with the run in `run_dir`; what stands in the way is set aside.
+
+    Args:
+        run_dir: The place asked for.
+        resume: What is asked.
+        saved: Whether a run has a checkpoint to go on from; asked only where it matters.
+
+    Raises:
+        RunDirectoryError: `allow` without a place, or the run that would be set aside is still
+            going.
+    """
+    if resume != "allow":
+        return resume == "must"
+    if run_dir is None:
+        raise RunDirectoryError(
+            "--resume allow does not say which run",
+            hint="name a place, where there may be a run already: --run-dir DIR",
+        )
+    run = RunDirectory(Path(run_dir))
+    if not run.job_yaml.is_file():
+        return False
+    if saved(run):
+        return True
+    _set_aside(run)
+    return False
+
+
+def _set_aside(run: RunDirectory) -> None:
+    """Move what a run without a checkpoint has left into a folder of its own; nothing is lost."""
+    try:
+        with run.events_jsonl.open("a") as log:
+            fcntl.flock(log.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left = [path for path in run.path.iterdir() if not path.name.startswith(ASIDE)]
+            taken = sum(1 for _ in run.path.glob(f"{ASIDE}*"))
+            aside = run.path / f"{ASIDE}{taken + 1}"
+            aside.mkdir()
+            for path in sorted(left, key=lambda path: path == run.job_yaml):
+                path.rename(aside / path.name)  # job.yaml last: until then it is still a run
+    except BlockingIOError as error:
+        raise RunDirectoryError(
+            f"another process is writing the run in {run.path}",
+            hint="wait until it ends, or end it, before going on with its run",
+        ) from error
+    except OSError as error:
+        raise RunDirectoryError(
+            f"what an earlier start left in {run.path} cannot be set aside: {error.strerror}",
+            hint="remove it, or give another --run-dir",
+        ) from error
+
+
+class Range(TypedDict):
+    """The elastic range that is asked for: fewest and most workers, 1 <= fewest <= most."""
+
+    min_workers: int
+    max_workers: int
+
+
+def parse_range(text: str, most: int, why: str) -> Range:
+    """A range as people write it: `4`, `2:6`.
+
+    Args:
+        text: What was written.
+        most: More workers than this cannot be used.
+        why: The reason, as a clause.
+
+    Raises:
+        SpecError: It is none, or too large.
+
+    >>> parse_range("2:6", 8, "a step has 8 micro-batches")
+    {'min_workers': 2, 'max_workers': 6}
+    """
+    fewest, _, highest = text.partition(":")
+    hint = "write the number of workers, or the fewest and the most: 4 or 2:6"
+    try:
+        asked = Range(min_workers=int(fewest), max_workers=int(highest or fewest))
+    except ValueError:
+        raise SpecError("WORKERS", text, "is no range of workers", hint=hint) from None
+    if not _is_range(asked):
+        raise SpecError("WORKERS", text, "is no range of workers", hint=hint)
+    if asked["max_workers"] > most:
+        raise SpecError(
+            "WORKERS",
+            text,
+            f"{why}, so more workers would have nothing to compute",
+            hint=f"ask for at most {most}, or start a run that can use more",
+        )
+    return asked
+
+
+def ask_range(directory: Path, asked: Range) -> None:
+    """Leave the wish for another range; one that was not taken yet is replaced.
+
+    Raises:
+        MachineError: It cannot be written.
+    """
+    draft = directory / f"{_REQUEST}.{os.getpid()}.draft"
+    try:
+        draft.write_text(json.dumps({"format": _REQUEST_FORMAT, **asked}), encoding="utf-8")
+        draft.replace(directory / _REQUEST)
+    except OSError as error:
+        raise MachineError(
+            f"cannot leave a wish in {directory}: {error.strerror}",
+            hint="ask as the user who started the run",
+        ) from error
+
+
+def take_range(directory: Path) -> Range | None:
+    """The wish that was left, taken away; None: there is none.
+
+    Raises:
+        ValueError: What was left is no range; it is taken away, too.
+    """
+    path, taken = directory / _REQUEST, directory / f"{_REQUEST}.taken"
+    if not path.exists():
+        return None
+    try:
+        path.replace(taken)  # another wish may come at any moment
+        try:
+            found: Any = json_value(read_whole(taken, _LARGEST_REQUEST_BYTES))
+        finally:
+            taken.unlink(missing_ok=True)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be taken: {error.strerror}") from error
+    if not isinstance(found, dict) or found.get("format") != _REQUEST_FORMAT:
+        raise ValueError(f"{path} is of another format")
+    asked: Any = {name: found.get(name) for name in Range.__annotations__}
+    if not all(type(count) is int for count in asked.values()) or not _is_range(asked):
+        raise ValueError(f"{path} asks for no range of workers")
+    return Range(min_workers=asked["min_workers"], max_workers=asked["max_workers"])
+
+
+def _is_range(asked: Any) -> bool:
+    return bool(1 <= asked["min_workers"] <= asked["max_workers"])

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
+
+from pydantic import BaseModel
 
 from raycloud.errors import SpecError
 from raycloud.redact import GONE, is_secret_name, redact_text, secrets_in
@@ -20,8 +22,8 @@ from raycloud.redact import GONE, is_secret_name, redact_text, secrets_in
 if TYPE_CHECKING:
     from raycloud.spec.job import Job
 
-# Fields that hold a location which may be a URL, by section.
-_LOCATIONS = (("data", "path"), ("checkpoint", "path"), ("tracking", "mlflow", "uri"))
+# Fields that hold a location which may be a URL.
+_LOCATIONS = {"data.path", "checkpoint.path", "tracking.mlflow.uri"}
 
 _URL = re.compile(
     r"(?P<head>[a-z][a-z0-9+.-]*://)"
@@ -35,10 +37,14 @@ _NAMES = frozenset(
     {"abfs", "abfss", "wasb", "wasbs", "sftp", "ssh", "hdfs", "webhdfs", "smb", "ftp"}
 )
 
+Section = TypeVar("Section", bound=BaseModel)
+# A field, the text in it, and whether it is a setting under a secret's name -> the new text.
+_Change = Callable[[str, str, bool], str]
+
 
 def kept(job: Job) -> Job:
     """The job as it is written down: `${NAME}` as it stands, every other secret left out."""
-    return _changed(job, lambda _, text: _kept_url(text), _kept_setting)
+    return _changed(job, _kept_text)
 
 
 def literal(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -52,19 +58,13 @@ def literal(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """
     found: list[tuple[str, str]] = []
 
-    def setting(field: str, text: str, *, secret: bool) -> str:
-        shown = _kept_setting(field, text, secret=secret)
+    def note(field: str, text: str, secret: bool) -> str:  # noqa: FBT001
+        shown = _kept_text(field, text, secret)
         if shown != text:
             found.append((field, shown))
         return text
 
-    for path in _LOCATIONS:
-        value: Any = values
-        for name in path:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if isinstance(value, str) and (shown := _kept_url(value)) != value:
-            found.append((".".join(path), shown))
-    _walked(values.get("settings"), "settings", setting)
+    _walked(values, note)
     yield from found
 
 
@@ -79,7 +79,7 @@ def kept_word(word: str) -> str:
     if not equals:
         return redact_text(word)
     secret = any(is_secret_name(name) for name in field.split("."))
-    return f"{option}{field}={_kept_setting(field, value, secret=secret)}"
+    return f"{option}{field}={_kept_text('settings', value, secret)}"
 
 
 def filled(job: Job, variables: Mapping[str, str]) -> Job:
@@ -95,17 +95,14 @@ def filled(job: Job, variables: Mapping[str, str]) -> Job:
         SpecError: A variable is missing; or the job is one that was kept, without its secrets.
     """
 
-    def url(field: str, text: str) -> str:
-        return _at_secrets(text, lambda secret, url: _value(field, secret, url, variables))
-
-    def setting(field: str, text: str, *, secret: bool) -> str:
+    def fill(field: str, text: str, secret: bool) -> str:  # noqa: FBT001
         if secret:
             return _value(field, text, "", variables)
-        if GONE in text:
+        if field not in _LOCATIONS and GONE in text:
             raise _not_kept(field, text)
-        return url(field, text) if "://" in text else text
+        return _at_secrets(text, lambda part: _value(field, part, text, variables))
 
-    job = _changed(job, url, setting)
+    job = _changed(job, fill)
     place = job.resolved().checkpoint.path
     checkpoint = job.checkpoint.model_copy(update={"path": place})
     return job.model_copy(update={"checkpoint": checkpoint})
@@ -115,15 +112,11 @@ def secrets_of(job: Job) -> set[str]:
     """The secrets that a filled job holds, in each spelling."""
     found: set[str] = set()
 
-    def url(_: str, text: str) -> str:
-        found.update(secrets_in(text))
-        return text
-
-    def setting(_: str, text: str, *, secret: bool) -> str:
+    def note(_: str, text: str, secret: bool) -> str:  # noqa: FBT001
         found.update({text} if secret else secrets_in(text))
         return text
 
-    _changed(job, url, setting)
+    _walked(job.model_dump(), note)
     return found
 
 
@@ -133,71 +126,51 @@ def place_of(location: str | None) -> str | None:
     >>> place_of("https://me:${PASSWORD}@host/a?id=1&token=abc")
     'https://host/a?id=1'
     """
-    if location is None or "://" not in location:
-        return location
-    pieces = []
-    for piece in location.split("::"):
-        found = _URL.fullmatch(piece)
-        if found is None:
-            pieces.append(piece)
-            continue
-        user = f"{found['user']}@" if _is_name(found) else ""
-        fields = (found["query"] or "?")[1:].split("&")
-        query = "&".join(f for f in fields if f and not is_secret_name(f.partition("=")[0]))
-        mark = "?" if query else ""
-        pieces.append(found["head"] + user + found["place"] + mark + query + (found["rest"] or ""))
-    return "::".join(pieces)
+    return None if location is None else _at_secrets(location, None)
 
 
-def _changed(job: Job, url: Callable[[str, str], str], setting: Callable[..., str]) -> Job:
-    """The job with its locations and the texts in its settings passed through functions."""
-    sections: dict[str, Any] = {}
-    for top, *below in _LOCATIONS:
-        section = sections.get(top, getattr(job, top))
-        sections[top] = _replaced(section, below, ".".join((top, *below)), url)
-    return job.model_copy(
-        update={**sections, "settings": _walked(job.settings, "settings", setting)}
-    )
+def _changed(section: Section, change: _Change, values: Any = None) -> Section:
+    """The job with its texts changed; not checked again, since it may be on its way to be whole."""
+    values = _walked(section.model_dump(), change) if values is None else values
+    inner = {name: value for name, value in section if isinstance(value, BaseModel)}
+    new = {name: _changed(value, change, values[name]) for name, value in inner.items()}
+    return section.model_copy(update={**values, **new})
 
 
-def _replaced(section: Any, path: list[str], field: str, url: Callable[[str, str], str]) -> Any:
-    name, *below = path
-    inner = getattr(section, name)
-    if inner is None:
-        return section
-    new = _replaced(inner, below, field, url) if below else url(field, inner)
-    return section.model_copy(update={name: new})
-
-
-def _walked(value: Any, at: str, setting: Callable[..., str], *, secret: bool = False) -> Any:
+def _walked(value: Any, change: _Change, at: str = "", *, secret: bool = False) -> Any:
+    """Values of a job, the texts in its locations and settings passed through a function."""
+    in_settings = at == "settings" or at.startswith("settings.")
     if isinstance(value, str):
-        return setting(at, value, secret=secret)
+        return change(at, value, secret) if in_settings or at in _LOCATIONS else value
     if isinstance(value, Mapping):
         return {
             name: _walked(
-                inner, f"{at}.{name}", setting, secret=secret or is_secret_name(str(name))
+                inner,
+                change,
+                f"{at}.{name}" if at else str(name),
+                secret=secret or (in_settings and is_secret_name(str(name))),
             )
             for name, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_walked(v, f"{at}.{i}", setting, secret=secret) for i, v in enumerate(value)]
+        new = [_walked(v, change, f"{at}.{i}", secret=secret) for i, v in enumerate(value)]
+        return tuple(new) if isinstance(value, tuple) else new
     return value
 
 
+def _kept_text(field: str, text: str, secret: bool) -> str:  # noqa: FBT001
+    shown = _kept_url(text)
+    if field in _LOCATIONS or _REFERENCE.fullmatch(text):
+        return shown
+    return GONE if secret and text else redact_text(shown)
+
+
 def _kept_url(text: str) -> str:
-    return _at_secrets(text, lambda secret, _: secret if _REFERENCE.fullmatch(secret) else GONE)
+    return _at_secrets(text, lambda part: part if _REFERENCE.fullmatch(part) else GONE)
 
 
-def _kept_setting(_: str, text: str, *, secret: bool) -> str:
-    if _REFERENCE.fullmatch(text):
-        return text
-    if secret and text:
-        return GONE
-    return redact_text(_kept_url(text))
-
-
-def _at_secrets(text: str, put: Callable[[str, str], str]) -> str:
-    """The URL with `put(secret, url)` in place of its password, token and secret query fields."""
+def _at_secrets(text: str, put: Callable[[str], str] | None) -> str:
+    """The URL with `put(secret)` for its password, token and secret query fields; None: without."""
     if "://" not in text:
         return text
     pieces = []
@@ -207,31 +180,26 @@ def _at_secrets(text: str, put: Callable[[str, str], str]) -> str:
     return "::".join(pieces)
 
 
-def _piece_at_secrets(found: re.Match[str], put: Callable[[str, str], str]) -> str:
-    url = found[0]
-    user = ""
-    if found["user"] is not None:
-        name, colon, password = found["user"].partition(":")
-        if colon:
-            user = f"{name}:{put(password, url) if password else ''}@"
+def _piece_at_secrets(found: re.Match[str], put: Callable[[str], str] | None) -> str:
+    user, scheme = found["user"], found["head"][:-3].lower()
+    name, colon, password = (user or "").partition(":")
+    if user and (colon or scheme not in _NAMES):
+        if put is None:
+            user = None
         else:
-            user = f"{name if _is_name(found) else put(name, url)}@"
-    query = ""
-    if found["query"]:
-        fields = [field.partition("=") for field in found["query"][1:].split("&")]
-        query = "?" + "&".join(
-            f"{n}{eq}{put(v, url) if v and is_secret_name(n) else v}" for n, eq, v in fields
-        )
-    return found["head"] + user + found["place"] + query + (found["rest"] or "")
-
-
-def _is_name(found: re.Match[str]) -> bool:
-    """Whether what stands before the `@` is no secret."""
-    user, scheme = found["user"] or "", found["head"][:-3].lower()
-    return bool(user) and ":" not in user and scheme in _NAMES
+            user = f"{name}:{put(password) if password else ''}" if colon else put(name)
+    fields = [field.partition("=") for field in (found["query"] or "?")[1:].split("&")]
+    if put is None:
+        fields = [field for field in fields if field[0] and not is_secret_name(field[0])]
+    else:
+        fields = [(n, eq, put(v) if v and is_secret_name(n) else v) for n, eq, v in fields]
+    query = "&".join("".join(field) for field in fields)
+    before = found["head"] if user is None else f"{found['head']}{user}@"
+    return before + found["place"] + (f"?{query}" if query else "") + (found["rest"] or "")
 
 
 def _value(field: str, secret: str, url: str, variables: Mapping[str, str]) -> str:
+    """What stands for a secret, alone or in a URL: the variable that it names, else itself."""
     if GONE in secret:
         raise _not_kept(field, url or secret)
     found = _REFERENCE.fullmatch(secret)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -351,3 +354,104 @@ class ResourcesSection(Section):
     server: Annotated[RoleResources | None, BeforeValidator(_no_server)] = Field(
         default=None, description="One server. Servers are not there yet: leave it out."
     )
+
+
+class MlflowSection(Section):
+    """Numbers for an MLflow server or store. Needs raycloud's extra `mlflow`."""
+
+    uri: Location | None = Field(
+        default=None,
+        description="Where MLflow keeps its runs: `http://host:port` of a server, or "
+        "`sqlite:////path/to/mlflow.db`. A password in it is written as `${NAME}` and taken from "
+        "the environment. null: MLflow is not used.",
+    )
+    experiment: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The experiment that the run belongs to. null: the job's name.",
+    )
+
+
+class WandbSection(Section):
+    """Numbers for Weights & Biases. Needs raycloud's extra `wandb`."""
+
+    mode: Literal["off", "offline", "online"] = Field(
+        default="off",
+        description="offline: kept in `wandb/` in the run directory, for `wandb sync`. online: "
+        "also sent at once, with the key in `WANDB_API_KEY` or from `wandb login`. off: not used.",
+    )
+    project: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The project that the run belongs to. null: the job's name.",
+    )
+    entity: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The team or user that owns the project. null: the key's own.",
+    )
+
+
+class TrackingSection(Section):
+    """To whom the run's numbers are told, beside TensorBoard's files, which are always written."""
+
+    mlflow: MlflowSection = Field(default_factory=MlflowSection, description="MLflow.")
+    wandb: WandbSection = Field(default_factory=WandbSection, description="Weights & Biases.")
+
+
+_DEEPEST = 32  # levels of lists and names
+_LARGEST = 10**300  # whole numbers stay below: more digits read back as text
+
+
+def plain_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """A copy that YAML can hold and give back equal: tuples become lists.
+
+    Raises:
+        PydanticCustomError: A value is of a type that a job file cannot hold.
+    """
+    odd = [key for key in settings if not is_unicode(key)]
+    if odd:
+        raise wrong(f"has the name {odd[0]!r}", "a name is text")
+    return {key: _plain(value, (key,)) for key, value in settings.items()}
+
+
+def _plain(value: object, at: tuple[str, ...]) -> object:
+    below = ".".join(at)
+    if len(at) > _DEEPEST:
+        raise wrong(f"goes deeper than {_DEEPEST} levels", "flatten it", below=at[0], value=...)
+    if isinstance(value, Mapping):
+        odd = [key for key in value if type(key) is not str or not is_unicode(key)]
+        if odd:
+            raise wrong(f"has the name {odd[0]!r}", "a name is text", below=below, value=value)
+        return {key: _plain(entry, (*at, key)) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry, (*at, str(i))) for i, entry in enumerate(value)]
+    if isinstance(value, str) and not is_unicode(value):
+        raise wrong("is not Unicode text", "write bytes in hexadecimal", below=below, value=value)
+    if isinstance(value, int) and abs(value) >= _LARGEST:
+        raise wrong("is too large for a job file", "write it as text", below=below, value="…")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise wrong(
+            "is not a finite number",
+            "write it as text and convert it in the task",
+            below=below,
+            value=value,
+        )
+    if type(value) not in {str, int, float, bool, type(None)}:
+        raise wrong(
+            f"a job file cannot hold a value of type {type(value).__name__}",
+            "give text, a number, true, false, null, a list or names with values",
+            below=below,
+            value=value,
+        )
+    return value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncPoint:
+    """A point in the space of exchanges: `SyncSection` with every auto decided."""
+
+    period: int = 1
+    topology: Literal["ring", "tree", "servers"] = "ring"
+    staleness: int | Literal["unbounded"] = 0
+    codec: str = "none"

@@ -8,7 +8,7 @@ from pathlib import Path
 from raycloud.cli.shell import EXIT_CODES
 from raycloud.project import TEMPLATES, files_of
 from raycloud.report import error_text
-from raycloud.spec import resuming
+from raycloud.spec import rundir
 
 PAGE = (Path(__file__).parents[2] / "docs/command-line.md").read_text()
 
@@ -31,7 +31,7 @@ def test_exit_codes() -> None:
 
 def test_resuming() -> None:
     rows = table(section("Going on with a run"))
-    assert rows == table(resuming.__doc__ or "")
+    assert rows == table(rundir.__doc__ or "")
     assert [row[0] for row in rows[-3:]] == ["never", "allow", "must"]
 
 

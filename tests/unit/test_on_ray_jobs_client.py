@@ -9,7 +9,7 @@ import pytest
 from raycloud.errors import SpecError
 from raycloud.on_ray.jobs_client import Endpoint, endpoint
 from raycloud.spec import Environment
-from raycloud.spec.ray_token import ray_token
+from raycloud.spec.environment import ray_token
 
 TOKEN = "0f" * 32
 FAR = ("head.example", "192.0.2.7", "[2001:db8::7]", "127.0.0.1.example", "localhost.example")

@@ -100,7 +100,7 @@ def test_a_secret_in_the_file_is_not_sent(tmp_path: Path) -> None:
     with pytest.raises(SpecErrors) as raised:
         packed(tmp_path, **fields)
     assert [one.field for one in raised.value.all] == [
-        "data.path", "settings.api_key", "settings.hf_token",
+        "settings.api_key", "settings.hf_token", "data.path",
     ]  # fmt: skip
     file = tmp_path / "job.yaml"
     hidden = ["settings.api_key=${A}", "settings.hf_token=${B}", "data.path=s3://c"]

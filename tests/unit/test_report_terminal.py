@@ -37,7 +37,7 @@ from raycloud.report.run_status import RunStatus, status_of, total_steps
 from raycloud.report.state import Tally
 from raycloud.report.summary import Summary
 from raycloud.report.summary_text import plan_text, summary_html, summary_renderable, summary_text
-from raycloud.spec.job import Job, SyncPoint
+from raycloud.spec import Job, SyncPoint
 
 SUMMARY = Summary(
     status="finished",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raycloud.errors import MachineError, SpecError
-from raycloud.spec.requests import ask_range, parse_range, take_range
+from raycloud.spec.rundir import ask_range, parse_range, take_range
 
 WHY = "a step has 8 micro-batches"
 

@@ -1,4 +1,4 @@
-"""`--resume must|allow|never`: the table in raycloud/spec/resuming.py, row by row."""
+"""`--resume must|allow|never`: the table in raycloud/spec/rundir.py, row by row."""
 
 from __future__ import annotations
 
