@@ -11,23 +11,20 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from raycloud.bounded import json_value
 
-if TYPE_CHECKING:
-    from io import FileIO
-
 FORMAT = 1
 DRAFT = ".draft"
 
 _META = b"raycloud"
-_SHORT = frozenset(  # of the machine, or what it refuses: says nothing about the file's content
+_NOT_OF_CONTENT = frozenset(  # of the machine, or what it refuses
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EIO}
 )
 
@@ -77,7 +74,7 @@ def write_block(
     meta = {"format": FORMAT, "rows": len(table), "facts": dict(facts or {})}
     table = table.replace_schema_metadata({_META: json.dumps(meta, sort_keys=True)})
 
-    def fill(file: FileIO) -> None:
+    def fill(file: BinaryIO) -> None:
         # Arrow's own file: through Python's, each buffer would be copied to bytes first.
         with pa.OSFile(str(file.name), "wb") as out, pa.ipc.new_file(out, table.schema) as writer:
             writer.write_table(table)
@@ -85,8 +82,8 @@ def write_block(
     return len(table), publish(path, fill)
 
 
-def publish(path: Path, fill: Callable[[FileIO], None]) -> int:
-    """Give `path` what `fill` writes, all of it or nothing.
+def publish(path: Path, content: bytes | Callable[[BinaryIO], object]) -> int:
+    """Give `path` its content, or what a function writes: all of it or nothing.
 
     Returns:
         Bytes of the file.
@@ -95,7 +92,11 @@ def publish(path: Path, fill: Callable[[FileIO], None]) -> int:
     file, draft = _draft(path)
     try:
         with file:
-            fill(file)
+            if callable(content):
+                content(file)
+            else:
+                file.write(content)
+            file.flush()
             os.fsync(file.fileno())
             written = os.fstat(file.fileno()).st_size
             draft.replace(path)
@@ -106,25 +107,18 @@ def publish(path: Path, fill: Callable[[FileIO], None]) -> int:
     return written
 
 
-def _draft(path: Path) -> tuple[FileIO, Path]:
+def _draft(path: Path) -> tuple[BinaryIO, Path]:
     """A new file beside `path`, locked: so those who clean up tell it from what the killed left."""
     while True:
         draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}{DRAFT}")
         # 0666 less the umask: others may share the cache.
         file = open(  # noqa: SIM115  # Path.open takes no opener; the caller closes it
-            draft, "xb", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o666)
+            draft, "xb", opener=lambda name, flags: os.open(name, flags, 0o666)
         )
         fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:
             return file, draft
         file.close()  # someone cleaned up before it was locked
-
-
-def write_all(file: FileIO, content: bytes | memoryview) -> None:
-    """Write all bytes to a file without a buffer, which takes some at a time."""
-    rest = memoryview(content)
-    while rest:
-        rest = rest[file.write(rest) :]
 
 
 def open_block(path: Path) -> pa.Table:
@@ -135,15 +129,23 @@ def open_block(path: Path) -> pa.Table:
         OSError: The machine does not let it be opened; it may be whole.
         MemoryError: There is no memory to map it.
     """
-    with _damage(path):
+    try:
         # The file is closed at once; what was mapped stays mapped as long as a column needs it.
         with pa.memory_map(str(path)) as file:
             table = pa.ipc.open_file(file).read_all()
-        meta = _meta(table.schema)
-        if meta["rows"] != len(table):
-            raise ValueError(f"has {len(table)} rows, not {meta['rows']}")
+        _meta(table)
         table.validate()
-        return table
+    except FileNotFoundError:
+        raise DamagedBlock(str(path), "is missing") from None
+    except MemoryError:  # pa.ArrowMemoryError too
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        if isinstance(error, OSError) and error.errno in _NOT_OF_CONTENT:
+            raise
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        known = isinstance(error, ValueError) and not isinstance(error, pa.ArrowException)
+        raise DamagedBlock(str(path), why if known else f"is damaged: {why}") from error
+    return table
 
 
 def facts_of(table: pa.Table) -> dict[str, Any]:
@@ -152,12 +154,12 @@ def facts_of(table: pa.Table) -> dict[str, Any]:
     Raises:
         ValueError: The table is not that of a block.
     """
-    facts: dict[str, Any] = _meta(table.schema)["facts"]
+    facts: dict[str, Any] = _meta(table)["facts"]
     return facts
 
 
-def _meta(schema: pa.Schema) -> dict[str, Any]:
-    text = (schema.metadata or {}).get(_META)
+def _meta(table: pa.Table) -> dict[str, Any]:
+    text = (table.schema.metadata or {}).get(_META)
     if text is None:
         raise ValueError("is no block of raycloud")
     meta = json_value(text, constants=True)
@@ -165,20 +167,6 @@ def _meta(schema: pa.Schema) -> dict[str, Any]:
         raise ValueError("has facts that are no object")  # noqa: TRY004 - one error for all damage
     if meta.get("format") != FORMAT:
         raise ValueError(f"has format {meta.get('format')!r}, not {FORMAT}")
+    if meta["rows"] != len(table):
+        raise ValueError(f"has {len(table)} rows, not {meta['rows']}")
     return meta
-
-
-@contextmanager
-def _damage(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise DamagedBlock(str(path), "is missing") from None
-    except MemoryError:  # pa.ArrowMemoryError too
-        raise
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        if isinstance(error, OSError) and error.errno in _SHORT:
-            raise
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        known = isinstance(error, ValueError) and not isinstance(error, pa.ArrowException)
-        raise DamagedBlock(str(path), why if known else f"is damaged: {why}") from error

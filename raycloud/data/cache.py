@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from raycloud.bounded import expanded, json_value, read_whole
 from raycloud.data.block import (
@@ -28,15 +28,12 @@ from raycloud.data.block import (
     DamagedBlock,
     open_block,
     publish,
-    write_all,
     write_block,
 )
 from raycloud.data.index import BadRow, Block
 from raycloud.errors import DataError, InternalError, MachineError, SpecError
 
 if TYPE_CHECKING:
-    from io import FileIO
-
     import pyarrow as pa
 
     from raycloud.clock import Clock
@@ -279,10 +276,11 @@ class BlockCache:
             MachineError: The disk is full or fails.
         """
 
-        def fill(file: FileIO) -> None:
+        def fill(file: BinaryIO) -> None:
             for chunk in content:
-                write_all(file, chunk)
-            open_block(Path(str(file.name)))
+                file.write(chunk)
+            file.flush()
+            open_block(Path(file.name))
 
         with self._blamed("write to"):
             size = publish(self.path_of(key), fill)
@@ -537,7 +535,7 @@ def _record_path(root: Path, id: str) -> Path:  # noqa: A002
 
 def _write(root: Path, data_set: DataSet) -> None:
     text = json.dumps(data_set.to_record()).encode()
-    publish(_record_path(root, data_set.id), lambda file: write_all(file, text))
+    publish(_record_path(root, data_set.id), text)
 
 
 def _user(text: bytes) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raycloud.bounded import json_value, read_whole
-from raycloud.data.block import publish, write_all
+from raycloud.data.block import publish
 from raycloud.data.cache import locked
 from raycloud.data.clean import plain_table
 from raycloud.data.index import Input
@@ -101,7 +101,7 @@ def inputs_of(source: Source, files: Sequence[File], root: Path, clock: Clock) -
         with locked(root):  # another process may have added others meanwhile
             record = {"format": FORMAT, "files": {**_remembered(root), **fresh}}
             text = json.dumps(record).encode()
-            publish(root / "digests.json", lambda file: write_all(file, text))
+            publish(root / "digests.json", text)
     return tuple(
         Input(path=file.path, bytes=file.bytes, digest=digest, modified_ns=file.modified_ns)
         for file, digest in zip(files, digests, strict=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -90,19 +90,15 @@ def redacted(text: str, urls: Iterable[str]) -> str:
     for url in urls:
         if scheme_of(url):
             text = text.replace(url, plain(url))
-            for secret in _secrets(url):
-                text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", GONE, text)
+            query = parse_qsl(url.partition("?")[2], keep_blank_values=True)
+            secrets = [value for name, value in query if _SECRET.search(name)]
+            if found := _USER.match(url):
+                secrets += found[0].partition("://")[2][:-1].split(":", 1)
+            for value in secrets:
+                for secret in {value, unquote(value), unquote_plus(value), quote(value, safe="")}:
+                    if len(secret) >= _SHORT:
+                        text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", GONE, text)
     return _USER.sub(rf"\g<head>{GONE}@", text)
-
-
-def _secrets(url: str) -> Iterator[str]:
-    found = _USER.match(url)
-    user, _, password = found[0].partition("://")[2][:-1].partition(":") if found else ("", "", "")
-    query = parse_qsl(url.partition("?")[2], keep_blank_values=True)
-    for value in [password, user, *(value for name, value in query if _SECRET.search(name))]:
-        for spelled in (value, unquote(value), unquote_plus(value), quote(value, safe="")):
-            if len(spelled) >= _SHORT:
-                yield spelled
 
 
 # File systems.

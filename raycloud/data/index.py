@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from raycloud.data.samples import BlockSamples
     from raycloud.task import Splits, Task
 
-FORMAT = 1
 TRAIN, HELD_OUT = "train", "held_out"
 
 
@@ -91,30 +90,6 @@ class Index:
     def starts(self) -> tuple[int, ...]:
         """The first row of each block, and one past the last row."""
         return tuple(accumulate((block.rows for block in self.blocks), initial=0))
-
-    def to_record(self) -> dict[str, Any]:
-        """JSON-ready values."""
-        return {"format": FORMAT, **asdict(self)}
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_record`'s values.
-
-        Raises:
-            ValueError: Another format, or a value missing.
-        """
-        if record.get("format") != FORMAT:
-            raise ValueError(f"an index of format {record.get('format')!r}, not {FORMAT}")
-        try:
-            return cls(
-                blocks=tuple(Block(**{**b, "nodes": tuple(b["nodes"])}) for b in record["blocks"]),
-                partitions=tuple(record["partitions"]),
-                inputs=tuple(Input(**i) for i in record["inputs"]),
-                bad_rows=record["bad_rows"],
-                bad=tuple(BadRow(**b) for b in record["bad"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"no index of format {FORMAT}: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

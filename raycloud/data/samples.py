@@ -1,10 +1,10 @@
-"""Rows of a data set by id, read from blocks: what a worker trains on."""
+"""Samples of a data set by id: rows read from blocks that are mapped into memory."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +47,8 @@ class BlockSamples:
         self._table_of = table_of
         self._starts = np.array(index.starts, dtype=np.int64)
         self._open: dict[int, _Opened] = {}
-        self._kinds: list[_Kinds] = []  # each that a block has, once
-        self._opening: dict[int, Future[_Opened]] = {}
+        self._opening: dict[int, threading.Lock] = {}
+        self._kinds: dict[Any, _Kinds] = {}  # each that a block has, once
         self._wanted: dict[int, None] = {}
         self._ahead: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
@@ -79,16 +79,16 @@ class BlockSamples:
         edges = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(ids)]
         local = ids[order] - self._starts[blocks]
         picks = [
-            _Pick(self._opened(int(blocks[start])), local[start:stop], order[start:stop])
+            (self._opened(int(blocks[start])), local[start:stop], order[start:stop])
             for start, stop in pairwise(edges)
         ]
-        first, kinds = picks[0].opened, _kinds_of(picks)
+        first, kinds = picks[0][0], _kinds_of([opened for opened, _, _ in picks])
         return Rows(
             {
                 name: _copied(name, kinds[name], picks, len(ids))
                 if name in kinds
                 else _taken(name, picks, order)
-                for name in first.names
+                for name in first.table.column_names
             }
         )
 
@@ -133,62 +133,40 @@ class BlockSamples:
         if there is not None:
             return there
         with self._lock:
+            opening = self._opening.setdefault(number, threading.Lock())
+        with opening:
             there = self._open.get(number)
             if there is not None:
                 return there
-            future = self._opening.get(number)
-            first = future is None
-            if future is None:
-                future = self._opening[number] = Future()
-        if first:
-            self._open_first(number, future)
-        return future.result()
-
-    def _open_first(self, number: int, future: Future[_Opened]) -> None:
-        block = self.index.blocks[number]
-        try:
-            opened = _Opened(_checked(self._table_of(block), block))
-        except BaseException as error:  # noqa: BLE001  # raised by `result`, in each who waits
+            block = self.index.blocks[number]
+            table = self._table_of(block)
+            if len(table) != block.rows:
+                raise InternalError(
+                    f"the block {block.key} has {len(table)} rows where the index of the data set "
+                    f"says {block.rows}"
+                )
+            opened = _Opened(table)
             with self._lock:
-                del self._opening[number]
-            future.set_exception(error)
-            return
-        with self._lock:
-            for kinds in self._kinds:
-                if kinds == opened.kinds:
-                    opened.kinds = kinds
-                    break
-            else:
-                self._kinds.append(opened.kinds)
-            del self._opening[number]
-            self._open[number] = opened
-            while len(self._open) > _OPEN_BLOCKS:  # an epoch leaves the one opened first
-                del self._open[next(iter(self._open))]
-        future.set_result(opened)
-
-
-def _checked(table: pa.Table, block: Block) -> pa.Table:
-    if len(table) != block.rows:
-        raise InternalError(
-            f"the block {block.key} has {len(table)} rows where the index of the data set says "
-            f"{block.rows}"
-        )
-    return table
+                opened.kinds = self._kinds.setdefault(tuple(opened.kinds.items()), opened.kinds)
+                self._open[number] = opened
+                while len(self._open) > _OPEN_BLOCKS:  # an epoch leaves the one opened first
+                    del self._open[next(iter(self._open))]
+                self._opening.pop(number, None)
+            return opened
 
 
 class _Opened:
     """A block's table, and of its columns of fixed width a view with one item a row."""
 
-    __slots__ = ("items", "kinds", "names", "table")
+    __slots__ = ("items", "kinds", "table")
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
-        self.names: tuple[str, ...] = tuple(table.column_names)
         self.items: dict[str, Array] = {}  # of opaque bytes: copying those is the quickest
         self.kinds: _Kinds = {}
         rows = Rows.from_table(table)
-        for name, column in zip(self.names, table.columns, strict=True):
-            if not len(column) or not _is_fixed(column.type) or _missing(column):
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            if not len(column) or not _is_fixed(column.type) or any(map(_missing, column.chunks)):
                 continue
             array = np.ascontiguousarray(rows[name])
             if array.dtype.kind == "O":
@@ -198,34 +176,27 @@ class _Opened:
             self.items[name] = array.reshape(len(array), -1).view(f"V{row_bytes}").reshape(-1)
 
 
-class _Pick:
-    """Rows of one block, and where they stand in the result."""
-
-    __slots__ = ("at", "local", "opened")
-
-    def __init__(self, opened: _Opened, local: Ids, at: Ids) -> None:
-        self.opened = opened
-        self.local = local
-        self.at = at
+_Pick = tuple[_Opened, Ids, Ids]
+"""Rows of one block: the block, their numbers in it, and where they stand in the result."""
 
 
-def _kinds_of(picks: Sequence[_Pick]) -> _Kinds:
+def _kinds_of(blocks: Sequence[_Opened]) -> _Kinds:
     """The columns that can be copied: of the same fixed width in all blocks."""
-    first = picks[0].opened.kinds
-    if all(pick.opened.kinds is first for pick in picks):
+    first = blocks[0].kinds
+    if all(opened.kinds is first for opened in blocks):
         return first
     return {
         name: kind
         for name, kind in first.items()
-        if all(pick.opened.kinds.get(name) == kind for pick in picks)
+        if all(opened.kinds.get(name) == kind for opened in blocks)
     }
 
 
 def _copied(name: str, kind: _Kind, picks: Sequence[_Pick], count: int) -> Array:
     dtype, shape = kind
-    items = np.empty(count, dtype=picks[0].opened.items[name].dtype)
-    for pick in picks:
-        items[pick.at] = pick.opened.items[name][pick.local]
+    items = np.empty(count, dtype=picks[0][0].items[name].dtype)
+    for opened, local, at in picks:
+        items[at] = opened.items[name][local]
     return items.view(dtype).reshape(count, *shape)
 
 
@@ -233,8 +204,8 @@ def _taken(name: str, picks: Sequence[_Pick], order: Ids) -> pa.Array:
     """A column of any type, by Arrow: taken from each block, put together, and put in order."""
     parts = [
         chunk
-        for pick in picks
-        for chunk in pick.opened.table.column(name).take(pa.array(pick.local)).chunks
+        for opened, local, _ in picks
+        for chunk in opened.table.column(name).take(pa.array(local)).chunks
     ]
     back = np.empty(len(order), dtype=np.int64)
     back[order] = np.arange(len(order))
@@ -249,14 +220,10 @@ def _is_fixed(kind: pa.DataType) -> bool:
     return bool(pa.types.is_primitive(kind))
 
 
-def _missing(column: pa.ChunkedArray) -> bool:
+def _missing(array: pa.Array) -> bool:
     """Whether any value is missing, also inside of lists of a fixed size."""
-    return any(_missing_in(chunk) for chunk in column.chunks)
-
-
-def _missing_in(array: pa.Array) -> bool:
     if isinstance(array.type, pa.BaseExtensionType):
-        return _missing_in(array.storage)
+        return _missing(array.storage)
     if array.null_count:
         return True
-    return pa.types.is_fixed_size_list(array.type) and _missing_in(array.flatten())
+    return pa.types.is_fixed_size_list(array.type) and _missing(array.flatten())

@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 
 from raycloud.bounded import json_value, read_whole
 from raycloud.commands import Form, Meet, Prepare, Reshare, Spawn
-from raycloud.data.block import publish, write_all
+from raycloud.data.block import publish
 from raycloud.data.index import Input
 from raycloud.errors import MachineError, RaycloudError, RunDirectoryError
 from raycloud.events import (
@@ -432,7 +432,7 @@ def write_known(file: Path, job: Job, inputs: tuple[Input, ...]) -> None:
     }
     text = json.dumps(record, indent=1).encode()
     try:
-        publish(file, lambda draft: write_all(draft, text))
+        publish(file, text)
     except OSError as error:
         raise MachineError(
             f"{file} cannot be written: {error.strerror}",

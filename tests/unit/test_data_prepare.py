@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import pickle
 from dataclasses import replace
 from itertools import pairwise
@@ -13,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raycloud.data.index import Index
 from raycloud.data.prepare import make_block, make_index
 from raycloud.data.recipe import plan_work, recipe_of
 from raycloud.errors import DataError
@@ -219,16 +217,3 @@ def test_what_is_prepared_may_evict_what_is_old(bench: Bench, folder: Path) -> N
     second = bench.prepare(folder, of=task(factor=5))
     assert not any(bench.cache.has(key) for key in old)
     assert x_of(second) == [5 * i for i in range(ROWS)]
-
-
-def test_an_index_is_kept_as_json(bench: Bench, folder: Path) -> None:
-    index = bench.prepare(
-        folder,
-    ).train.index
-    record = json.loads(json.dumps(index.to_record()))
-    assert Index.from_record(record) == index
-    del record["inputs"][0]["version"]
-    assert Index.from_record(record).inputs[0].version == 0
-    for broken in ({**record, "format": 2}, {**record, "blocks": [{}]}, {"format": 1}):
-        with pytest.raises(ValueError, match="format"):
-            Index.from_record(broken)
