@@ -133,9 +133,7 @@ def house() -> str:
     paper.arrow((318, 46), (352, 46))
     paper.box((356, 20), (180, 52), "on_ray: starts or joins\nRay, finds the task")
     paper.arrow((446, 72), (446, 96))
-    paper.box(
-        (300, 100), (292, 48), "planning: members, shares, sync,\npredicted seconds and bytes"
-    )
+    paper.box((300, 100), (292, 48), "planner: members, shares, sync,\npredicted seconds and bytes")
     paper.arrow((446, 148), (446, 176))
     paper.box((246, 180), (400, 66), "", "first")
     paper.words((446, 200), "workers, one placement group each", anchor="middle")

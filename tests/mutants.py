@@ -37,7 +37,7 @@ KNOW: dict[str, tuple[str, ...]] = {
     "checkpoint": ("tests/unit/test_checkpoint_*.py",),
     "data": ("tests/unit/test_data_*.py", "tests/property/test_data_*.py"),
     "on_ray": ("tests/unit/test_on_ray_*.py",),
-    "planning": ("tests/unit/test_plan_*.py", "tests/property/test_plan_*.py"),
+    "planner": ("tests/unit/test_planner_*.py", "tests/property/test_planner_*.py"),
     "report": ("tests/unit/test_report_*.py",),
     "step": ("tests/unit/test_step_*.py", "tests/property/test_exactness*.py"),
     "net": ("tests/unit/test_net_*.py",),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raycloud.order import deal
-from raycloud.planning import (
+from raycloud.planner import (
     NO_LIMIT,
     Speed,
     SpeedEstimate,

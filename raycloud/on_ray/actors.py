@@ -20,7 +20,7 @@ from raycloud.clock import SystemClock
 from raycloud.errors import RaycloudError
 from raycloud.events import MemberLeaving, Noticed
 from raycloud.on_ray.attach import keep_confidential
-from raycloud.planning.inventory import price_per_hour
+from raycloud.planner.inventory import price_per_hour
 from raycloud.preemption import PreemptionNotice, on_sigterm, watch_here
 from raycloud.redact import know
 from raycloud.spec import Environment

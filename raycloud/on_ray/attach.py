@@ -16,7 +16,7 @@ from raycloud.bounded import expanded
 from raycloud.doctor.checks import SESSION, SOCKET_BYTES
 from raycloud.doctor.facts import Settings
 from raycloud.errors import MachineError
-from raycloud.planning.inventory import Inventory, Node
+from raycloud.planner.inventory import Inventory, Node
 from raycloud.preemption import PreemptionNotice
 from raycloud.redact import know, redact_text
 from raycloud.spec import Environment

@@ -35,9 +35,9 @@ from raycloud.net.rendezvous import Rendezvous
 from raycloud.on_ray.attach import draining, inventory, node_id_here
 from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.ingest import PipelineConfig, living_pipeline
-from raycloud.planning.inventory import Inventory, capacity
-from raycloud.planning.plan import Plan, Profile, make
-from raycloud.planning.shares import Speed
+from raycloud.planner.inventory import Inventory, capacity
+from raycloud.planner.plan import Plan, Profile, make
+from raycloud.planner.shares import Speed
 from raycloud.recovery.rendezvous import Meeting
 from raycloud.spec.rundir import take_range
 from raycloud.task import Task

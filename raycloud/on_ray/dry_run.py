@@ -28,8 +28,8 @@ from raycloud.events import (
 )
 from raycloud.on_ray.attach import attached, inventory, node_id_here
 from raycloud.on_ray.run import imported, with_secrets
-from raycloud.planning.inventory import require
-from raycloud.planning.plan import Plan, make
+from raycloud.planner.inventory import require
+from raycloud.planner.plan import Plan, make
 from raycloud.report.summary_text import Tried
 from raycloud.spec import Environment, Job, RunDirectory
 from raycloud.spec.rundir import RUNS

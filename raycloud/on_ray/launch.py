@@ -18,7 +18,7 @@ from raycloud.on_ray.cluster import RayCluster
 from raycloud.on_ray.pool import ActorPool, SupersededError
 from raycloud.on_ray.records import Outlets, RunRecords
 from raycloud.on_ray.session import Run
-from raycloud.planning.inventory import require
+from raycloud.planner.inventory import require
 from raycloud.report.recorder import Recorder
 from raycloud.run.driver import Driver
 

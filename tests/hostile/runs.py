@@ -12,7 +12,7 @@ from typing import Any
 from raycloud.errors import RunDirectoryError
 from raycloud.on_ray.cluster import read_known
 from raycloud.order import Position, read_ledger
-from raycloud.planning.plan import from_json
+from raycloud.planner.plan import from_json
 from raycloud.report.audit import audit, audited_text
 from raycloud.report.summary import of_run, read_summary
 from raycloud.spec import RunDirectory, choose

@@ -10,7 +10,7 @@ import ray
 
 import raycloud
 from raycloud.errors import PlacementError, TaskError
-from raycloud.planning.plan import from_json
+from raycloud.planner.plan import from_json
 from raycloud.spec import dump_job
 from tests.live import RAYCLOUD, asked, members_below, ran, wait_for
 

@@ -20,7 +20,7 @@ from ray._private.label_utils import validate_node_label_syntax
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.scripts.scripts import cli as ray_command
 
-from raycloud.planning.inventory import Node
+from raycloud.planner.inventory import Node
 from raycloud.spec import load_job
 from tests.live import ran
 

@@ -45,7 +45,7 @@ PUBLIC = (
 PURE = (
     "spec",
     "order",
-    "planning",
+    "planner",
     "control",
     "simulate",
     "bounded",

@@ -4,16 +4,23 @@ Everything here is arithmetic on values: no torch, no Ray, no clock, no I/O. The
 the same plan.
 """
 
-from raycloud.planning.inventory import Inventory, Node, capacity, place, require
-from raycloud.planning.plan import (
+from raycloud.planner.inventory import (
+    Inventory,
+    Node,
+    capacity,
+    place,
+    require,
+)
+from raycloud.planner.plan import (
     Plan,
     PlannedMember,
+    Prediction,
     Profile,
+    exposed_seconds,
     from_json,
     make,
 )
-from raycloud.planning.predict import Prediction, exposed_seconds
-from raycloud.planning.shares import (
+from raycloud.planner.shares import (
     better_shares,
     equal_shares,
     first_shares,
@@ -21,8 +28,7 @@ from raycloud.planning.shares import (
     load,
     step_seconds,
 )
-from raycloud.planning.speed import Speed, SpeedEstimate
-from raycloud.planning.speeds import NO_LIMIT, Speeds
+from raycloud.planner.speed import NO_LIMIT, Speed, SpeedEstimate, Speeds
 
 __all__ = [
     "NO_LIMIT",

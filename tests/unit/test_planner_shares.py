@@ -8,7 +8,7 @@ from time import perf_counter
 import pytest
 
 from raycloud.errors import PlacementError
-from raycloud.planning import Speed, better_shares, equal_shares, fit_shares, load, step_seconds
+from raycloud.planner import Speed, better_shares, equal_shares, fit_shares, load, step_seconds
 
 
 def even(micro_batch_s: float, fixed_s: float = 0.0, most: int | None = None) -> Speed:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raycloud.errors import PlacementError, RunDirectoryError, SpecError
-from raycloud.planning import (
+from raycloud.planner import (
     Inventory,
     Node,
     Plan,

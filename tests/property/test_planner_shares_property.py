@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from raycloud.errors import PlacementError
-from raycloud.planning import Speed, SpeedEstimate, better_shares, fit_shares, step_seconds
+from raycloud.planner import Speed, SpeedEstimate, better_shares, fit_shares, step_seconds
 from tests.tiers import examples
 
 # few distinct values, so that ties are common, and any floats besides

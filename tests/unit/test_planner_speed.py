@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raycloud.planning import (
+from raycloud.planner import (
     Speed,
     SpeedEstimate,
     better_shares,

@@ -21,8 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from raycloud.errors import PlacementError
-from raycloud.planning.speed import Speed, SpeedEstimate
-from raycloud.planning.speeds import SAME, Counts, Speeds
+from raycloud.planner.speed import SAME, Counts, Speed, SpeedEstimate, Speeds
 
 __all__ = [
     "Speed",
