@@ -28,8 +28,8 @@ from raycloud.order import Position
 from raycloud.rows import Rows
 from raycloud.spec import Job
 from raycloud.step.collate import Collate, Making
+from raycloud.step.device import keep_freed_memory
 from raycloud.step.feed import Feed
-from raycloud.step.memory import keep_freed_memory
 from raycloud.worker.context import MemberConfig
 from raycloud.worker.dataset import DataSet, TaskData
 

@@ -18,8 +18,9 @@ from raycloud.clock import SystemClock
 from raycloud.data.cache import BlockCache
 from raycloud.order import Order, Position, Steps
 from raycloud.spec import Job
+from raycloud.step.collate import Collate
 from raycloud.step.contract import construct
-from raycloud.step.feed import Collate, Feed, Piece, Schedule
+from raycloud.step.feed import Feed, Piece, Schedule
 from raycloud.worker.dataset import block_layout
 from tests.one_process import prepare_here
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from raycloud.events import MemberCaughtUp
 from raycloud.net.transport import Abandoned
 from raycloud.recovery.snapshot import Incoming, Outgoing, Sharing
-from raycloud.step.memory import room_bytes
+from raycloud.step.device import room_bytes
 from raycloud.step.stateful import Commit, Sums
 from raycloud.threads import THREADS
 

@@ -71,8 +71,7 @@ class Consistency:
         self._replica, self._clock = replica, clock
         self._company = Company(members=())
         self._rank = 0
-        self._due_s = 0.0
-        self._align_due_s = 0.0
+        self._due_s = self._align_due_s = 0.0
         self._digest: tuple[int, LaneDigest] | None = None  # before which step
         self._asked = self._differ = False
         self._given_step = self._equal_step = -1
@@ -96,11 +95,7 @@ class Consistency:
         self._align_due_s = now_s + max(_ALIGN_EVERY_S, _ALIGN_TIMES * whole / _LINK_BYTES_PER_S)
 
     def due(self) -> bool:
-        """Whether replicas are to be equal now, and it is time to see that they are.
-
-        They are to be equal after every commit; a strategy that lets them differ between two
-        exchanges would say so here.
-        """
+        """Whether it is time to see that replicas are equal."""
         return self._clock.monotonic_s() >= self._due_s
 
     def told(self, step: int) -> LaneDigest:
@@ -204,10 +199,7 @@ class Consistency:
         """Rank 0's replica becomes that of all, unless one is farther from it than by rounding."""
         began_s, tensors = self._clock.monotonic_s(), self._tensors()
         self._replica.settle()
-        told: list[float] = []
-        for name in names:
-            told += self._take(name, tensors[name], there)
-        rows = there.gather(told)
+        rows = there.gather([n for name in names for n in self._take(name, tensors[name], there)])
         largest: tuple[float, str] = (0.0, "")
         for k, name in enumerate(names):
             each = [row[_TOLD * k : _TOLD * (k + 1)] for row in rows]
@@ -246,7 +238,7 @@ class Consistency:
         taken = here.clone()
         there.lane.broadcast(taken.view(-1), there.abandoned)
         tensor.copy_(taken)
-        mine, other = _plain(here), _plain(taken)
+        mine, other = (_real(one).double() for one in (here, taken))
         apart = torch.where(mine == other, 0.0, (mine - other).abs())
         largest = float(apart.max()) if apart.numel() else 0.0
         return _norm(apart), largest, moved, _norm(other.nan_to_num(0.0, 0.0, 0.0))
@@ -313,10 +305,8 @@ def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int]:
 
     The bytes are 64-bit words, summed in 8191 columns, and those by random weights, modulo 2**64.
     """
-    if not tensors:
-        return []
     found = [_fingerprint(tensor.detach()) for tensor in tensors]
-    return [value >> 16 & _MASK for value in torch.stack(found).tolist()]
+    return [value >> 16 & _MASK for value in torch.stack(found).tolist()] if found else []
 
 
 def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
@@ -353,7 +343,7 @@ def sketch(tensor: torch.Tensor) -> torch.Tensor:
     """
     flat = tensor.detach()
     if flat.dtype != torch.float64:
-        flat = (torch.view_as_real(flat) if flat.is_complex() else flat).to(torch.float32)
+        flat = _real(flat).to(torch.float32)
     flat = flat.nan_to_num(0.0, 0.0, 0.0).reshape(-1)
     signs = _signs(tensor.device).to(flat.dtype)
     rows = flat.numel() // _ROW
@@ -378,8 +368,8 @@ def layout(tensors: Mapping[str, torch.Tensor]) -> int:
     return int(hashlib.sha256(told.encode()).hexdigest()[:12], 16)
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _eps(dtype: torch.dtype) -> float:

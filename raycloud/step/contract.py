@@ -1,4 +1,7 @@
-"""What the user's code must keep to, checked where a member first meets it."""
+"""The contract of the user's code: how it is called, and what it must keep to.
+
+What it raises is the task's fault, and says so.
+"""
 
 from __future__ import annotations
 
@@ -67,14 +70,9 @@ def check_settings(kind: type[Task], job: Job) -> None:
         raise SpecError(f"settings.{name}", job.settings[name], f"{where} has none", hint=hint)
     lacking = [p.name for p in parameters if p.kind in _BY_NAME and p.default is p.empty]
     for name in sorted(set(lacking) - job.settings.keys()):
-        hint = f"give it in the job file, or with --set settings.{name}=VALUE"
-        raise refusal(
-            [
-                Mistake(
-                    field=f"settings.{name}", value=NOT_SET, problem=f"{where} needs it", hint=hint
-                )
-            ]
-        )
+        field, problem = f"settings.{name}", f"{where} needs it"
+        hint = f"give it in the job file, or with --set {field}=VALUE"
+        raise refusal([Mistake(field=field, value=NOT_SET, problem=problem, hint=hint)])
 
 
 def construct(kind: type[Task] | TaskCode, job: Job) -> Task:
@@ -127,17 +125,6 @@ def cut(job: Job, samples: int) -> Steps:
             hint="lower global_batch, set drop_last to false, or give more data",
         ) from error
 
-
-__all__ = [
-    "RaisedError",
-    "call",
-    "call_backward",
-    "check_loss",
-    "check_model",
-    "check_optimizer",
-    "check_scheduler",
-    "goes_by_measured",
-]
 
 _NEEDED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

@@ -1,4 +1,8 @@
-"""What is to come, step by step: what lets a feed run ahead of a change."""
+"""Feed: the steps to come, whose batches are made ahead of time in the background.
+
+The schedule says which micro-batches this member computes of each of them, so that a feed may run
+ahead of a change.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from raycloud.errors import InternalError
@@ -16,7 +19,6 @@ from raycloud.order import Assignment, MicroBatch, Position, Steps, StepSpan, as
 from raycloud.step.collate import (
     Collate,
     Failures,
-    Making,
     Pass,
     StepWork,
 )
@@ -156,8 +158,6 @@ class Course:
         return self.steps.position_after(step - self._first_step, self._first_position)
 
 
-__all__ = ["Collate", "Collators", "Feed", "Made", "Making", "Pass", "Passes", "StepWork"]
-
 _HINT_STEPS = 8  # a hint is given this many steps before a step is made
 
 Passes = tuple[Pass, ...]
@@ -275,61 +275,49 @@ class Feed:
                 if future is None or self._over.is_set():
                     return
                 try:
-                    span, make = self._next()
+                    begun = self._begin()
                 except BaseException as error:  # noqa: BLE001 - raised to who takes the step
                     future.set_exception(error)
                     continue
             try:
-                passes, failed = make()
-                made = StepWork(
-                    span=span,
-                    passes=self._sent(passes),
-                    failed=failed,
-                    failed_rows=self._collate.row_sum(one for one, _ in failed),
-                )
-                future.set_result(made)
+                future.set_result(self._make(*begun))
             except BaseException as error:  # noqa: BLE001 - raised to who takes the step
                 future.set_exception(error)
 
-    def _next(self) -> tuple[StepSpan, Callable[[], tuple[Passes, Failures]]]:
-        """The next span, and how its passes are made."""
+    def _begin(self) -> tuple[StepSpan, tuple[MicroBatch, ...], int, Made | None]:
+        """The next span, what is to be made of it, as passes of what size, and who does so."""
         span = next(self._spans, None)
         if span is None:
             raise InternalError("a step was asked for after the last one")
-        mine, fuse = self._choose(span), self._fuse()
-        elsewhere = self._collate.making.elsewhere
-        if elsewhere is not None:
+        mine, fuse, made = self._choose(span), self._fuse(), None
+        if (elsewhere := self._collate.making.elsewhere) is not None:
             made = elsewhere.submit(mine, fuse)
             with self._counted:
                 self._away[id(made)] = made
-            return span, partial(self._whole, mine, partial(self._back, made))
-        return span, partial(self._whole, mine, partial(self._made_here, span, mine, fuse))
+        return span, mine, fuse, made
 
-    def _whole(
-        self, mine: tuple[MicroBatch, ...], make: Callable[[], Passes]
-    ) -> tuple[Passes, Failures]:
-        """What `make` gives; where it fails, and that may be, each micro-batch alone once more."""
+    def _make(
+        self, span: StepSpan, mine: tuple[MicroBatch, ...], fuse: int, made: Made | None
+    ) -> StepWork:
+        """The step's work; where making it fails, and that may be, of each micro-batch alone."""
+        collate, making = self._collate, self._collate.making
+        passes: Passes
+        failed: Failures = ()
         try:
-            return make(), ()
+            if made is None:
+                collate.want(mine, _HINT_STEPS * span.samples)
+                passes = collate.passes(mine, fuse)
+            else:
+                try:
+                    passes = made.result()
+                finally:
+                    with self._counted:
+                        del self._away[id(made)]
         except RaisedError:
-            if not self._collate.making.skips:
+            if not making.skips:
                 raise
-        return self._collate.apart(mine)
-
-    def _made_here(self, span: StepSpan, mine: tuple[MicroBatch, ...], fuse: int) -> Passes:
-        self._collate.want(mine, _HINT_STEPS * span.samples)
-        return self._collate.passes(mine, fuse)
-
-    def _back(self, made: Made) -> Passes:
-        try:
-            return made.result()
-        finally:
-            with self._counted:
-                del self._away[id(made)]
-
-    def _sent(self, passes: Passes) -> Passes:
-        """The passes, their batches on the way to the device."""
-        copies = self._collate.making.copies
-        if copies is None:
-            return passes
-        return tuple(replace(one, batch=copies.send(one.batch)) for one in passes)
+            passes, failed = collate.apart(mine)
+        if making.copies is not None:  # batches are on the way to the device
+            passes = tuple(replace(p, batch=making.copies.send(p.batch)) for p in passes)
+        rows = collate.row_sum(one for one, _ in failed)
+        return StepWork(span=span, passes=passes, failed=failed, failed_rows=rows)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from raycloud.step.contract import DrawnError, call, call_backward, check_loss, raised
-from raycloud.step.device import arrived
-from raycloud.step.memory import Memory, PassSize
+from raycloud.step.device import PassSize, arrived
 from raycloud.step.randomness import Randomness, others_state
 
 if TYPE_CHECKING:
@@ -100,11 +99,11 @@ class Forward:
             if job.compile
             else model
         )
-        memory = Memory(device, job.resources.worker.memory_bytes)
         self.size = PassSize(
             self._largest_pass(),
+            device,
             stepwise=job.fuse == "auto",
-            holds_twice=memory.holds_twice,
+            reserved_bytes=job.resources.worker.memory_bytes,
             notice=notice,
         )
         self.fusing = Fusing.UNKNOWN

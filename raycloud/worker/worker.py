@@ -17,8 +17,7 @@ from raycloud.order import Position
 from raycloud.recovery.restore import Restore
 from raycloud.step.collate import Collate, Making
 from raycloud.step.contract import construct
-from raycloud.step.device import Copies, choose
-from raycloud.step.memory import keep_freed_memory
+from raycloud.step.device import Copies, choose, keep_freed_memory
 from raycloud.step.mutation import evaluating, has_modes
 from raycloud.step.replica import Replica
 from raycloud.step.state import digest
