@@ -180,24 +180,23 @@ def _folder(run_dir: Path | None) -> Iterator[Path]:
     An error that names it says instead that nothing was kept.
     """
     root = RUNS if run_dir is None else run_dir.parent
-    missing = _missing(root)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".try-", dir=root))
-    except OSError as error:
-        raise RunDirectoryError(
-            f"the run cannot be kept in {root}: {error.strerror}",
-            hint="give a directory that can be written with --run-dir",
-        ) from error
-    try:
-        yield folder
-    except RaycloudError as error:
-        if str(folder) in error.hint:
-            error.hint = "it was tried, so nothing was kept; --debug shows the traceback"
-        raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        _remove_empty(missing)
+    with _gone_again(root):
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=".try-", dir=root))
+        except OSError as error:
+            raise RunDirectoryError(
+                f"the run cannot be kept in {root}: {error.strerror}",
+                hint="give a directory that can be written with --run-dir",
+            ) from error
+        try:
+            yield folder
+        except RaycloudError as error:
+            if str(folder) in error.hint:
+                error.hint = "it was tried, so nothing was kept; --debug shows the traceback"
+            raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -214,19 +213,17 @@ def _small(job: Job) -> Iterator[Job]:
         yield job.model_copy(update=update)
         return
     place = f"{job.checkpoint.path.rstrip('/')}/try-{secrets.token_hex(4)}"
-    here = _local(place)
-    missing = _missing(here.parent) if here else []
     update["checkpoint"] = job.checkpoint.model_copy(update={"path": place})
-    try:
-        yield job.model_copy(update=update)
-    except BaseException:
-        with contextlib.suppress(RaycloudError):  # what ended the run is what the user should see
+    here = _local(place)
+    with _gone_again(here.parent) if here else contextlib.nullcontext():
+        try:
+            yield job.model_copy(update=update)
+        except BaseException:
+            with contextlib.suppress(RaycloudError):  # what ended the run is what one should see
+                _remove(place)
+            raise
+        else:
             _remove(place)
-        raise
-    else:
-        _remove(place)
-    finally:
-        _remove_empty(missing)
 
 
 def _as_small(asked: Job, small: Job) -> Job:
@@ -255,12 +252,13 @@ def _local(place: str) -> Path | None:
     return Path(rest) if protocol in {"file", "local"} else None
 
 
-def _missing(path: Path) -> list[Path]:
-    """A directory and those above it, innermost first, as far as they are not there."""
-    return [place for place in (path, *path.parents) if not place.exists()]
-
-
-def _remove_empty(paths: list[Path]) -> None:
-    for path in paths:
-        with contextlib.suppress(OSError):  # somebody else uses it by now
-            path.rmdir()
+@contextlib.contextmanager
+def _gone_again(path: Path) -> Iterator[None]:
+    """A directory, and those above it, that are not there yet: removed afterwards if empty."""
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    try:
+        yield
+    finally:
+        for place in missing:  # the innermost first
+            with contextlib.suppress(OSError):  # somebody else uses it by now
+                place.rmdir()
