@@ -95,13 +95,13 @@ def left(head: Head) -> tuple[int, list[Any], float]:
 def actors(head: Head) -> dict[int, str]:
     """The processes of a run, by id."""
     lines = processes_below(head.folder)
-    names = ("ray::KeeperActor", "ray::PipelineActor", "ray::CollatorActor", "ray::MemberActor")
+    names = ("ray::PoolActor", "ray::PipelineActor", "ray::CollatorActor", "ray::MemberActor")
     return {pid: line.split(".")[0] for pid, line in lines.items() if line.startswith(names)}
 
 
-def keepers(head: Head) -> list[int]:
+def pools(head: Head) -> list[int]:
     lines = processes_below(head.folder)
-    return [pid for pid, line in lines.items() if line.startswith("ray::KeeperActor")]
+    return [pid for pid, line in lines.items() if line.startswith("ray::PoolActor")]
 
 
 def tell(what: str, seconds: float) -> None:

@@ -29,7 +29,7 @@ from tests.drivers import (
     check_words,
     driver,
     joined,
-    keepers,
+    pools,
     left,
     saved,
     starts,
@@ -64,7 +64,7 @@ pytestmark = pytest.mark.timeout(560)
 def empty(head: Head) -> Iterator[None]:
     """What a test has left, whatever became of it, is nobody's trouble but its own."""
     yield
-    ended(dict.fromkeys(keepers(head), "a keeper"), seconds=0)
+    ended(dict.fromkeys(pools(head), "a pool"), seconds=0)
     wait_for("an empty cluster", lambda: left(head) == (0, [], CPUS))
 
 
@@ -193,7 +193,7 @@ def test_what_prepares_the_data_outlives_the_driver_too(head: Head, tmp_path: Pa
     with driver(head, tmp_path / "first", run_dir, job) as one:
         wait_for("steps", lambda: step(one, run_dir) >= 5, seconds=START_S)
         there = actors(head)
-        assert len(there) == 5  # with the keeper
+        assert len(there) == 5  # with the pool
         one.process.kill()
         one.code()
     with driver(head, tmp_path / "second", run_dir) as one:
@@ -242,7 +242,7 @@ def test_allowed_to_it_goes_on_or_begins_again(head: Head, tmp_path: Path) -> No
         wait_for("the next commit", lambda: went_on(one, run_dir), seconds=START_S)
         one.process.kill()
         one.code()
-    ended(dict.fromkeys(keepers(head), "a keeper"), seconds=0)
+    ended(dict.fromkeys(pools(head), "a pool"), seconds=0)
     (tmp_path / "gate").touch()
     with driver(head, tmp_path / "third", run_dir, job, more=allow) as one:
         assert one.code() == 0, one.err
