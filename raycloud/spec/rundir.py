@@ -212,7 +212,7 @@ def _replace(path: Path, text: str) -> None:
 
 def _order_of(job: Job) -> dict[str, Any]:
     values = job.resolved().model_dump()
-    found = dict.fromkeys(_KEPT, values)
+    found: dict[str, Any] = dict.fromkeys(_KEPT, values)
     for field in _KEPT:
         for name in field.split("."):
             found[field] = found[field][name]
