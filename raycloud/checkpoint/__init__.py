@@ -14,9 +14,8 @@ parts that others wrote does without.
 
 from __future__ import annotations
 
-from raycloud.checkpoint.manifest import Manifest
+from raycloud.checkpoint.manifest import Manifest, PartRecord, TensorRecord, split_names
 from raycloud.checkpoint.naming import DamagedError, StoreError
-from raycloud.checkpoint.part import PartRecord, TensorRecord, split_names
 from raycloud.checkpoint.published import (
     Found,
     latest,

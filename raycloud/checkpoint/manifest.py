@@ -11,15 +11,22 @@ replica was one worker, and the rank its number.
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from raycloud.bounded import MOST_VALUES, json_value
-from raycloud.checkpoint import strict
-from raycloud.checkpoint.naming import DamagedError, part_name
-from raycloud.checkpoint.part import PartRecord
+from raycloud.checkpoint.naming import (
+    DamagedError,
+    check_final_name,
+    damaged,
+    part_name,
+    step_of,
+)
 from raycloud.checkpoint.values import decode, encode
 from raycloud.errors import CheckpointError
 from raycloud.order import Position
@@ -33,6 +40,151 @@ _MIDDLE = b'", "manifest": '
 _CLOSE = b"}\n"
 _BODY_AT = len(_OPEN) + 64 + len(_MIDDLE)
 _HINT = "use an older checkpoint: this one was altered or not written to the end"
+
+# Bytes per element, by the names of the safetensors format.
+ELEMENT_BYTES: dict[str, int] = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "U16": 2,
+    "I16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "U32": 4,
+    "I32": 4,
+    "F32": 4,
+    "U64": 8,
+    "I64": 8,
+    "F64": 8,
+    "C64": 8,
+}
+LARGEST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+LARGEST_PARTS = 65_536
+LONGEST_TENSOR_NAME = 4096
+_LARGEST_RANK = 64
+_HEADER_BYTES = 128  # the metadata and the padding
+_TENSOR_BYTES = 128  # the words of an entry, its type and its place
+_CHARACTER_BYTES = 12  # a character outside of the basic plane, escaped
+_SIZE_BYTES = 20  # a number of a shape
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_LARGEST = 2**53  # above any counter or size, and exact wherever JSON numbers are doubles
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorRecord:
+    """A tensor's type, in the words of the safetensors format, and shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * ELEMENT_BYTES[self.dtype]
+
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"dtype": self.dtype, "shape": list(self.shape)}
+
+    @classmethod
+    def parse(cls, value: object, where: str) -> TensorRecord:
+        """From JSON values.
+
+        Raises:
+            DamagedError: A key, type or size is wrong; names the key path.
+        """
+        fields = _record(value, ("dtype", "shape"), where)
+        dtype = _text(fields["dtype"], f"{where}.dtype")
+        if dtype not in ELEMENT_BYTES:
+            raise damaged(f"{where}.dtype", f"is {dtype[:40]!r}, which is unknown")
+        shape = _sequence(fields["shape"], f"{where}.shape")
+        if len(shape) > _LARGEST_RANK:
+            raise damaged(f"{where}.shape", f"has {len(shape)} dimensions")
+        sizes = tuple(_integer(size, f"{where}.shape") for size in shape)
+        made = cls(dtype=dtype, shape=sizes)
+        _integer(made.nbytes, f"{where} (bytes)")
+        return made
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartRecord:
+    """A part of a checkpoint: its file, digest, and the tensors in it.
+
+    Attributes:
+        file: Name in the store.
+        rank: Which of the parts it is, from 0.
+        replica: Of which replica's worker it is.
+        position: Which of that replica's workers wrote it.
+        parts: How many parts the checkpoint has.
+        bytes: Size of the file.
+        sha256: Digest of the file, hexadecimal.
+        tensors: What is in it, by qualified name.
+    """
+
+    file: str
+    rank: int
+    replica: int
+    position: int
+    parts: int
+    bytes: int
+    sha256: str
+    tensors: Mapping[str, TensorRecord]
+
+    def to_plain(self, *, keyed: bool = False) -> dict[str, Any]:
+        """As JSON values; `parse` is the inverse. Whether `keyed` by replica and position, too."""
+        return {
+            "file": self.file,
+            "rank": self.rank,
+            **({"replica": self.replica, "position": self.position} if keyed else {}),
+            "parts": self.parts,
+            "bytes": self.bytes,
+            "sha256": self.sha256,
+            "tensors": {name: tensor.to_plain() for name, tensor in self.tensors.items()},
+        }
+
+    @classmethod
+    def parse(cls, value: object, where: str = "part", *, keyed: bool = False) -> PartRecord:
+        """From JSON values; where they are not `keyed`, the rank is the number of a replica.
+
+        Raises:
+            CheckpointError: The file name is not one a checkpoint may use.
+            DamagedError: A key, type or size is wrong; names the key path.
+        """
+        keys = ("file", "rank", "parts", "bytes", "sha256", "tensors")
+        fields = _record(value, (*keys, "replica", "position") if keyed else keys, where)
+        file = _text(fields["file"], f"{where}.file")
+        check_final_name(file)
+        parts = _integer(fields["parts"], f"{where}.parts", least=1, most=LARGEST_PARTS)
+        rank = _integer(fields["rank"], f"{where}.rank", most=parts - 1)
+        step = step_of(file)
+        if step is None or file != part_name(step, rank, parts):
+            raise damaged(f"{where}.file", f"is {file!r}, not part {rank} of {parts}")
+        tensors: dict[str, TensorRecord] = {}
+        for name, tensor in _mapping(fields["tensors"], f"{where}.tensors").items():
+            if not 0 < len(name) <= LONGEST_TENSOR_NAME:
+                raise damaged(f"{where}.tensors", f"has a name of {len(name)} characters")
+            tensors[name] = TensorRecord.parse(tensor, f"{where}.tensors[{name!r}]")
+        size = _integer(fields["bytes"], f"{where}.bytes")
+        content = sum(tensor.nbytes for tensor in tensors.values())
+        # What `write_part` puts into a header, at its longest: no more of it is ever parsed.
+        header = _HEADER_BYTES + sum(
+            _TENSOR_BYTES + _CHARACTER_BYTES * len(name) + _SIZE_BYTES * len(tensor.shape)
+            for name, tensor in tensors.items()
+        )
+        if not content + 8 <= size <= content + 8 + min(header, LARGEST_HEADER_BYTES):
+            raise damaged(f"{where}.bytes", f"is {size}, with {content} bytes of tensors")
+        return cls(
+            file=file,
+            rank=rank,
+            replica=_integer(fields["replica"], f"{where}.replica") if keyed else rank,
+            position=_integer(fields["position"], f"{where}.position") if keyed else 0,
+            parts=parts,
+            bytes=size,
+            sha256=_sha256(fields["sha256"], f"{where}.sha256"),
+            tensors=tensors,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,23 +228,23 @@ class Manifest:
     def __post_init__(self) -> None:
         """Check what belongs together: every part of this step once, every tensor once."""
         if not self.parts:
-            raise strict.refuse("manifest.parts", "is empty")
+            raise damaged("manifest.parts", "is empty")
         count = len(self.parts)
         holder: dict[str, int] = {}
         for rank, part in enumerate(self.parts):
             expected = part_name(self.step, rank, count)
             if (part.file, part.rank, part.parts) != (expected, rank, count):
-                raise strict.refuse(f"manifest.parts[{rank}].file", f"is not {expected!r}")
+                raise damaged(f"manifest.parts[{rank}].file", f"is not {expected!r}")
             for name in part.tensors:
                 if name in holder:
-                    raise strict.refuse(
+                    raise damaged(
                         f"manifest.parts[{rank}].tensors",
                         f"has {name!r}, which parts[{holder[name]}] has as well",
                     )
                 holder[name] = rank
         keys = [(part.replica, part.position) for part in self.parts]
         if keys != sorted(set(keys)):
-            raise strict.refuse("manifest.parts", "are not each of another replica and position")
+            raise damaged("manifest.parts", "are not each of another replica and position")
 
     @property
     def state_bytes(self) -> int:
@@ -142,22 +294,22 @@ class Manifest:
             CheckpointError: It has another format, or a file name is not a plain one.
             DamagedError: It is truncated, altered, or not a manifest; names `place` and what.
         """
-        plain = strict.mapping(_parsed(_body(content, place), place), place)
-        number = strict.integer(plain.get("format"), f"{place}: format", least=1)
+        plain = _mapping(_parsed(_body(content, place), place), place)
+        number = _integer(plain.get("format"), f"{place}: format", least=1)
         if number > FORMAT:
             raise CheckpointError(
                 f"{place} has format {number}; this raycloud reads 1 to {FORMAT}",
                 hint="resume with the version of raycloud that wrote it, or a newer one",
             )
-        strict.record(plain, tuple(field.name for field in fields(cls)), place)
+        _record(plain, tuple(field.name for field in fields(cls)), place)
 
         def count(key: str) -> int:
-            return strict.integer(plain[key], f"{place}: {key}")
+            return _integer(plain[key], f"{place}: {key}")
 
         def state(key: str) -> Mapping[str, Any]:
-            return strict.mapping(decode(plain[key], where=f"{place}: {key}"), f"{place}: {key}")
+            return _mapping(decode(plain[key], where=f"{place}: {key}"), f"{place}: {key}")
 
-        parts = strict.sequence(plain["parts"], f"{place}: parts")
+        parts = _sequence(plain["parts"], f"{place}: parts")
         return cls(
             step=count("step"),
             epoch=count("epoch"),
@@ -171,8 +323,8 @@ class Manifest:
                 PartRecord.parse(part, f"{place}: parts[{rank}]", keyed=number >= _KEYED)
                 for rank, part in enumerate(parts)
             ),
-            raycloud_version=strict.text(plain["raycloud_version"], f"{place}: raycloud_version"),
-            torch_version=strict.text(plain["torch_version"], f"{place}: torch_version"),
+            raycloud_version=_text(plain["raycloud_version"], f"{place}: raycloud_version"),
+            torch_version=_text(plain["torch_version"], f"{place}: torch_version"),
             format=number,
         )
 
@@ -195,3 +347,83 @@ def _parsed(body: memoryview, place: str) -> object:
         return json_value(str(body, "ascii"))
     except ValueError as error:
         raise DamagedError(f"{place} is not JSON: {error}", hint=_HINT) from error
+
+
+def _mapping(value: object, where: str) -> Mapping[str, Any]:
+    """A JSON object."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise damaged(where, f"is a {type(value).__name__}, not an object")
+    return value
+
+
+def _record(value: object, keys: tuple[str, ...], where: str) -> Mapping[str, Any]:
+    """A JSON object with exactly these keys."""
+    fields = _mapping(value, where)
+    missing = sorted(set(keys) - set(fields))
+    unknown = sorted(set(fields) - set(keys))
+    if missing:
+        raise damaged(where, f"lacks {', '.join(missing)}")
+    if unknown:
+        raise damaged(where, f"has unknown keys: {', '.join(unknown)[:200]}")
+    return fields
+
+
+def _sequence(value: object, where: str) -> list[Any]:
+    """A JSON array (or a tuple, for records that have not been written yet)."""
+    if not isinstance(value, (list, tuple)):
+        raise damaged(where, f"is a {type(value).__name__}, not an array")
+    return list(value)
+
+
+def _integer(value: object, where: str, *, least: int = 0, most: int = _LARGEST) -> int:
+    """An integer from `least` to `most`; a bool is not one."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise damaged(where, f"is a {type(value).__name__}, not an integer")
+    if not least <= value <= most:
+        raise damaged(where, f"is not from {least} to {most}")
+    return value
+
+
+def _text(value: object, where: str) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        raise damaged(where, f"is a {type(value).__name__}, not a string")
+    return value
+
+
+def _sha256(value: object, where: str) -> str:
+    """64 lower-case hexadecimal digits."""
+    if _SHA256.fullmatch(_text(value, where)) is None:
+        raise damaged(where, "is not a SHA-256 digest")
+    return _text(value, where)
+
+
+def split_names(sizes: Mapping[str, int], parts: int) -> tuple[tuple[str, ...], ...]:
+    """Which member writes which tensors: largest first, each to the part with the fewest bytes.
+
+    Depends only on the mapping's content, so members with the same sizes agree without talking.
+    The fullest part is at most 4/3 of the best possible (Graham 1969).
+
+    Args:
+        sizes: Bytes by name.
+        parts: How many parts; more than there are names leaves the last ones empty.
+
+    Returns:
+        The names of each part, sorted.
+
+    Raises:
+        ValueError: `parts` is less than 1.
+
+    >>> split_names({"a": 4, "b": 3, "c": 2, "d": 2}, 2)
+    (('a', 'd'), ('b', 'c'))
+    """
+    if parts < 1:
+        raise ValueError(f"split_names() takes parts >= 1, got {parts}")
+    # (bytes, names, index): names second, so that empty tensors spread as well.
+    loads = [(0, 0, index) for index in range(parts)]
+    chosen: list[list[str]] = [[] for _ in range(parts)]
+    for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        load, count, index = loads[0]
+        chosen[index].append(name)
+        heapq.heapreplace(loads, (load + size, count + 1, index))
+    return tuple(tuple(sorted(names)) for names in chosen)

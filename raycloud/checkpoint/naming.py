@@ -139,3 +139,9 @@ def blamed(action: str, place: str, error: Exception) -> CheckpointError:
         f"cannot {action} {place}: {type(error).__name__}: {error}",
         hint=_HINTS.get(number or 0, "see that the place can be reached, or set `checkpoint.path`"),
     )
+
+
+def damaged(where: str, problem: str) -> DamagedError:
+    """The error for what stands at the key path `where`, in a file that was altered."""
+    hint = "the checkpoint was altered or is not one of raycloud's: use an older one"
+    return DamagedError(f"{where} {problem}", hint=hint)

@@ -19,14 +19,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 
-from raycloud.checkpoint.naming import DamagedError, part_name
-from raycloud.checkpoint.part import (
+from raycloud.checkpoint.manifest import (
     LARGEST_HEADER_BYTES,
     LARGEST_PARTS,
     LONGEST_TENSOR_NAME,
     PartRecord,
     TensorRecord,
 )
+from raycloud.checkpoint.naming import DamagedError, part_name
 from raycloud.checkpoint.published import latest
 from raycloud.errors import CheckpointError, InternalError, TaskError
 

@@ -23,7 +23,7 @@ from raycloud.checkpoint.naming import (
 from raycloud.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from raycloud.checkpoint.part import PartRecord
+    from raycloud.checkpoint.manifest import PartRecord
     from raycloud.checkpoint.store import Store
 
 Sizes = Mapping[str, int]

@@ -29,7 +29,7 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from raycloud.checkpoint.strict import refuse
+from raycloud.checkpoint.naming import damaged
 from raycloud.errors import TaskError
 
 DEEPEST = 64
@@ -142,7 +142,7 @@ def _unfit(where: str, problem: str) -> TaskError:
 
 def _decoded(value: Any, where: str, depth: int) -> Any:
     if depth > DEEPEST:
-        raise refuse(where, f"lies deeper than {DEEPEST} levels")
+        raise damaged(where, f"lies deeper than {DEEPEST} levels")
     if isinstance(value, list):
         return [_decoded(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
     if not isinstance(value, dict):
@@ -151,7 +151,7 @@ def _decoded(value: Any, where: str, depth: int) -> Any:
     if not tagged:
         return {key: _decoded(item, f"{where}[{key!r}]", depth + 1) for key, item in value.items()}
     if len(value) != 1:
-        raise refuse(where, f"mixes the tag {tagged[0][:20]!r} with other keys")
+        raise damaged(where, f"mixes the tag {tagged[0][:20]!r} with other keys")
     tag, content = tagged[0], value[tagged[0]]
     if tag == "~float":
         return _decoded_float(content, where)
@@ -160,17 +160,17 @@ def _decoded(value: Any, where: str, depth: int) -> Any:
     if tag[1:] in KINDS:
         inner = _decoded(content, where, depth + 1)
         if not isinstance(inner, KINDS[tag[1:]]):
-            raise refuse(where, f"has a {type(inner).__name__} with the tag {tag!r}")
+            raise damaged(where, f"has a {type(inner).__name__} with the tag {tag!r}")
         return Tagged(tag[1:], inner)
     kinds = {"~dict": dict, "~counter": Counter, "~ordered": OrderedDict}
     if tag in kinds and isinstance(content, list):
         return _decoded_pairs(kinds[tag](), content, where, depth)
-    raise refuse(where, f"has the unknown tag {tag[:20]!r}")
+    raise damaged(where, f"has the unknown tag {tag[:20]!r}")
 
 
 def _decoded_float(content: object, where: str) -> float:
     if not isinstance(content, str) or _BITS.fullmatch(content) is None:
-        raise refuse(where, "is not the bits of a float")
+        raise damaged(where, "is not the bits of a float")
     number: float = struct.unpack(">d", bytes.fromhex(content))[0]
     return number
 
@@ -180,8 +180,8 @@ def _decoded_pairs(made: dict[Any, Any], content: list[Any], where: str, depth: 
         match pair:
             case [str() | int() as key, item] if not isinstance(key, bool):
                 if key in made:
-                    raise refuse(where, f"has the key {key!r:.80} twice")
+                    raise damaged(where, f"has the key {key!r:.80} twice")
                 made[key] = _decoded(item, f"{where}[{key!r:.80}]", depth + 1)
             case _:
-                raise refuse(where, "is not a list of keys and values")
+                raise damaged(where, "is not a list of keys and values")
     return made
