@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from raycloud.task import Samples, Task
 
 Range = tuple[int, int, int]  # an epoch, and samples [start, stop) of it
-Codes = npt.NDArray[np.uint64]
 Failures = tuple[tuple[MicroBatch, RaisedError], ...]  # those that could not be made, and why
 
 ROWS = 1 << 32  # sums are modulo this, so that those of 2**21 members are exact as a float64
@@ -253,37 +252,28 @@ def moved(one: Range, later: int, order: Order) -> Range:
     return epoch, start, min(stop, length)
 
 
-def codes_of(ids: npt.NDArray[np.int64]) -> Codes:
-    """A code below `ROWS` of each sample: sums of other samples are other ones, but by chance."""
-    return (ids.astype(np.uint64) + np.uint64(1)) * _FACTOR >> _SHIFT
-
-
-def row_sum_of(codes: Codes) -> int:
-    """The sum of some codes."""
-    return int(codes.sum()) % ROWS
-
-
 def row_sum(ids: npt.NDArray[np.int64]) -> int:
-    """The sum of the codes of some samples.
+    """The sum of codes of samples, below `ROWS`: other samples have another sum, but by chance.
 
     >>> row_sum(np.array([3, 1, 2])) == row_sum(np.array([1, 2, 3])) != row_sum(np.array([2, 2, 2]))
     True
     """
-    return row_sum_of(codes_of(ids))
+    codes = (ids.astype(np.uint64) + np.uint64(1)) * _FACTOR >> _SHIFT
+    return int(codes.sum()) % ROWS
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """Samples that were read, the code of each, and the seconds that took."""
+    """Samples that were read, their ids, and the seconds that took."""
 
     samples: Any
-    codes: Codes
+    ids: npt.NDArray[np.int64]
     seconds: float
 
     def cut(self, at: int, stop: int) -> _Read:
         """Some of them."""
-        share_s = self.seconds * (stop - at) / len(self.codes)
-        return _Read(self.samples[at:stop], self.codes[at:stop], share_s)
+        share_s = self.seconds * (stop - at) / len(self.ids)
+        return _Read(self.samples[at:stop], self.ids[at:stop], share_s)
 
 
 class Collate:
@@ -298,6 +288,7 @@ class Collate:
         clock: For the seconds that are told; None: they are not measured.
 
     Attributes:
+        draws: `Task.batch` was seen to draw, so that each micro-batch is collated alone.
         joins: Batches of single micro-batches may be joined: that was seen to change nothing.
     """
 
@@ -313,18 +304,10 @@ class Collate:
     ) -> None:
         """Look up how samples are read."""
         self.making = making or Making()
-        self._task = task
-        self._pinned = pinned
-        self._clock = clock
+        self._task, self._pinned, self._clock = task, pinned, clock
         self._view = View(samples, order)
         self._own = threading.local()
-        self._draws = False  # whether Task.batch was seen to draw
-        self.joins = False
-
-    @property
-    def draws(self) -> bool:
-        """Whether `Task.batch` was seen to draw, so that each micro-batch is collated alone."""
-        return self._draws
+        self.draws = self.joins = False
 
     @property
     def order(self) -> Order:
@@ -336,8 +319,7 @@ class Collate:
 
         Passes that are being made meanwhile are of the samples before or after, never of both.
         """
-        order = self._view.order.extended(epoch, len(samples), layout)
-        self._view = View(samples, order)
+        self._view = View(samples, self._view.order.extended(epoch, len(samples), layout))
 
     def passes(self, micro_batches: Iterable[MicroBatch], fuse: int) -> tuple[Pass, ...]:
         """Group micro-batches by `fuse` and collate each group, in order."""
@@ -355,7 +337,9 @@ class Collate:
         else:
             for group in groups:
                 made += self._group(view, group, self._read(view, group))
-        return tuple(map(_pinned, made)) if self._pinned else tuple(made)
+        if self._pinned:
+            made = [replace(one, batch=pin(one.batch)) for one in made]
+        return tuple(made)
 
     def one(self, micro_batch: MicroBatch) -> Pass:
         """A pass of a single micro-batch."""
@@ -374,7 +358,7 @@ class Collate:
 
     def ids(self, micro_batch: MicroBatch) -> tuple[int, ...]:
         """The samples of a micro-batch."""
-        where = micro_batch.epoch, micro_batch.start, micro_batch.stop
+        [where] = joined([micro_batch])
         return tuple(self._view.order.ids(*where).tolist())
 
     def row_sum(self, parts: Iterable[MicroBatch | StepSpan]) -> int:
@@ -393,11 +377,11 @@ class Collate:
 
     def _group(self, view: View, group: list[MicroBatch], read: _Read) -> list[Pass]:
         """The passes of a group whose samples are read; several only where they cannot be one."""
-        if len(group) == 1 or not self._draws:
+        if len(group) == 1 or not self.draws:
             made, drew = self._pass(group, read)
             if not drew:
                 return [made]
-            self._draws = True
+            self.draws = True
             read = self._read(view, group)  # again: the task may have changed what it was given
         return self._apart(group, read)
 
@@ -417,7 +401,7 @@ class Collate:
             micro_batches=tuple(group),
             batch=batch,
             weight=self._weight(batch, at),
-            rows=row_sum_of(read.codes),
+            rows=sum(one.rows for one in singles) % ROWS,
             read_s=read.seconds,
             collate_s=sum(one.collate_s for one in singles),
         )
@@ -433,7 +417,7 @@ class Collate:
             raise
         except BaseException as error:
             raise _fault("reading the samples", error, group) from error
-        return _Read(samples, codes_of(ids), self._now_s() - began_s)
+        return _Read(samples, ids, self._now_s() - began_s)
 
     def _pass(self, group: list[MicroBatch], read: _Read) -> tuple[Pass, bool]:
         """The pass of `group`; and, of several micro-batches, whether making it drew."""
@@ -453,7 +437,7 @@ class Collate:
             batch=batch,
             weight=self._weight(batch, sum(m.samples for m in group)),
             seed=stream_seed(seed, _COMPUTE_STREAM, first.epoch, first.start),
-            rows=row_sum_of(read.codes),
+            rows=row_sum(read.ids),
             read_s=read.seconds,
             collate_s=collate_s,
         )
@@ -490,10 +474,6 @@ class Collate:
                 f"Task.weight returned {weight}", hint="return a finite number that is not negative"
             )
         return weight
-
-
-def _pinned(one: Pass) -> Pass:
-    return replace(one, batch=pin(one.batch))
 
 
 def _drawn(rng: np.random.Generator) -> tuple[list[int], int]:

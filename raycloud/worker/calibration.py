@@ -1,4 +1,4 @@
-"""Computing a little without effect: how fast a member is, and what its task does."""
+"""Calibration: a member computes a little without effect, to learn its speed and what fuses."""
 
 from __future__ import annotations
 
@@ -37,25 +37,14 @@ _HINT = (
 
 
 class Calibration:
-    """Tries a replica out on a few samples.
-
-    Args:
-        job: What is asked.
-        replica: What computes.
-        collate: Makes the batches.
-        member: This member's number: members begin at different places.
-        clock: For the seconds.
-    """
+    """Tries a replica out on a few samples; `member` says where in the sequence."""
 
     def __init__(
         self, job: Job, replica: Replica, collate: Collate, *, member: int, clock: Clock
     ) -> None:
         """Nothing is computed yet."""
-        self._job = job
-        self._replica = replica
-        self._collate = collate
-        self._member = member
-        self._clock = clock
+        self._job, self._replica, self._collate = job, replica, collate
+        self._member, self._clock = member, clock
         self._past = 0  # places that nothing can be computed of
         self._largest = 1  # pass
         self._took_s: dict[int, list[float]] = {}  # by micro-batches; the first of each warmed up
@@ -96,14 +85,13 @@ class Calibration:
             replica.discard()
             why = f"computing several at once: {error.message}"
         else:
-            unlike, limit = apart.unlike(together), tolerance(together.dtypes | self._dtypes())
+            unlike, limit = apart.difference(together), tolerance(together.dtypes | self._dtypes())
             if together.passes == len(group):
                 why = "Task.batch draws, and returns more than tensors with a row for each sample"
             elif unlike > limit:
-                why = (
-                    "the loss of several is not the weighted mean of their losses, or its gradient "
-                )
-                why += f"is not: they differ by {unlike:.1e}, and rounding explains {limit:.1e}"
+                why = "the loss of several is not the weighted mean of their losses, or its "
+                why += f"gradient is not: they differ by {unlike:.1e}, and rounding explains "
+                why += f"{limit:.1e}"
         fusing = Fusing.NEVER if why else Fusing.JOINED if collate.draws else Fusing.COLLATED
         collate.joins = fusing is Fusing.JOINED
         replica.may_fuse(fusing)
@@ -167,8 +155,7 @@ class Calibration:
 
         Memory that a process has not touched before costs it time to be given, several times as
         much where its machine is a virtual one that had given it back to its host. In a step all
-        others would wait for that. It shows what cannot be computed, too; what draws from where
-        was looked at before, by this member or by the one whose place or process it has.
+        others would wait for that. It also shows what cannot be computed.
 
         Args:
             fixed_s: Seconds that a pass takes however many micro-batches it has.
@@ -182,8 +169,7 @@ class Calibration:
     def last_of_an_epoch(self, steps: Steps, at: Position, left: int) -> None:
         """Compute the last micro-batch of an epoch where that has a single sample.
 
-        Batch normalisation and losses that compare samples may raise on it. It would be found
-        after an epoch.
+        Batch normalisation and losses that compare samples may raise on it, after an epoch.
 
         Args:
             steps: How epochs are cut.
@@ -217,6 +203,7 @@ class Calibration:
         return many
 
     def _first(self, many: int) -> float:
+        """Seconds of the first try."""
         return self._seconds(many, self._usual()[1], watched=False)
 
     def _usual(self) -> tuple[int, int]:
@@ -334,17 +321,15 @@ class GradientSum:
             else:
                 self._gradients[i] = gradient
 
-    def unlike(self, other: GradientSum) -> float:
+    def difference(self, other: GradientSum) -> float:
         """How far the other sum is from this one, relative to what was added up here.
 
-        The larger of what weights, losses and all gradients together differ by. Of the latter it is
-        their norm over the sum of the passes' norms, since those may cancel out. A parameter alone
-        says nothing: its gradient may be nothing but rounding (a bias before a softmax).
+        The largest of what weights, losses and all gradients together differ by. Of the latter it
+        is their norm over the sum of the passes' norms, since those may cancel out. A parameter
+        alone says nothing: its gradient may be nothing but rounding (a bias before a softmax).
         """
-        every = self._gradients.keys() | other._gradients.keys()
-        zero = torch.zeros(())
-        ours, theirs = self._gradients, other._gradients
-        apart = [ours.get(i, zero) - theirs.get(i, zero) for i in every]
+        zero, ours, theirs = torch.zeros(()), self._gradients, other._gradients
+        apart = [ours.get(i, zero) - theirs.get(i, zero) for i in ours.keys() | theirs.keys()]
         far = [
             (abs(self._weight - other._weight), self._weight),
             (abs(self._loss - other._loss), self._losses),

@@ -1,8 +1,8 @@
-"""A fingerprint of a task's own samples: a few of them, read and digested, to be compared.
+"""A fingerprint of a task's own samples: digests of a few of them, to be compared.
 
 Members compare theirs before the first step, and a resumed run its own with the checkpoint's: where
-`Task.data` gives other samples in another process, all that is said of the order, of what counts
-once and of what is held out would be wrong. Samples of a `Source` are the same by construction.
+`Task.data` gives other samples in another process, nothing that is said of the order, of what
+counts once and of what is held out would be true. A `Source` gives the same by construction.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pathlib
 import struct
 import types
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from hashlib import blake2b
-from itertools import chain
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,21 +71,17 @@ class DataSummary:
     fingerprint: Mapping[str, str]
 
     @classmethod
-    def of(cls, supply: TaskData, clock: Clock) -> DataSummary:
+    def of(cls, data: TaskData, clock: Clock) -> DataSummary:
         """Read some samples.
 
         Raises:
             TaskError: A sample is another one each time it is read; or the task's code raised.
         """
-        train, held_out = supply.train, supply.held_out
-        found: dict[str, str] = {}
-        if not hasattr(train, "gather"):
-            found |= _split(TRAIN, _one_by_one(train), len(train), clock)
-        count = 0
+        train, held_out, count = data.train, data.held_out, 0
+        found = _split(TRAIN, train, len(train), clock)
         if held_out is not None:
             count = call("data", lambda: len(held_out))
-            if not hasattr(held_out, "gather"):
-                found |= _split(HELD_OUT, _one_by_one(held_out), count, clock)
+            found |= _split(HELD_OUT, held_out, count, clock)
         return cls(samples=len(train), held_out=count, fingerprint=found)
 
 
@@ -105,21 +101,12 @@ def check_samples(now: Mapping[str, str], kept: Any) -> str:
     if len(train) * 2 > len(trained):
         raise DataError(
             "the data has changed: Task.data gives other training samples than when the checkpoint "
-            f"was made (ids {_ids(train)})",
+            f"was made (ids {', '.join(name.partition('/')[2] for name in train)})",
             hint="bring the data back as it was, or start a new run in another --run-dir; what "
             "Task.data draws (a split, a shuffle) also depends on how many samples there are, "
             "unless it is given a generator and draws for each sample by itself",
         )
     return ", ".join(other)
-
-
-def _one_by_one(samples: Samples) -> Callable[[int], Any]:
-    read = reader(samples)
-    return lambda id_: read(np.array([id_]))[0]
-
-
-def _ids(names: Iterable[str]) -> str:
-    return ", ".join(name.partition("/")[2] for name in names)
 
 
 def chosen(count: int) -> list[int]:
@@ -132,12 +119,22 @@ def chosen(count: int) -> list[int]:
     return list(dict.fromkeys([*reversed(powers[-_IDS:]), *([count - 1] if count else [])]))
 
 
-def _split(split: str, read: Callable[[int], Any], count: int, clock: Clock) -> dict[str, str]:
-    until_s, found = clock.monotonic_s() + _ENOUGH_S, dict[str, str]()
-    ids = chosen(count)
-    for id_ in [*ids, *ids[:2]]:  # some of them twice
-        digest = _read(split, read, id_)
-        name = f"{split}/{id_}"
+def _split(split: str, samples: Samples, count: int, clock: Clock) -> dict[str, str]:
+    """Digests of some of a split's samples, two of them read twice; none of blocks."""
+    found: dict[str, str] = {}
+    if hasattr(samples, "gather"):
+        return found
+    until_s, read, ids = clock.monotonic_s() + _ENOUGH_S, reader(samples), chosen(count)
+    for id_ in [*ids, *ids[:2]]:
+        name, digest = f"{split}/{id_}", None
+        try:
+            digest = digest_of(read(np.array([id_]))[0])
+        except RaycloudError:
+            raise
+        except Exception:  # noqa: BLE001 - a step, or the measuring, meets it too, and may skip it
+            pass
+        except BaseException as error:
+            raise raised(f"reading sample {id_} of Task.data's {split}", error) from error
         if digest is not None and found.setdefault(name, digest) != digest:
             raise TaskError(
                 f"sample {id_} of Task.data's {split} is another one each time it is read",
@@ -147,18 +144,6 @@ def _split(split: str, read: Callable[[int], Any], count: int, clock: Clock) -> 
         if clock.monotonic_s() > until_s:
             break
     return found
-
-
-def _read(split: str, read: Callable[[int], Any], id_: int) -> str | None:
-    """The digest of a sample; None where it cannot be read just now: who needs it will say so."""
-    try:
-        return digest_of(read(id_))
-    except RaycloudError:
-        raise
-    except Exception:  # noqa: BLE001 - a step, or the measuring, meets it too, and may skip it
-        return None
-    except BaseException as error:
-        raise raised(f"reading sample {id_} of Task.data's {split}", error) from error
 
 
 def digest_of(value: Any) -> str:
@@ -224,7 +209,9 @@ class _Digest:
         if callable(getattr(value, "to_numpy", None)):  # of pandas
             return _hash(name, self.of(value.to_numpy()))
         if dataclasses.is_dataclass(value):
-            named: Iterable[Any] = ((f.name, getattr(value, f.name)) for f in _fields(value))
+            named: Iterable[Any] = (
+                (f.name, getattr(value, f.name)) for f in dataclasses.fields(value)
+            )
         else:
             named = getattr(value, "__dict__", {}).items()
         parts = (_hash(key, self.of(part)) for key, part in _some(named))
@@ -243,22 +230,16 @@ def _hash_of_one(value: Any) -> bytes | None:
     return _hash(name, repr(value)) if isinstance(value, _BY_REPR) else None
 
 
-def _fields(value: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(value)
-
-
 def _some(values: Iterable[Any]) -> Iterable[Any]:
-    return (value for value, _ in zip(values, range(_MOST_VALUES), strict=False))
+    return islice(values, _MOST_VALUES)
 
 
 def _ends(content: Any) -> tuple[bytes | str, ...]:
     """How much there is, and the beginning and the end of it."""
-    size = len(content)
+    size, parts = len(content), [content]
     if size > 2 * _END_BYTES:
-        content = list(chain([content[:_END_BYTES]], [content[-_END_BYTES:]]))
-    else:
-        content = [content]
-    return (str(size), *(part if isinstance(part, str) else bytes(part) for part in content))
+        parts = [content[:_END_BYTES], content[-_END_BYTES:]]
+    return (str(size), *(part if isinstance(part, str) else bytes(part) for part in parts))
 
 
 def _hash(*parts: bytes | str) -> bytes:

@@ -61,11 +61,8 @@ class Saver:
         threads: Threads = THREADS,
     ) -> None:
         """Nothing is written yet."""
-        self._threads = threads
-        self._store = store
-        self._member = member
-        self._clock = clock
-        self._report = report
+        self._store, self._member, self._clock = store, member, clock
+        self._report, self._threads = report, threads
         self._thread: Thread | None = None
         self._unwritten: _Part | None = None  # the newest that the store did not take
 
@@ -95,14 +92,14 @@ class Saver:
         self.wait()
         self._unwritten = None
         sizes = {name: t.numel() * t.element_size() for name, t in tensors.items()}
-        mine = split_names(sizes, parts)[rank]
         plain = encode(dict(values))
+        mine = {n: tensors[n].to("cpu", copy=True) for n in split_names(sizes, parts)[rank]}
         part = _Part(
             step=step,
             rank=rank,
             parts=parts,
             generation=generation,
-            tensors={name: tensors[name].to("cpu", copy=True) for name in mine},
+            tensors=mine,
             values=plain,
             blocked_s=self._clock.monotonic_s() - began_s,
         )
@@ -142,6 +139,8 @@ class Saver:
     def _write(self, part: _Part) -> None:
         began_s = self._clock.monotonic_s()
         told: PartWritten | PartFailed | MemberFailed
+        whose: dict[str, Any] = {"member": self._member, "step": part.step}
+        whose["generation"] = part.generation
         try:
             record = write_part(
                 self._store,
@@ -151,32 +150,19 @@ class Saver:
                 tensors=part.tensors,
             )
             told = PartWritten(
-                member=self._member,
-                step=part.step,
                 part={"rank": part.rank, "record": record, "values": part.values},
                 blocked_s=part.blocked_s,
                 write_s=self._clock.monotonic_s() - began_s,
-                generation=part.generation,
+                **whose,
             )
             self._unwritten = None
         except StoreError as error:
             self._unwritten = part
-            told = PartFailed(
-                member=self._member,
-                step=part.step,
-                why=error.message,
-                hint=error.hint,
-                generation=part.generation,
-            )
+            told = PartFailed(why=error.message, hint=error.hint, **whose)
         except RaycloudError as error:
-            told = MemberFailed(
-                member=self._member,
-                error=public_name(error),
-                message=error.message,
-                hint=error.hint,
-            )
+            name, hint = public_name(error), error.hint
+            told = MemberFailed(member=self._member, error=name, message=error.message, hint=hint)
         except Exception:  # noqa: BLE001 - the last line before the thread's end
-            told = MemberFailed(
-                member=self._member, error="InternalError", message=traceback.format_exc()
-            )
+            text = traceback.format_exc()
+            told = MemberFailed(member=self._member, error="InternalError", message=text)
         self._report(told)
