@@ -104,13 +104,9 @@ class DataSet:
         """The names of all its blocks."""
         return (*self.keys, *self.parts)
 
-    def to_record(self) -> dict[str, Any]:
-        """JSON-ready values."""
-        return {"format": FORMAT, **asdict(self)}
-
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_record`'s values.
+        """Rebuild from a record of JSON-ready values.
 
         Raises:
             ValueError: Another format, a value missing, or a key that is none.
@@ -421,11 +417,9 @@ class BlockCache:
     def _sizes(self) -> dict[str, int]:
         """Bytes of each block, by key."""
         found = {}
-        for folder in _entries(self.root / "blocks"):
-            for entry in _entries(Path(folder.path)):
-                if entry.name.endswith(_SUFFIX):
-                    with suppress(FileNotFoundError):
-                        found[entry.name.removesuffix(_SUFFIX)] = entry.stat().st_size
+        for path in (self.root / "blocks").glob(f"*/*{_SUFFIX}"):
+            with suppress(FileNotFoundError):
+                found[path.stem] = path.stat().st_size
         return found
 
     def _records(self) -> list[DataSet]:
@@ -534,7 +528,7 @@ def _record_path(root: Path, id: str) -> Path:  # noqa: A002
 
 
 def _write(root: Path, data_set: DataSet) -> None:
-    text = json.dumps(data_set.to_record()).encode()
+    text = json.dumps({"format": FORMAT, **asdict(data_set)}).encode()
     publish(_record_path(root, data_set.id), text)
 
 
@@ -544,14 +538,6 @@ def _user(text: bytes) -> str:
         return f"{record['who']} (process {record['pid']})"
     except (ValueError, KeyError, TypeError):
         return "a process"  # of another version, or its disk is full
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def _loose(blocks: Iterable[str], records: Iterable[DataSet]) -> set[str]:

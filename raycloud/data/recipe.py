@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from raycloud.data.cache import DataSet
-from raycloud.data.code_digest import code_digest
-from raycloud.data.digest import combined, inputs_of, table_digest
+from raycloud.data.digest import code_digest, combined, inputs_of, table_digest
 from raycloud.data.filesystems import plain
 from raycloud.data.formats import NAMED_BAD_ROWS, Slice
 from raycloud.data.index import Input

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from raycloud.data.formats import NAMED_BAD_ROWS, Piece, Slice, codec_of, folders_of, format_of
-from raycloud.data.formats_columnar import (
+from raycloud.data.formats_json import is_array, json_types, read_json
+from raycloud.data.formats_tables import (
     arrow_parts,
+    csv_types,
     holds_bytes,
     parquet_parts,
     read_arrow,
+    read_csv,
     read_parquet,
 )
-from raycloud.data.formats_csv import csv_types, read_csv
-from raycloud.data.formats_json import is_array, json_types, read_json
 from raycloud.data.formats_text import is_utf8, line_ranges, read_lines, read_whole
 from raycloud.data.location import is_local
 from raycloud.data.retry import Pause, wait

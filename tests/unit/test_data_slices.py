@@ -220,9 +220,9 @@ def test_csv_types_bad_rows_and_missing_values(tmp_path: Path) -> None:
 def test_csv_of_many_blocks_keeps_its_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from raycloud.data import formats_csv
+    from raycloud.data import formats_tables
 
-    monkeypatch.setattr(formats_csv, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(formats_tables, "_CSV_BYTES", 64)
     bad = {0, 1, 17, 50, 51, 52, 299}
     lines = [f"{i}" if i in bad else f"{i},{'é' * (i % 5)}" for i in range(300)]
     (tmp_path / "a.csv").write_text("x,s\n" + "\n".join(lines) + "\n")

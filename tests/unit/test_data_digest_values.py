@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raycloud.data.code_digest import code_digest
+from raycloud.data.digest import code_digest
 from raycloud.errors import TaskError
 from raycloud.task import Task
 

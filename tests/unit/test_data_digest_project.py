@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raycloud.data.code_digest import code_digest
+from raycloud.data.digest import code_digest
 
 HEAD = "from raycloud.task import Task\n"
 TASK = "class Mine(Task):\n    def preprocess(self, rows):\n        {}\n"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from raycloud.data.code_digest import code_digest
+from raycloud.data.digest import code_digest
 
 TASK = '''
 """A task."""
@@ -205,7 +205,7 @@ def test_the_digest_of_code_is_the_same_in_every_process(tmp_path: Path) -> None
     path.write_text(TASK)
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import task_in_processes as module\n"
-        "from raycloud.data.code_digest import code_digest\n"
+        "from raycloud.data.digest import code_digest\n"
         "module.Mine.__abstractmethods__ = frozenset()\n"
         "print(code_digest(module.Mine()))"
     )
