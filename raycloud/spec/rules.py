@@ -105,7 +105,7 @@ def _busy(min_workers: int, shares: object, global_batch: int, micro_batch: int)
 
 
 def _fixed(
-    shares: object, min_workers: int, max_workers: int, global_batch: int, micro_batch: int
+    min_workers: int, max_workers: int, shares: object, global_batch: int, micro_batch: int
 ) -> Mistake | None:
     if isinstance(shares, str) or not isinstance(shares, list | tuple):
         return None
@@ -134,11 +134,12 @@ def _dealt(stratify: str | None, partition_by: str) -> Mistake | None:
     )
 
 
+_RANGE = ("elastic.min_workers", "elastic.max_workers")
 RULES: tuple[Rule, ...] = (
     Rule(("steps", "epochs"), "Exactly one of `steps` and `epochs` is set.", _length),
     Rule(("global_batch", "micro_batch"), "`global_batch` is a multiple of `micro_batch`.", _whole),
     Rule(
-        ("elastic.min_workers", "elastic.max_workers"),
+        _RANGE,
         "`elastic.min_workers` is at most `elastic.max_workers`.",
         _range,
     ),
@@ -148,13 +149,7 @@ RULES: tuple[Rule, ...] = (
         _busy,
     ),
     Rule(
-        (
-            "elastic.shares",
-            "elastic.min_workers",
-            "elastic.max_workers",
-            "global_batch",
-            "micro_batch",
-        ),
+        (*_RANGE, "elastic.shares", "global_batch", "micro_batch"),
         "A list in `elastic.shares` has one entry per worker, `elastic.min_workers` and "
         "`elastic.max_workers` are both its length, and it sums to `global_batch / micro_batch`.",
         _fixed,

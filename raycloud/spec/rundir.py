@@ -13,7 +13,9 @@ On a cluster, workers that have outlived the command that drove them are as good
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import itertools
 import json
 import os
 import shlex
@@ -178,6 +180,7 @@ def check_resume(old: Job, new: Job) -> None:
         SpecError: One or more fields differ that may not.
     """
     before, after = _order_of(old), _order_of(new)
+    was, shall_be = (place_of(job.resolved().checkpoint.path) for job in (old, new))
     mistakes = [
         Mistake(
             field=field,
@@ -189,15 +192,14 @@ def check_resume(old: Job, new: Job) -> None:
         for field in _KEPT
         if before[field] != after[field]
     ]
-    was, shall_be = (place_of(job.resolved().checkpoint.path) for job in (old, new))
     if was != shall_be:
-        kept = plain_word(was)
+        place = plain_word(was)
         mistakes.append(
             Mistake(
                 field="checkpoint.path",
                 value=shall_be,
-                problem=f"the run to resume keeps its checkpoints at {kept}",
-                hint=f"write checkpoint.path {kept}, or move them and start a new run",
+                problem=f"the run to resume keeps its checkpoints at {place}",
+                hint=f"write checkpoint.path {place}, or move them and start a new run",
             )
         )
     if mistakes:
@@ -222,59 +224,46 @@ def _order_of(job: Job) -> dict[str, Any]:
 
 def _existing(run_dir: str | Path | None, name: str, root: Path) -> RunDirectory:
     latest = _latest(name, root)
-    suggestion = f"go on with {_command(latest)}" if latest else "leave out --resume to start one"
+    hint = f"go on with {_command(latest)}" if latest else "leave out --resume to start one"
     if run_dir is None:
-        hint = suggestion if latest else f"name its directory: --run-dir DIR; or {suggestion}"
+        hint = hint if latest else f"name its directory: --run-dir DIR; or {hint}"
         raise RunDirectoryError("--resume does not say which run", hint=hint)
     run = RunDirectory(Path(run_dir))
-    if not run.path.exists():
-        raise RunDirectoryError(f"no run to resume: {run.path} does not exist", hint=suggestion)
     if not run.job_yaml.is_file():
-        raise RunDirectoryError(
-            f"no run to resume: {run.path} has no {run.job_yaml.name}", hint=suggestion
-        )
+        lacks = f"has no {run.job_yaml.name}" if run.path.exists() else "does not exist"
+        raise RunDirectoryError(f"no run to resume: {run.path} {lacks}", hint=hint)
     return run
 
 
 def _made(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True)
-    except FileExistsError:
-        if not path.is_dir():
-            raise RunDirectoryError(
-                f"{path} is a file, not a run directory", hint="give another --run-dir"
-            ) from None
-        if all(entry.name.startswith(ASIDE) for entry in path.iterdir()):
-            return path
-        if RunDirectory(path).job_yaml.is_file():
-            if RunDirectory(path).never_saved():
-                raise RunTakenError(
-                    f"{path} holds a run that ended before its first checkpoint",
-                    hint=f"set it aside and begin again with {_command(path, 'allow')}, or give "
-                    "another --run-dir",
-                    resume="allow",
-                ) from None
-            raise RunTakenError(
-                f"{path} holds a run already",
-                hint=f"go on with {_command(path)}, or give another --run-dir",
-            ) from None
-        raise RunDirectoryError(
-            f"{path} is not empty, and what it holds is not a run", hint="give another --run-dir"
-        ) from None
-    return path
+    other = "give another --run-dir"
+    if path.exists() and not path.is_dir():
+        raise RunDirectoryError(f"{path} is a file, not a run directory", hint=other)
+    path.mkdir(parents=True, exist_ok=True)
+    if all(entry.name.startswith(ASIDE) for entry in path.iterdir()):
+        return path
+    run = RunDirectory(path)
+    if not run.job_yaml.is_file():
+        raise RunDirectoryError(f"{path} is not empty, and what it holds is not a run", hint=other)
+    if run.never_saved():
+        raise RunTakenError(
+            f"{path} holds a run that ended before its first checkpoint",
+            hint=f"set it aside and begin again with {_command(path, 'allow')}, or {other}",
+            resume="allow",
+        )
+    raise RunTakenError(
+        f"{path} holds a run already", hint=f"go on with {_command(path)}, or {other}"
+    )
 
 
 def _next_free(name: str, root: Path) -> Path:
     root.mkdir(parents=True, exist_ok=True)
-    n = 1
-    while True:
+    for n in itertools.count(1):
         path = root / f"{name}-{n}"
-        try:
+        with contextlib.suppress(FileExistsError):  # of an earlier run, or one that starts now
             path.mkdir()
-        except FileExistsError:  # of an earlier run, or one that starts at this moment
-            n += 1
-        else:
             return path
+    raise AssertionError  # a count does not end
 
 
 def _command(path: Path, how: str = "") -> str:
@@ -389,13 +378,11 @@ def parse_range(text: str, most: int, why: str) -> Range:
     {'min_workers': 2, 'max_workers': 6}
     """
     fewest, _, highest = text.partition(":")
-    hint = "write the number of workers, or the fewest and the most: 4 or 2:6"
     try:
-        asked = Range(min_workers=int(fewest), max_workers=int(highest or fewest))
+        asked = _checked_range(int(fewest), int(highest or fewest))
     except ValueError:
+        hint = "write the number of workers, or the fewest and the most: 4 or 2:6"
         raise SpecError("WORKERS", text, "is no range of workers", hint=hint) from None
-    if not _is_range(asked):
-        raise SpecError("WORKERS", text, "is no range of workers", hint=hint)
     if asked["max_workers"] > most:
         raise SpecError(
             "WORKERS",
@@ -442,11 +429,10 @@ def take_range(directory: Path) -> Range | None:
         raise ValueError(f"{path} cannot be taken: {error.strerror}") from error
     if not isinstance(found, dict) or found.get("format") != _REQUEST_FORMAT:
         raise ValueError(f"{path} is of another format")
-    asked: Any = {name: found.get(name) for name in Range.__annotations__}
-    if not all(type(count) is int for count in asked.values()) or not _is_range(asked):
-        raise ValueError(f"{path} asks for no range of workers")
-    return Range(min_workers=asked["min_workers"], max_workers=asked["max_workers"])
+    return _checked_range(found.get("min_workers"), found.get("max_workers"))
 
 
-def _is_range(asked: Any) -> bool:
-    return bool(1 <= asked["min_workers"] <= asked["max_workers"])
+def _checked_range(fewest: object, most: object) -> Range:
+    if type(fewest) is not int or type(most) is not int or not 1 <= fewest <= most:
+        raise ValueError(f"{fewest!r} to {most!r} is no range of workers")
+    return Range(min_workers=fewest, max_workers=most)
