@@ -55,9 +55,6 @@ def attached(
     A caller that is attached already stays so: its Ray is used and left as it was. `metadata` is
     what a cluster that is joined here shows of this process, beside what a submission says.
 
-    Yields:
-        Whether the cluster is one started here.
-
     Raises:
         MachineError: No cluster answers at `address`.
     """
@@ -245,9 +242,6 @@ def draining(clock: Clock) -> dict[str, PreemptionNotice]:
 
     `ray drain-node`, an autoscaler, or SIGTERM to `ray start --block` drain one. Ray places nothing
     more there; what runs there goes on until whoever drains it ends it.
-
-    Args:
-        clock: To turn moments into seconds from now.
     """
     # Private: no public call tells of draining nodes. Ray Data and Ray Train call this one
     # themselves, and it needs no dashboard. Tests on a cluster and without one hold it.

@@ -274,14 +274,7 @@ class ClusterBlocks:
 
 
 class BlockFetcher:
-    """Finds the rows of blocks from one node: in its own cache, or at another node.
-
-    Args:
-        cache: This node's.
-        node: Its id.
-        handles: By node, the actors that hold its blocks.
-        notice: Told of what was fetched in place of a block that should have been here.
-    """
+    """Finds the rows of blocks from one node: in its own cache, or at another node."""
 
     def __init__(
         self, cache: BlockCache, node: str, handles: Mapping[str, Any], notice: Notice

@@ -39,12 +39,7 @@ Shown = Callable[[Job], AbstractContextManager[Callable[["Observed"], None]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Telling:
-    """How what goes on is told.
-
-    Attributes:
-        say: Prints a line.
-        shown: What shows a run while it goes on.
-    """
+    """How what goes on is told."""
 
     say: Callable[[str], None]
     shown: Shown
@@ -65,10 +60,6 @@ class Where:
 
 def prepared(job: Job, steps: int | None = None) -> Job:
     """The job as it is run twice: with checkpoints in the runs' own places, and told to nobody.
-
-    Args:
-        job: What is asked.
-        steps: In the place of its own length, if it is given.
 
     Raises:
         SpecError: It has less than two workers.
@@ -94,13 +85,6 @@ def under_faults(
     job: Job, faults: Sequence[Fault], directory: Path, telling: Telling, *, where: Where
 ) -> Outcome:
     """Run a job undisturbed and under faults.
-
-    Args:
-        job: What `prepared` has made.
-        faults: What is to happen.
-        directory: Both runs are kept in it.
-        telling: How it is told.
-        where: On which Ray, and what the faults were drawn from.
 
     Raises:
         RaycloudError: The undisturbed run failed.

@@ -177,12 +177,7 @@ def _damaged(skipped: Iterable[tuple[int, str]]) -> list[Noticed]:
 
 
 class Publishing:
-    """What a driver asks of the store, done one after the other in a thread of its own.
-
-    Args:
-        store: Where checkpoints are; its calls end, one way or the other.
-        session: The start of the run.
-    """
+    """What a driver asks of the store, done one after the other in a thread of its own."""
 
     def __init__(self, store: Store, session: Session) -> None:
         """Nothing is asked for."""

@@ -27,12 +27,7 @@ _REFUSALS = ("Unauthenticated", "InvalidAuthToken", "AuthenticationError", "auth
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Said:
-    """What a node says of itself.
-
-    Attributes:
-        machine: Its facts.
-        settings: What its raylet was started with; None where that cannot be seen.
-    """
+    """What a node says of itself."""
 
     machine: Machine
     settings: Settings | None
@@ -104,11 +99,7 @@ def _asked(
 
 
 class _Probe:
-    """A node that is being asked; nothing waits.
-
-    Attributes:
-        asked: What it will say of itself, and of its versions.
-    """
+    """A node that is being asked; nothing waits."""
 
     def __init__(self, listed: dict[str, Any], *, alone: bool) -> None:
         """Send the questions; a node that is not alone at its address is told by its id, too."""
@@ -309,9 +300,6 @@ def gpus_here(handed_out: float | None = None) -> Gpus:
     """GPUs by the word of the driver, of torch and of Ray.
 
     Torch is imported only where somebody speaks of GPUs: it takes seconds.
-
-    Args:
-        handed_out: How many Ray hands out here; None without Ray.
     """
     driver = gpu_devices()
     if not (driver or handed_out):

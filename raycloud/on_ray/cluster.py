@@ -245,11 +245,7 @@ class ClusterWatch:
         return capacity(Inventory(nodes=tuple(nodes)), self._resources)
 
     def poll(self, placed: Callable[[], Mapping[int, str]]) -> list[Event]:
-        """What has happened since this was last asked.
-
-        Args:
-            placed: Gives the nodes of members, by member; asked now and then.
-        """
+        """What has happened since this was last asked."""
         now_s = self._clock.monotonic_s()
         found: list[Event] = []
         if self._stop is not None and (why := self._stop.reason) is not None:

@@ -49,10 +49,6 @@ class Collator:
     """Makes passes, as a member would. Not thread-safe.
 
     What goes wrong in `begin` and `extend`, which nobody waits for, is told by `passes`.
-
-    Args:
-        config: Of a member that it works for.
-        provider: Gives the samples.
     """
 
     def __init__(self, config: MemberConfig, provider: Any) -> None:
@@ -77,14 +73,7 @@ class Collator:
     def passes(
         self, micro_batches: Sequence[MicroBatch], fuse: int, version: int, *, joins: bool
     ) -> Delivery | Unable:
-        """See `Collate.passes`; tensors are packed, for the way.
-
-        Args:
-            micro_batches: Of one step.
-            fuse: Micro-batches per pass.
-            version: Of the data that the step is a step of.
-            joins: See `Collate`.
-        """
+        """See `Collate.passes`; tensors are packed, for the way."""
         if self._collate is None or version not in self._versions:
             return Unable(why=self._why or f"it was not told of version {version} of the data")
         self._collate.joins = joins

@@ -106,14 +106,6 @@ def try_out(
 ) -> Tried:
     """Send two steps of `job` through every room.
 
-    Args:
-        job: What is asked.
-        run_dir: Where the run in earnest would be kept: it is tried beside it.
-        address: As in `train`.
-        observer: As in `train`.
-        stop: As in `train`.
-        started_s: As in `train`.
-
     Raises:
         RaycloudError: What the run in earnest would end with.
     """

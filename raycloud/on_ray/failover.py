@@ -156,13 +156,7 @@ class PoolActor:
 
 
 class RemotePool(ActorPool):
-    """A run's pool in another process, as the driver of one term asks it.
-
-    Args:
-        actor: A `PoolActor`.
-        term: That of this driver.
-        clock: Where seconds come from.
-    """
+    """A run's pool in another process, as the driver of one term asks it."""
 
     def __init__(self, actor: Any, term: int, clock: Clock) -> None:
         """Begin to send heartbeats, from a thread."""

@@ -78,13 +78,7 @@ class MemberProcess:
 
 
 class Fleet:
-    """Members of one run.
-
-    Args:
-        resources: What each worker reserves.
-        clock: To see who answers in time.
-        pool: Makes and holds the processes; None: one of its own, in this process.
-    """
+    """Members of one run."""
 
     def __init__(
         self, resources: RoleResources, clock: Clock, pool: ActorPool | None = None

@@ -88,14 +88,7 @@ class Refreshed:
 
 
 class Pipeline:
-    """Prepares data once for all who ask, and again where it has grown. Thread-safe.
-
-    Args:
-        config: What it is told.
-        blocks: Those of this process's node.
-        me: An actor through which others ask `blocks`.
-        clock: For durations and for when caches were used.
-    """
+    """Prepares data once for all who ask, and again where it has grown. Thread-safe."""
 
     def __init__(self, config: PipelineConfig, blocks: NodeBlocks, me: Any, clock: Clock) -> None:
         """Nothing is prepared yet."""
@@ -126,11 +119,7 @@ class Pipeline:
         return Ready(prepared=prepared, handles=dict(handles), notices=self._take_notices())
 
     def begin(self) -> None:
-        """Have the data prepared, before there are members to ask for it.
-
-        Raises:
-            RaycloudError: As `prepare` does.
-        """
+        """Have the data prepared, before there are members to ask for it."""
         self._prepared()
 
     def take(self, ticket: str) -> int | None:

@@ -36,15 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IngestContext:
-    """What splits are prepared with.
-
-    Attributes:
-        job: The job.
-        task: Its task.
-        code: What other processes make it of.
-        blocks: Those of all nodes.
-        clock: For durations and for when caches were used.
-    """
+    """What splits are prepared with."""
 
     job: Job
     task: Task
@@ -59,14 +51,7 @@ class IngestContext:
 
 
 class SplitIngest:
-    """One split, from a `Source` to an index; again for files that were added.
-
-    Args:
-        context: What it is prepared with.
-        source: Where its rows come from.
-        split: `train` or `held_out`.
-        known: Inputs that the run has already.
-    """
+    """One split, from a `Source` to an index; again for files that were added."""
 
     def __init__(
         self, context: IngestContext, source: Source, split: str, known: Sequence[Input] = ()
@@ -297,12 +282,7 @@ def keyed(recipe: Recipe, source: Source) -> DataSet | None:
 
 
 def keys_first_read(indexes: Sequence[Index], job: Job) -> list[str]:
-    """The keys of all blocks, each once: those of the training samples as an epoch reads them.
-
-    Args:
-        indexes: That of the training samples, then others.
-        job: Says how they are read.
-    """
+    """The keys of all blocks, each once: those of the training samples as an epoch reads them."""
     first = _first_read(indexes[0], job)
     return list(dict.fromkeys([*first, *(b.key for index in indexes for b in index.blocks)]))
 

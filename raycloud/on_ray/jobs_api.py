@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from raycloud.clock import Clock, SystemClock
 from raycloud.errors import JobError, MachineError, RunDirectoryError
+from raycloud.on_ray.jobs_client import AnswerError
 from raycloud.on_ray.registration import ASKED, Registration
 from raycloud.on_ray.submission import (
     PATIENCE,
@@ -108,11 +109,7 @@ class ClusterRun:
 
 
 class JobsApi:
-    """The runs of one cluster.
-
-    Args:
-        jobs: A client that has been answered.
-    """
+    """The runs of one cluster, asked through a client that has been answered."""
 
     def __init__(self, jobs: JobSubmissionClient) -> None:
         """Nothing is asked yet."""
@@ -261,7 +258,14 @@ class JobsApi:
                 f"{run.id} does not say where its run directory is",
                 hint="ask on the machine of its driver, with the run directory",
             )
-        job_id, answer = self._sent(run, words)
+        with speaking(self.address):
+            job_id = self._jobs.submit_job(
+                entrypoint=f"echo {_ANSWER}; exec {shlex.join([*_command_of(run), *words])}",
+                metadata={ASKED: run.id},
+                runtime_env=run.runtime_env,
+                entrypoint_resources={f"node:{run.node_ip}": 0.001},
+            )
+        answer = outcome(self._jobs, job_id)
         with speaking(self.address):
             text = str(self._jobs.get_job_logs(job_id))
         # Ray writes the command itself into the log, before what it prints or just after.
@@ -273,24 +277,8 @@ class JobsApi:
             raise JobError(f"`raycloud {words[0]}` on the node of {run.id} failed: {why}")
         return said.removesuffix("\n").split("\n") if said else []
 
-    def _sent(self, run: ClusterRun, words: list[str]) -> tuple[str, JobDetails]:
-        with speaking(self.address):
-            job_id = self._jobs.submit_job(
-                entrypoint=f"echo {_ANSWER}; exec {shlex.join([*_command_of(run), *words])}",
-                metadata={ASKED: run.id},
-                runtime_env=run.runtime_env,
-                entrypoint_resources={f"node:{run.node_ip}": 0.001},
-            )
-        return job_id, outcome(self._jobs, job_id)
-
     def _ask_log(self, media: str, run: ClusterRun, lines: int) -> Any:
-        """The dashboard's answer about a run's log; None where it has none yet.
-
-        Raises:
-            AnswerError: It cannot be read: its node is gone, or the file is not there.
-        """
-        from raycloud.on_ray.jobs_client import AnswerError
-
+        """The dashboard's answer about a run's log; None where it has none yet."""
         query: dict[str, str | int] = {"lines": lines, "timeout": _TIMEOUT_S}
         if run.submitted and run.node_id:
             query |= {"node_id": run.node_id, "submission_id": run.id}

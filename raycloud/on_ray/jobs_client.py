@@ -31,6 +31,15 @@ if TYPE_CHECKING:
     from requests import PreparedRequest, Response
 
 LOCAL = "http://127.0.0.1:8265"
+_ASK_S = 30.0
+_SEND_S = 600.0  # a package over a thin link
+# A followed log in which nothing came for so long is opened again: its other side may be gone, as
+# after a sleep of this machine.
+QUIET_S = 60.0
+_PROBE_S, _PROBES = 20, 3  # of a websocket's TCP connection, for the same reason
+_REFUSED = (401, 403)
+_NOT_FOUND = 404
+_VERSION = "/api/version"
 _CERTIFICATES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # as requests reads them
 
 TOKEN_HINT = (
@@ -112,32 +121,22 @@ def endpoint(
 
 
 def _certificates(environment: Environment) -> Path | None:
-    """Where those lie that servers are checked with, if a variable says it.
-
-    Raises:
-        SpecError: There is nothing.
-    """
+    """Where those lie that servers are checked with, if a variable says it."""
     for name in _CERTIFICATES:
-        said = environment.variables.get(name, "").strip()
-        if not said:
-            continue
-        if not Path(said).exists():
+        if said := environment.variables.get(name, "").strip():
+            if Path(said).exists():
+                return Path(said)
             raise SpecError(
                 name,
                 said,
                 "is neither a file nor a folder of certificates",
                 hint=f"name one that is there, or unset {name}",
             )
-        return Path(said)
     return None
 
 
 def _parsed(address: str) -> tuple[str, str]:
-    """The address as a URL without a path, and its host.
-
-    Raises:
-        SpecError: It is no address of a Jobs API.
-    """
+    """The address as a URL without a path, and its host."""
     hint = f"write http://HOST:8265 or https://HOST, as in {LOCAL}"
     try:
         parts = urlsplit(address if "://" in address else f"http://{address}")
@@ -160,32 +159,14 @@ def _parsed(address: str) -> tuple[str, str]:
 
 
 def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
     try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
         return False
 
 
-_ASK_S = 30.0
-_SEND_S = 600.0  # a package over a thin link
-# A followed log in which nothing came for so long is opened again: its other side may be gone, as
-# after a sleep of this machine.
-QUIET_S = 60.0
-_PROBE_S, _PROBES = 20, 3  # of a websocket's TCP connection, for the same reason
-
-_REFUSED = (401, 403)
-_NOT_FOUND = 404
-_VERSION = "/api/version"
-
-
 class AnswerError(RuntimeError):
-    """An answer other than the one that was asked for.
-
-    Attributes:
-        status: Its HTTP status.
-    """
+    """An answer other than the one that was asked for; `status` is its HTTP status."""
 
     def __init__(self, status: int, text: str) -> None:
         """Say it as Ray does."""
@@ -213,7 +194,10 @@ class JobsClient(JobSubmissionClient):
         self._session.verify = str(certificates) if encrypted else True
         # Not JobSubmissionClient's: it takes the address from the environment.
         SubmissionClient.__init__(self, address=where.url, headers=where.headers)
-        self._trusted = _trusting(certificates) if encrypted else True
+        # One that trusts a file or a folder of certificates, as requests does.
+        kind = "capath" if certificates.is_dir() else "cafile"
+        trusting = ssl.create_default_context(**{kind: str(certificates)}) if encrypted else True
+        self._trusted: ssl.SSLContext | bool = trusting
         self._see_that_it_is_one()
 
     def get_address(self) -> str:
@@ -224,10 +208,6 @@ class JobsClient(JobSubmissionClient):
         """A submitted job's log from its beginning, as it comes, until the job has ended.
 
         As Ray's, but to no other address; silence is no error, a lost connection is.
-
-        Raises:
-            ConnectionError: The connection breaks.
-            aiohttp.ClientError: There is none, or the answer is no log.
         """
         traces = aiohttp.TraceConfig()
         traces.on_request_redirect.append(_not_elsewhere)
@@ -306,13 +286,6 @@ class JobsClient(JobSubmissionClient):
         """Requests reads `~/.netrc` unless something like this is given."""
         request.headers.update(self._where.headers)
         return request
-
-
-def _trusting(certificates: Path) -> ssl.SSLContext:
-    """A context that trusts a file or a folder of certificates, as requests does."""
-    if certificates.is_dir():
-        return ssl.create_default_context(capath=str(certificates))
-    return ssl.create_default_context(cafile=str(certificates))
 
 
 async def _not_elsewhere(

@@ -93,20 +93,15 @@ def _pool(
 
 @dataclass(frozen=True, kw_only=True)
 class _Start:
-    """One start, put together.
-
-    Attributes:
-        found: Members that are there already.
-        known: What a driver that takes the run over has to know.
-    """
+    """One start, put together."""
 
     session: Session
     driver: Driver
     cluster: RayCluster
     records: RunRecords
     pool: ActorPool
-    found: Failover | None
-    known: Mapping[str, Any]
+    found: Failover | None  # members that are there already
+    known: Mapping[str, Any]  # what a driver that takes the run over has to know
 
     def run(self, opening: Iterable[Event]) -> Run:
         """Carry it out; `opening` is what the log is told first."""
@@ -176,13 +171,7 @@ def error_of(failure: MemberFailed, where: str = "") -> errors.RaycloudError:
 def failure_of(
     failure: MemberFailed | MemberLost | None, finish: Finish, directory: Path
 ) -> errors.RaycloudError:
-    """Why a run failed: the first member's failure, or else what control says.
-
-    Args:
-        failure: The first report of a failure, if a member sent one.
-        finish: Control's word.
-        directory: Where the run is kept.
-    """
+    """Why a run failed: the first member's failure, or else what control says."""
     if isinstance(failure, MemberFailed):
         error = error_of(failure, f"member {failure.member}: ")
         error.hint = error.hint or f"the run is kept in {directory}"

@@ -108,13 +108,7 @@ class ActorPool:
         self.drop([member for member in self._groups if member not in members])
 
     def start_collators(self, count: int, pipeline: str, config: Sequence[Any]) -> tuple[str, ...]:
-        """Start as many collators as are asked for and free CPUs are there; returns their names.
-
-        Args:
-            count: How many.
-            pipeline: What the run's pipeline is called.
-            config: That of a member.
-        """
+        """Start as many collators as are asked for and free CPUs are there; returns their names."""
         groups = [placement_group([{"CPU": 1}]) for _ in range(count)]
         until_s = self._clock.monotonic_s() + _PLACE_S
         for number, group in enumerate(groups):
@@ -190,12 +184,7 @@ def _give_back(group: PlacementGroup | None) -> None:
 
 
 class Vacancies:
-    """The places of members that have died: kept until it is known whether others are to have them.
-
-    Args:
-        pool: Holds them.
-        clock: For what Ray says of nodes that it drains.
-    """
+    """The places of members that have died, kept until it is known who is to have them."""
 
     def __init__(self, pool: ActorPool, clock: Clock) -> None:
         """None yet."""

@@ -47,10 +47,6 @@ class RayProvider:
 
     A block is taken from the object store where it is pinned, else mapped from this node's cache,
     else fetched from another node, else made again.
-
-    Args:
-        config: The member's.
-        node: The node it is on.
     """
 
     def __init__(self, config: MemberConfig, node: str) -> None:
@@ -94,12 +90,7 @@ class RayProvider:
         return self._train[version]
 
     def collators(self, task: Task, order: Order) -> RayCollators | None:
-        """The collators that make batches in this member's place; None where there are none.
-
-        Args:
-            task: Makes the batches that no collator makes.
-            order: Which sample stands where.
-        """
+        """The collators that make batches in this member's place; None where there are none."""
         names = self._config.collators
         if not names:
             return None

@@ -38,13 +38,7 @@ if TYPE_CHECKING:
 class RunRecords:
     """The `Records` of a run directory and a store; all it is told, the session's observer is, too.
 
-    Args:
-        session: The start.
-        recorder: The run directory's.
-        outlets: Trackers, and the members' own logs.
-        store: Where checkpoints are.
-        origin: The checkpoint with which this start began; None: there is none.
-        cluster: Gives what members' own logs have said, and sees what is logged.
+    The cluster gives what members' own logs have said, and sees what is logged.
     """
 
     def __init__(
@@ -106,15 +100,7 @@ class RunRecords:
         predicted: Mapping[str, Any] | None,
         at_once: bool = False,
     ) -> dict[str, Any]:
-        """Write the last events, and the summary; returns that.
-
-        Args:
-            status: How the run ended.
-            why: What ended it, where it failed.
-            steps: How many are committed.
-            predicted: What the last plan said of a step.
-            at_once: Whoever watches wants it to end now.
-        """
+        """Write the last events, and the summary; returns that."""
         for notice in self._outlets.poll(self._cluster.lines()):
             self.log(notice)
         for notice in self._outlets.close(status, at_once=at_once):
@@ -127,11 +113,7 @@ _AT_ONCE_S = 1.0  # to wait for trackers where someone wants the run to end now
 
 
 class Outlets:
-    """What can fail without the run failing: what goes wrong here is a notice, once.
-
-    Args:
-        session: The start of the run.
-    """
+    """What can fail without the run failing: what goes wrong here is a notice, once."""
 
     def __init__(self, session: Session) -> None:
         """Nothing is written, and nobody told, yet."""

@@ -156,12 +156,6 @@ class Gauges:
     """Takes a run's events, and sets Ray's gauges once a second, also while nothing happens.
 
     Ray forgets what a gauge was set to once that has been scraped.
-
-    Args:
-        job: What is asked.
-        identity: Whose numbers they are.
-        clock: Where seconds come from.
-        observer: Is told of every event first.
     """
 
     def __init__(

@@ -115,11 +115,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
 def _registered(
     job: Job, directory: RunDirectory, address: str | None, observer: Callable[[Observed], None]
 ) -> Iterator[Callable[[Observed], None]]:
-    """Attach to Ray; on a cluster, so that the run is found there and can be followed.
-
-    Yields:
-        What to call with every event.
-    """
+    """Attach to Ray; on a cluster, so that the run is found there and can be followed."""
     from raycloud.on_ray.attach import attached
 
     if address is None:

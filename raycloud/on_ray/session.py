@@ -129,13 +129,7 @@ class Session:
         )
 
     def settings(self, origin: Origin, tally: Tally, capacity: int) -> ControlSettings:
-        """Everything that control knows before the first event.
-
-        Args:
-            origin: Where the start goes on.
-            tally: What the log of the run comes to.
-            capacity: How many members the machines hold.
-        """
+        """Everything that control knows before the first event."""
         job = self.job
         return ControlSettings(
             min_workers=job.elastic.min_workers,

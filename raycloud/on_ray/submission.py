@@ -13,16 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import aiohttp
+import requests
+from ray.exceptions import AuthenticationError
+
 from raycloud.clock import Clock, SystemClock
 from raycloud.errors import JobError, MachineError, RaycloudError
-from raycloud.on_ray.jobs_client import TOKEN_HINT, TUNNEL_HINT, endpoint
+from raycloud.on_ray.jobs_client import TOKEN_HINT, TUNNEL_HINT, JobsClient, endpoint
 from raycloud.spec import Environment
 
 if TYPE_CHECKING:
     from ray.dashboard.modules.job.pydantic_models import JobDetails
     from ray.job_submission import JobSubmissionClient
 
-    from raycloud.on_ray.jobs_client import JobsClient
     from raycloud.packing.working_dir import WorkingDir
 
 _SERVER_ERROR = 500
@@ -43,22 +46,12 @@ def client(address: str | None, *, insecure: bool = False) -> JobsClient:
     """
     where = endpoint(address, insecure=insecure)
     with speaking(where.url):
-        from raycloud.on_ray.jobs_client import JobsClient
-
         return JobsClient(where)
 
 
 @contextlib.contextmanager
 def speaking(url: str) -> Iterator[None]:
-    """Turns what Ray's client raises into errors that say whose fault it is.
-
-    Args:
-        url: Who is spoken to.
-    """
-    import aiohttp
-    import requests
-    from ray.exceptions import AuthenticationError
-
+    """Turns what Ray's client raises into errors that say whose fault it is."""
     try:
         yield
     except RaycloudError:
@@ -82,12 +75,7 @@ def speaking(url: str) -> Iterator[None]:
 
 
 def packed_by_ray(root: Path, stays: Callable[[Path], bool]) -> Iterator[Path]:
-    """The files below a working directory that Ray packs, by its ignore files and its defaults.
-
-    Args:
-        root: The directory.
-        stays: Says of a path that it is passed over.
-    """
+    """The files below a working directory that Ray packs, by its ignore files and its defaults."""
     # Private: Ray tells nowhere what it packs. `test_what_is_checked_is_what_ray_packs` holds it.
     from ray._private import ray_constants
     from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
@@ -109,13 +97,6 @@ def submit(
     metadata: dict[str, str],
 ) -> str:
     """Send a working directory and start its job; returns the submission's id.
-
-    Args:
-        jobs: The cluster's Jobs API.
-        working_dir: What was checked; Ray packs it.
-        submission_id: The submission's id.
-        entrypoint: The shell command that the head runs in the unpacked directory.
-        metadata: Kept by Ray beside the job, for `status`.
 
     Raises:
         JobError: The token is refused.
@@ -156,13 +137,7 @@ PATIENCE = Patience()
 
 
 class Watch:
-    """One look at a cluster after the other, of which some may fail.
-
-    Args:
-        url: Who is looked at.
-        patience: How long that goes on.
-        clock: What it is measured by.
-    """
+    """One look at a cluster after the other, of which some may fail."""
 
     def __init__(self, url: str, patience: Patience, clock: Clock) -> None:
         """Nothing has failed."""

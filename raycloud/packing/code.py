@@ -34,14 +34,7 @@ _HINT = "every node needs what the task's file imports and reads when it is impo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleSource:
-    """One module of the user's.
-
-    Attributes:
-        name: By which it is imported.
-        path: Its file where the run was started: what `__file__` and tracebacks say.
-        source: What is in that file.
-        package: Whether other modules may lie in it.
-    """
+    """One module of the user's: what is in its file, and what `__file__` and tracebacks call it."""
 
     name: str
     path: str
@@ -73,12 +66,6 @@ class TaskCode:
         """By value; see `_received`."""
         return _received, (dict(vars(self)),)
 
-    @property
-    def file(self) -> str:
-        """The file of the task's module, as a program of that name would see it."""
-        paths = (one.path for one in self.sources if one.name == self.module)
-        return next(paths, self.module)
-
     def named_in(self, job: Job) -> Job:
         """The job with the class's name where it has the class itself, which does not travel in it.
 
@@ -95,13 +82,13 @@ class TaskCode:
             TaskError: That ends the process, or raises.
         """
         _SHIPPED.take(self)
+        file = next((one.path for one in self.sources if one.name == self.module), self.module)
         found: Any = None
-        with importing(f"{Path(self.file).name} in a worker", [self.file], hint=_HINT):
+        with importing(f"{Path(file).name} in a worker", [file], hint=_HINT):
             if self.module:
                 found = importlib.import_module(self.module)
             if self.pickled is not None:
-                kind: type[Task] = pickle.loads(self.pickled)
-                return kind
+                return cast("type[Task]", pickle.loads(self.pickled))
             for name in self.qualname.split("."):
                 found = getattr(found, name)
         return cast("type[Task]", found)
@@ -161,7 +148,6 @@ class _Shipped(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
                 sys.path.insert(0, code.folder)
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Of a module that has come along."""
         del path, target
         one = self._sources.get(fullname)
         if one is None:
@@ -173,7 +159,6 @@ class _Shipped(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return spec
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run it."""
         one = self._sources[module.__name__]
         code = compile(one.source, one.path, "exec", dont_inherit=True)
         exec(code, module.__dict__)
@@ -183,7 +168,6 @@ class _Shipped(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return importlib.util.decode_source(self._sources[fullname].source)
 
     def is_package(self, fullname: str) -> bool:
-        """Whether other modules may lie in it."""
         return self._sources[fullname].package
 
 
