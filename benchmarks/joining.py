@@ -53,8 +53,8 @@ _MICRO_BATCHES = 8
 # What a member does, one inside of the other: its seconds are told.
 _PARTS: tuple[tuple[Any, str], ...] = (
     (worker, "meet"),
-    (Transition, "stand"),
-    (quorum.Talk, "standings"),
+    (Transition, "enter"),
+    (quorum, "gather_statuses"),
     (quorum, "hand_over"),
     (ReplicaState, "load"),
     (Loop, "enter"),

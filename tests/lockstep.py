@@ -243,7 +243,7 @@ def exchange(replica: Replica, work: StepWork, collate: Collate, lane: Lane) -> 
     """Compute a member's part of a step, and send it; returns what it has computed."""
     mine = replica.compute(work, collate)
     try:
-        scale = 1.0 / lane.read(never).weight
+        scale = 1.0 / lane.read().weight
     except TransportError as error:
         replica.backward(work.span, collate, None)
         replica.broken = error  # a loop raises it at once

@@ -171,7 +171,7 @@ class Looped:
         )
         self.replica.connect(gradients)
         self.loop = Loop(self.parts, seat)
-        self.loop.enter(seat, Lane(lane), abandoned)
+        self.loop.enter(seat, Lane(lane, abandoned))
         finished = self.loop.run()
         self.parts.saver.wait()
         return finished
@@ -187,7 +187,7 @@ class Looped:
             position=self.loop.position,
         )
         self.replica.connect(gradients)
-        self.loop.enter(seat, Lane(lane), never, adopted)
+        self.loop.enter(seat, Lane(lane), adopted)
         return self.loop.run()
 
     def notices(self) -> list[str]:

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 
 import torch
 
+from raycloud.net.stream import Place
 from raycloud.net.transport import Transport, Work, finish
 
 Places = tuple[float, float, float]
 """Of micro-batches: their number, and the sums of their indices and of the squares of these."""
 
 NO_PLACES: Places = (0.0, 0.0, 0.0)
+_ADDRESS_BYTES = 64
 _NUMBERS = 8  # of a report, before its digest's words
 DIGEST_WORDS = 3  # of 16 bits each: sums of squares stay exact for 2**21 members
 
@@ -87,11 +89,19 @@ class LaneReport:
 
 
 class Lane:
-    """One small all-reduce a step."""
+    """The control lane of one generation: one small all-reduce a step, and talk between steps.
 
-    def __init__(self, transport: Transport) -> None:
-        """Use a transport of the lane's own, so that its order is free of the gradients'."""
-        self._transport = transport
+    All members make the same calls in the same order. All but `send` wait for the others, and raise
+    `TransportError` where the exchange broke, `Abandoned` where the generation is over.
+
+    Args:
+        transport: One of the lane's own, so that its order is free of the gradients'.
+        abandoned: Says that the generation is over.
+    """
+
+    def __init__(self, transport: Transport, abandoned: Callable[[], bool] = lambda: False) -> None:
+        """Nothing was sent yet."""
+        self.transport, self.abandoned = transport, abandoned
         self._work: Work | None = None
         self._buffer = torch.zeros(_NUMBERS + 2 * DIGEST_WORDS, dtype=torch.float64)
 
@@ -101,15 +111,15 @@ class Lane:
         told = (report.weight, *report.places, report.rows, report.loss)
         also = (digest.holds_off, digest.given, *digest.words, *digest.squares)
         self._buffer = torch.tensor((*told, *also), dtype=torch.float64)
-        self._work = self._transport.all_reduce(self._buffer) if self._transport.size > 1 else None
+        self._work = self.transport.all_reduce(self._buffer) if self.transport.size > 1 else None
 
-    def read(self, abandoned: Callable[[], bool]) -> LaneReport:
+    def read(self) -> LaneReport:
         """The sums over members of what was sent last."""
         if self._work is not None:
-            finish(self._work, abandoned)
+            finish(self._work, self.abandoned)
             self._work = None
         numbers = self._buffer.tolist()
-        weight, *places, rows, loss, holds_off, given = numbers[:_NUMBERS]
+        weight, count, total, squares, rows, loss, holds_off, given = numbers[:_NUMBERS]
         words = numbers[_NUMBERS:]
         digest = LaneDigest(
             holds_off=holds_off,
@@ -117,34 +127,50 @@ class Lane:
             words=tuple(words[:DIGEST_WORDS]),
             squares=tuple(words[DIGEST_WORDS:]),
         )
-        count, total, squares = places
-        every = count, total, squares
-        return LaneReport(weight=weight, places=every, rows=rows, loss=loss, digest=digest)
+        places = count, total, squares
+        return LaneReport(weight=weight, places=places, rows=rows, loss=loss, digest=digest)
 
-    def sum(self, values: Sequence[float], abandoned: Callable[[], bool]) -> list[float]:
+    def sum(self, values: Sequence[float]) -> list[float]:
         """Sums over members of as many numbers from each; nothing that was sent is unread."""
         numbers = torch.tensor(values, dtype=torch.float64)
-        if self._transport.size > 1:
-            finish(self._transport.all_reduce(numbers), abandoned)
+        if self.transport.size > 1:
+            finish(self.transport.all_reduce(numbers), self.abandoned)
         return list(numbers.tolist())
 
-    def gather(self, values: Sequence[float], abandoned: Callable[[], bool]) -> list[list[float]]:
+    def any_of(self, some: Iterable[int], count: int) -> tuple[int, ...]:
+        """Indices, of `count` things, that any member gives in `some`."""
+        named = [0.0] * count
+        for index in some:
+            named[index] = 1.0
+        return tuple(k for k, many in enumerate(self.sum(named)) if many)
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
         """As many numbers from each member, by rank; nothing that was sent is unread."""
-        rows = torch.zeros((self._transport.size, len(values)), dtype=torch.float64)
-        rows[self._transport.rank] = torch.tensor(values, dtype=torch.float64)
-        if self._transport.size > 1:
-            finish(self._transport.all_reduce(rows), abandoned)
+        rows = torch.zeros((self.transport.size, len(values)), dtype=torch.float64)
+        rows[self.transport.rank] = torch.tensor(values, dtype=torch.float64)
+        if self.transport.size > 1:
+            finish(self.transport.all_reduce(rows), self.abandoned)
         return list(rows.tolist())
 
-    def gather_text(self, text: str, abandoned: Callable[[], bool]) -> list[str]:
+    def gather_text(self, text: str) -> list[str]:
         """A text from each member, by rank; nothing that was sent is unread."""
         octets = text.encode()
-        sizes = [int(row[0]) for row in self.gather([len(octets)], abandoned)]
-        whole = max(sizes)
-        rows = self.gather([*octets, *([0] * (whole - len(octets)))], abandoned)
+        sizes = [int(row[0]) for row in self.gather([len(octets)])]
+        rows = self.gather([*octets, *([0] * (max(sizes) - len(octets)))])
         return [bytes(map(int, row[:size])).decode() for row, size in zip(rows, sizes, strict=True)]
 
-    def broadcast(self, tensor: torch.Tensor, abandoned: Callable[[], bool]) -> None:
+    def gather_places(self, own: Place | None) -> list[Place]:
+        """Where members listen, by rank: those that give a place of their own."""
+        told = [0.0] * (2 + _ADDRESS_BYTES)
+        if own is not None:
+            told = [own.port, own.key, *own.address.encode().ljust(_ADDRESS_BYTES, b"\0")]
+        return [
+            Place(bytes(map(int, address)).rstrip(b"\0").decode(), int(port), int(key))
+            for port, key, *address in self.gather(told)
+            if port
+        ]
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
         """Overwrite a tensor, on the CPU, with rank 0's; nothing that was sent is unread."""
-        if self._transport.size > 1 and tensor.numel():
-            finish(self._transport.broadcast(tensor, 0), abandoned)
+        if self.transport.size > 1 and tensor.numel():
+            finish(self.transport.broadcast(tensor, 0), self.abandoned)

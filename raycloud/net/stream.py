@@ -1,8 +1,8 @@
 """Bytes from one member to another, over a connection of their own: counted, checked, as they are.
 
 Who is to receive listens, and tells the others where, and a key. A connection says whose it is and
-the key, then a header in JSON, then chunks of bytes with their check sums. The other way go a few
-bytes: what is asked for, or one that says that there is haste. Nothing that arrives is unpickled.
+the key, then a header in JSON, then chunks of bytes with their check sums. The other way goes what
+is asked for. Nothing that arrives is unpickled.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ _NAME = b"raycloud"
 _KEY_BITS = 48  # float64, in which it travels to the others, holds it exactly
 _HEADER_BYTES = 2**26
 _BUFFER_BYTES = 2**19  # what lies in the kernel cannot give way any more
-_HASTE = b"!"
 _SOME_BYTES = 2**16
 
 
@@ -154,15 +153,6 @@ class Stream:
             if zlib.crc32(chunk) != check:
                 raise TransportError(f"a chunk of {size} bytes was damaged on its way")
             at += size
-
-    def hurry(self) -> None:
-        """Tell who sends that there is haste; one who has sent everything does not mind."""
-        with contextlib.suppress(OSError):
-            self._socket.sendall(_HASTE)
-
-    def haste(self, timeout_s: float) -> bool:
-        """Whether the peer is in haste, or gone; of one that says nothing else."""
-        return self.heard(timeout_s)
 
     def heard(self, timeout_s: float) -> bool:
         """Whether something has come from the peer, or the end, within `timeout_s`."""

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from raycloud.clock import Clock
+    from raycloud.net.lane import Lane
     from raycloud.net.stream import Place, Stream
-    from raycloud.recovery.quorum import Talk
     from raycloud.recovery.rendezvous import Meeting
     from raycloud.step.replica import Replica
 
@@ -143,7 +143,7 @@ class Backups:
         self._replica, self._address, self._most, self._clock = replica, address, most, clock
         self._lines: Lines | None = None
 
-    def begin(self, meeting: Meeting, talk: Talk) -> None:
+    def begin(self, meeting: Meeting, lane: Lane) -> None:
         """All members of the generation call this.
 
         Raises:
@@ -153,10 +153,10 @@ class Backups:
         replica, size = self._replica, len(meeting.members)
         if not self._most or size == 1:
             return
-        backing = Backing(most=self._most, clock=self._clock, abandoned=talk.abandoned)
+        backing = Backing(most=self._most, clock=self._clock, abandoned=lane.abandoned)
         lines = Lines(backing, self._address, lambda what: replica.notice(what, {}))
         self._lines, replica.backing = lines, backing
-        places = talk.places(lines.place)
+        places = lane.gather_places(lines.place)
         lines.open(places[ring(meeting.nodes, size)[meeting.rank]], meeting.rank)
 
     def end(self) -> None:

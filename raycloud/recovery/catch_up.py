@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.events import MemberCaughtUp
 from raycloud.net.transport import Abandoned
-from raycloud.recovery.snapshot import Incoming, Outgoing, Sharing
+from raycloud.recovery.state_transfer import Beside, Receiver, Sender
 from raycloud.step.device import room_bytes
 from raycloud.step.stateful import Commit, Sums
 from raycloud.threads import THREADS
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import torch
 
     from raycloud.events import Event
+    from raycloud.net.lane import Lane
     from raycloud.order import Skip
-    from raycloud.recovery.quorum import Talk
     from raycloud.recovery.rendezvous import Host, Meeting
     from raycloud.step.replica import Replica
     from raycloud.threads import Threads
@@ -56,7 +56,7 @@ class Follower:
     def __init__(
         self,
         replica: Replica,
-        incoming: Incoming,
+        incoming: Receiver,
         *,
         room_bytes: int,
         abandoned: Callable[[], bool],
@@ -222,7 +222,7 @@ class Newcomers:
         """Nothing is on its way."""
         self._replica, self._address, self._host = replica, address, host
         self._reserved_bytes, self._report = reserved_bytes, report
-        self._outgoing: Outgoing | None = None
+        self._sender: Sender | None = None
         self._tries = 0
         self.lacking = True
 
@@ -236,44 +236,42 @@ class Newcomers:
         what = "a newcomer takes the state in a meeting, where all wait: it did not come before"
         self._replica.notice(what, {"tries": self._tries})
 
-    def begin(self, meeting: Meeting, step: int, following: Sequence[int], talk: Talk) -> None:
-        """All members of the generation call this.
+    def begin(self, meeting: Meeting, step: int, followers: Sequence[int], lane: Lane) -> None:
+        """Begin to stream the state to `followers`; all members of the generation call this.
 
         Args:
             meeting: Of the generation.
             step: Its first.
-            following: The ranks that have no state; all others have.
-            talk: With the others.
+            followers: The ranks that have no state; all others have.
+            lane: Of the generation.
 
         Raises:
             TransportError: The generation broke, or was abandoned.
         """
         self.end()
         replica, rank = self._replica, meeting.rank
-        sources = [one for one in range(len(meeting.members)) if one not in following]
-        if rank in following:
+        senders = [one for one in range(len(meeting.members)) if one not in followers]
+        if rank in followers:
             self._tries += 1
-            incoming = Incoming(self._address, len(sources), self._host)
+            incoming = Receiver(self._address, len(senders), self._host)
             replica.following = Follower(
                 replica,
                 incoming,
                 room_bytes=room_bytes(self._reserved_bytes),
-                abandoned=talk.abandoned,
+                abandoned=lane.abandoned,
                 caught_up=partial(self.done, meeting, step),
                 threads=self._host.threads,
             )
-            talk.places(incoming.place)
+            lane.gather_places(incoming.place)
             return
-        sharing = Sharing(
-            rank=rank,
-            part=sources.index(rank),
-            parts=len(sources),
-            places=talk.places(None),
+        beside = Beside(
+            part=senders.index(rank),
+            parts=len(senders),
             busy=lambda: replica.gradients.under_way,
-            host=self._host,
         )
-        self._outgoing = Outgoing(replica.state, sharing)
-        replica.settle = self._outgoing.settle
+        places = lane.gather_places(None)
+        self._sender = Sender(replica.state, rank, places, self._host, beside=beside)
+        replica.settle = self._sender.settle
 
     def done(self, meeting: Meeting, first_step: int, step: int) -> None:
         """This member has the state before `step`, and may have a share."""
@@ -289,9 +287,9 @@ class Newcomers:
 
     def end(self) -> None:
         """The generation is over: nothing more is sent or taken."""
-        if self._outgoing is not None:
-            self._outgoing.close()
-            self._outgoing, self._replica.settle = None, lambda: None
+        if self._sender is not None:
+            self._sender.close()
+            self._sender, self._replica.settle = None, lambda: None
         if self._replica.following is not None:
             self._replica.following.close()
             self._replica.following = None

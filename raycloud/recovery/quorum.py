@@ -1,41 +1,36 @@
-"""How members that survived a generation agree, at the meeting of the next, where they go on.
+"""Quorum: members of a new generation agree on the step from which all go on.
 
-Each says where it stands. A step that one of them has committed stands: whoever has not takes the
-state from those who have. The next step is computed by all from what they have kept of it: what
-nobody has is dealt anew. Nobody asks the driver.
+Each tells its status. A step that one of them has committed is final: whoever has not committed it
+takes the state from those who have. The next step is computed from what members have kept of it;
+what nobody has is dealt anew. Nobody asks the driver.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from raycloud.net.stream import Place
-from raycloud.net.transport import finish, same_everywhere, take_from
+from raycloud.net.transport import same_everywhere, take_from
 from raycloud.order import Position, deal
-from raycloud.recovery.rendezvous import HOST
 from raycloud.recovery.state_transfer import hand_over
 from raycloud.step.forward import Fusing
 from raycloud.step.state import digest
 
 if TYPE_CHECKING:
+    from raycloud.net.lane import Lane
     from raycloud.net.transport import Transport
-    from raycloud.order import MicroBatch, StepSpan
     from raycloud.recovery.rendezvous import Host
     from raycloud.step.commit import Owed
     from raycloud.step.feed import Adopted
     from raycloud.step.replica import Replica
 
-_NOBODY = -1
-_ADDRESS_BYTES = 64
+NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class MemberStatus:
     """Where one member stands. All values are numbers that float64 holds exactly, or a loss.
 
     Attributes:
@@ -69,237 +64,149 @@ class Standing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ground:
-    """Where all go on.
+class ResumePoint:
+    """Where all go on, and by rank who has the state of that point.
 
     Attributes:
         step: The step to commit next.
         position: Where the sequence stands before it.
-        taken: This member took its state from others.
-        adopted: What each rank computes of that step, beside what it has kept; None: its share.
-        suspects: Micro-batches of it that nobody is to compute.
+        holders: Ranks that have the state.
+        takers: Ranks that take the state at once, while all wait.
+        followers: Ranks that take the state while the others compute.
         loss: Mean loss of the step before; NaN where there is none.
-        following: Ranks that have no state yet, and take it while the others compute.
         unlike: Not all members' processors are of one kind.
     """
 
     step: int
     position: Position
-    taken: bool
-    adopted: Adopted | None
+    holders: tuple[int, ...]
+    takers: tuple[int, ...]
+    followers: tuple[int, ...]
     loss: float
-    suspects: tuple[MicroBatch, ...] = ()
-    following: tuple[int, ...] = ()
-    unlike: bool = False
+    unlike: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Talk:
-    """How members talk to each other where they meet: all ask the same, in the same order.
-
-    Attributes:
-        transport: Any of the new generation, for tensors on the CPU.
-        abandoned: Says that this generation, too, is over.
-    """
-
-    transport: Transport
-    abandoned: Callable[[], bool]
-
-    def standings(self, own: Standing) -> list[Standing]:
-        """Where every member stands, by rank.
-
-        Raises:
-            TransportError: The meeting broke, or was abandoned.
-        """
-        rows = torch.zeros((self.transport.size, len(astuple(own))), dtype=torch.float64)
-        rows[self.transport.rank] = torch.tensor(astuple(own), dtype=torch.float64)
-        kinds = [type(value) for value in astuple(Standing(0))]
-        return [
-            Standing(*(kind(value) for kind, value in zip(kinds, at, strict=True)))
-            for at in self._sum(rows).tolist()
-        ]
-
-    def places(self, own: Place | None) -> list[Place]:
-        """Where those listen that do, by rank; `own` is this member's place, if it is one of them.
-
-        Raises:
-            TransportError: The meeting broke, or was abandoned.
-        """
-        rows = torch.zeros((self.transport.size, _ADDRESS_BYTES + 2), dtype=torch.float64)
-        if own is not None:
-            address = own.address.encode().ljust(_ADDRESS_BYTES, b"\0")
-            told = [own.port, own.key, *address]
-            rows[self.transport.rank] = torch.tensor(told, dtype=torch.float64)
-        return [
-            Place(bytes(map(int, address)).rstrip(b"\0").decode(), int(port), int(key))
-            for port, key, *address in self._sum(rows).tolist()
-            if port
-        ]
-
-    def keepers(self, kept: Sequence[int], count: int) -> tuple[int, ...]:
-        """For each of a step's micro-batches the rank that has computed it; -1: nobody has.
-
-        Args:
-            kept: Indices of those that this member has computed.
-            count: Micro-batches of the step.
-
-        Raises:
-            TransportError: The meeting broke, or was abandoned.
-        """
-        ranks = torch.zeros(count, dtype=torch.float64)
-        ranks[list(kept)] = self.transport.rank + 1
-        return tuple(int(rank) - 1 for rank in self._sum(ranks).tolist())
-
-    def any_of(self, some: Sequence[int], count: int) -> tuple[int, ...]:
-        """Which of `count` things a member names.
-
-        Args:
-            some: Indices of those that this one does.
-            count: How many there are.
-
-        Raises:
-            TransportError: The meeting broke, or was abandoned.
-        """
-        named = torch.zeros(count, dtype=torch.float64)
-        named[list(some)] = 1.0
-        return tuple(k for k, many in enumerate(self._sum(named).tolist()) if many)
-
-    def _sum(self, values: torch.Tensor) -> torch.Tensor:
-        if self.transport.size > 1:
-            finish(self.transport.all_reduce(values), self.abandoned)
-        return values
+def gather_statuses(lane: Lane, own: MemberStatus) -> list[MemberStatus]:
+    """The status of every member, by rank."""
+    kinds = [type(value) for value in astuple(MemberStatus(0))]
+    return [
+        MemberStatus(*(kind(value) for kind, value in zip(kinds, row, strict=True)))
+        for row in lane.gather(astuple(own))
+    ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Own:
-    """What a member brings to a meeting.
-
-    Attributes:
-        replica: Its own.
-        position: Where the sequence stands before its next step.
-        span: The span of a step that stands somewhere; None past the last one.
-        took: Told at once where it stands, with a state that it took from others or is to take.
-        address: Its node's, that the others can reach.
-        suspects: Which it suspects of a step's micro-batches, of which nobody has these.
-        gone: It has lost somebody.
-    """
-
-    replica: Replica
-    position: Position
-    span: Callable[[int, Position], StepSpan | None]
-    took: Callable[[int, Position], None]
-    address: str
-    suspects: Callable[[int, Sequence[int]], Sequence[int]] = lambda _step, _missing: ()
-    gone: bool = False
-    host: Host = HOST
-
-
-def find_ground(
-    everyone: Sequence[Standing],
-    own: Own,
-    *,
-    shares: Sequence[int],
-    talk: Talk,
-    may_follow: Sequence[int] = (),
-) -> Ground:
-    """Where all go on, and what this member computes there; its state is then that of all.
+def find_resume_point(
+    everyone: Sequence[MemberStatus], may_follow: Sequence[int] = ()
+) -> ResumePoint:
+    """Where all go on: the furthest step that is committed by one who has computed.
 
     Args:
-        everyone: Where every member stands, by rank.
-        own: This member's.
-        shares: The new generation's, by rank.
-        talk: With the others.
+        everyone: The status of every member, by rank.
         may_follow: Ranks that need not have the state yet. They follow if nobody is behind but
             them, and all of them would; where one is to wait for it, all take it.
-
-    Raises:
-        TransportError: The meeting broke, or was abandoned; another may follow.
     """
     begun = [one for one in everyone if one.begun] or everyone
     step = max(one.step for one in begun)
-    there = [rank for rank, one in enumerate(everyone) if one in begun and one.step == step]
-    behind = [rank for rank in range(len(everyone)) if rank not in there]
-    new = [r for r in behind if r in may_follow and not everyone[r].begun and everyone[r].follows]
-    following = tuple(new) if new == behind else ()
-    rank, at = talk.transport.rank, everyone[there[0]]
-    position = Position(epoch=at.epoch, offset=at.offset)
-    taken = rank in behind and not following
-    if rank in behind and own.replica.kept is not None:
-        own.replica.discard()
-    if behind and not following:
-        hand_over(
-            own.replica.state,
-            givers=there,
-            takers=behind,
-            address=own.address,
-            talk=talk,
-            host=own.host,
-        )
-    if taken:
-        own.replica.statistics.settle()
-    if rank in behind:
-        own.took(step, position)
-    span = own.span(step, position)
-    adopted: Adopted | None = None
-    suspects: tuple[MicroBatch, ...] = ()
-    if span is not None:
-        adopted, suspects = _deal(own, span, shares, talk)
-    loss = mean_loss([everyone[rank] for rank in there])
-    return Ground(
+    holders = [rank for rank, one in enumerate(everyone) if one in begun and one.step == step]
+    behind = tuple(rank for rank in range(len(everyone)) if rank not in holders)
+    follow = all(r in may_follow and not everyone[r].begun and everyone[r].follows for r in behind)
+    first = everyone[holders[0]]
+    return ResumePoint(
         step=step,
-        position=position,
-        taken=taken,
-        adopted=adopted,
-        suspects=suspects,
-        loss=loss,
-        following=following,
+        position=Position(epoch=first.epoch, offset=first.offset),
+        holders=tuple(holders),
+        takers=() if follow else behind,
+        followers=behind if follow else (),
+        loss=mean_loss([everyone[rank] for rank in holders]),
         unlike=len({one.processor for one in everyone}) > 1,
     )
 
 
-def _deal(
-    own: Own, span: StepSpan, shares: Sequence[int], talk: Talk
-) -> tuple[Adopted | None, tuple[MicroBatch, ...]]:
-    """Who computes what of a step beside what is kept, None: as ever; and what nobody does."""
-    every, kept = span.micro_batches, own.replica.kept
-    have = list(talk.keepers(() if kept is None else kept.micro_batches, len(every)))
-    missing = [k for k, rank in enumerate(have) if rank == _NOBODY]
-    gone = (len(every),) if own.gone else ()
-    named = talk.any_of((*own.suspects(span.step, missing), *gone), len(every) + 1)
-    if len(missing) == len(every) and not named:
-        return None, ()
-    suspects = [k for k in named if k < len(every)]
-    for k in suspects:
-        have[k] = 0
-    return adopt(have, shares), tuple(every[k] for k in suspects)
+def take_state(replica: Replica, point: ResumePoint, lane: Lane, address: str, host: Host) -> bool:
+    """Bring all that are behind to the resume point; all members call this.
+
+    Args:
+        replica: This member's.
+        point: Where all go on.
+        lane: Of the new generation.
+        address: This node's, that the others can reach.
+        host: Where threads and connections come from.
+
+    Returns:
+        Whether this member was behind: it takes the state now, or follows.
+
+    Raises:
+        TransportError: The meeting broke, or was abandoned; this member's state is as it was.
+    """
+    rank = lane.transport.rank
+    behind = rank in (*point.takers, *point.followers)
+    if behind and replica.kept is not None:
+        replica.discard()
+    if point.takers:
+        hand_over(
+            replica.state,
+            givers=point.holders,
+            takers=point.takers,
+            lane=lane,
+            address=address,
+            host=host,
+        )
+        if behind:
+            replica.statistics.settle()
+    return behind
 
 
-def alike(
-    replica: Replica, gradients: Transport, lane: Transport, abandoned: Callable[[], bool]
-) -> bool:
-    """Whether all members have the same parameters; where not, all have rank 0's afterwards.
+def find_keepers(lane: Lane, kept: Sequence[int], count: int) -> list[int]:
+    """For each of a step's micro-batches the rank that has computed it, or `NOBODY`.
+
+    Args:
+        lane: Of the new generation.
+        kept: Indices of those that this member has computed.
+        count: Micro-batches of the step.
+    """
+    ranks = [0.0] * count
+    for index in kept:
+        ranks[index] = lane.transport.rank + 1
+    return [int(rank) - 1 for rank in lane.sum(ranks)]
+
+
+def adopt(keepers: Sequence[int], shares: Sequence[int]) -> Adopted:
+    """What each rank computes beside what it has kept: all that nobody has, dealt by shares.
+
+    >>> adopt((0, 0, 0, -1, -1, 1), (3, 3))
+    ((3,), (4,))
+    """
+    missing = [k for k, rank in enumerate(keepers) if rank == NOBODY]
+    dealt, at = [], 0
+    for count in deal(shares, len(missing)):
+        dealt.append(tuple(missing[at : at + count]))
+        at += count
+    return tuple(dealt)
+
+
+def align(replica: Replica, gradients: Transport, lane: Lane) -> bool:
+    """Whether all members have the same parameters; where not, all take rank 0's.
 
     Args:
         replica: This member's.
         gradients: What carries tensors that are not on the CPU.
         lane: What carries those that are.
-        abandoned: Says that the generation is over.
     """
     tensors = replica.state.tensors()
-    if same_everywhere(digest(tensors.items()), lane, abandoned):
+    if same_everywhere(digest(tensors.items()), lane.transport, lane.abandoned):
         return True
     if replica.kept is not None:
         replica.discard()
     here = {name: t for name, t in tensors.items() if t.device.type == "cpu"}
-    take_from(0, here, lane, abandoned)
+    take_from(0, here, lane.transport, lane.abandoned)
     there = {name: t for name, t in tensors.items() if name not in here}
-    take_from(0, there, gradients, abandoned)
+    take_from(0, there, gradients, lane.abandoned)
     replica.statistics.settle()
     return False
 
 
 def known_loss(owed: Owed | None, mean: float) -> dict[str, Any]:
-    """What a member can say of the loss of the step before, as fields of its `Standing`.
+    """What a member can say of the loss of the step before, as fields of its `MemberStatus`.
 
     Args:
         owed: Its own part of it, where the mean is not known yet.
@@ -310,10 +217,10 @@ def known_loss(owed: Owed | None, mean: float) -> dict[str, Any]:
     return {} if math.isnan(mean) else {"knows_loss": 1, "loss": mean}
 
 
-def mean_loss(known: Sequence[Standing]) -> float:
+def mean_loss(known: Sequence[MemberStatus]) -> float:
     """The mean loss of the step before: as one knows it, else over what those here computed of it.
 
-    >>> mean_loss([Standing(3, loss=6.0, weight=2.0), Standing(3, loss=2.0, weight=2.0)])
+    >>> mean_loss([MemberStatus(3, loss=6.0, weight=2.0), MemberStatus(3, loss=2.0, weight=2.0)])
     2.0
     """
     for one in known:
@@ -321,17 +228,3 @@ def mean_loss(known: Sequence[Standing]) -> float:
             return one.loss
     whole = sum(one.weight for one in known)
     return sum(one.loss for one in known) / whole if whole else float("nan")
-
-
-def adopt(keepers: Sequence[int], shares: Sequence[int]) -> Adopted:
-    """What each rank computes beside what it has kept: all that nobody has, dealt by shares.
-
-    >>> adopt((0, 0, 0, -1, -1, 1), (3, 3))
-    ((3,), (4,))
-    """
-    missing = [k for k, rank in enumerate(keepers) if rank == _NOBODY]
-    dealt, at = [], 0
-    for count in deal(shares, len(missing)):
-        dealt.append(tuple(missing[at : at + count]))
-        at += count
-    return tuple(dealt)

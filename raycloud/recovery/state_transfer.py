@@ -1,4 +1,13 @@
-"""Tensors as bytes: what is told of them, room for them, and any range of them in a row."""
+"""State transfer: a replica's state from the members that have it to those that have not.
+
+A receiver listens, and senders connect to it. Each sender says in a header what it has, and sends
+the pieces that it is asked for; a few are asked for ahead, so that nobody waits for the next word.
+
+Where all meet, every sender has the whole state, which stands still: a piece is asked of whoever
+has sent another, so a slow sender sends less. Beside training, each sender has a part of its own,
+divided by bytes as for a checkpoint. It copies its part while a step is computed, which changes no
+parameter before it commits, and gives way to exchanges of gradients, though never quite.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +18,418 @@ import struct
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raycloud.checkpoint import decode, encode
+from raycloud.checkpoint import decode, encode, split_names
 from raycloud.errors import TransportError
 from raycloud.net.stream import SILENT_S, Arrivals, connect
 from raycloud.net.transport import Abandoned
 
 if TYPE_CHECKING:
-    import threading
-
+    from raycloud.net.lane import Lane
     from raycloud.net.stream import Place, Stream
-    from raycloud.recovery.quorum import Talk
     from raycloud.recovery.rendezvous import Host
     from raycloud.step.stateful import ReplicaState
 
-_LARGEST_BYTES = 2**40
-
 Tensors = dict[str, torch.Tensor]
+Ask = tuple[int, int]  # from which byte on, and how many
+
+PIECE_BYTES = 2**18  # 2 ms at 1 Gbit/s
+_AHEAD = 4  # pieces asked for of each sender at a time
+_MOST_SENDERS = 8  # to one receiver, where all meet
+_LARGEST_BYTES = 2**40
+_ASK = struct.Struct(">QI")
+_DONE, _HURRY = (0, 0), (1, 0)  # all is here; from now on all others wait
+_LOOK_UP_S = 0.05
+# While gradients travel at most 10 MB/s of all senders go on, nor more than a tenth of any link.
+_GIVE_WAY_S = 0.1  # for each `chunk_bytes` and sender
+_GIVE_WAY_TIMES = 9.0  # what the last ones took to arrive
+_LONGEST_S = SILENT_S / 3
+_GIVE_WAY_LOOK_S = 0.005
+
+
+def hand_over(
+    state: ReplicaState,
+    *,
+    givers: Sequence[int],
+    takers: Sequence[int],
+    lane: Lane,
+    address: str,
+    host: Host,
+) -> None:
+    """Give the state to those who take it, while all wait; all members call this.
+
+    Args:
+        state: This member's; it must not change meanwhile.
+        givers: Ranks that have it, all the same; what is no tensor is the first one's.
+        takers: Ranks, in order, whose state becomes theirs.
+        lane: Of the generation.
+        address: This node's, that the others can reach.
+        host: Where threads and connections come from.
+
+    Raises:
+        TransportError: The meeting broke, or was abandoned; this member's state is as it was.
+    """
+    rank = lane.transport.rank
+    if rank in takers:
+        senders = sources(givers, takers.index(rank))
+        with closing(Receiver(address, len(senders), host)) as receiver:
+            lane.gather_places(receiver.place)
+            _wait(receiver.whole, lane.abandoned)
+            state.load(*receiver.take())
+        return
+    every = lane.gather_places(None)
+    places = [place for at, place in enumerate(every) if rank in sources(givers, at)]
+    if places:
+        with closing(Sender(state, rank, places, host, tells=rank == givers[0])) as sender:
+            _wait(sender.finished, lane.abandoned)
+
+
+def sources(givers: Sequence[int], taker: int) -> tuple[int, ...]:
+    """From whom a taker has it: the first and, where there are many, some of the others in turn.
+
+    >>> sources((0, 2, 5), 1), sources(range(10), 1)
+    ((0, 2, 5), (0, 8, 9, 1, 2, 3, 4, 5))
+    """
+    if len(givers) <= _MOST_SENDERS:
+        return tuple(givers)
+    first, *others = givers
+    begin, count = taker * (_MOST_SENDERS - 1), _MOST_SENDERS - 1
+    return (first, *(others[(begin + k) % len(others)] for k in range(count)))
+
+
+def _wait(finished: Callable[[float], bool], abandoned: Callable[[], bool]) -> None:
+    """Wait for others without ever being stuck in it."""
+    while not finished(_LOOK_UP_S):
+        if abandoned():
+            raise Abandoned("the generation was abandoned while a state was handed over")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """How senders share in sending a state beside training.
+
+    Attributes:
+        part: Which of the parts is this member's; the first has what is no tensor, too.
+        parts: How many members have the state.
+        busy: Says whether an exchange of gradients is under way.
+    """
+
+    part: int
+    parts: int
+    busy: Callable[[], bool]
+
+
+class Sender:
+    """Sends a member's state, as it is now, to each that asks for pieces of it.
+
+    Args:
+        state: Where all wait it must not change before all have it; beside training parameters
+            and the optimizer's tensors must not before `settle` returns.
+        rank: This member's.
+        places: Where receivers listen.
+        host: Where time, threads and connections come from.
+        tells: It says what the state consists of.
+        beside: Its part, beside training; None: all of it, and all wait.
+    """
+
+    def __init__(
+        self,
+        state: ReplicaState,
+        rank: int,
+        places: Sequence[Place],
+        host: Host,
+        *,
+        tells: bool = True,
+        beside: Beside | None = None,
+    ) -> None:
+        """Connect, and answer; buffers, which a forward pass may change, are copied at once."""
+        self._rank, self._host, self._beside = rank, host, beside
+        # An optimizer keeps its tensors in the order in which it got them: not all got them alike.
+        self._tensors: Tensors = dict(sorted(state.tensors().items()))
+        if beside is not None:
+            sizes = {name: t.numel() * t.element_size() for name, t in self._tensors.items()}
+            own = split_names(sizes, beside.parts)[beside.part]
+            self._tensors = {name: self._tensors[name] for name in own}
+        part = 0 if beside is None else beside.part
+        listed = described(self._tensors)
+        self._told = {
+            "part": part,
+            "layout": hashlib.sha256(json.dumps(listed).encode()).hexdigest(),
+            "tensors": listed if tells else None,
+            "values": encode(state.values()) if tells and part == 0 else None,
+        }
+        threads = host.threads
+        self._turn = threads.condition()
+        self._left, self._over = len(places), False
+        self._error: TransportError | None = None
+        self._streams: list[Stream] = []
+        self._copied, self._copy_error = threads.event(), list[Exception]()
+        moving = [name for name in self._tensors if beside is not None and state.is_buffer(name)]
+        self._tensors |= {name: _copy(self._tensors[name]) for name in moving}
+        for place in places:
+            threads.thread(self._serve, place, name="send").start()
+        if beside is None:
+            self._copied.set()
+        else:
+            still = [name for name in self._tensors if name not in moving]
+            threads.thread(self._copy, still, name="copy").start()
+
+    def finished(self, timeout_s: float) -> bool:
+        """Whether all have all of it; waits at most `timeout_s` for that.
+
+        Raises:
+            TransportError: One broke off.
+        """
+        with self._turn:
+            self._turn.wait_for(lambda: self._error or self._left == 0, timeout_s)
+            if self._error is not None:
+                raise self._error
+            return self._left == 0
+
+    def settle(self) -> None:
+        """Wait until the state may change; from the second time on that is at once."""
+        self._copied.wait()
+        for error in self._copy_error:
+            raise error
+
+    def close(self) -> None:
+        """Stop; nobody waits for the rest any more."""
+        with self._turn:
+            self._over = True
+            streams = list(self._streams)
+        self._copied.wait()
+        for stream in streams:
+            stream.hang_up()  # each is closed by the thread that sends there
+
+    def _copy(self, names: Iterable[str]) -> None:
+        try:
+            for name in names:
+                if self._over:
+                    break
+                self._tensors[name] = _copy(self._tensors[name])
+        except Exception as error:  # noqa: BLE001 - raised to who waits
+            self._over = True
+            self._copy_error.append(error)
+        finally:
+            self._copied.set()
+
+    def _serve(self, place: Place) -> None:
+        """Beside training, what fails here is missed there, and told there."""
+        error: TransportError | None = None
+        try:
+            with closing(connect(place, self._rank, self._host.sockets)) as stream:
+                self._send(stream)
+        except TransportError as broken:
+            error = broken
+        except Exception as broken:  # noqa: BLE001 - the last line before the thread's end
+            error = TransportError(f"the state could not be sent: {broken}")
+        with self._turn:
+            self._error = self._error or error
+            self._left -= 1
+            last = self._left == 0
+            self._turn.notify_all()
+        if last:
+            self._copied.wait()
+            self._tensors = {}
+
+    def _send(self, stream: Stream) -> None:
+        with self._turn:
+            self._streams.append(stream)
+        self._copied.wait()
+        if self._over:
+            raise TransportError("the generation is over")
+        stream.send_at_once()
+        stream.tell(self._told)
+        clock, chunk_bytes = self._host.clock, self._host.sockets.chunk_bytes
+        row, asked = Row(self._tensors.values()), deque[Ask]()
+        hurried, since, began_s = self._beside is None, chunk_bytes, clock.monotonic_s()
+        while True:
+            start, count = ask = asked.popleft() if asked else _next_ask(stream)
+            if ask == _DONE:
+                return
+            if ask == _HURRY:
+                hurried = True
+                continue
+            if count > chunk_bytes or start + count > row.size:
+                raise TransportError(f"{count} bytes from {start} on of {row.size} are asked")
+            if not hurried and since >= chunk_bytes:
+                hurried = self._give_way(stream, asked, began_s)
+                since, began_s = 0, clock.monotonic_s()
+            stream.send(row.read(start, start + count))
+            since += count
+
+    def _give_way(self, stream: Stream, asked: deque[Ask], began_s: float) -> bool:
+        """Wait a little while gradients travel; True once the receiver is waited for.
+
+        Args:
+            stream: Whose next bytes wait.
+            asked: Takes what is asked for meanwhile.
+            began_s: When the bytes before them began to be sent.
+        """
+        assert self._beside is not None  # noqa: S101
+        clock, least_s = self._host.clock, _GIVE_WAY_S * self._beside.parts
+        now_s = clock.monotonic_s()
+        arrived, until_s = False, now_s + _LONGEST_S
+        while self._beside.busy() and now_s < until_s:
+            if not arrived and not stream.on_its_way():
+                arrived = True
+                longest_s = max(least_s, _GIVE_WAY_TIMES * (now_s - began_s))
+                until_s = now_s + min(longest_s, _LONGEST_S)
+            if stream.heard(_GIVE_WAY_LOOK_S):
+                if (ask := _next_ask(stream)) == _HURRY:
+                    return True
+                asked.append(ask)
+            now_s = clock.monotonic_s()
+        return False
+
+
+def _next_ask(stream: Stream) -> Ask:
+    while not stream.heard(SILENT_S):
+        pass  # a slower one is still sending what is missing
+    start, count = _ASK.unpack(stream.take(_ASK.size))
+    return start, count
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu", copy=True).contiguous()
+
+
+class _Part:
+    """What one or several senders have: with memory for it, and what of it was asked for."""
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        self.layout = told["layout"]
+        self.tensors = room_for(told)
+        self.row = Row(self.tensors.values())
+        self.next, self.missing = 0, self.row.size
+
+
+class Receiver:
+    """Takes a state from several members, piece by piece.
+
+    Args:
+        address: This node's, that they can reach.
+        senders: How many send it, or a part of it.
+        host: Where threads and connections come from.
+
+    Attributes:
+        place: Where they are to connect.
+    """
+
+    def __init__(self, address: str, senders: int, host: Host) -> None:
+        """Listen, and take what comes."""
+        self._turn = host.threads.condition()
+        self._parts: dict[int, _Part] = {}
+        self._values: Any = None
+        self._left, self._over = senders, False
+        self._error: TransportError | None = None
+        self._piece_bytes = min(PIECE_BYTES, host.sockets.chunk_bytes)
+        self._arrivals = Arrivals(
+            address, senders, self._receive, self._fail, host.threads, host.sockets
+        )
+        self.place = self._arrivals.place
+
+    def whole(self, timeout_s: float = 0.0) -> bool:
+        """Whether everything is here; waits at most `timeout_s` for it.
+
+        Raises:
+            TransportError: It will not come.
+        """
+        with self._turn:
+            self._turn.wait_for(lambda: self._error or self._left == 0, timeout_s)
+            if self._error is not None and self._left:
+                raise self._error
+            return self._left == 0
+
+    def take(self) -> tuple[Tensors, Mapping[str, Any]]:
+        """The tensors, each with memory of its own, and the plain values, once all is whole."""
+        with self._turn:
+            parts = [self._parts[number] for number in sorted(self._parts)]
+            self._parts = {}
+        return {n: t for part in parts for n, t in part.tensors.items()}, decode(self._values)
+
+    def hurry(self) -> None:
+        """From now on all others wait for it."""
+        for stream in self._arrivals.streams:
+            with suppress(TransportError):  # who has sent everything has hung up
+                stream.give(_ASK.pack(*_HURRY))
+
+    def close(self) -> None:
+        """Nothing more is taken."""
+        with self._turn:
+            self._over = True
+            self._turn.notify_all()
+        self._arrivals.close()
+
+    def _fail(self, error: TransportError) -> None:
+        with self._turn:
+            self._error, self._over = self._error or error, True
+            self._turn.notify_all()
+
+    def _receive(self, _: int, stream: Stream) -> None:
+        stream.send_at_once()
+        part = self._part(stream.hear())
+        asked: deque[Ask] = deque()
+        while True:
+            while len(asked) < _AHEAD and (ask := self._next(part)) is not None:
+                stream.give(_ASK.pack(*ask))
+                asked.append(ask)
+            if not asked:
+                break
+            self._fill(stream, part, *asked.popleft())
+        with self._turn:
+            self._turn.wait_for(lambda: self._over or part.missing == 0)
+            if part.missing:
+                return  # another one has failed
+        stream.give(_ASK.pack(*_DONE))
+        with self._turn:
+            self._left -= 1
+            self._turn.notify_all()
+
+    def _part(self, told: Mapping[str, Any]) -> _Part:
+        """What this sender has, once one of those that have the same has told what that is."""
+        number = told.get("part", 0)
+        with self._turn:
+            if told.get("tensors") is not None and number not in self._parts:
+                self._parts[number] = _Part(told)
+                if told.get("values") is not None:
+                    self._values = told["values"]
+                self._turn.notify_all()
+            self._turn.wait_for(lambda: self._over or number in self._parts)
+            if number not in self._parts:
+                raise TransportError("nobody has told what the state consists of")
+            part = self._parts[number]
+            if told.get("layout") != part.layout:
+                raise TransportError("two members are to give the same state, and differ in it")
+            return part
+
+    def _next(self, part: _Part) -> Ask | None:
+        """The next piece of a part that nobody was asked for."""
+        with self._turn:
+            start = part.next
+            part.next = min(start + self._piece_bytes, part.row.size)
+            return (start, part.next - start) if start < part.next else None
+
+    def _fill(self, stream: Stream, part: _Part, start: int, count: int) -> None:
+        places = part.row.places(start, start + count)
+        if len(places) == 1:
+            stream.receive(places[0])
+        else:
+            whole, at = memoryview(bytearray(count)), 0
+            stream.receive(whole)
+            for place in places:
+                place[:] = whole[at : at + len(place)]
+                at += len(place)
+        with self._turn:
+            part.missing -= count
+            if part.missing == 0:
+                self._turn.notify_all()
 
 
 def described(tensors: Mapping[str, torch.Tensor]) -> list[list[Any]]:
@@ -39,13 +438,13 @@ def described(tensors: Mapping[str, torch.Tensor]) -> list[list[Any]]:
 
 
 def room_for(told: Mapping[str, Any]) -> Tensors:
-    """Room for the tensors of a header.
+    """Memory for the tensors of a header.
 
     Raises:
         TransportError: It does not describe any.
     """
     found: Tensors = {}
-    room = _LARGEST_BYTES
+    left_bytes = _LARGEST_BYTES
     for one in told.get("tensors", ()):
         match one:
             case [str(name), str(kind), [*shape]] if all(type(n) is int and n >= 0 for n in shape):
@@ -54,17 +453,11 @@ def room_for(told: Mapping[str, Any]) -> Tensors:
                 dtype = None
         if not isinstance(dtype, torch.dtype):
             raise TransportError(f"a tensor is announced that can be none: {one!r}")
-        room -= math.prod(shape) * dtype.itemsize
-        if room < 0:
+        left_bytes -= math.prod(shape) * dtype.itemsize
+        if left_bytes < 0:
             raise TransportError(f"more than {_LARGEST_BYTES} bytes are announced, with {one!r}")
         found[name] = torch.empty(shape, dtype=dtype)
     return found
-
-
-def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Those of one that lies on the CPU, in one piece."""
-    flat = tensor.reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 class Row:
@@ -87,11 +480,11 @@ class Row:
 
     def read(self, start: int, stop: int) -> memoryview:
         """The bytes of a range: where they are, or a copy if they lie in several places."""
-        found = [self._bytes(*part) for part in self._parts(start, stop)]
+        found = self.places(start, stop)
         return found[0] if len(found) == 1 else memoryview(b"".join(found))
 
     def places(self, start: int, stop: int) -> list[memoryview]:
-        """Where the bytes of a range are to be written, in tensors as `room_for` makes them."""
+        """Where the bytes of a range lie; to be written to in tensors as `room_for` makes them."""
         return [self._bytes(*part) for part in self._parts(start, stop)]
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
@@ -113,264 +506,3 @@ class Row:
         piece = tensor.reshape(-1).view(torch.uint8)[start:stop]
         found: memoryview = piece.to("cpu").numpy().data
         return found
-
-
-PIECE_BYTES = 2**18  # 2 ms at 1 Gbit/s
-_AHEAD = 4  # pieces asked for of each at a time: nobody waits for the next word
-_MOST_GIVERS = 8
-_ASKED = struct.Struct(">QI")  # from which byte on, and how many; none: all is here
-_LOOK_UP_S = 0.05
-
-
-def hand_over(
-    state: ReplicaState,
-    *,
-    givers: Sequence[int],
-    takers: Sequence[int],
-    address: str,
-    talk: Talk,
-    host: Host,
-) -> None:
-    """Give the state to those who take it; all members call this.
-
-    Args:
-        state: This member's; it must not change meanwhile.
-        givers: Ranks that have it, all the same; what is no tensor is the first one's.
-        takers: Ranks, in order, whose state becomes theirs.
-        address: This node's, that the others can reach.
-        talk: With them.
-        host: Where threads and connections come from.
-
-    Raises:
-        TransportError: The meeting broke, or was abandoned; this member's state is as it was.
-    """
-    rank = talk.transport.rank
-    if rank in takers:
-        with closing(Taking(address, len(sources(givers, takers.index(rank))), host)) as taking:
-            talk.places(taking.place)
-            state.load(*taking.result(talk.abandoned))
-        return
-    places = [p for at, p in enumerate(talk.places(None)) if rank in sources(givers, at)]
-    if places:
-        with closing(Giving(state, rank, places, host, tells=rank == givers[0])) as giving:
-            giving.finish(talk.abandoned)
-
-
-def sources(givers: Sequence[int], taker: int) -> tuple[int, ...]:
-    """From whom a taker has it: the first and, where there are many, some of the others in turn.
-
-    >>> sources((0, 2, 5), 1), sources(range(10), 1)
-    ((0, 2, 5), (0, 8, 9, 1, 2, 3, 4, 5))
-    """
-    if len(givers) <= _MOST_GIVERS:
-        return tuple(givers)
-    first, *others = givers
-    begin, count = taker * (_MOST_GIVERS - 1), _MOST_GIVERS - 1
-    return (first, *(others[(begin + k) % len(others)] for k in range(count)))
-
-
-class Giving:
-    """This member's part in giving its state, as it is, to each that asks for pieces of it.
-
-    Args:
-        state: Whose.
-        rank: This member's.
-        places: Where those listen that ask.
-        host: Where threads and connections come from.
-        tells: It says what the state consists of.
-    """
-
-    def __init__(
-        self,
-        state: ReplicaState,
-        rank: int,
-        places: Sequence[Place],
-        host: Host,
-        *,
-        tells: bool,
-    ) -> None:
-        """Connect, and answer."""
-        # An optimizer keeps its tensors in the order in which it got them: not all got them alike.
-        tensors = dict(sorted(state.tensors().items()))
-        listed = described(tensors)
-        self._tensors, self._rank, self._sockets = tensors, rank, host.sockets
-        self._told = {
-            "layout": hashlib.sha256(json.dumps(listed).encode()).hexdigest(),
-            "tensors": listed if tells else None,
-            "values": encode(state.values()) if tells else None,
-        }
-        self._turn = host.threads.condition()
-        self._left, self._over = len(places), False
-        self._error: TransportError | None = None
-        self._streams: list[Stream] = []
-        for place in places:
-            host.threads.thread(self._serve, place, name="give").start()
-
-    def finish(self, abandoned: Callable[[], bool]) -> None:
-        """Wait until all have all of it.
-
-        Raises:
-            TransportError: One broke off, or the generation was abandoned.
-        """
-        _wait(self._turn, lambda: self._error or self._left == 0, abandoned)
-        if self._error is not None:
-            raise self._error
-
-    def close(self) -> None:
-        """Nothing more is sent."""
-        with self._turn:
-            self._over = True
-            streams = list(self._streams)
-        for stream in streams:
-            stream.hang_up()
-
-    def _serve(self, place: Place) -> None:
-        error: TransportError | None = None
-        try:
-            with closing(connect(place, self._rank, self._sockets)) as stream:
-                self._give(stream)
-        except TransportError as broken:
-            error = broken
-        except Exception as broken:  # noqa: BLE001 - the last line before the thread's end
-            error = TransportError(f"the state could not be given: {broken}")
-        with self._turn:
-            self._error = self._error or error
-            self._left -= error is None
-            self._turn.notify_all()
-
-    def _give(self, stream: Stream) -> None:
-        with self._turn:
-            self._streams.append(stream)
-            if self._over:
-                return
-        stream.send_at_once()
-        stream.tell(self._told)
-        row = Row(self._tensors.values())
-        while True:
-            while not stream.heard(SILENT_S):
-                pass  # a slower one is still sending what is missing
-            start, count = _ASKED.unpack(stream.take(_ASKED.size))
-            if count == 0:
-                return
-            if count > self._sockets.chunk_bytes or start + count > row.size:
-                raise TransportError(f"{count} bytes from {start} on of {row.size} are asked")
-            stream.send(row.read(start, start + count))
-
-
-class Taking:
-    """A state that comes from several members, piece by piece.
-
-    Args:
-        address: This node's, that they can reach.
-        givers: How many give it.
-        host: Where threads and connections come from.
-
-    Attributes:
-        place: Where they are to connect.
-    """
-
-    def __init__(self, address: str, givers: int, host: Host) -> None:
-        """Listen, and take what comes."""
-        self._turn = host.threads.condition()
-        self._tensors: Tensors = {}
-        self._values: Any = None
-        self._layout = ""
-        self._row: Row | None = None  # known once one has told what there is
-        self._next = self._missing = 0  # the next byte to be asked for, and how many are not here
-        self._left, self._over = givers, False
-        self._error: TransportError | None = None
-        self._piece_bytes = min(PIECE_BYTES, host.sockets.chunk_bytes)
-        self._arrivals = Arrivals(
-            address, givers, self._take, self._fail, host.threads, host.sockets
-        )
-        self.place = self._arrivals.place
-
-    def result(self, abandoned: Callable[[], bool]) -> tuple[Tensors, Mapping[str, Any]]:
-        """The tensors, each with memory of its own, and the plain values, once all is here.
-
-        Raises:
-            TransportError: One broke off, or the generation was abandoned.
-        """
-        _wait(self._turn, lambda: self._error or self._left == 0, abandoned)
-        if self._error is not None:
-            raise self._error
-        return self._tensors, decode(self._values)
-
-    def close(self) -> None:
-        """Nothing more is taken."""
-        with self._turn:
-            self._over = True
-            self._turn.notify_all()
-        self._arrivals.close()
-
-    def _fail(self, error: TransportError) -> None:
-        with self._turn:
-            self._error, self._over = self._error or error, True
-            self._turn.notify_all()
-
-    def _take(self, _: int, stream: Stream) -> None:
-        stream.send_at_once()
-        row = self._learn(stream.hear())
-        asked: deque[tuple[int, int]] = deque()
-        while True:
-            while len(asked) < _AHEAD and (piece := self._piece(row)) is not None:
-                stream.give(_ASKED.pack(piece[0], piece[1] - piece[0]))
-                asked.append(piece)
-            if not asked:
-                break
-            self._fill(stream, row, *asked.popleft())
-        with self._turn:
-            self._turn.wait_for(lambda: self._over or self._missing == 0)
-            if self._missing:
-                return  # another one has failed
-        stream.give(_ASKED.pack(0, 0))
-        with self._turn:
-            self._left -= 1
-            self._turn.notify_all()
-
-    def _learn(self, told: Mapping[str, Any]) -> Row:
-        """What there is, once the one who tells has told it."""
-        with self._turn:
-            if self._row is None and told.get("tensors") is not None:
-                self._tensors, self._values = room_for(told), told["values"]
-                self._layout = told["layout"]
-                self._row = Row(self._tensors.values())
-                self._missing = self._row.size
-                self._turn.notify_all()
-            self._turn.wait_for(lambda: self._over or self._row is not None)
-            if self._row is None:
-                raise TransportError("nobody has told what the state consists of")
-            if told.get("layout") != self._layout:
-                raise TransportError("two members are to give the same state, and differ in it")
-            return self._row
-
-    def _piece(self, row: Row) -> tuple[int, int] | None:
-        """The next that nobody was asked for."""
-        with self._turn:
-            start, self._next = self._next, min(self._next + self._piece_bytes, row.size)
-            return (start, self._next) if start < self._next else None
-
-    def _fill(self, stream: Stream, row: Row, start: int, stop: int) -> None:
-        places = row.places(start, stop)
-        if len(places) == 1:
-            stream.receive(places[0])
-        else:
-            whole, at = memoryview(bytearray(stop - start)), 0
-            stream.receive(whole)
-            for place in places:
-                place[:] = whole[at : at + len(place)]
-                at += len(place)
-        with self._turn:
-            self._missing -= stop - start
-            if self._missing == 0:
-                self._turn.notify_all()
-
-
-def _wait(
-    turn: threading.Condition, holds: Callable[[], Any], abandoned: Callable[[], bool]
-) -> None:
-    """Until something holds that others tell of, without ever being stuck in it."""
-    with turn:
-        while not turn.wait_for(holds, _LOOK_UP_S):
-            if abandoned():
-                raise Abandoned("the generation was abandoned while a state was handed over")

@@ -57,12 +57,10 @@ class Others:
 
     Attributes:
         lane: The control lane; nothing that was sent on it is unread.
-        abandoned: Says that the generation is over.
         behind: This member does not hold the next change.
     """
 
     lane: Lane
-    abandoned: Callable[[], bool]
     behind: bool
 
 
@@ -115,7 +113,7 @@ def find_outcome(
     """
     span = work.span
     try:
-        exchanged = collect(replica, span.step, others.abandoned)
+        exchanged = collect(replica, span.step, others.lane.abandoned)
     except DivergedError as error:  # on every member, since all have the same sum
         raise _explained(error, work, others, collate) from None
     left_out: tuple[int, ...] = ()
@@ -131,7 +129,7 @@ def find_outcome(
             skips = _skips(replica, span, left_out)
             if weight > 0.0:
                 replica.exchange_anew(1.0 / weight, behind=others.behind)
-                exchanged = collect(replica, span.step, others.abandoned)
+                exchanged = collect(replica, span.step, others.lane.abandoned)
                 if exchanged.astray:
                     raise InternalError(f"step {span.step} is astray once more")
             else:
@@ -225,7 +223,7 @@ def all_hold(exchanged: Exchanged, others: Others) -> bool:
     """
     if exchanged.agreed or not exchanged.late:
         return exchanged.agreed
-    [lack] = others.lane.sum([float(others.behind)], others.abandoned)
+    [lack] = others.lane.sum([float(others.behind)])
     return lack == 0.0
 
 
@@ -241,7 +239,7 @@ def _explained(
     for index in work.indices:
         flags[index] = float(bool(_not_finite_ids(every[index], collate)))
     found: list[int] = []
-    for index, flag in enumerate(others.lane.sum(flags, others.abandoned)):
+    for index, flag in enumerate(others.lane.sum(flags)):
         if flag and len(found) < _MOST_IDS:
             found += _not_finite_ids(every[index], collate)
     if not found:
@@ -284,7 +282,7 @@ def _ask_others(
     buffers = [float(number in begun) for number in range(replica.statistics.others)]
     knows = float(replica.leaves_out(span.step))
     told = [*buffers, *own, kept.weight, 0.0 if math.isfinite(loss) else loss, knows]
-    *flags, weight, loss, known = others.lane.sum(told, others.abandoned)
+    *flags, weight, loss, known = others.lane.sum(told)
     replica.average(number for number, flag in enumerate(flags[: len(buffers)]) if flag)
     left_out = tuple(k for k, flag in enumerate(flags[len(buffers) :]) if flag)
     return left_out, weight, loss, known > 0.0

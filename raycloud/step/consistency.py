@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -132,15 +132,12 @@ class Consistency:
         self._due_s = now_s + max(_EVERY_S, _TIMES * (now_s - began_s))
         self._digest = step, LaneDigest.of(words, holds_off=float(not self.due()))
 
-    def settle(
-        self, step: int, lane: Lane, abandoned: Callable[[], bool], *, last: bool = False
-    ) -> None:
+    def settle(self, step: int, lane: Lane, *, last: bool = False) -> None:
         """After a commit, before `step`: find out what differs if anything does, or look.
 
         Args:
             step: The next one.
             lane: Nothing that was sent on it is unread.
-            abandoned: Says that the generation is over.
             last: Nothing comes after it.
 
         Raises:
@@ -149,7 +146,7 @@ class Consistency:
         """
         differ, asked, self._differ, self._asked = self._differ, self._asked, False, False
         if differ:
-            self._find_out(_There(step=step, lane=lane, abandoned=abandoned), last=last)
+            self._find_out(_There(step=step, lane=lane), last=last)
         elif asked:
             self.look(step)
 
@@ -172,7 +169,7 @@ class Consistency:
         tensors = {} if follows else self._tensors()
         ready = last or self._clock.monotonic_s() >= self._align_due_s
         steps = there.step - self._aligned_step
-        heads = there.gather(
+        heads = there.lane.gather(
             [float(not follows), len(tensors), layout(tensors), float(ready), steps]
         )
         holders = [rank for rank, one in enumerate(heads) if one[0]]
@@ -180,7 +177,7 @@ class Consistency:
             groups = self._groups({r: heads[r][2] for r in holders})
             raise self._drifted(there, f"the replicas hold other tensors on {groups}")
         count = int(heads[holders[0]][1])
-        rows = there.gather(fingerprints(list(tensors.values())) or [0.0] * count)
+        rows = there.lane.gather(fingerprints(list(tensors.values())) or [0.0] * count)
         names = list(tensors) or [""] * count
         differing = [k for k in range(count) if len({rows[r][k] for r in holders}) > 1]
         if not differing:
@@ -199,7 +196,9 @@ class Consistency:
         """Rank 0's replica becomes that of all, unless one is farther from it than by rounding."""
         began_s, tensors = self._clock.monotonic_s(), self._tensors()
         self._replica.settle()
-        rows = there.gather([n for name in names for n in self._take(name, tensors[name], there)])
+        rows = there.lane.gather(
+            [n for name in names for n in self._take(name, tensors[name], there)]
+        )
         largest: tuple[float, str] = (0.0, "")
         for k, name in enumerate(names):
             each = [row[_TOLD * k : _TOLD * (k + 1)] for row in rows]
@@ -236,7 +235,7 @@ class Consistency:
         moved = 0.0 if base is None else _norm(sketch(tensor) - base) / math.sqrt(_SKETCHES)
         here = tensor.to("cpu", copy=True).contiguous()
         taken = here.clone()
-        there.lane.broadcast(taken.view(-1), there.abandoned)
+        there.lane.broadcast(taken.view(-1))
         tensor.copy_(taken)
         mine, other = (_real(one).double() for one in (here, taken))
         apart = torch.where(mine == other, 0.0, (mine - other).abs())
@@ -269,10 +268,6 @@ class _There:
 
     step: int
     lane: Lane
-    abandoned: Callable[[], bool]
-
-    def gather(self, values: Sequence[float]) -> list[list[float]]:
-        return self.lane.gather(values, self.abandoned)
 
 
 def bound(eps: float, steps: int, *, norm: float, moved: float) -> float:

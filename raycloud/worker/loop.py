@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +83,6 @@ class Loop:
         self,
         seat: Membership,
         lane: Lane,
-        abandoned: Callable[[], bool],
         adopted: Adopted | None = None,
         *,
         planned: bool = False,
@@ -95,14 +93,13 @@ class Loop:
         Args:
             seat: Who this member is in it, and from which step it goes on.
             lane: Its control lane.
-            abandoned: Says that the driver has given it up.
             adopted: What each rank computes of its first step, beside what it has kept of that.
             planned: The generation before has done all that was due before its first step.
             unlike: Not all members' processors are of one kind.
         """
         self._report()  # a step that was taken is one of the generation before
         parts = self._parts
-        self.seat, self._lane, self._abandoned = seat, lane, abandoned
+        self.seat, self._lane, self._abandoned = seat, lane, lane.abandoned
         self._broke, self.next = not planned, None
         self.step, self.position = seat.step, seat.position
         piece = Piece(step=seat.step, generation=seat.generation, shares=seat.shares)
@@ -233,7 +230,7 @@ class Loop:
     def _compare(self) -> None:
         """Find out what differs, where the lane has said that something does."""
         last = self.step == self._course.last_step
-        self._consistency.settle(self.step, self._lane, self._abandoned, last=last)
+        self._consistency.settle(self.step, self._lane, last=last)
 
     def _one_step(self) -> None:
         parts, clock = self._parts, self._parts.clock
@@ -308,7 +305,7 @@ class Loop:
 
     def _others(self) -> Others:
         behind = not self._parts.changes.next_at_hand
-        return Others(self._lane, self._abandoned, behind)
+        return Others(self._lane, behind)
 
     def _read_weight(self) -> LaneReport:
         """What the lane says of this step."""
@@ -339,7 +336,7 @@ class Loop:
 
     def _read_lane(self) -> LaneReport:
         began_s = self._parts.clock.monotonic_s()
-        sums = self._lane.read(self._abandoned)
+        sums = self._lane.read()
         self._consistency.heard(sums)
         self._lane_s += self._parts.clock.monotonic_s() - began_s
         if self.owed is not None:
@@ -433,7 +430,7 @@ class Loop:
             return False
         measured = replica.history.measured
         known = replica.following is not None or (measured is not None and measured[0] >= at)
-        return not all(row[0] for row in self._lane.gather([float(known)], self._abandoned))
+        return not all(row[0] for row in self._lane.gather([float(known)]))
 
     def _evaluate(self) -> None:
         seat = replace(self.seat, last_step=self._course.last_step)
@@ -446,7 +443,7 @@ class Loop:
         if replica.following is not None:
             known, states = None, {}
         told = json.dumps({"known": known, "states": dict(states)})
-        heard = [json.loads(text) for text in self._lane.gather_text(told, self._abandoned)]
+        heard = [json.loads(text) for text in self._lane.gather_text(told)]
         values = [one["known"] for one in heard if one["known"] is not None]
         if not values:
             values = [measured_value(merge_states([one["states"] for one in heard]))]

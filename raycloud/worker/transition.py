@@ -1,29 +1,30 @@
-"""Where a member stands when it meets the others of a generation, and its loop from there."""
+"""A member's way from one generation to the next, and its loop from there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from raycloud.events import Noticed
 from raycloud.net.lane import Lane
-from raycloud.net.transport import take_from
 from raycloud.order import Position
 from raycloud.recovery.backups import Backups
 from raycloud.recovery.catch_up import Newcomers
 from raycloud.recovery.poison import leave_out, suspects_of
 from raycloud.recovery.quorum import (
-    Ground,
-    Own,
-    Standing,
-    Talk,
-    alike,
-    find_ground,
+    NOBODY,
+    MemberStatus,
+    ResumePoint,
+    adopt,
+    align,
+    find_keepers,
+    find_resume_point,
+    gather_statuses,
     known_loss,
+    take_state,
 )
 from raycloud.step.forward import Fusing
 from raycloud.worker.context import Membership
@@ -32,9 +33,9 @@ from raycloud.worker.loop import Loop
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
     from raycloud.net.transport import Transport
-    from raycloud.order import StepSpan
     from raycloud.recovery.rendezvous import Meeting
-    from raycloud.step.feed import Held
+    from raycloud.recovery.restore import Restore
+    from raycloud.step.feed import Adopted, Held
     from raycloud.worker.context import LoopContext
 
 
@@ -47,11 +48,11 @@ class Transition:
         last_step: One past the last step, as it is known at the start.
         held: Which bytes of the rows the nodes hold, by rank.
         address: This node's, that other members can reach.
-        restore: `Restoring.load`: of the checkpoint that all begin from, if they do.
+        restore: Loads the checkpoint that all begin from, if they do.
 
     Attributes:
-        loop: Its loop; None before it has stood anywhere.
-        seat: Its place in the newest generation in which it has stood; None before.
+        loop: Its loop; None before its first generation.
+        seat: Its place in the newest generation that it has entered; None before.
     """
 
     def __init__(
@@ -62,24 +63,19 @@ class Transition:
         *,
         held: Callable[[tuple[str, ...]], Held],
         address: str,
-        restore: Callable[[Transport | None, Callable[[], bool]], None],
+        restore: Restore,
     ) -> None:
-        """It stands at the start."""
+        """It has entered no generation."""
+        self._last_step, self._held = last_step, held
+        self._address, self._restore = address, restore
+        self._start(parts, manifest)
+
+    def _start(self, parts: LoopContext, manifest: Manifest | None) -> None:
+        job = parts.job
         self._parts = parts
         self._position = Position() if manifest is None else manifest.position
-        self._last_step = last_step
         # What is known of passes, and by rank their sizes.
         self._values: Mapping[str, Any] = {} if manifest is None else manifest.values
-        self._held = held
-        self._address = address
-        self._restore = restore
-        self._restart()
-        self.loop: Loop | None = None
-        self.seat: Membership | None = None
-
-    def _restart(self) -> None:
-        """Nothing is known of losses, nothing on its way to others."""
-        parts, job = self._parts, self._parts.job
         self._suspects = suspects_of(job.errors.on_error)
         self._newcomers = Newcomers(
             parts.replica,
@@ -94,6 +90,8 @@ class Transition:
             most=job.elastic.backup_micro_batches,
             clock=parts.clock,
         )
+        self.loop: Loop | None = None
+        self.seat: Membership | None = None
 
     @property
     def lacking(self) -> bool:
@@ -101,22 +99,24 @@ class Transition:
         return self._newcomers.lacking
 
     def go_back(self, manifest: Manifest) -> None:
-        """Whatever it has done counts no more: it begins where the checkpoint stands."""
-        self.let_go()
-        self._parts = replace(self._parts, first_step=manifest.step)
-        self._position = manifest.position
-        self._values = manifest.values
-        self._restart()
-        self.loop = self.seat = None
+        """Begin where the checkpoint stands; whatever the member has done counts no more."""
+        self.leave()
+        self._start(replace(self._parts, first_step=manifest.step), manifest)
 
-    def stand(
+    def enter(
         self,
         meeting: Meeting,
         gradients: Transport,
-        lane: Transport,
+        control: Transport,
         abandoned: Callable[[], bool],
     ) -> Loop:
-        """Find out with the others where all go on; this member's state is then everyone's.
+        """Enter a generation: agree with the others where all go on, and have the state of that.
+
+        Args:
+            meeting: Of the generation.
+            gradients: What carries its gradients.
+            control: What carries its control lane.
+            abandoned: Says that the generation is over.
 
         Returns:
             The loop, ready to run there.
@@ -127,119 +127,95 @@ class Transition:
             TaskError: It is of another model, optimizer or schedule.
             RollbackError: It is not finite, and the job goes back then.
         """
+        lane = Lane(control, abandoned)
         self._parts.changes.settle(meeting.settled)
-        ground = self._ground(meeting, gradients, lane, abandoned)
-        seat = self._seat(meeting, ground.step, ground.position)
-        seat = replace(seat, held=agreed(self._held(meeting.nodes), lane, abandoned))
-        if seat.rank not in ground.following:
+        point, adopted = self._agree(meeting, gradients, lane)
+        seat = self._seat(meeting, point.step, point.position)
+        seat = replace(seat, held=agreed(self._held(meeting.nodes), lane))
+        if seat.rank not in point.followers:
             self._newcomers.lacking = False
-        if ground.following:
-            self._newcomers.begin(meeting, seat.step, ground.following, Talk(lane, abandoned))
-        self._backups.begin(meeting, Talk(lane, abandoned))
+        if point.followers:
+            self._newcomers.begin(meeting, seat.step, point.followers, lane)
+        self._backups.begin(meeting, lane)
         if meeting.rank == 0:  # it has met all others
             self._parts.report(seat.formed)
         loop = self.loop = self.loop or Loop(self._parts, seat)
         self.seat = seat
-        loop.enter(
-            seat,
-            Lane(lane),
-            abandoned,
-            ground.adopted,
-            planned=meeting.planned,
-            unlike=ground.unlike,
-        )
-        if seat.part is None and seat.rank not in ground.following:  # it has the state all the same
-            # after the last word of the generation before
-            self._newcomers.done(meeting, seat.step, ground.step)
+        loop.enter(seat, lane, adopted, planned=meeting.planned, unlike=point.unlike)
+        if seat.part is None and seat.rank not in point.followers:
+            # It has the state all the same; told after the last word of the generation before.
+            self._newcomers.done(meeting, seat.step, point.step)
         return loop
 
-    def let_go(self) -> None:
-        """The generation is over, and with it what is on its way to those that follow."""
+    def leave(self) -> None:
+        """The generation is over, and with it what is on its way to newcomers."""
         self._newcomers.end()
         self._backups.end()
 
-    def _ground(
-        self,
-        meeting: Meeting,
-        gradients: Transport,
-        lane: Transport,
-        abandoned: Callable[[], bool],
-    ) -> Ground:
-        parts, loop = self._parts, self.loop
-        own = Standing(parts.first_step, 0, parts.changes.agreed, parts.changes.due_step())
-        stands = None if self._newcomers.lacking else loop
-        if stands is not None:
-            own = replace(own, step=stands.step, begun=1, **known_loss(stands.owed, stands.loss))
+    def _agree(
+        self, meeting: Meeting, gradients: Transport, lane: Lane
+    ) -> tuple[ResumePoint, Adopted | None]:
+        """Where all go on, and what each rank computes of that step; None: its share."""
+        parts, loop, replica = self._parts, self.loop, self._parts.replica
         idle = () if loop is None else loop.seat.following
         gone = self._suspects.meet(meeting.members, idle, planned=meeting.planned)
         if gone:
-            parts.replica.forward.size.lost()
-        brought = Own(
-            replica=parts.replica,
-            position=self._position if stands is None else stands.position,
-            span=self._span if loop is None else loop.span,
-            took=partial(self._took, meeting),
-            address=self._address,
-            suspects=partial(self._suspects.found, gone=gone),
-            gone=bool(gone),
-            host=parts.host,
-        )
-        at, talk = brought.position, Talk(lane, abandoned)
-        fusing = min(parts.replica.forward.fusing, self._values.get("fusing", Fusing.UNKNOWN))
-        own = replace(
-            own,
-            epoch=at.epoch,
-            offset=at.offset,
-            follows=int(self._newcomers.may_follow),
-            processor=parts.replica.processor_number,
-            fusing=fusing,
-        )
-        everyone = talk.standings(own)
+            replica.forward.size.lost()
+        own = self._status()
+        everyone = gather_statuses(lane, own)
         fusing = Fusing(min(one.fusing for one in everyone))
-        parts.replica.may_fuse(fusing)
+        replica.may_fuse(fusing)
         parts.collate.joins = fusing is Fusing.JOINED
         if not any(one.begun for one in everyone):
-            self._begin(meeting, gradients, talk, [one.step for one in everyone])
+            self._begin(meeting, gradients, lane, [one.step for one in everyone])
         newest = max(everyone, key=lambda one: one.agreed)
         if loop is not None and newest.agreed > own.agreed:
             loop.take_growth(newest.due_step)
         may_follow = [meeting.members.index(member) for member in meeting.following]
         if meeting.rank in may_follow and not self._newcomers.may_follow:
             self._newcomers.take_in_meeting()
-        ground = find_ground(
-            everyone, brought, shares=meeting.shares, talk=talk, may_follow=may_follow
-        )
-        if ground.suspects and meeting.rank not in ground.following:
-            tells = meeting.rank == 0
-            leave_out(parts.replica, ground.step, ground.suspects, parts.collate, tells=tells)
-        if ground.adopted is not None:
-            self._suspects.deal(ground.adopted)
+        point = find_resume_point(everyone, may_follow)
+        if take_state(replica, point, lane, self._address, parts.host):
+            self._catch_up(meeting, point)
+        adopted = self._deal(meeting, point, lane, gone)
         if self._suspects.pressing:
-            parts.replica.forward.size.be_careful()
+            replica.forward.size.be_careful()
         if self.loop is not None:
-            self.loop.learn_loss(ground.loss)
-        statistics = parts.replica.statistics
+            self.loop.learn_loss(point.loss)
+        statistics = replica.statistics
         if statistics.others:
             changing = (*statistics.averaged, *statistics.begun)
-            parts.replica.average(talk.any_of(changing, statistics.others))
-        return ground
+            replica.average(lane.any_of(changing, statistics.others))
+        return point, adopted
+
+    def _status(self) -> MemberStatus:
+        parts, loop = self._parts, self.loop
+        own = MemberStatus(
+            parts.first_step,
+            begun=0,
+            agreed=parts.changes.agreed,
+            due_step=parts.changes.due_step(),
+            follows=int(self._newcomers.may_follow),
+            processor=parts.replica.processor_number,
+            fusing=min(parts.replica.forward.fusing, self._values.get("fusing", Fusing.UNKNOWN)),
+        )
+        at = self._position
+        if loop is not None and not self._newcomers.lacking:
+            at = loop.position
+            own = replace(own, step=loop.step, begun=1, **known_loss(loop.owed, loop.loss))
+        return replace(own, epoch=at.epoch, offset=at.offset)
 
     def _begin(
-        self,
-        meeting: Meeting,
-        gradients: Transport,
-        talk: Talk,
-        steps: Sequence[int],
+        self, meeting: Meeting, gradients: Transport, lane: Lane, steps: Sequence[int]
     ) -> None:
         """Nobody has computed yet: all begin from the same parameters."""
-        replica, lane, abandoned = self._parts.replica, talk.transport, talk.abandoned
-        newest = max(steps)
+        replica, newest = self._parts.replica, max(steps)
         if min(steps) < newest:  # some have not been told of a checkpoint, and take the state
             if steps[meeting.rank] == newest:
-                self._restore(None, abandoned)
+                self._restore.load(None, lane.abandoned)
             return
-        self._restore(lane, abandoned)
-        if not alike(replica, gradients, lane, abandoned):
+        self._restore.load(lane.transport, lane.abandoned)
+        if not align(replica, gradients, lane):
             what = "members began from different parameters; rank 0's were taken"
             self._parts.report(Noticed(what=what, member=meeting.members[meeting.rank]))
         fuses = self._values.get("fuses", ())
@@ -248,17 +224,48 @@ class Transition:
             sizes = self._values.get("pass_sizes", fuses)  # an older checkpoint has none
             replica.forward.size.resume(sizes[meeting.rank])
 
-    def _took(self, meeting: Meeting, step: int, position: Position) -> None:
-        """Another one stands at `step`, whose state is this member's, now or soon.
+    def _catch_up(self, meeting: Meeting, point: ResumePoint) -> None:
+        """This member was behind, and goes on where all do.
 
         One that had left, or was about to, has no part in what the others did since.
         """
         if self.loop is None:
-            self.loop = Loop(self._parts, self._seat(meeting, step, position))
-        elif self._newcomers.lacking or self.loop.next or self.loop.step < step - 1:
+            self.loop = Loop(self._parts, self._seat(meeting, point.step, point.position))
+        elif self._newcomers.lacking or self.loop.next or self.loop.step < point.step - 1:
             self.loop.begin_anew()
         else:
             self.loop.take_step()
+
+    def _deal(
+        self, meeting: Meeting, point: ResumePoint, lane: Lane, gone: Sequence[int]
+    ) -> Adopted | None:
+        """Deal what nobody has of the step, but for micro-batches that all go on without."""
+        parts, kept = self._parts, self._parts.replica.kept
+        if self.loop is not None:
+            span = self.loop.span(point.step, point.position)
+        elif point.step < self._last_step:
+            span = parts.steps.span(point.step, point.position)
+        else:
+            span = None
+        if span is None:  # no step is left
+            return None
+        every = span.micro_batches
+        keepers = find_keepers(lane, () if kept is None else kept.micro_batches, len(every))
+        missing = [k for k, rank in enumerate(keepers) if rank == NOBODY]
+        lost = (len(every),) if gone else ()  # one past the last: somebody is
+        own = self._suspects.found(point.step, missing, gone)
+        named = lane.any_of((*own, *lost), len(every) + 1)
+        if len(missing) == len(every) and not named:
+            return None
+        suspects = [k for k in named if k < len(every)]
+        for k in suspects:
+            keepers[k] = 0
+        adopted = adopt(keepers, meeting.shares)
+        if suspects and meeting.rank not in point.followers:
+            some = [every[k] for k in suspects]
+            leave_out(parts.replica, point.step, some, parts.collate, tells=meeting.rank == 0)
+        self._suspects.deal(adopted)
+        return adopted
 
     def _seat(self, meeting: Meeting, step: int, position: Position) -> Membership:
         return Membership(
@@ -272,23 +279,18 @@ class Transition:
             following=meeting.following,
         )
 
-    def _span(self, step: int, position: Position) -> StepSpan | None:
-        """What `Loop.span` says, before there is one."""
-        return self._parts.steps.span(step, position) if step < self._last_step else None
 
-
-def agreed(own: Held, lane: Transport, abandoned: Callable[[], bool]) -> Held:
+def agreed(own: Held, lane: Lane) -> Held:
     """What rank 0 says is held where: all ranks must deal alike, or samples are lost or doubled.
 
     Members may have got their index at different times, with blocks on other nodes.
 
     Args:
         own: What this member would say; of the same shape on all members.
-        lane: Any transport of the generation for tensors on the CPU.
-        abandoned: Says that the generation is over.
+        lane: Of the generation.
     """
     if not own:
         return ()
     values = torch.tensor(own, dtype=torch.float64)
-    take_from(0, {"held": values}, lane, abandoned)
+    lane.broadcast(values)
     return tuple(tuple(row) for row in values.tolist())

@@ -145,7 +145,7 @@ class Worker:
             last_step=min(self._replica.steps, config.only_steps or self._replica.steps),
             held=self._data_set.lane_bytes,
             address=config.address,
-            restore=self._restoring.load,
+            restore=self._restoring,
         )
         self._transition = self._begun(self._context)
         for split, prepared in self._data_set.data.prepared.items():
@@ -314,10 +314,10 @@ class Worker:
         self._replica.connect(gradients)
         self._host.leave(before)
         try:
-            loop = self._transition.stand(meeting, gradients, lane, abandoned)
+            loop = self._transition.enter(meeting, gradients, lane, abandoned)
             loop.run()
         finally:
-            self._transition.let_go()
+            self._transition.leave()
         if loop.next is not None:
             return loop.next
         self._context.saver.finish(abandoned)

@@ -15,7 +15,7 @@ from raycloud.checkpoint import latest
 from raycloud.checkpoint.payload import load_tensors
 from raycloud.errors import RaycloudError
 from raycloud.order import read_ledger, stream_seed
-from raycloud.recovery import catch_up, snapshot
+from raycloud.recovery import catch_up, state_transfer
 from raycloud.simulate.world import World
 from raycloud.step.state import digest
 from tests.scenario.cluster import Story, ThreadCluster
@@ -167,10 +167,11 @@ class _Run:
     @contextlib.contextmanager
     def _staged(self) -> Iterator[None]:
         """A state is copied and read slowly, so that something may befall who does it."""
-        take = self._slowly(snapshot.Incoming.take, _LOADS_S, "load")
+        copy = self._slowly(state_transfer._copy, _COPIES_S, "copy")
+        take = self._slowly(state_transfer.Receiver.take, _LOADS_S, "load")
         with (
-            mock.patch.object(snapshot, "_copy", self._slowly(snapshot._copy, _COPIES_S, "copy")),
-            mock.patch.object(snapshot.Incoming, "take", take),
+            mock.patch.object(state_transfer, "_copy", copy),
+            mock.patch.object(state_transfer.Receiver, "take", take),
             mock.patch.object(catch_up, "room_bytes", self._room_bytes),
         ):
             yield

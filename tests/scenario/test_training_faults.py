@@ -11,7 +11,7 @@ import pytest
 
 from raycloud.recovery import catch_up, quorum
 from raycloud.recovery.catch_up import Follower
-from raycloud.recovery.snapshot import Outgoing
+from raycloud.recovery.state_transfer import Sender
 from raycloud.simulate.scenario import Kind
 from raycloud.step.collate import PartialStep
 from raycloud.step.replica import Replica
@@ -273,7 +273,7 @@ def _of_newest_alone(self: RunningStatistics, step: Commit) -> None:
 
 
 UNFOLLOWED = {
-    "a state changes while it is copied": (Outgoing, "settle", lambda self: None),
+    "a state changes while it is copied": (Sender, "settle", lambda self: None),
     "a step that is kept": (Follower, "_commit", lambda self: self._kept.popleft()),
     "its batch statistics": (RunningStatistics, "commit", _of_newest_alone),
 }

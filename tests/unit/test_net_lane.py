@@ -12,7 +12,6 @@ from raycloud.net.lane import (
     places_of,
 )
 from raycloud.net.transport import Abandoned
-from tests.lockstep import never
 from tests.loopback import Loopback
 
 
@@ -22,33 +21,35 @@ def test_every_member_reads_the_sums() -> None:
         for rank, lane in enumerate(lanes):
             lane.send(LaneReport(weight=rank + 1.0, loss=step * 0.5))
         expected = LaneReport(weight=6.0, loss=1.5 * step)
-        assert [lane.read(never) for lane in lanes] == [expected] * 3
-        assert lanes[0].read(never) == expected  # asked again
+        assert [lane.read() for lane in lanes] == [expected] * 3
+        assert lanes[0].read() == expected  # asked again
 
 
 def test_a_member_alone_reads_what_it_sent() -> None:
     lane = Lane(Loopback(1).members[0])
     report = LaneReport(weight=3.0, loss=0.1)
     lane.send(report)
-    assert lane.read(never) == report
+    assert lane.read() == report
 
 
 def test_numbers_are_not_rounded_to_float32() -> None:
     lanes = [Lane(member) for member in Loopback(2).members]
     for lane in lanes:
         lane.send(LaneReport(weight=2.0**40 + 1, loss=0.1))
-    assert lanes[0].read(never) == LaneReport(weight=2.0**41 + 2, loss=0.2)
+    assert lanes[0].read() == LaneReport(weight=2.0**41 + 2, loss=0.2)
 
 
 def test_reading_ends_when_the_generation_does() -> None:
     hub = Loopback(2)
-    lane = Lane(hub.members[0])
+    over = [True]
+    lane = Lane(hub.members[0], lambda: over[0])
     lane.send(LaneReport(weight=1.0))
     with pytest.raises(Abandoned):
-        lane.read(lambda: True)
+        lane.read()
+    over[0] = False
     hub.cut("gone")
     with pytest.raises(TransportError, match="gone"):
-        lane.read(never)
+        lane.read()
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 4096])

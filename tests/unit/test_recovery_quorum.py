@@ -11,17 +11,20 @@ import torch
 
 from raycloud.clock import SystemClock
 from raycloud.net.gloo import GlooTransport
+from raycloud.net.lane import Lane
 from raycloud.net.transport import Abandoned
 from raycloud.order import Position
 from raycloud.recovery.quorum import (
-    Ground,
-    Own,
-    Standing,
-    Talk,
+    MemberStatus,
+    ResumePoint,
     adopt,
-    find_ground,
+    find_keepers,
+    find_resume_point,
+    gather_statuses,
     mean_loss,
+    take_state,
 )
+from raycloud.recovery.rendezvous import HOST
 from raycloud.step.commit import collect, commit
 from raycloud.step.replica import Replica
 from tests.lockstep import CPU, Fleet, NetTask, difference, job, never
@@ -31,44 +34,50 @@ from tests.sockets import gloo_members, together
 SHARES = (4, 2, 2)
 
 
-def grounds(
-    fleet: Fleet, steps: list[int], positions: list[Position], begun: tuple[int, ...] = (1, 1, 1)
-) -> list[Ground]:
-    """Every member says where it stands, and finds where all go on."""
-    took: list[tuple[int, int, Position]] = []
+Found = tuple[ResumePoint, bool, list[int]]
 
-    def find(member: GlooTransport) -> Ground:
-        talk = Talk(member, never)
-        at = positions[member.rank]
-        stands = Standing(steps[member.rank], begun[member.rank], epoch=at.epoch, offset=at.offset)
-        everyone = talk.standings(stands)
-        own = Own(
-            replica=fleet.replicas[member.rank],
-            position=positions[member.rank],
-            span=fleet.span,
-            took=lambda step, position: took.append((member.rank, step, position)),
-            address="127.0.0.1",
-        )
-        return find_ground(everyone, own, shares=SHARES, talk=talk)
+
+def resume_points(
+    fleet: Fleet, steps: list[int], positions: list[Position], begun: tuple[int, ...] = (1, 1, 1)
+) -> list[Found]:
+    """Every member tells its status and goes where all go on; was it behind, and who has what?"""
+
+    def find(member: GlooTransport) -> Found:
+        lane, rank = Lane(member), member.rank
+        replica, at = fleet.replicas[rank], positions[rank]
+        own = MemberStatus(steps[rank], begun[rank], epoch=at.epoch, offset=at.offset)
+        point = find_resume_point(gather_statuses(lane, own))
+        behind = take_state(replica, point, lane, "127.0.0.1", HOST)
+        kept = () if replica.kept is None else replica.kept.micro_batches
+        count = len(fleet.span(point.step, point.position).micro_batches)
+        return point, behind, find_keepers(lane, kept, count)
 
     with gloo_members(len(steps)) as members:
-        found = together(partial(find, member) for member in members)
-    assert sorted(took) == [(r, g.step, g.position) for r, g in enumerate(found) if g.taken]
-    return found
+        return together(partial(find, member) for member in members)
 
 
 def test_everyone_hears_where_everyone_stands() -> None:
-    said = [Standing(7, 0, 2, -1, 0, 1.5, 8.0), Standing(8, 1, 3, 12, 1, 0.1 + 0.2, 0.0)]
+    said = [MemberStatus(7, 0, 2, -1, 0, 1.5, 8.0), MemberStatus(8, 1, 3, 12, 1, 0.1 + 0.2, 0.0)]
     with gloo_members(2) as members:
-        heard = together(partial(Talk(m, never).standings, said[m.rank]) for m in members)
+        heard = together(partial(gather_statuses, Lane(m), said[m.rank]) for m in members)
     assert heard == [said, said]
 
 
 def test_every_micro_batch_has_one_keeper_or_none() -> None:
     kept = [(0, 3), (), (4,)]
     with gloo_members(3) as members:
-        found = together(partial(Talk(m, never).keepers, kept[m.rank], 6) for m in members)
-    assert found == [(0, -1, -1, 0, 2, -1)] * 3
+        found = together(partial(find_keepers, Lane(m), kept[m.rank], 6) for m in members)
+    assert found == [[0, -1, -1, 0, 2, -1]] * 3
+
+
+def test_who_may_follow_does_where_nobody_else_is_behind() -> None:
+    ahead, new = MemberStatus(5), MemberStatus(0, 0)
+    point = find_resume_point([ahead, new, ahead], may_follow=[1])
+    assert (point.holders, point.takers, point.followers) == ((0, 2), (), (1,))
+    point = find_resume_point([ahead, new, MemberStatus(4)], may_follow=[1])
+    assert (point.holders, point.takers, point.followers) == ((0,), (1, 2), ())
+    point = find_resume_point([ahead, MemberStatus(0, 0, follows=0)], may_follow=[1])
+    assert (point.takers, point.followers) == ((1,), ())
 
 
 def test_what_nobody_has_is_dealt_by_shares() -> None:
@@ -78,11 +87,13 @@ def test_what_nobody_has_is_dealt_by_shares() -> None:
 
 
 def test_a_loss_that_one_knows_is_everyones() -> None:
-    knows = Standing(3, 1, 0, -1, 1, 0.25, 0.0)
-    owes = Standing(3, 1, 0, -1, 0, 6.0, 2.0)
+    knows = MemberStatus(3, 1, 0, -1, 1, 0.25, 0.0)
+    owes = MemberStatus(3, 1, 0, -1, 0, 6.0, 2.0)
     assert mean_loss([owes, knows]) == 0.25
-    assert mean_loss([owes, Standing(3, 1, 0, -1, 0, 2.0, 2.0)]) == 2.0
-    assert mean_loss([Standing(0)]) != mean_loss([Standing(0)])  # not a number: there is none
+    assert mean_loss([owes, MemberStatus(3, 1, 0, -1, 0, 2.0, 2.0)]) == 2.0
+    assert mean_loss([MemberStatus(0)]) != mean_loss(
+        [MemberStatus(0)]
+    )  # not a number: there is none
 
 
 def test_who_is_a_step_behind_takes_the_state_of_who_is_not() -> None:
@@ -97,11 +108,9 @@ def test_who_is_a_step_behind_takes_the_state_of_who_is_not() -> None:
         commit(replica, work)
     after = fleet.steps.after(works[0].span)
     assert difference(fleet.replicas[0].model, fleet.replicas[1].model) > 0
-    found = grounds(fleet, [2, 3, 3], [before, after, after])
-    assert [ground.taken for ground in found] == [True, False, False]
-    assert {(ground.step, ground.position, ground.adopted) for ground in found} == {
-        (3, after, None)
-    }
+    found = resume_points(fleet, [2, 3, 3], [before, after, after])
+    assert [behind for _, behind, _ in found] == [True, False, False]
+    assert {(point.step, point.position) for point, *_ in found} == {(3, after)}
     ahead = fleet.replicas[1].state
     for replica in fleet.replicas:
         assert replica.kept is None
@@ -129,9 +138,9 @@ def test_who_has_never_computed_takes_the_state_too(said: int) -> None:
     at = fleet.position
     newcomer = Replica(job(), NetTask(), device=CPU, steps=50, clock=SystemClock())
     fleet.join([*fleet.replicas, newcomer], SHARES)
-    found = grounds(fleet, [3, 3, said], [at, at, Position()], (1, 1, 0))
-    assert [ground.taken for ground in found] == [False, False, True]
-    assert {ground.position for ground in found} == {at}
+    found = resume_points(fleet, [3, 3, said], [at, at, Position()], (1, 1, 0))
+    assert [behind for _, behind, _ in found] == [False, False, True]
+    assert {point.position for point, *_ in found} == {at}
     assert fleet.step(3) > 0
     assert difference(newcomer.model, fleet.replicas[0].model) == 0
 
@@ -144,16 +153,16 @@ def test_buffers_that_were_taken_do_not_count_as_changed() -> None:
     newcomer = Replica(job(), task, device=CPU, steps=50, clock=SystemClock())
     newcomer.try_out(fleet.collate.one(fleet.span(0, Position()).micro_batches[0]))
     fleet.join([*fleet.replicas, newcomer], SHARES)
-    found = grounds(fleet, [1, 1, 0], [at, at, Position()], (1, 1, 0))
-    assert found[2].taken
+    found = resume_points(fleet, [1, 1, 0], [at, at, Position()], (1, 1, 0))
+    assert found[2][1]
     fleet.step(1)
     assert difference(newcomer.model, fleet.replicas[0].model) == 0
 
 
 def test_where_nobody_has_computed_all_stay_where_they_are() -> None:
     fleet = Fleet(job(), NetTask(), SHARES)
-    found = grounds(fleet, [0, 0, 0], [Position()] * 3, (0, 0, 0))
-    assert {(g.step, g.taken, g.adopted) for g in found} == {(0, False, None)}
+    found = resume_points(fleet, [0, 0, 0], [Position()] * 3, (0, 0, 0))
+    assert {(point.step, behind) for point, behind, _ in found} == {(0, False)}
 
 
 def test_what_is_kept_is_not_computed_again() -> None:
@@ -161,20 +170,20 @@ def test_what_is_kept_is_not_computed_again() -> None:
     fleet.step(0)
     fleet.compute(1, ranks=[0, 2])
     at = fleet.position
-    found = grounds(fleet, [1, 1, 1], [at, at, at])
-    assert {ground.adopted for ground in found} == {((4,), (5,), ())}
+    found = resume_points(fleet, [1, 1, 1], [at, at, at])
+    assert {adopt(keepers, SHARES) for *_, keepers in found} == {((4,), (5,), ())}
 
 
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda member, over: Talk(member, over).standings(Standing(1)),
-        lambda member, over: Talk(member, over).keepers((), 4),
+        lambda lane: gather_statuses(lane, MemberStatus(1)),
+        lambda lane: find_keepers(lane, (), 4),
     ],
-    ids=["standings", "keepers"],
+    ids=["statuses", "keepers"],
 )
 def test_a_meeting_that_is_given_up_ends(ask: Callable[..., Any]) -> None:
     with gloo_members(2) as (mine, theirs):
         with pytest.raises(Abandoned):
-            ask(mine, lambda: True)
-        assert ask(theirs, lambda: False)
+            ask(Lane(mine, lambda: True))
+        assert ask(Lane(theirs))

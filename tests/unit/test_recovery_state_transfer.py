@@ -14,15 +14,15 @@ from torch import nn
 
 from raycloud.errors import TransportError
 from raycloud.net.gloo import GlooTransport
+from raycloud.net.lane import Lane
 from raycloud.net.stream import SOCKETS, Arrivals, Stream, connect
 from raycloud.net.transport import Abandoned
 from raycloud.recovery import state_transfer
-from raycloud.recovery.quorum import Talk
 from raycloud.recovery.rendezvous import HOST
 from raycloud.recovery.state_transfer import (
     PIECE_BYTES,
-    Giving,
-    Taking,
+    Receiver,
+    Sender,
     hand_over,
     sources,
 )
@@ -92,7 +92,7 @@ class Group:
                 givers=self._givers,
                 takers=self._takers,
                 address="127.0.0.1",
-                talk=Talk(member, abandoned),
+                lane=Lane(member, abandoned),
                 host=HOST,
             )
         except TransportError as error:
@@ -103,7 +103,7 @@ class Group:
 def ended() -> None:
     """No thread of any hand-over goes on."""
     for thread in threading.enumerate():
-        if thread.name in {"give", "arrivals", "arrival"}:
+        if thread.name in {"send", "copy", "arrivals", "arrival"}:
             thread.join(20.0)
             assert not thread.is_alive()
 
@@ -149,7 +149,7 @@ def test_who_takes_it_has_it_whole_and_each_tensor_for_itself(
 
 
 def test_who_neither_gives_nor_takes_sees_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_transfer, "_MOST_GIVERS", 2)
+    monkeypatch.setattr(state_transfer, "_MOST_SENDERS", 2)
     asked: list[int] = []
 
     class Watched(State):
@@ -278,8 +278,8 @@ def test_those_who_give_may_have_got_it_in_orders_of_their_own() -> None:
 
     def take_part(member: GlooTransport) -> None:
         state = [*givers, taker][member.rank]
-        talk = Talk(member, never)
-        hand_over(state, givers=(0, 1), takers=(2,), address="127.0.0.1", talk=talk, host=HOST)
+        lane = Lane(member)
+        hand_over(state, givers=(0, 1), takers=(2,), address="127.0.0.1", lane=lane, host=HOST)
 
     with gloo_members(3) as members:
         together(partial(take_part, member) for member in members)
@@ -297,25 +297,24 @@ def test_two_that_differ_give_nothing_together() -> None:
 @pytest.mark.parametrize("asked", [(0, SOCKETS.chunk_bytes + 1), (2**62, 8)])
 def test_what_is_not_there_is_not_given(asked: tuple[int, int]) -> None:
     def ask(_: int, stream: Stream) -> None:
-        stream.give(state_transfer._ASKED.pack(*asked))
+        stream.give(state_transfer._ASK.pack(*asked))
         stream.take(2**20)
 
     taker = Arrivals("127.0.0.1", 1, ask, lambda _: None)
     state = State(dict(LARGE), {})
-    giving = Giving(state, 0, [taker.place], HOST, tells=True)
+    giving = Sender(state, 0, [taker.place], HOST)
     with pytest.raises(TransportError, match="are asked"):
-        giving.finish(never)
+        giving.finished(20.0)
     giving.close()
     taker.close()
     ended()
 
 
 def test_what_nobody_tells_of_is_not_taken() -> None:
-    taking = Taking("127.0.0.1", 1, HOST)
+    taking = Receiver("127.0.0.1", 1, HOST)
     stream = connect(taking.place, 5)
     stream.tell({"layout": "", "tensors": None, "values": None})
-    with pytest.raises(Abandoned):
-        taking.result(lambda: True)
+    assert not taking.whole(0.05)
     taking.close()
     with pytest.raises(TransportError, match="closed"):
         stream.take(1)

@@ -32,7 +32,7 @@ from raycloud.step.consistency import (
 )
 from tests.fellows import WAIT_S, Fellows
 from tests.live_tasks import Steady
-from tests.lockstep import Fleet, NetTask, difference, job, never
+from tests.lockstep import Fleet, NetTask, difference, job
 from tests.loopback import Loopback
 
 MEMBERS = (4, 5, 9)
@@ -69,9 +69,9 @@ class Trio:
             if look:
                 own.look(self.step)
             lane.send(LaneReport(weight=1.0, digest=own.told(self.step)))
-            heard = lane.read(never)
+            heard = lane.read()
             own.heard(heard)
-            own.settle(self.step, lane, never, last=last)
+            own.settle(self.step, lane, last=last)
             return heard
 
         with ThreadPoolExecutor(3) as pool:

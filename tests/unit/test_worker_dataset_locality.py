@@ -15,6 +15,7 @@ import torch
 from raycloud.clock import SystemClock
 from raycloud.data.index import Block, Index, Provided
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady
+from raycloud.net.lane import Lane
 from raycloud.net.rendezvous import Rendezvous
 from raycloud.order import Layout, Order, Position, Steps, assign
 from raycloud.step import feed
@@ -24,7 +25,6 @@ from raycloud.worker.dataset import block_layout, lane_bytes
 from raycloud.worker.member import Meeting, Member, MemberConfig
 from raycloud.worker.transition import agreed
 from tests.blocks import SEEN, BlockTask, Here, asked, write_points
-from tests.lockstep import never
 from tests.loopback import Loopback
 from tests.sockets import gloo_members, together
 
@@ -142,9 +142,9 @@ def test_what_is_dealt_is_computed_once() -> None:
 def test_members_that_disagree_take_what_rank_0_says() -> None:
     own: list[Held] = [((1, 2, 3.5), (4, 5, 6)), ((0, 0, 0), (9, 9, 9)), ((7, 0, 0), (0, 7, 0))]
     with gloo_members(3) as members:
-        calls = [partial(agreed, mine, to, never) for mine, to in zip(own, members, strict=True)]
+        calls = [partial(agreed, mine, Lane(to)) for mine, to in zip(own, members, strict=True)]
         assert together(calls) == [own[0]] * 3
-    assert agreed((), Loopback(2).members[0], never) == ()  # nothing to agree on
+    assert agreed((), Lane(Loopback(2).members[0])) == ()  # nothing to agree on
 
 
 # ---- two members over blocks

@@ -36,7 +36,7 @@ from raycloud.worker.context import Changes, LoopContext, Membership
 from raycloud.worker.loop import Loop
 from raycloud.worker.saver import Saver
 from raycloud.worker.tally import SampleAudit
-from tests.lockstep import CPU, Fleet, NetTask, difference, feeding, job, never
+from tests.lockstep import CPU, Fleet, NetTask, difference, feeding, job
 from tests.loopback import Loopback
 
 STEPS = 9
@@ -84,7 +84,7 @@ class Alone:
         )
         self.seat = seat
         self.loop = Loop(parts, seat)
-        self.loop.enter(seat, Lane(Loopback(1).members[0]), never)
+        self.loop.enter(seat, Lane(Loopback(1).members[0]))
         self.saver = saver
 
     def run(self) -> bool:
@@ -159,7 +159,7 @@ def test_new_shares_begin_a_generation(
     alone = Alone(tmp_path, asked)
     alone.loop._feed.close()
     seat = replace(alone.seat, members=(6, 7), shares=(4, 4))  # the other's part goes nowhere
-    alone.loop.enter(seat, Lane(Loopback(1).members[0]), never)
+    alone.loop.enter(seat, Lane(Loopback(1).members[0]))
     alone.changes.prepare(1, Reshare(generation=2, shares=(7, 1)))
     alone.run()
     (formed,) = alone.of(GenerationFormed)
@@ -217,7 +217,7 @@ def test_a_step_that_others_have_committed_is_told_like_any_other(
     alone.replica.discard()
     at = Steps(samples=70, global_batch=16, micro_batch=2).position_after(4, Position())
     seat = replace(alone.seat, generation=2, step=4, position=at)
-    alone.loop.enter(seat, Lane(Loopback(1).members[0]), never)
+    alone.loop.enter(seat, Lane(Loopback(1).members[0]))
     assert alone.loop.run()
     reports = alone.of(StepsCommitted)
     assert [r.first_step for r in reports] == [0, *[r.last_step for r in reports[:-1]]]

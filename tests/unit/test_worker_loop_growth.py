@@ -20,7 +20,7 @@ from raycloud.order import Layout, Position
 from raycloud.task import Splits
 from raycloud.worker.dataset import layout_of
 from raycloud.worker.loop import Loop
-from tests.lockstep import NetTask, job, never
+from tests.lockstep import NetTask, job
 from tests.loopback import Loopback
 from tests.unit.test_worker_loop import Alone
 
@@ -62,7 +62,7 @@ class Growing(Alone):
         parts = replace(parts, evaluate=lambda step, seat: self.lasts.append(seat.last_step))
         seat = replace(seat, last_step=length)
         self.loop = Loop(parts, seat)
-        self.loop.enter(seat, Lane(Loopback(1).members[0]), never)
+        self.loop.enter(seat, Lane(Loopback(1).members[0]))
         self.changes.prepare(1, Extend(version=1, samples=90))
 
     def extend(self, change: Extend, epoch: int) -> None:

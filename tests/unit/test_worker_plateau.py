@@ -28,7 +28,7 @@ from raycloud.worker.evaluate import measured_value
 from raycloud.worker.loop import Loop
 from tests.fellows import Fellows
 from tests.live_tasks import Paced
-from tests.lockstep import NetTask, difference, job, never
+from tests.lockstep import NetTask, difference, job
 from tests.poisoned import Looped
 from tests.sockets import gloo_members, together
 from tests.unit.test_recovery_catch_up import begin
@@ -103,7 +103,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
         position = Position(epoch=values["epoch"], offset=values["offset"])
         seat = replace(whole.loop.seat, step=6, position=position)
         loop = Loop(self.parts, seat)
-        loop.enter(seat, Lane(lane), never)
+        loop.enter(seat, Lane(lane))
         return loop.run()
 
     _together([resumed], from_there)
@@ -120,7 +120,7 @@ def test_who_has_heard_before_an_exchange_broke_tells_the_others(tmp_path: Path)
     def again(self: Looped, gradients: Any, lane: Any, shares: tuple[int, ...]) -> None:
         seat = replace(_seat_at(gradients.rank, shares), step=3)
         loop = Loop(self.parts, seat)
-        loop.enter(seat, Lane(lane), never)
+        loop.enter(seat, Lane(lane))
         loop._evaluate()
         loop._feed.close()
 
@@ -141,7 +141,7 @@ def test_a_run_that_goes_on_past_its_end_measures_there(tmp_path: Path) -> None:
     def begins(self: Looped, gradients: Any, lane: Any, shares: tuple[int, ...]) -> None:
         seat = replace(_seat_at(gradients.rank, shares), step=3)
         loop = Loop(self.parts, seat)
-        loop.enter(seat, Lane(lane), never)
+        loop.enter(seat, Lane(lane))
         lacks.append(loop._lacks_measured())
         loop._evaluate()
         lacks.append(loop._lacks_measured())

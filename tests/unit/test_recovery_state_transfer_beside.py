@@ -14,8 +14,7 @@ from raycloud.clock import VirtualClock
 from raycloud.errors import TransportError
 from raycloud.net.stream import Sockets, Stream
 from raycloud.recovery.rendezvous import HOST, Host
-from raycloud.recovery.snapshot import Incoming, Outgoing, Sharing
-from raycloud.recovery.state_transfer import room_for
+from raycloud.recovery.state_transfer import Beside, Receiver, Sender, room_for
 from tests.lockstep import Fleet, NetTask, job
 
 SOURCES = 3
@@ -28,18 +27,21 @@ def fleet() -> Fleet:
     return made
 
 
-def outgoing(
+def senders(
     made: Fleet,
-    to: list[Incoming],
+    to: list[Receiver],
     ranks: range,
     busy: Callable[[], bool] = lambda: False,
     host: Host = HOST,
-) -> list[Outgoing]:
+) -> list[Sender]:
     places = [one.place for one in to]
     return [
-        Outgoing(
+        Sender(
             made.replicas[rank].state,
-            Sharing(rank=rank, part=rank, parts=SOURCES, places=places, busy=busy, host=host),
+            rank,
+            places,
+            host,
+            beside=Beside(part=rank, parts=SOURCES, busy=busy),
         )
         for rank in ranks
     ]
@@ -50,8 +52,8 @@ def test_it_arrives_as_it_was_whatever_becomes_of_it() -> None:
     state = made.replicas[0].state
     before = {name: t.clone() for name, t in state.tensors().items()}
     values = state.values()
-    newcomers = [Incoming("127.0.0.1", SOURCES, HOST) for _ in range(2)]
-    sent = outgoing(made, newcomers, range(SOURCES))
+    newcomers = [Receiver("127.0.0.1", SOURCES, HOST) for _ in range(2)]
+    sent = senders(made, newcomers, range(SOURCES))
     made.compute(2)  # which changes buffers, and no parameter
     for one in sent:
         one.settle()
@@ -70,8 +72,8 @@ def test_it_arrives_as_it_was_whatever_becomes_of_it() -> None:
 
 def test_it_comes_also_where_gradients_travel_all_the_time() -> None:
     made = fleet()
-    newcomer = Incoming("127.0.0.1", SOURCES, HOST)
-    sent = outgoing(made, [newcomer], range(SOURCES), busy=lambda: True)
+    newcomer = Receiver("127.0.0.1", SOURCES, HOST)
+    sent = senders(made, [newcomer], range(SOURCES), busy=lambda: True)
     newcomer.hurry()
     assert newcomer.whole(20.0)
     for one in (*sent, newcomer):
@@ -87,7 +89,7 @@ def test_on_a_thin_link_gradients_have_nine_tenths(
     arrives_s: float, apart_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that is waited for lasts as long as the clock says, which goes on in waiting alone."""
-    clock, sent_s, send = VirtualClock(), list[float](), Stream.send
+    clock, sent_s, send, hears = VirtualClock(), list[float](), Stream.send, Stream.heard
     host = Host(clock=clock, sockets=Sockets())
     monkeypatch.setattr(host.sockets, "chunk_bytes", 2**9)
 
@@ -95,17 +97,19 @@ def test_on_a_thin_link_gradients_have_nine_tenths(
         sent_s.append(clock.monotonic_s())
         send(stream, chunk)
 
-    def haste(_: Stream, timeout_s: float) -> bool:
-        clock.advance(timeout_s)
-        return False
+    def heard(stream: Stream, timeout_s: float) -> bool:
+        if timeout_s < 1.0:  # it gives way, and is not asked for more
+            clock.advance(timeout_s)
+            return False
+        return hears(stream, timeout_s)
 
     def on_its_way(_: Stream) -> int:
         return bool(sent_s) and clock.monotonic_s() < sent_s[-1] + arrives_s - 1e-9
 
-    for name, instead in (("send", sends), ("haste", haste), ("on_its_way", on_its_way)):
+    for name, instead in (("send", sends), ("heard", heard), ("on_its_way", on_its_way)):
         monkeypatch.setattr(Stream, name, instead)
-    made, newcomer = fleet(), Incoming("127.0.0.1", 1, host)
-    (sent,) = outgoing(made, [newcomer], range(1), busy=lambda: True, host=host)
+    made, newcomer = fleet(), Receiver("127.0.0.1", 1, host)
+    (sent,) = senders(made, [newcomer], range(1), busy=lambda: True, host=host)
     assert newcomer.whole(20.0)
     sent.close()
     newcomer.close()
@@ -123,8 +127,8 @@ def test_a_part_that_breaks_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         send(stream, chunk)
 
     monkeypatch.setattr(Stream, "send", breaks)
-    newcomer = Incoming("127.0.0.1", SOURCES, HOST)
-    sent = outgoing(made, [newcomer], range(SOURCES))
+    newcomer = Receiver("127.0.0.1", SOURCES, HOST)
+    sent = senders(made, [newcomer], range(SOURCES))
     with pytest.raises(TransportError, match="closed before its end"):
         newcomer.whole(20.0)
     for one in (*sent, newcomer):
@@ -139,14 +143,14 @@ def test_what_is_given_up_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         send(stream, chunk)
 
     monkeypatch.setattr(Stream, "send", waits)
-    newcomer = Incoming("127.0.0.1", SOURCES, HOST)
-    sent = outgoing(made, [newcomer], range(SOURCES))
+    newcomer = Receiver("127.0.0.1", SOURCES, HOST)
+    sent = senders(made, [newcomer], range(SOURCES))
     assert not newcomer.whole(0.1)
     for one in (*sent, newcomer):
         one.close()
     held.set()
     for thread in threading.enumerate():
-        if thread.name.startswith("send-"):
+        if thread.name == "send":
             thread.join(20.0)
             assert not thread.is_alive()
 
