@@ -172,8 +172,9 @@ class Sender:
         self._copied, self._copy_error = threads.event(), list[Exception]()
         moving = [name for name in self._tensors if beside is not None and state.is_buffer(name)]
         self._tensors |= {name: _copy(self._tensors[name]) for name in moving}
-        for place in places:
-            threads.thread(self._serve, place, name="send").start()
+        name = "give" if beside is None else "stream"
+        for at, place in enumerate(places):
+            threads.thread(self._serve, place, name=f"{name}-{at}").start()
         if beside is None:
             self._copied.set()
         else:

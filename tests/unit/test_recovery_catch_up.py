@@ -187,7 +187,7 @@ def test_who_cannot_follow_takes_the_state_in_a_meeting(
     send = Stream.send
 
     def broken(stream: Stream, chunk: memoryview) -> None:
-        if threading.current_thread().name.startswith("send-"):
+        if threading.current_thread().name.startswith("stream-"):
             raise TransportError("the network is out of order")
         send(stream, chunk)
 
@@ -224,7 +224,7 @@ def test_who_has_caught_up_says_so_anew_where_another_still_follows(
     opened, send = threading.Event(), Stream.send
 
     def first_goes(stream: Stream, chunk: memoryview) -> None:
-        assert threading.current_thread().name == "send-0" or opened.wait(60.0)
+        assert threading.current_thread().name == "stream-0" or opened.wait(60.0)
         send(stream, chunk)
 
     monkeypatch.setattr(Stream, "send", first_goes)

@@ -103,7 +103,7 @@ class Group:
 def ended() -> None:
     """No thread of any hand-over goes on."""
     for thread in threading.enumerate():
-        if thread.name in {"send", "copy", "arrivals", "arrival"}:
+        if thread.name.startswith(("give-", "arrival")):
             thread.join(20.0)
             assert not thread.is_alive()
 

@@ -150,7 +150,7 @@ def test_what_is_given_up_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         one.close()
     held.set()
     for thread in threading.enumerate():
-        if thread.name == "send":
+        if thread.name.startswith("stream-"):
             thread.join(20.0)
             assert not thread.is_alive()
 
