@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from raycloud.data.index import HELD_OUT, TRAIN, Block, Index, Input, Prepared, Provided
 from raycloud.data.prepare import (
-    deal_out,
+    deal_shares,
     labels_of,
     make_block,
     make_index,
@@ -19,8 +19,8 @@ from raycloud.data.recipe import (
     Recipe,
     Work,
     by_version,
+    completed,
     data_set_of,
-    finished,
     plan,
     recipe_of,
 )
@@ -107,12 +107,12 @@ class _Here:
         if recipe.stratify is not None and known is not None and known.complete:
             for key in known.keys:
                 self._again[key] = lambda: self._deal(recipe, works)
-            if all(self._cache.whole(key) is not None for key in known.keys):
+            if all(self._cache.open_whole(key) is not None for key in known.keys):
                 self.cached.update(known.keys)
                 return (), known
         made = [self._make(recipe, work) for work in works]
         dealt = None if recipe.stratify is None else self._deal(recipe, works, made)
-        data_set = finished(data_set, made, dealt)
+        data_set = completed(data_set, made, dealt)
         self._cache.complete(data_set)
         return made, data_set
 
@@ -137,10 +137,10 @@ class _Here:
 
     def table_of(self, block: Block) -> pa.Table:
         """The block's rows; it is made again where it is not whole."""
-        table = self._cache.whole(block.key)
+        table = self._cache.open_whole(block.key)
         if table is None:
             self._again[block.key]()
-            table = self._cache.whole(block.key)
+            table = self._cache.open_whole(block.key)
         if table is None:
             raise InternalError(f"the block {block.key} was made again and is not there")
         return table
@@ -165,7 +165,7 @@ class _Here:
             for table, one in zip(tables, made, strict=True)
         ]
         blocks: list[Block | None] = []
-        for share in deal_out(recipe, works, made, labels, self._lanes):
+        for share in deal_shares(recipe, works, made, labels, self._lanes):
             if self._cache.has(share.key):
                 self.cached.add(share.key)
             pieces = (tables[place].take(rows) for place, rows in share.rows.items())

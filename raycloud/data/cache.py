@@ -227,8 +227,8 @@ class BlockCache:
         with self._blamed("read"):
             return open_block(self.path_of(key))
 
-    def whole(self, key: str) -> pa.Table | None:
-        """The same; None where it has to be made or fetched again. A damaged file is removed.
+    def open_whole(self, key: str) -> pa.Table | None:
+        """Map a block; None where it has to be made or fetched again. A damaged file is removed.
 
         Raises:
             MachineError: It cannot be opened, and may be whole; or it cannot be removed.

@@ -101,7 +101,7 @@ def _refusal(cleaned: Cleaned) -> DataError:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sifted:
+class Converted:
     """What is left of some rows.
 
     Attributes:
@@ -134,7 +134,9 @@ def types_of(types: Mapping[str, str] | None) -> dict[str, pa.DataType]:
     return found
 
 
-def sift(table: pa.Table, types: Mapping[str, pa.DataType], required: Iterable[str] = ()) -> Sifted:
+def convert_columns(
+    table: pa.Table, types: Mapping[str, pa.DataType], required: Iterable[str] = ()
+) -> Converted:
     """Convert columns; rows with a value that does not, or without a required one, are bad.
 
     Raises:
@@ -160,9 +162,9 @@ def sift(table: pa.Table, types: Mapping[str, pa.DataType], required: Iterable[s
         for row in np.flatnonzero(is_missing.to_numpy()).tolist():
             why.setdefault(row, f"{column!r} is missing")
     if not why:
-        return Sifted(table=table)
+        return Converted(table=table)
     kept = np.delete(np.arange(table.num_rows), list(why))
-    return Sifted(table=table.take(kept), kept=kept, bad=dict(sorted(why.items())))
+    return Converted(table=table.take(kept), kept=kept, bad=dict(sorted(why.items())))
 
 
 def plain_table(table: pa.Table) -> pa.Table:
@@ -255,7 +257,7 @@ def _checked(source: Source, pieces: Iterable[Piece], cleaned: Cleaned) -> Itera
     types = types_of(source.types)
     for piece in pieces:
         cleaned.leave_out(piece.bad_rows, piece.bad)
-        good = sift(plain_table(piece.table), types, source.required)
+        good = convert_columns(plain_table(piece.table), types, source.required)
         cleaned.leave_out(len(good.bad), (piece.bad_row(*one) for one in good.bad.items()))
         if good.table.num_rows:
             yield piece.only(good.kept, good.table)

@@ -67,7 +67,7 @@ def scheme_of(url: str) -> str:
     return found["scheme"].lower() if found else ""
 
 
-def plain(url: str) -> str:
+def without_credentials(url: str) -> str:
     """The URL without user and password, and with secrets in its query replaced.
 
     >>> plain("s3://me:hun/ter2@bucket/a"), plain("https://host/a?id=1&token=abc")
@@ -89,7 +89,7 @@ def redacted(text: str, urls: Iterable[str]) -> str:
     """
     for url in urls:
         if scheme_of(url):
-            text = text.replace(url, plain(url))
+            text = text.replace(url, without_credentials(url))
             query = parse_qsl(url.partition("?")[2], keep_blank_values=True)
             secrets = [value for name, value in query if _SECRET.search(name)]
             if found := _USER.match(url):
@@ -330,7 +330,7 @@ def _root_of(system: Any, given: str) -> Root:
         raise _no_system(scheme, given, error) from None
     except Exception as error:  # noqa: BLE001 - a file system of any library raises what it likes
         raise DataError(
-            f"{plain(given)!r} cannot be opened: {redacted(str(error), [given])}",
+            f"{without_credentials(given)!r} cannot be opened: {redacted(str(error), [given])}",
             hint="check the URL, and that its server can be reached from every node",
         ) from None
     return _root(FsspecTree(system), path, scheme, literal="*[")
@@ -357,7 +357,9 @@ def _root(tree: Tree, path: str, scheme: str, *, literal: str = "*[?") -> Root:
     marked = next((i for i, char in enumerate(path) if char in literal), None)
     if marked is not None and not (scheme == "" and Path(path).exists()):
         base = path[:marked].rpartition("/")[0] or path[: path.startswith("/")]
-    name = plain(base if "://" in base or not scheme else f"{scheme}://{base.lstrip('/')}")
+    name = without_credentials(
+        base if "://" in base or not scheme else f"{scheme}://{base.lstrip('/')}"
+    )
     return Root(tree=tree, path=path, base=base, name=name)
 
 
@@ -383,7 +385,7 @@ def _arrow_system(url: str) -> tuple[fs.FileSystem, str]:
 
 def _no_system(scheme: str, given: str, error: Exception) -> DataError:
     text = redacted(str(error), [given]).splitlines()[0]
-    where = f"{plain(given)!r} cannot be opened: "
+    where = f"{without_credentials(given)!r} cannot be opened: "
     if scheme in {"hdfs", "viewfs"} and isinstance(error, OSError):
         return DataError(
             f"{where}Hadoop's native library is missing ({text})",

@@ -129,7 +129,7 @@ def codec_of(path: str) -> str | None:
     return _CODECS.get(_name(path).rpartition(".")[2])
 
 
-def is_taken(wanted: Format, path: str) -> bool:
+def has_format(wanted: Format, path: str) -> bool:
     """Whether a file that lies in a directory is read, by its suffix; one that was named always is.
 
     >>> is_taken("auto", "a/b.csv"), is_taken("auto", "a/b.dat"), is_taken("text", "a/b.csv")
@@ -182,7 +182,7 @@ def folders_of(path: str) -> dict[str, str | None]:
     return {name: None if value == _NOTHING else value for name, value in said.items()}
 
 
-def chosen(source: Source, there: Sequence[str], file: str) -> list[str]:
+def columns_to_read(source: Source, there: Sequence[str], file: str) -> list[str]:
     """The columns to read of a file that has the columns `there`.
 
     Raises:

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.json as pj
 
 from raycloud.data.clean import types_of
-from raycloud.data.formats import Piece, Slice, chosen, codec_of
+from raycloud.data.formats import Piece, Slice, codec_of, columns_to_read
 from raycloud.data.formats_text import Lines, is_utf8, lines_of
-from raycloud.data.location import reading
+from raycloud.data.location import open_input
 from raycloud.errors import DataError
 
 if TYPE_CHECKING:
@@ -82,13 +82,13 @@ def read_json(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
             parts = iter([Lines(data=data, file=file.path)])
         for lines in parts:
             table, numbers, bad = _parsed(lines, types)
-            table = table.select(chosen(source, table.column_names, file.path))
+            table = table.select(columns_to_read(source, table.column_names, file.path))
             yield lines.piece(table, numbers, bad)
 
 
 def is_array(source: Source, file: Input, pause: Pause) -> bool:
     """Whether a file is one JSON array, which is not cut."""
-    with reading(source, file, pause) as opened:
+    with open_input(source, file, pause) as opened:
         return _begins_array(opened.read(_SNIFFED_BYTES))
 
 

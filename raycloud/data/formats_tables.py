@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from raycloud.data.clean import sift, types_of
-from raycloud.data.formats import NAMED_BAD_ROWS, Piece, Slice, chosen, suffix_of
+from raycloud.data.clean import convert_columns, types_of
+from raycloud.data.formats import NAMED_BAD_ROWS, Piece, Slice, columns_to_read, suffix_of
 from raycloud.data.formats_text import check_encoding, text_of
 from raycloud.data.index import BadRow, Input
-from raycloud.data.location import reading
+from raycloud.data.location import open_input
 from raycloud.errors import DataError
 
 if TYPE_CHECKING:
@@ -42,27 +42,27 @@ _AS_THEY_ARE = csv.ConvertOptions(check_utf8=False)
 
 def holds_bytes(source: Source, file: Input, format_: str, pause: Pause) -> bool:
     """Whether rows hold bytes, such as images, which grow when they are decoded."""
-    with reading(source, file, pause) as opened:
+    with open_input(source, file, pause) as opened:
         if format_ == "parquet":
             schema = pq.ParquetFile(opened).schema_arrow
         else:
             schema = _arrow_reader(opened).schema
-        names = chosen(source, schema.names, file.path)
+        names = columns_to_read(source, schema.names, file.path)
         return any(_has_bytes(schema.field(name).type) for name in names)
 
 
 def parquet_parts(source: Source, file: Input, pause: Pause) -> list[int]:
     """Encoded bytes of the columns to read of each row group."""
-    with reading(source, file, pause) as opened:
+    with open_input(source, file, pause) as opened:
         parquet = pq.ParquetFile(opened)
-        names = set(chosen(source, parquet.schema_arrow.names, file.path))
+        names = set(columns_to_read(source, parquet.schema_arrow.names, file.path))
         groups = map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups))
         return [_encoded_bytes(group, names) for group in groups]
 
 
 def arrow_parts(source: Source, file: Input, pause: Pause) -> list[int]:
     """About how many bytes each record batch has; of a stream, which has no index, one part."""
-    with reading(source, file, pause) as opened:
+    with open_input(source, file, pause) as opened:
         count = getattr(_arrow_reader(opened), "num_record_batches", 1)
         return [file.bytes // max(count, 1)] * count
 
@@ -70,10 +70,10 @@ def arrow_parts(source: Source, file: Input, pause: Pause) -> list[int]:
 def read_parquet(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
     """The rows of some row groups, or of whole files."""
     for file in piece.inputs:
-        with reading(source, file, pause) as opened:
+        with open_input(source, file, pause) as opened:
             parquet = pq.ParquetFile(opened, pre_buffer=True)
             metadata = parquet.metadata
-            names = chosen(source, parquet.schema_arrow.names, file.path)
+            names = columns_to_read(source, parquet.schema_arrow.names, file.path)
             row = sum(metadata.row_group(g).num_rows for g in range(piece.start))
             for group in range(piece.start, piece.stop or metadata.num_row_groups):
                 part = metadata.row_group(group)
@@ -95,13 +95,13 @@ def read_arrow(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
     for file in piece.inputs:
 
         def before(file: Input = file) -> int:
-            with reading(source, file, pause) as opened:
+            with open_input(source, file, pause) as opened:
                 reader = pa.ipc.open_file(opened)
                 return sum(reader.get_batch(number).num_rows for number in range(piece.start))
 
-        with reading(source, file, pause) as opened:
+        with open_input(source, file, pause) as opened:
             reader = _arrow_reader(opened)
-            names = chosen(source, reader.schema.names, file.path)
+            names = columns_to_read(source, reader.schema.names, file.path)
             row = 0
             for batch in _batches(reader, piece):
                 batch.validate(full=True)  # else texts may lie where the file has ended
@@ -195,7 +195,7 @@ def csv_types(source: Source, inputs: Sequence[Input], pause: Pause) -> tuple[tu
     for file in inputs:
         with _opened(source, file, pause) as text:
             reader = text.open(_AS_THEY_ARE)
-            names = chosen(source, text.header, file.path)
+            names = columns_to_read(source, text.header, file.path)
             kinds = {name: reader.schema.field(name).type for name in names}
             found = {n: kind if kind in _FOUND else pa.string() for n, kind in kinds.items()}
             if next(iter(reader), pa.table({})).num_rows:
@@ -238,7 +238,7 @@ def _piece(
     file: str,
     short: dict[int, str],
 ) -> Piece:
-    good = sift(table, types)
+    good = convert_columns(table, types)
     bad = sorted([*short.items(), *((int(numbers[row]), why) for row, why in good.bad.items())])
     return Piece(
         table=good.table,
@@ -256,7 +256,7 @@ def _opened(source: Source, file: Input, pause: Pause) -> Iterator[_Text]:
             f"{file.path!r} is empty: not even a header",
             hint="write the file again, or leave it out by `Source.select`",
         )
-    with reading(source, file, pause) as opened:
+    with open_input(source, file, pause) as opened:
         text = text_of(source, file, opened)  # would close the file where it is let go of
         head = text.read(_LINE_BYTES)
         check_encoding(source, file, head)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from raycloud.data.clean import sift
-from raycloud.data.formats import NAMED_BAD_ROWS, Piece, Slice, chosen, codec_of
+from raycloud.data.clean import convert_columns
+from raycloud.data.formats import NAMED_BAD_ROWS, Piece, Slice, codec_of, columns_to_read
 from raycloud.data.index import BadRow, Input
-from raycloud.data.location import is_local, reading
+from raycloud.data.location import is_local, open_input
 from raycloud.errors import DataError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def lines_of(source: Source, piece: Slice, pause: Pause) -> Iterator[Lines]:
         if piece.stop:
             yield from _lines_between(source, file, piece, pause)
             continue
-        with reading(source, file, pause) as opened:
+        with open_input(source, file, pause) as opened:
             first = 0
             for data in _blocks(text_of(source, file, opened)):
                 if not first:
@@ -131,8 +131,8 @@ def read_lines(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
     for lines in lines_of(source, piece, pause):
         texts = pa.array(lines.split(), pa.binary())
         table = pa.table({"text": texts, "path": pa.repeat(lines.file, len(texts))})
-        good = sift(table, {"text": pa.string()})
-        table = good.table.select(chosen(source, table.column_names, lines.file))
+        good = convert_columns(table, {"text": pa.string()})
+        table = good.table.select(columns_to_read(source, table.column_names, lines.file))
         yield lines.piece(table, good.kept, dict.fromkeys(good.bad, _NOT_UTF8))
 
 
@@ -165,7 +165,7 @@ def _blocks(stream: pa.NativeFile) -> Iterator[bytes]:
 
 
 def _lines_between(source: Source, file: Input, piece: Slice, pause: Pause) -> Iterator[Lines]:
-    with reading(source, file, pause) as opened:
+    with open_input(source, file, pause) as opened:
         start = max(piece.start - 1, 0)  # a line begins at `start` where the byte before ends one
         opened.seek(start)
         data = opened.read(piece.stop - start)
@@ -186,7 +186,7 @@ def _lines_between(source: Source, file: Input, piece: Slice, pause: Pause) -> I
 
     @cache
     def before() -> int:
-        with reading(source, file, pause) as opened:
+        with open_input(source, file, pause) as opened:
             starts = range(0, begin, _BLOCK_BYTES)
             return sum(opened.read(min(_BLOCK_BYTES, begin - s)).count(b"\n") for s in starts)
 
@@ -202,11 +202,11 @@ def read_whole(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
     contents = pa.array(_contents(source, piece, pause), pa.binary())
     if piece.format == "images":
         labels = [path.rpartition("/")[0].rpartition("/")[2] for path in paths]
-        good = sift(pa.table({"image": contents, "path": paths, "label": labels}), {})
+        good = convert_columns(pa.table({"image": contents, "path": paths, "label": labels}), {})
     else:
-        good = sift(pa.table({"text": contents, "path": paths}), {"text": pa.string()})
+        good = convert_columns(pa.table({"text": contents, "path": paths}), {"text": pa.string()})
     yield Piece(
-        table=good.table.select(chosen(source, good.table.column_names, paths[0])),
+        table=good.table.select(columns_to_read(source, good.table.column_names, paths[0])),
         file=paths[0],
         files=paths if good.kept is None else [paths[row] for row in good.kept],
         bad=[
@@ -219,7 +219,7 @@ def read_whole(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
 
 def _contents(source: Source, piece: Slice, pause: Pause) -> list[bytes]:
     def content(file: Input) -> bytes:
-        with reading(source, file, pause) as opened:
+        with open_input(source, file, pause) as opened:
             stream = opened if piece.format == "images" else text_of(source, file, opened)
             return bytes(opened.read()) if stream is opened else _unpacked(stream)
 

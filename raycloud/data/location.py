@@ -11,17 +11,25 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from raycloud.data.filesystems import Entry, LocalTree, Root, paths_of, plain, redacted, roots_of
-from raycloud.data.formats import format_of, is_taken, suffixes_in
+from raycloud.data.filesystems import (
+    Entry,
+    LocalTree,
+    Root,
+    paths_of,
+    redacted,
+    roots_of,
+    without_credentials,
+)
+from raycloud.data.formats import format_of, has_format, suffixes_in
 from raycloud.data.retry import (
     TRIES,
     Pause,
     RetryingFile,
     cause_of,
     is_transient,
-    retried,
     status_of,
     wait,
+    with_retries,
 )
 from raycloud.errors import DataError, RaycloudError, TaskError
 
@@ -75,9 +83,9 @@ def locate(source: Source, *, pause: Pause = wait) -> list[File]:
             if source.select is not None:
                 taken = _selects(source.select, below)
             else:
-                taken = is_named or is_taken(source.format, name)
+                taken = is_named or has_format(source.format, name)
             if taken:
-                is_text = source.format == "auto" and is_taken("text", name)
+                is_text = source.format == "auto" and has_format("text", name)
                 kept = texts if is_text and source.select is None and not is_named else found
                 kept[name] = _file(source, root, entry, name, pause)
             else:
@@ -118,7 +126,7 @@ def open_file(source: Source, path: str, *, pause: Pause = wait) -> pa.NativeFil
 
 
 @contextmanager
-def reading(source: Source, file: Input, pause: Pause) -> Iterator[pa.NativeFile]:
+def open_input(source: Source, file: Input, pause: Pause) -> Iterator[pa.NativeFile]:
     """An input, open; what goes wrong with it inside is a `DataError` that names it."""
     try:
         with open_file(source, file.path, pause=pause) as opened:
@@ -222,7 +230,7 @@ def _file(source: Source, root: Root, entry: Entry, name: str, pause: Pause) -> 
 
 def _retried(source: Source, name: str, act: Callable[[], T], pause: Pause) -> T:
     try:
-        return retried(act, pause)
+        return with_retries(act, pause)
     except Exception as error:  # noqa: BLE001 - a file system of any library raises what it likes
         raise _refusal(source, name, error) from None  # what was caught may hold credentials
 
@@ -254,7 +262,7 @@ def _refusal(source: Source, name: str, error: Exception) -> DataError:
 
 
 def _names(source: Source) -> str:
-    return ", ".join(repr(plain(path)) for path in paths_of(source))
+    return ", ".join(repr(without_credentials(path)) for path in paths_of(source))
 
 
 def _nothing(source: Source, passed: list[str]) -> DataError:

@@ -65,7 +65,7 @@ def make_block(
         MachineError: The cache's disk is full or fails, or `preprocess` met a fault that is no
             row's.
     """
-    there = cache.whole(work.key)
+    there = cache.open_whole(work.key)
     if there is not None:
         return replace(_made(recipe, work, there, cache.block(work.key, there, node)), cached=True)
     read_s = 0.0
@@ -243,7 +243,7 @@ def labels_of(table: pa.Table, column: str) -> pa.Array:
     return encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
 
 
-def deal_out(
+def deal_shares(
     recipe: Recipe,
     works: Sequence[Work],
     made: Sequence[Made],
@@ -300,7 +300,7 @@ def make_partition(share: Share, pieces: Iterable[pa.Table], cache: BlockCache, 
     Raises:
         MachineError: The cache's disk is full or fails.
     """
-    there = cache.whole(share.key)
+    there = cache.open_whole(share.key)
     if there is not None:
         return cache.block(share.key, there, node)
     return replace(cache.add(share.key, pieces), nodes=(node,))

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from raycloud.data.cache import DataSet
 from raycloud.data.digest import code_digest, combined, inputs_of, table_digest
-from raycloud.data.filesystems import plain
+from raycloud.data.filesystems import without_credentials
 from raycloud.data.formats import NAMED_BAD_ROWS, Slice
 from raycloud.data.index import Input
 from raycloud.data.location import locate
@@ -301,7 +301,7 @@ def data_set_of(recipe: Recipe, works: Sequence[Work], lanes: int) -> DataSet:
     )
 
 
-def finished(
+def completed(
     data_set: DataSet, made: Sequence[Made], dealt: Sequence[Block | None] | None = None
 ) -> DataSet:
     """The record once its blocks are there, for `cache.complete`.
@@ -334,4 +334,4 @@ def _source_text(source: Source, works: Sequence[Work]) -> str:
         return source.key or (works[0].slice.inputs[0].path if works else "")
     paths = [source.path] if isinstance(source.path, str) else list(source.path)
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return plain(str(paths[0])) + more if paths else ""
+    return without_credentials(str(paths[0])) + more if paths else ""

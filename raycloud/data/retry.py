@@ -58,7 +58,7 @@ def status_of(error: BaseException) -> int | None:
     return next((s for s in map(_status, _chain(error)) if s is not None), None)
 
 
-def retried(act: Callable[[], T], pause: Pause) -> T:
+def with_retries(act: Callable[[], T], pause: Pause) -> T:
     """What `act` returns, within `TRIES` tries.
 
     Raises:
@@ -138,8 +138,8 @@ class RetryingFile(RawIOBase):
                 raise
 
         try:
-            return retried(once, self._pause)
-        except Exception as error:  # noqa: BLE001 - see `retried`
+            return with_retries(once, self._pause)
+        except Exception as error:  # noqa: BLE001 - see `with_retries`
             raise self._refuse(error) from None  # what was caught may hold credentials
 
 

@@ -25,14 +25,14 @@ _Kinds = dict[str, _Kind]
 """By column of fixed width, the type of its values and the shape of one."""
 
 _OPEN_BLOCKS = 1024  # maps cost next to nothing, but the kernel counts them (65530)
-_WANTED_BLOCKS = 256  # a block is not read ahead again while it is one of the last so many
+_PREFETCHED_BLOCKS = 256  # a block is not read ahead again while it is one of the last so many
 _PAGE_BYTES = 4096
 
 
 class BlockSamples:
     """Samples of an `Index`: row r of its blocks, in order, is the sample with id r. Thread-safe.
 
-    Blocks are opened when a row of theirs is first needed, or wanted, and kept open.
+    Blocks are opened when a row of theirs is first needed or prefetched, and kept open.
     """
 
     def __init__(self, index: Index, table_of: Callable[[Block], pa.Table]) -> None:
@@ -49,7 +49,7 @@ class BlockSamples:
         self._open: dict[int, _Opened] = {}
         self._opening: dict[int, threading.Lock] = {}
         self._kinds: dict[Any, _Kinds] = {}  # each that a block has, once
-        self._wanted: dict[int, None] = {}
+        self._prefetched: dict[int, None] = {}
         self._ahead: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
@@ -92,20 +92,20 @@ class BlockSamples:
             }
         )
 
-    def want(self, ids: Ids) -> None:
+    def prefetch(self, ids: Ids) -> None:
         """Say that these will be gathered soon: their blocks are opened and read ahead.
 
         Returns at once; a thread does it. What fails there is tried again by `gather`, which raises
         what stays wrong.
         """
         numbers = set(self._blocks_of(np.asarray(ids, dtype=np.int64)).tolist())
-        if numbers <= self._wanted.keys():  # nearly always
+        if numbers <= self._prefetched.keys():  # nearly always
             return
         with self._lock:
-            new = sorted(numbers - self._wanted.keys())
-            self._wanted.update(dict.fromkeys(new))
-            while len(self._wanted) > _WANTED_BLOCKS:
-                del self._wanted[next(iter(self._wanted))]
+            new = sorted(numbers - self._prefetched.keys())
+            self._prefetched.update(dict.fromkeys(new))
+            while len(self._prefetched) > _PREFETCHED_BLOCKS:
+                del self._prefetched[next(iter(self._prefetched))]
             if self._ahead is None:
                 self._ahead = ThreadPoolExecutor(1, thread_name_prefix="raycloud-read-ahead")
         for number in new:

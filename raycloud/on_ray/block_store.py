@@ -107,21 +107,21 @@ class NodeBlocks:
         return {
             work.key: make_block(recipe, work, task(), blocks, clock, self.place.node)
             for work in works
-            if blocks.whole(work.key) is not None
+            if blocks.open_whole(work.key) is not None
         }
 
     def sizes(self, keys: Sequence[str]) -> dict[str, tuple[int, int]]:
         """By key, rows and bytes of those of these blocks that are whole in this node's cache."""
         cache, found = self.place.cache, {}
         for key in keys:
-            table = cache.whole(key) if cache.has(key) else None
+            table = cache.open_whole(key) if cache.has(key) else None
             if table is not None:
                 found[key] = (len(table), cache.path_of(key).stat().st_size)
         return found
 
     def labels(self, keys: Sequence[str], column: str) -> dict[str, pa.Array]:
         """By key, the classes of these blocks' rows; a `DataError` where there are none."""
-        tables = {key: self.place.cache.whole(key) for key in keys}
+        tables = {key: self.place.cache.open_whole(key) for key in keys}
         return {key: labels_of(t, column) for key, t in tables.items() if t is not None}
 
     def content(self, key: str) -> pa.Buffer | None:
@@ -169,7 +169,7 @@ class NodeBlocks:
 
     def _pin_one(self, key: str) -> bool:
         """Whether there is room for more."""
-        table = self.place.cache.whole(key)
+        table = self.place.cache.open_whole(key)
         if table is None:
             return True
         if self._pinned_bytes + table.nbytes > self.place.memory_bytes:
@@ -292,7 +292,7 @@ class BlockFetcher:
         Raises:
             MachineError: The cache cannot be written to.
         """
-        there = self._cache.whole(block.key)
+        there = self._cache.open_whole(block.key)
         if there is not None:
             return there
         if self._node in block.nodes:
@@ -300,7 +300,7 @@ class BlockFetcher:
         first = [node for node in block.nodes if node in self._handles]
         for node in [*first, *(n for n in self._handles if n not in first)]:
             if node != self._node and self._fetched(block.key, node):
-                return self._cache.whole(block.key)
+                return self._cache.open_whole(block.key)
         return None
 
     def _fetched(self, key: str, node: str) -> bool:

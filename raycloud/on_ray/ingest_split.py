@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from raycloud.data.cache import DataSet
 from raycloud.data.digest import combined
 from raycloud.data.index import Block, Index, Input, Prepared
-from raycloud.data.prepare import deal_out, make_index, make_stratified_index
+from raycloud.data.prepare import deal_shares, make_index, make_stratified_index
 from raycloud.data.recipe import (
     Made,
     Recipe,
     Work,
     by_version,
+    completed,
     data_set_of,
-    finished,
     plan,
     recipe_of,
 )
@@ -142,7 +142,7 @@ class SplitIngest:
             if kept is None:
                 made = [self._made[work.key] for work in works]
                 keys = tuple(work.key for work in works)
-                self._context.blocks.ask("complete", [finished(replace(record, keys=keys), made)])
+                self._context.blocks.ask("complete", [completed(replace(record, keys=keys), made)])
         self.works = tuple(works)
 
     def _tabled(self, readers: Readers) -> tuple[tuple[Input, ...], list[Work]]:
@@ -180,7 +180,7 @@ class SplitIngest:
             whole = self._deal(works, data_set, readers)[1]
         else:
             self._fill(works, readers)
-            whole = finished(data_set, [self._made[work.key] for work in works])
+            whole = completed(data_set, [self._made[work.key] for work in works])
         blocks.ask("complete", [whole])
         return whole
 
@@ -223,7 +223,7 @@ class SplitIngest:
         labels: dict[str, Any] = {}
         for found in self._context.blocks.ask("labels", keys, column).values():
             labels |= found
-        shares = deal_out(
+        shares = deal_shares(
             self._recipe, works, made, [labels.get(w.key) for w in works], self._context.lanes
         )
         self._found([share.key for share in shares if share.size])
@@ -238,7 +238,7 @@ class SplitIngest:
             self._dealt[block.key] = block
             self._fresh.add(block.key)
         dealt = [self._dealt[share.key] if share.size else None for share in shares]
-        return self._dealt, finished(data_set, made, dealt)
+        return self._dealt, completed(data_set, made, dealt)
 
     def _index(self) -> Index:
         if self._recipe.stratify is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from raycloud.data.retry import retried, wait
+from raycloud.data.retry import wait, with_retries
 from raycloud.errors import InternalError, RaycloudError, TaskError
 from raycloud.net.lane import Places, places_of
 from raycloud.order import MicroBatch, Order, StepSpan, stream_seed
@@ -199,7 +199,9 @@ class View:
         self._known: dict[Range, npt.NDArray[np.int64]] = {}
         self.read = reader(samples)
         self.as_rows = hasattr(samples, "gather")
-        self._want: Callable[[npt.NDArray[np.int64]], None] | None = getattr(samples, "want", None)
+        self._want: Callable[[npt.NDArray[np.int64]], None] | None = getattr(
+            samples, "prefetch", None
+        )
 
     def ids(self, one: Range) -> npt.NDArray[np.int64]:
         """The samples of a range."""
@@ -229,8 +231,8 @@ def reader(samples: Samples) -> Callable[[npt.NDArray[np.int64]], Any]:
         return gather  # of our own, which reads files
     many = getattr(samples, "__getitems__", None)
     if many is not None:
-        return lambda ids: retried(lambda: many(ids.tolist()), PAUSE)
-    return lambda ids: [retried(partial(getitem, samples, i), PAUSE) for i in ids.tolist()]
+        return lambda ids: with_retries(lambda: many(ids.tolist()), PAUSE)
+    return lambda ids: [with_retries(partial(getitem, samples, i), PAUSE) for i in ids.tolist()]
 
 
 def joined(parts: Iterable[MicroBatch | StepSpan]) -> list[Range]:

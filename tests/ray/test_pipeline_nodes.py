@@ -134,7 +134,7 @@ def test_blocks_are_fetched_from_the_node_that_made_them(two: Two, tmp_path: Pat
             assert noticed == set()
         assert ids == [IDS, IDS]
     for node_cache in two.caches:
-        assert all(node_cache.whole(block.key) is not None for block in blocks)
+        assert all(node_cache.open_whole(block.key) is not None for block in blocks)
     with provider(job) as one:
         again = provided(one, job).prepared[TRAIN]
         assert again.made_blocks == 0

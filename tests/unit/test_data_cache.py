@@ -38,13 +38,13 @@ def test_a_block_is_kept(cache: BlockCache) -> None:
 
 
 def test_a_damaged_block_is_removed(cache: BlockCache) -> None:
-    assert cache.whole("aa1") is None
+    assert cache.open_whole("aa1") is None
     cache.add("aa1", [ROWS])
     path = cache.path_of("aa1")
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DamagedBlock):
         cache.open("aa1")
-    assert cache.whole("aa1") is None
+    assert cache.open_whole("aa1") is None
     assert not cache.has("aa1")
 
 
@@ -194,8 +194,8 @@ def test_a_block_that_cannot_be_opened_stays(
     with monkeypatch.context() as patch:
         patch.setattr(pa, "memory_map", fail)
         with pytest.raises(MachineError, match=f"cannot read .*{why}"):
-            cache.whole("aa1")
-    found = cache.whole("aa1")
+            cache.open_whole("aa1")
+    found = cache.open_whole("aa1")
     assert found is not None
     assert found.equals(ROWS)
 
@@ -207,7 +207,7 @@ def test_a_block_stays_where_no_more_files_can_be_open(cache: BlockCache) -> Non
         "from raycloud.errors import MachineError\n"
         "cache = BlockCache(Path(sys.argv[1])); cache.open('aa1')\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))\n"
-        "try: cache.whole('aa1')\n"
+        "try: cache.open_whole('aa1')\n"
         "except MachineError as error: print(error)\n"
     )
     command = [sys.executable, "-c", code, str(cache.root)]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from raycloud.data.clean import clean, sift
+from raycloud.data.clean import clean, convert_columns
 from raycloud.data.images import decode
 from raycloud.data.packing import pack
 from raycloud.data.slices import Piece
@@ -122,7 +122,7 @@ def test_a_slice_of_bad_rows_alone() -> None:
     ],
 )
 def test_types(values: list[object], kind: str, good: list[object]) -> None:
-    sifted = sift(pa.table({"x": values}), {"x": pa.type_for_alias(kind)})
+    sifted = convert_columns(pa.table({"x": values}), {"x": pa.type_for_alias(kind)})
     assert sifted.table["x"].type == pa.type_for_alias(kind)
     left = [v.isoformat() if hasattr(v, "isoformat") else v for v in sifted.table["x"].to_pylist()]
     assert left == good

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from raycloud.data.filesystems import plain, redacted
+from raycloud.data.filesystems import redacted, without_credentials
 from raycloud.data.location import File, is_local, locate, open_file
-from raycloud.data.retry import is_transient, retried, status_of
+from raycloud.data.retry import is_transient, status_of, with_retries
 from raycloud.errors import DataError
 from raycloud.task import Source
 
@@ -235,13 +235,13 @@ def test_what_is_tried_again(error: Exception, passing: bool) -> None:
     assert is_transient(error) == passing
     waits: list[float] = []
     if passing:
-        assert retried(Flaky([error, error]), waits.append) == "done"
+        assert with_retries(Flaky([error, error]), waits.append) == "done"
         assert waits == [0.5, 2.0]
         with pytest.raises(type(error)):
-            retried(Flaky([error] * 3), waits.append)
+            with_retries(Flaky([error] * 3), waits.append)
     else:
         with pytest.raises(type(error)):
-            retried(Flaky([error]), waits.append)
+            with_retries(Flaky([error]), waits.append)
         assert waits == []
 
 
@@ -268,7 +268,7 @@ def test_an_error_that_is_its_own_cause_ends() -> None:
     ],
 )
 def test_a_url_without_credentials(url: str, expected: str) -> None:
-    assert plain(url) == expected
+    assert without_credentials(url) == expected
 
 
 def test_secrets_are_taken_out_of_messages() -> None:

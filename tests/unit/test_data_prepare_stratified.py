@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raycloud.data.index import Provided
-from raycloud.data.prepare import deal_out, labels_of, make_block
+from raycloud.data.prepare import deal_shares, labels_of, make_block
 from raycloud.data.recipe import data_set_of, plan_work, recipe_of
 from raycloud.errors import DataError
 from raycloud.rows import Rows
@@ -130,10 +130,10 @@ def test_labels_of_several_blocks_are_one_set_of_classes(bench: Bench, folder: P
     _, works = plan_work(recipe, *bench_of(bench))
     made = [make_block(recipe, w, task(), *bench_of(bench), "n") for w in works]
     labels = [labels_of(bench.cache.open(w.key), "label") for w in works]
-    shares = deal_out(recipe, works, made, labels, lanes=2)
+    shares = deal_shares(recipe, works, made, labels, lanes=2)
     assert len({share.key for share in shares}) == len(shares)
     assert sum(share.size for share in shares) == ROWS
-    other = deal_out(recipe, works, made, labels, lanes=3)
+    other = deal_shares(recipe, works, made, labels, lanes=3)
     assert {s.key for s in shares}.isdisjoint({s.key for s in other})
     assert data_set_of(recipe, works, 2).id != data_set_of(recipe, works, 3).id
     for share in shares:

@@ -232,8 +232,8 @@ def test_want_opens_ahead(blocks: Blocks) -> None:
             opened.release()
 
     samples = BlockSamples(blocks.index, table_of)
-    samples.want(np.array([16, 0, 1]))
-    samples.want(np.array([0, 16]))
+    samples.prefetch(np.array([16, 0, 1]))
+    samples.prefetch(np.array([0, 16]))
     assert opened.acquire(timeout=30)
     assert opened.acquire(timeout=30)
     assert samples.gather(np.array([0, 16]))["label"].tolist() == [0, 16]
@@ -248,7 +248,7 @@ def test_what_fails_ahead_is_told_when_it_is_needed(blocks: Blocks) -> None:
         raise DataError("gone")
 
     samples = BlockSamples(blocks.index, table_of)
-    samples.want(np.array([0]))
+    samples.prefetch(np.array([0]))
     assert tried.acquire(timeout=30)
     with pytest.raises(DataError, match="gone"):
         samples.gather(np.array([0]))

@@ -222,7 +222,7 @@ class Blocks:
         self.gathering()
         return Rows({"id": ids})
 
-    def want(self, ids: np.ndarray[Any, Any]) -> None:
+    def prefetch(self, ids: np.ndarray[Any, Any]) -> None:
         self.wanted.append(ids.tolist())
 
 

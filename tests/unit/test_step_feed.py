@@ -66,7 +66,7 @@ class Hinted:
     def __getitem__(self, index: int) -> int:
         return index
 
-    def want(self, ids: np.ndarray[Any, Any]) -> None:
+    def prefetch(self, ids: np.ndarray[Any, Any]) -> None:
         self.wanted.append(ids.tolist())
 
 
