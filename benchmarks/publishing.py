@@ -86,7 +86,7 @@ def _written(store: Store, step: int) -> Publish:
     for rank, names in enumerate(split_names(sizes, PARTS)):
         mine = {name: tensors[name] for name in names}
         record = write_part(store, step=step, rank=rank, parts=PARTS, tensors=mine)
-        parts[rank] = {"rank": rank, "record": record, "values": values}
+        parts[rank, 0] = {"rank": rank, "record": record, "values": values}
     return Publish(step=step, parts=parts)
 
 

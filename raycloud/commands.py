@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raycloud.events import WorkerKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,13 +59,14 @@ class Meet:
 
     They meet ahead, while the present generation computes. Who leaves has nothing left to do then.
     Those `following` have no state yet: they follow the others, with a share of 0, and take it from
-    them meanwhile.
+    them meanwhile. `keys` as in a `Form`.
     """
 
     generation: int
     members: tuple[int, ...]
     shares: tuple[int, ...]
     following: tuple[int, ...] = ()
+    keys: tuple[WorkerKey, ...] = ()
 
 
 Change = Reshare | Save | Halt | Extend | Meet
@@ -79,7 +83,7 @@ class Vacancy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spawn:
-    """Place and start these members, all or none; those that join the others as there is room.
+    """Place and start these members, all of one role, all or none; who joins, as there is room.
 
     Where there are no others, `back` is the step of the checkpoint that they are going to load. The
     first of them take these `vacancies`, in order, as far as the places are still there.
@@ -89,6 +93,7 @@ class Spawn:
     joins: bool = False
     back: int | None = None
     vacancies: tuple[Vacancy, ...] = ()
+    role: str = "worker"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +125,8 @@ class Form:
 
     Members that have computed before know better than `step` where they go on. `settled` is the
     number of the last change that is over, in force or withdrawn; one after it is still to come.
-    `following` as in a `Meet`. They go `back` first where no sound state was left.
+    `following` as in a `Meet`. They go `back` first where no sound state was left. `keys` are those
+    of the members, by rank, and `shares` those of replicas; see `events.key_of`.
     """
 
     generation: int
@@ -130,6 +136,7 @@ class Form:
     settled: int = 0
     following: tuple[int, ...] = ()
     back: Back | None = None
+    keys: tuple[WorkerKey, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +156,7 @@ class Publish:
     """All parts of the checkpoint of `step` are written: publish its manifest, drop the oldest."""
 
     step: int
-    parts: Mapping[int, Mapping[str, Any]]
+    parts: Mapping[WorkerKey, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

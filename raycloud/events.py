@@ -12,6 +12,18 @@ from typing import Any
 
 FORMAT = 1
 
+WorkerKey = tuple[int, int]
+"""What identifies a worker's work: its replica, and its position among that replica's workers."""
+
+
+def key_of(keys: tuple[WorkerKey, ...], rank: int) -> WorkerKey:
+    """The key of one member of a generation; none are given where each is a replica of its own.
+
+    >>> key_of((), 2), key_of(((0, 0), (0, 1), (1, 0)), 2)
+    ((2, 0), (1, 0))
+    """
+    return keys[rank] if keys else (rank, 0)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStarted:
@@ -29,6 +41,7 @@ class MemberSpawned:
 
     member: int
     node: str = ""
+    role: str = "worker"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +68,7 @@ class MemberReady:
     pid: int = 0
     processor: str = ""
     held_out: int | None = None
+    role: str = "worker"
     fingerprint: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -169,12 +183,16 @@ class MemberDone:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationFormed:
-    """Members agreed on a generation; it computes steps from `first_step` on."""
+    """Members agreed on a generation; it computes steps from `first_step` on.
+
+    `keys` are those of the members, by rank; `shares` are of replicas. Empty: see `key_of`.
+    """
 
     generation: int
     members: tuple[int, ...]
     shares: tuple[int, ...]
     first_step: int
+    keys: tuple[WorkerKey, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,7 +257,10 @@ class StepsCommitted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartWritten:
-    """A member wrote its `part` of a checkpoint, for its manifest, as divided in `generation`."""
+    """A member wrote its `part` of a checkpoint, for its manifest, as divided in `generation`.
+
+    It is that of the worker at `position` of `replica`; -1 in logs that do not tell.
+    """
 
     member: int
     step: int
@@ -247,6 +268,8 @@ class PartWritten:
     blocked_s: float
     write_s: float
     generation: int = 0
+    replica: int = -1
+    position: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,13 +308,18 @@ class CheckpointPublished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationPart:
-    """A member measured its part, as `generation`; `states` are mergeable metric states."""
+    """A member measured its part, as `generation`; `states` are mergeable metric states.
+
+    `replica` and `position` as in `PartWritten`.
+    """
 
     member: int
     step: int
     states: Mapping[str, Any]
     sample: str | None = None
     generation: int = 0
+    replica: int = -1
+    position: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -107,7 +107,7 @@ class Run:
         (part,) = [e.part for e in self.of(PartWritten) if e.step == step]
         progress = progress or self.progress()
         manifest = manifest_of(
-            Publish(step=step, parts={0: part}),
+            Publish(step=step, parts={(0, 0): part}),
             self.job,
             samples=ROWS,
             ledger=progress.ledger_at(step),

@@ -58,7 +58,7 @@ def committed(
     )
 
 
-def part(member: int, step: int, *, generation: int = 0) -> e.PartWritten:
+def part(member: int, step: int, *, generation: int = 0, replica: int = -1) -> e.PartWritten:
     return e.PartWritten(
         member=member,
         step=step,
@@ -66,6 +66,7 @@ def part(member: int, step: int, *, generation: int = 0) -> e.PartWritten:
         blocked_s=0.0,
         write_s=0.0,
         generation=generation,
+        replica=replica,
     )
 
 

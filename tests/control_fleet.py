@@ -45,7 +45,7 @@ class Fleet(Samples, Following, Restoring, Troubles):
         self.clumsy = scene.clumsy
         self.nearby = self.random.randrange(2)  # state is taken at once, not followed for
         self.generation = scene.settings.first_generation
-        self.formed_as, self.groups = self.generation, []
+        self.formed_as, self.groups, self.divided = self.generation, [], set()
         self.samples, self.version = scene.samples, 0  # of the data there is, taken up or not
         self.sizes = dict(scene.sizes) or {0: scene.samples}  # samples by first epoch
         self.extend(scene.settings.position, scene.samples)
@@ -227,7 +227,7 @@ class Fleet(Samples, Following, Restoring, Troubles):
                 self.generation, self.shares = generation, shares
                 assert all(self.bodies[m].reported is not None for m in caught_up)
                 self.following = tuple(m for m in self.following if m not in caught_up)
-                self.groups.append(self.holders())
+                self.note_group()
             case c.Meet():
                 self.become(change)
             case c.Extend():
@@ -272,12 +272,19 @@ class Fleet(Samples, Following, Restoring, Troubles):
         body.reported, body.flushed_s = self.step, self.now_s
         body.micro_batches, body.compute_s = 0, 0.0
 
+    def note_group(self):
+        """Who is there, and among which replicas a checkpoint is divided."""
+        self.groups.append(self.holders())
+        ranks = [rank for rank, m in enumerate(self.group) if m not in self.following]
+        self.divided.add(tuple((rank, 0) for rank in ranks))
+
     def save(self):
         self.saved[self.step] = (self.position, tuple(sorted(self.in_force.items())))
         for m in self.holders():
             if self.bodies[m].reported != self.step:
                 self.flush(m)
-            word = part(m, self.step, generation=self.generation)
+            replica = self.group.index(m)
+            word = part(m, self.step, generation=self.generation, replica=replica)
             self.say(m, word, after_s=self.some_s())
 
     # ---- one run

@@ -16,7 +16,7 @@ class Following:
         self.group, self.shares, self.following = told.members, told.shares, told.following
         self.generation = self.formed_as = told.generation
         assert self.group[0] not in self.following
-        self.groups.append(self.holders())
+        self.note_group()
 
     def holders(self):
         return tuple(m for m in self.group if m not in self.following)

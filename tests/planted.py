@@ -122,8 +122,8 @@ MUTANTS = (
     ),
     Mutant(
         file="control/checkpoints.py",
-        old="        return tuple(m for m in group if m not in self._parts.get(step, {}))\n",
-        new="        return tuple(m for m in group[:-1] if m not in self._parts.get(step, {}))\n",
+        old="        return tuple(member for member, key in keys.items() if key not in parts)\n",
+        new="        return tuple(m for m in list(keys)[:-1] if keys[m] not in parts)\n",
         breaks="a checkpoint is published without the part of the last member",
     ),
     Mutant(

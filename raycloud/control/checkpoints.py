@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from raycloud.commands import Notice, Publish
 
 if TYPE_CHECKING:
-    from raycloud.events import CheckpointFailed, PartFailed, PartWritten
+    from raycloud.events import CheckpointFailed, PartFailed, PartWritten, WorkerKey
 
 _SELDOM_S = 6 * 3600.0  # between two losses, before any is known; counts as one
 _COST_S = 1.0  # of a checkpoint, before one was made
@@ -165,10 +165,10 @@ class Checkpoints:
     save_asked: bool = False
     last_published: int | None = None
     damaged: bool = False
-    _parts: dict[int, dict[int, Part]] = field(default_factory=dict)  # by step, by member
+    _parts: dict[int, dict[WorkerKey, Part]] = field(default_factory=dict)  # by step
     _divided: dict[int, int] = field(default_factory=dict)  # by step, among which generation
     _counts_from: int = 0  # parts of older generations do not
-    _publishing: dict[int, dict[int, Part]] = field(default_factory=dict)  # by step, by member
+    _publishing: dict[int, dict[WorkerKey, Part]] = field(default_factory=dict)  # by step
     _failed: int | None = None  # the one of them that could not be published
     _whole: int = -1  # step of the newest of which all parts were there
 
@@ -212,44 +212,55 @@ class Checkpoints:
         """Steps of checkpoints that are complete and not yet published."""
         return tuple(sorted(self._publishing))
 
-    def missing(self, step: int, group: tuple[int, ...]) -> tuple[int, ...]:
-        """Members of `group` whose part of `step` is missing."""
-        return tuple(m for m in group if m not in self._parts.get(step, {}))
+    def missing(self, step: int, keys: Mapping[int, WorkerKey]) -> tuple[int, ...]:
+        """The members, of these with their keys, whose part of `step` is missing."""
+        parts = self._parts.get(step, {})
+        return tuple(member for member, key in keys.items() if key not in parts)
 
-    def take_in(self, event: PartWritten, group: tuple[int, ...]) -> Publish | None:
-        """A member has written its part; to publish if it was the last one of `group`."""
+    def take_in(self, event: PartWritten, keys: Mapping[int, WorkerKey]) -> Publish | None:
+        """A member has written its part; to publish if it was the last one of these."""
         if self.saving is not None:
             self.saving.wrote(event.blocked_s, event.write_s)
-        parts = self.add(event.step, event.member, event.part, group, event.generation)
+        key = event.replica, event.position
+        if event.replica < 0:  # it is not told
+            key = keys.get(event.member, key)
+        parts = self.add(event.step, key, event.part, tuple(keys.values()), event.generation)
         return None if parts is None else Publish(step=event.step, parts=parts)
 
     def add(
-        self, step: int, member: int, part: Part, group: tuple[int, ...], generation: int = 0
-    ) -> dict[int, Part] | None:
-        """Take in a part; all parts, by member in order of rank, if it was the last one.
+        self,
+        step: int,
+        key: WorkerKey,
+        part: Part,
+        keys: tuple[WorkerKey, ...],
+        generation: int = 0,
+    ) -> dict[WorkerKey, Part] | None:
+        """Take in a part; all parts, by replica and position, if it was the last one.
 
         Members that meet anew write the checkpoint before their first step again: without effect
         where all of its parts were there before.
 
         Args:
             step: Of the checkpoint.
-            member: Whose part it is.
+            key: Whose part it is; maybe of a generation that is not known to be in force yet.
             part: What it has written.
-            group: Among whom the checkpoint is divided.
+            keys: Of the members among whom the checkpoint is divided, as far as is known, by rank.
             generation: As which they met.
         """
         if step <= self._whole or generation < self._counts_from:
             return None
+        if self._divided.get(step, generation) < generation:
+            self._parts.pop(step, None)  # it was divided otherwise
         self._divided[step] = generation
         parts = self._parts.setdefault(step, {})
-        parts[member] = part
-        if len(parts) < len(group) or any(m not in parts for m in group):
+        parts[key] = part
+        if len(parts) < len(keys) or any(known not in parts for known in keys):
             return None
         for older in [at for at in self._divided if at <= step]:  # each writes in order
             self._parts.pop(older, None)
             del self._divided[older]
         self._forget_failed()
-        self._publishing[step] = {m: parts[m] for m in group}
+        self._publishing[step] = {known: parts[known] for known in keys}
         self._whole, self.damaged = step, False
         return self._publishing[step]
 

@@ -108,9 +108,7 @@ def judge_of_member(state: JobState, event: MemberEvent) -> MemberState | None:
         case events.MemberReady():
             _check_ready(state, event)
         case events.PartWritten():
-            behind = event.step <= state.membership.members[event.member].part_step
-            if behind and event.generation >= state.membership.sound_from:
-                raise _illegal(state, event, "the member has written this or a later part")
+            _check_part(state, event)
         case events.MemberDone():
             _check_done(state, event)
         case events.StepNotFinite():
@@ -261,15 +259,34 @@ def _not_due(state: JobState, event: events.GenerationFormed) -> str:
     membership = state.membership
     change = membership.outstanding.change if membership.outstanding else None
     generation, group, shares = membership.generation, membership.group, membership.shares
+    keys = membership.keys
     if isinstance(change, Reshare) and event.generation == change.generation:
         generation, shares = change.generation, change.shares
     elif isinstance(change, Meet) and event.generation == change.generation:
         generation, group, shares = change.generation, change.members, change.shares
+        keys = change.keys
     elif event.generation < max(generation, membership.sound_from):
         return ""  # an echo of what was replaced meanwhile
-    if (event.generation, event.members, event.shares) == (generation, group, shares):
+    known = not event.keys or event.keys == keys
+    if known and (event.generation, event.members, event.shares) == (generation, group, shares):
         return ""
+    if not known:
+        return f"replicas and positions {keys} are due"
     return f"generation {generation}, members {group}, shares {shares} are due"
+
+
+def _check_part(state: JobState, event: events.PartWritten) -> None:
+    membership = state.membership
+    if event.generation < membership.sound_from:
+        return  # of a generation that broke
+    if event.step <= membership.members[event.member].part_step:
+        raise _illegal(state, event, "the member has written this or a later part")
+    # Of a generation that is not known to be in force yet, the keys are not known, either.
+    known = membership.groups.get(event.generation, {})
+    due = known.get(event.member)
+    key = event.replica, event.position
+    if due is not None and event.replica >= 0 and key != due:
+        raise _illegal(state, event, f"the member's replica and position are {due}, not {key}")
 
 
 def _check_applied(state: JobState, event: events.ChangeApplied) -> None:
@@ -422,7 +439,7 @@ def _kept(state: JobState) -> bool:
     if state.now_s - (state.recovery.failed_s or 0.0) >= state.settings.keep_s:
         return True
     for step in checkpoints.collecting(membership.formed_as):
-        missing = checkpoints.missing(step, membership.holding())
+        missing = checkpoints.missing(step, membership.held_keys())
         if not any(membership.members[number].gone for number in missing):
             return False
     return not checkpoints.publishing
@@ -527,5 +544,5 @@ def stranded(state: JobState) -> str:
 def part_missing(state: JobState) -> str:
     """Whose part of a checkpoint is missing, though all members are done."""
     step = state.checkpoints.collecting(state.membership.formed_as)[0]
-    lacking = state.checkpoints.missing(step, state.membership.holding())
+    lacking = state.checkpoints.missing(step, state.membership.held_keys())
     return f"the checkpoint of step {step} has no part of members {lacking}"

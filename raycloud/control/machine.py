@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from raycloud.control.member import Member
     from raycloud.control.settings import ControlSettings
     from raycloud.control.state import Adoption
-    from raycloud.events import Event
+    from raycloud.events import Event, WorkerKey
     from raycloud.order import Ledger, Position
 
 
@@ -99,9 +99,9 @@ class Control:
         """Words of older generations do not count any more: they broke."""
         return self._state.membership.sound_from
 
-    def group_of(self, generation: int) -> tuple[int, ...]:
-        """Who computed as `generation`, in order of rank."""
-        return self._state.membership.group_of(generation)
+    def keys_of(self, generation: int) -> Mapping[int, WorkerKey]:
+        """Who divided the work as `generation`, in order of rank: replica and position."""
+        return self._state.membership.keys_of(generation)
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -523,7 +523,7 @@ def _written(state: JobState, event: events.PartWritten | events.PartFailed) -> 
         told = checkpoints.lack(event, state.now_s, ends=ends, most=most)
     else:
         membership.members[event.member].write_part(event.step)
-        told = checkpoints.take_in(event, membership.group_of(event.generation))
+        told = checkpoints.take_in(event, membership.keys_of(event.generation))
     yield from (told,) if told is not None else ()
 
 

@@ -51,6 +51,7 @@ class Member:
     """One member, from the moment it was asked for.
 
     Attributes:
+        role: What it is: a worker.
         since_s: When it entered its state.
         heard_s: When it was last heard, or was last told to begin something.
         step: One past the last step it has reported as committed.
@@ -67,6 +68,7 @@ class Member:
     """
 
     number: int
+    role: str
     state: MemberState
     since_s: float
     heard_s: float

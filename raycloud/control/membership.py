@@ -6,7 +6,7 @@ What is remembered here changes here alone: others ask, and call what names the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,9 @@ from raycloud.control.member import Member, Roster
 from raycloud.control.tables import MemberState
 
 if TYPE_CHECKING:
-    from raycloud.events import MemberReady
+    from raycloud.events import MemberReady, WorkerKey
 
+WORKER = "worker"
 _FIRST_WAIT_S = 1.0  # after a member that could not join; doubled with each further one
 _LONGEST_WAIT_S = 60.0
 
@@ -93,7 +94,8 @@ class Membership:
         shares: Their micro-batches per step.
         following: Those of them that had no state then, nor a share yet; caught up: `joined`.
         formed_as: The generation as which the present group met first.
-        groups: By generation, for `group_of`: all that met and had the state.
+        keys: What identifies the work of each, by rank.
+        groups: By generation, for `keys_of`: all that met and had the state, with their keys.
         sound_from: Words of older generations do not count any more: they broke.
         met: It is known to have met.
         ended: Whose process has ended when it was done: its work is kept, it does not meet again.
@@ -119,7 +121,8 @@ class Membership:
     shares: tuple[int, ...] = ()
     following: frozenset[int] = frozenset()
     formed_as: int = 0
-    groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    keys: tuple[WorkerKey, ...] = ()
+    groups: dict[int, dict[int, WorkerKey]] = field(default_factory=dict)
     sound_from: int = 0
     met: bool = False
     ended: set[int] = field(default_factory=set)
@@ -242,10 +245,15 @@ class Membership:
         self._past = group, follow, step, ranks
         return ranks == len(group)
 
-    def group_of(self, generation: int) -> tuple[int, ...]:
+    def keys_of(self, generation: int) -> Mapping[int, WorkerKey]:
         """Who divided what was written as `generation`, which may be newer than their meeting."""
         met = max((g for g in self.groups if g <= generation), default=self.formed_as)
-        return self.groups.get(met, self.group)
+        return self.groups.get(met, {})
+
+    def held_keys(self) -> dict[int, WorkerKey]:
+        """The keys of those that do not follow, by member in order of rank."""
+        follow = self.following
+        return {n: key for n, key in zip(self.group, self.keys, strict=True) if n not in follow}
 
     def _now(self) -> _Known:
         """What holds over all members, looked up again where one has turned."""
@@ -286,15 +294,16 @@ class Membership:
         slot: int,
         placed: bool = True,
         joined: bool = True,
-        node: str = "",
+        before: Member | None = None,
     ) -> Member:
-        """Add a member whose process is asked for."""
+        """Add a member whose process is asked for, or was that of another one `before`."""
         member = self.members[number] = Member(
             number=number,
+            role=WORKER if before is None else before.role,
             state=MemberState.SPAWNING,
             since_s=now_s,
             heard_s=now_s,
-            node=node,
+            node="" if before is None else before.node,
             slot=slot,
             placed=placed,
             joined=joined,
@@ -317,7 +326,7 @@ class Membership:
         self.next_member += 1
         self.returns[number] = self.returns.pop(before.number, 0) + 1
         slot = self._slot_of_returned(before.slot)
-        self.add(number, now_s, slot=slot, joined=False, node=before.node)
+        self.add(number, now_s, slot=slot, joined=False, before=before)
         return number
 
     def _slot_of_returned(self, before: int) -> int:
@@ -387,13 +396,14 @@ class Membership:
     def form(self, group: tuple[int, ...], shares: tuple[int, ...]) -> None:
         """These members are told to meet as the present generation, all with the same state."""
         self.group, self.shares, self.formed_as = group, shares, self.generation
-        self.groups = {self.generation: group}
+        self.keys = one_worker_each(len(group))
+        self.groups = {self.generation: self.held_keys()}
 
     def regroup(self, group: tuple[int, ...], following: frozenset[int], generation: int) -> None:
         """These are told to meet, as a generation after which nothing of older ones counts."""
-        self.group, self.following = group, following
+        self.group, self.following, self.keys = group, following, one_worker_each(len(group))
         self.generation = self.formed_as = self.sound_from = generation
-        self.groups = {generation: self.holding()}
+        self.groups = {generation: self.held_keys()}
         self.halt_sent = self.halted = self.met = False
 
     def deal(self, shares: tuple[int, ...]) -> None:
@@ -408,6 +418,7 @@ class Membership:
         """These met as the generation before, and were sent so many changes."""
         self.generation -= 1
         self.group, self.sound_from = group, self.generation + 1
+        self.keys = one_worker_each(len(group))
         self.changes = self.settled = changes
         self.roster.count += 1
 
@@ -467,20 +478,25 @@ class Membership:
             if member.state is MemberState.READY:
                 member.enter(MemberState.ACTIVE, now_s)
             member.heard_s = now_s
-        self.group, self.shares = meeting.members, meeting.shares
+        self.group, self.shares, self.keys = meeting.members, meeting.shares, meeting.keys
         self.following = frozenset(meeting.following)
-        self.groups[meeting.generation] = self.holding()
+        self.groups[meeting.generation] = self.held_keys()
         self.generation = self.formed_as = meeting.generation
 
     def promote(self, change: Reshare) -> None:
         """One member has changed to these shares: who caught up is as all others from there on."""
         if change.caught_up:
             self.following = self.following.difference(change.caught_up)
-            self.groups[change.generation] = self.holding()
+            self.groups[change.generation] = self.held_keys()
 
     def reshare(self, change: Reshare) -> None:
         """All have changed to these shares."""
         self.generation, self.shares = change.generation, change.shares
+
+
+def one_worker_each(replicas: int) -> tuple[WorkerKey, ...]:
+    """The keys of so many replicas of one worker, by rank."""
+    return tuple((replica, 0) for replica in range(replicas))
 
 
 def pause_s(times: int) -> float:

@@ -21,6 +21,7 @@ from raycloud.commands import (
     Reshare,
     Save,
 )
+from raycloud.control.membership import one_worker_each
 from raycloud.control.scaling import hand_over_at_once, who_may_stay
 from raycloud.control.shares import asked_shares
 from raycloud.control.tables import MemberState, Phase
@@ -55,7 +56,13 @@ def form(state: JobState, now_s: float) -> Iterator[Command]:
     for member in ready:
         member.begin(settings.step, membership.generation, now_s)
     state.heartbeats.begin(group)
-    yield Form(generation=membership.generation, members=group, shares=shares, step=settings.step)
+    yield Form(
+        generation=membership.generation,
+        members=group,
+        shares=shares,
+        step=settings.step,
+        keys=membership.keys,
+    )
 
 
 def take_over(state: JobState, adoption: Adoption, now_s: float) -> Iterator[Command]:
@@ -139,6 +146,7 @@ def regroup(state: JobState, now_s: float) -> Iterator[Command]:
         step=step,
         settled=membership.settled,
         following=tuple(n for n in group if n in following),
+        keys=membership.keys,
         back=state.recovery.back,
     )
 
@@ -274,6 +282,7 @@ def _next_meeting(state: JobState, now_s: float) -> Meet | None:
         members=numbers,
         shares=fit(state, numbers, following),
         following=tuple(n for n in numbers if n in following),
+        keys=one_worker_each(len(numbers)),
     )
 
 

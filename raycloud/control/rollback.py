@@ -153,6 +153,7 @@ def gather(state: JobState, now_s: float) -> Iterator[Command]:
         shares=membership.shares,
         step=step,
         settled=membership.settled,
+        keys=membership.keys,
         back=state.recovery.back,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -95,12 +96,14 @@ def manifest_of(command: Publish, job: Job, *, samples: int, ledger: Mapping[str
     """Put together what the members reported.
 
     Args:
-        command: The parts, by member.
+        command: The parts, by replica and position.
         job: What is asked; its secrets are left out.
         samples: Samples per epoch.
         ledger: The ledger's state with exactly the steps before the checkpoint's.
     """
-    by_rank = sorted(command.parts.values(), key=lambda part: part["rank"])
+    keys = sorted(command.parts)
+    by_rank = [command.parts[key] for key in keys]
+    records = [PartRecord.parse(part["record"]) for part in by_rank]
     values: Mapping[str, Any] = decode(by_rank[0]["values"])
     return Manifest(
         step=command.step,
@@ -116,7 +119,10 @@ def manifest_of(command: Publish, job: Job, *, samples: int, ledger: Mapping[str
             "random": {"seed": job.seed},
         },
         ledger=ledger,
-        parts=tuple(PartRecord.parse(part["record"]) for part in by_rank),
+        parts=tuple(
+            replace(record, replica=replica, position=position)
+            for record, (replica, position) in zip(records, keys, strict=True)
+        ),
         raycloud_version=__version__,
         torch_version=torch.__version__,
     )

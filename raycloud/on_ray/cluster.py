@@ -122,6 +122,7 @@ class RayCluster:
     def spawn(self, command: Spawn) -> None:
         """See `Cluster.spawn`; collators are started beside the first members."""
         told = self._session.config(self._inputs.config_fields())
+        told = replace(told, role=command.role)
         if command.joins:
             told = replace(told, joins=True, origin=self._origin, back=command.back)
             for member, vacancy in zip_longest(command.members, command.vacancies):
@@ -132,7 +133,8 @@ class RayCluster:
         if started < (asked := self._session.job.data.collators):
             detail = {"asked": asked, "started": started}
             self._untold.append(Noticed(what="collators found no free CPU", detail=detail))
-        self._untold.extend(MemberSpawned(member=member) for member in command.members)
+        spawned = (MemberSpawned(member=member, role=told.role) for member in command.members)
+        self._untold.extend(spawned)
 
     def form(self, command: Form) -> None:
         """See `Cluster.form`."""

@@ -142,7 +142,7 @@ class Fleet:
         """
         if vacancy is not None and self._vacancies.take(vacancy.member, config.member):
             self._start(replace(config, speed=(vacancy.fixed_s, vacancy.micro_batch_s)))
-            self._untold.append(MemberSpawned(member=config.member))
+            self._untold.append(MemberSpawned(member=config.member, role=config.role))
         else:
             self._waiting[config.member] = self._reserve(config.member), config
 
@@ -159,11 +159,11 @@ class Fleet:
         if not self._waiting or soon:
             return []
         self._looked_s = now_s
-        placed = [m for m, (group, _) in self._waiting.items() if is_created(group)]
-        for member in placed:
-            _, config = self._waiting.pop(member)
+        placed = [config for group, config in self._waiting.values() if is_created(group)]
+        for config in placed:
+            del self._waiting[config.member]
             self._start(config)
-        return [MemberSpawned(member=member) for member in placed]
+        return [MemberSpawned(member=config.member, role=config.role) for config in placed]
 
     def poll(self, timeout_s: float, written: Mapping[int, int]) -> list[Event | OutboxEntry]:
         """Words of all members that came within `timeout_s`, in order for each member.

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from raycloud.commands import Back
+    from raycloud.events import WorkerKey
     from raycloud.net.stream import Place
     from raycloud.net.transport import Transport
 
@@ -58,7 +59,7 @@ class Meeting:
     `settled` is the number of the last change that is over, in force or withdrawn. A `planned`
     meeting is that change itself: those that compute come to it `ahead`, while they do, and give
     its number there. Members of `following` need not have the state yet. Where nobody had it any
-    more they go `back` before they come.
+    more they go `back` before they come. `keys` are as in a `Form`.
     """
 
     place: Place
@@ -72,6 +73,7 @@ class Meeting:
     following: tuple[int, ...] = ()
     ahead: int | None = None
     back: Back | None = None
+    keys: tuple[WorkerKey, ...] = ()
 
     @classmethod
     def of(cls, formed: Form | Meet, rank: int, place: Place, **more: Any) -> Meeting:
@@ -84,6 +86,7 @@ class Meeting:
             shares=formed.shares,
             planned=isinstance(formed, Meet),
             following=formed.following,
+            keys=formed.keys,
             back=formed.back if isinstance(formed, Form) else None,
             **more,
         )

@@ -261,7 +261,7 @@ def _built(kind: type[Any], record: Mapping[str, Any]) -> Event:
             continue
         value: Any = record[name]
         if isinstance(value, list):
-            value = tuple(value)
+            value = tuple(tuple(v) if isinstance(v, list) else v for v in value)
         if field.kind == "float" and isinstance(value, str) and value in _NOT_FINITE:
             value = float(value)
         values[name] = value

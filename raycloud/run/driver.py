@@ -221,8 +221,8 @@ class Driver:
             event, (told.member, told.number) if isinstance(told, OutboxEntry) else None
         )
         if isinstance(event, EvaluationPart):
-            group = self.control.group_of(event.generation)
-            whole = self._evaluations.add(event, group, self.control.sound_from)
+            keys = tuple(self.control.keys_of(event.generation).values())
+            whole = self._evaluations.add(event, keys, self.control.sound_from)
             self._pending.extend([whole] if whole is not None else [])
         self._carry_out(self.control.on(event, self._now_s()))
         ends = self.finish is not None or self.control.phase is Phase.ENDING

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raycloud.errors import TaskError
-from raycloud.events import Evaluated, EvaluationPart
+from raycloud.events import Evaluated, EvaluationPart, WorkerKey
 from raycloud.metrics import Metric, merge_all
 
 
@@ -15,36 +15,36 @@ class Evaluations:
 
     def __init__(self) -> None:
         """None yet."""
-        self._parts: dict[int, dict[int, EvaluationPart]] = {}
+        self._parts: dict[int, dict[WorkerKey, EvaluationPart]] = {}
         self._done = -1
 
     def add(
-        self, part: EvaluationPart, members: Sequence[int], generation: int = 0
+        self, part: EvaluationPart, keys: Sequence[WorkerKey], generation: int = 0
     ) -> Evaluated | None:
-        """Take in a part; the whole once every one of `members` has given its own.
+        """Take in a part; the whole once there is one of each of these workers.
 
-        Parts are merged in the order of `members`, so that the result does not depend on who was
+        Parts are merged in the order of `keys`, so that the result does not depend on who was
         first. Members that were lost divided the samples otherwise: what was measured with them is
         measured again, unless it was complete.
 
         Args:
             part: The part.
-            members: Those that measure.
+            keys: Of those that measure: replica and position.
             generation: As which they met.
         """
         if part.generation < generation or part.step <= self._done:
             return None
         before = self._parts.get(part.step, {}).values()
-        parts = {p.member: p for p in (*before, part) if p.generation >= generation}
+        parts = {(p.replica, p.position): p for p in (*before, part) if p.generation >= generation}
         self._parts[part.step] = parts
-        if set(parts) != set(members):
+        if set(parts) != set(keys):
             return None
         self._done = part.step
         self._parts = {step: some for step, some in self._parts.items() if step > part.step}
         texts = [p.sample for p in parts.values() if p.sample is not None]
         return Evaluated(
             step=part.step,
-            metrics=_values([parts[member].states for member in members]),
+            metrics=_values([parts[key].states for key in keys]),
             sample=texts[0] if texts else None,
         )
 

@@ -350,6 +350,7 @@ class Computing:
                 blocked_s=0.0,
                 write_s=_WRITE_S,
                 generation=group.generation,
+                replica=rank,
             )
             if self.full:
                 why = "no space left on device"

@@ -45,7 +45,8 @@ def short(record: Event | Command) -> str:
             to = f"members={few(record.members)}"
             return f"Prepare(number={record.number}, {to}, {_change(record)})"
         case Publish():
-            return f"Publish(step={record.step}, parts={few(tuple(record.parts))})"
+            replicas = tuple(replica for replica, _ in record.parts)
+            return f"Publish(step={record.step}, parts={few(replicas)})"
         case Spawn():
             return f"Spawn(members={few(record.members)}, joins={record.joins})"
         case Release():

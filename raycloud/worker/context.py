@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raycloud.commands import Extend, Meet, Reshare
-from raycloud.events import GenerationFormed
+from raycloud.events import GenerationFormed, WorkerKey, key_of
 
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
@@ -63,6 +63,7 @@ class MemberConfig:
     origin: Manifest | None = None
     back: int | None = None
     speed: tuple[float, float] | None = None
+    role: str = "worker"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +72,7 @@ class Membership:
 
     `last_step` is one past the last step, as it is known then: data that grows may put it off.
     `held` says where data lies, see `Schedule`. Members of `following` compute and write nothing:
-    they had no state when the generation met, and have no share yet.
+    they had no state when the generation met, and have no share yet. `keys` are as in a `Form`.
     """
 
     members: tuple[int, ...]
@@ -83,6 +84,7 @@ class Membership:
     last_step: int
     held: Held = ()
     following: tuple[int, ...] = ()
+    keys: tuple[WorkerKey, ...] = ()
 
     @property
     def size(self) -> int:
@@ -107,7 +109,13 @@ class Membership:
             members=self.members,
             shares=self.shares,
             first_step=self.step,
+            keys=self.keys,
         )
+
+    @property
+    def key(self) -> WorkerKey:
+        """This member's replica, and its position there."""
+        return key_of(self.keys, self.rank)
 
     @property
     def holders(self) -> tuple[int, ...]:

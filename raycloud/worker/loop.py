@@ -219,6 +219,7 @@ class Loop:
             tensors=replica.state.tensors(),
             values=values,
             generation=self.seat.generation,
+            key=self.seat.key,
         )
 
     def settle(self) -> None:

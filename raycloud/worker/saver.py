@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from raycloud.clock import Clock
+    from raycloud.events import WorkerKey
     from raycloud.threads import Thread, Threads
 
 AT_THE_END_S = 300.0  # the last part is written again for so long; a member may be silent for 600 s
@@ -35,6 +36,7 @@ class _Part:
     tensors: Mapping[str, torch.Tensor]
     values: Any
     blocked_s: float
+    key: WorkerKey
 
 
 class Saver:
@@ -66,7 +68,7 @@ class Saver:
         self._thread: Thread | None = None
         self._unwritten: _Part | None = None  # the newest that the store did not take
 
-    def save(
+    def save(  # noqa: PLR0913 - what identifies a part, and what is in it
         self,
         *,
         step: int,
@@ -75,6 +77,7 @@ class Saver:
         tensors: Mapping[str, torch.Tensor],
         values: Mapping[str, Any],
         generation: int = 0,
+        key: WorkerKey | None = None,
     ) -> None:
         """Copy this member's share of `tensors`, then write it in the background.
 
@@ -87,6 +90,7 @@ class Saver:
             tensors: All live tensors of the state; every member passes the same names.
             values: What is no tensor; goes into the manifest.
             generation: Whose members divide it.
+            key: This member's replica and position; None: a replica of its own, of that rank.
         """
         began_s = self._clock.monotonic_s()
         self.wait()
@@ -102,6 +106,7 @@ class Saver:
             tensors=mine,
             values=plain,
             blocked_s=self._clock.monotonic_s() - began_s,
+            key=(rank, 0) if key is None else key,
         )
         self._begin(part)
 
@@ -154,6 +159,8 @@ class Saver:
                 blocked_s=part.blocked_s,
                 write_s=self._clock.monotonic_s() - began_s,
                 **whose,
+                replica=part.key[0],
+                position=part.key[1],
             )
             self._unwritten = None
         except StoreError as error:

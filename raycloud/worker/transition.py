@@ -277,6 +277,7 @@ class Transition:
             position=position,
             last_step=self._last_step,
             following=meeting.following,
+            keys=meeting.keys,
         )
 
 

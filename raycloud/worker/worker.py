@@ -271,6 +271,7 @@ class Worker:
             price_per_hour=config.price_per_hour,
             pid=os.getpid(),
             processor=replica.processor,
+            role=config.role,
         )
 
     def _trial(self) -> Calibration:
@@ -401,6 +402,8 @@ class Worker:
                 states=states,
                 sample=text,
                 generation=seat.generation,
+                replica=seat.key[0],
+                position=seat.key[1],
             )
         )
         return states

@@ -104,7 +104,7 @@ def check_commands(fleet):
     publishes = [x for x in fleet.commands if isinstance(x, c.Publish)]
     rising = [x.step for x in publishes] == sorted({x.step for x in publishes})
     assert rising or fleet.scene.diverges_s  # some may be withdrawn
-    assert all(tuple(x.parts) in fleet.groups for x in publishes)
+    assert all(tuple(x.parts) in fleet.divided for x in publishes)
     check_vacancies(fleet)
     prepares = [x for x in fleet.commands if isinstance(x, c.Prepare)]
     assert [x.number for x in prepares] == list(range(1, len(prepares) + 1))

@@ -27,7 +27,7 @@ def test_a_stop_halts_then_ends_as_stopped():
         commands += job.on(part(member, 5), 1.0)
         commands += job.on(e.MemberDone(member=member, step=5), 1.0)
     publish = only(c.Publish, commands)
-    assert publish == c.Publish(step=5, parts={0: {"file": "0-5"}, 1: {"file": "1-5"}})
+    assert publish == c.Publish(step=5, parts={(0, 0): {"file": "0-5"}, (1, 0): {"file": "1-5"}})
     assert not of(c.Finish, commands)
     assert job.phase is Phase.CLOSING
     assert job.on(published(5), 2.0) == (

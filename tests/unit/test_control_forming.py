@@ -31,7 +31,9 @@ def test_all_ready_members_form_a_generation_and_open_the_ledger():
     assert job.ledger is None
     record, form = job.on(ready(0), 0.0)
     assert record == c.Record(records=({"format": 3, "kind": "ledger", "samples": 100},))
-    assert form == c.Form(generation=0, members=(0, 1), shares=(4, 4), step=0)
+    assert form == c.Form(
+        generation=0, members=(0, 1), shares=(4, 4), step=0, keys=((0, 0), (1, 0))
+    )
     assert job.phase is Phase.FORMING
     job.on(formed(job), 0.0)
     assert set(job.members.values()) == {MemberState.ACTIVE}

@@ -59,7 +59,13 @@ def test_machines_that_are_added_are_used():
     prepare = only(c.Prepare, job.on(ready(2), 8.0))
     assert prepare.members == (0, 1)
     meet = prepare.change
-    assert meet == c.Meet(generation=1, members=(0, 1, 2), shares=(4, 4, 0), following=(2,))
+    assert meet == c.Meet(
+        generation=1,
+        members=(0, 1, 2),
+        shares=(4, 4, 0),
+        following=(2,),
+        keys=((0, 0), (1, 0), (2, 0)),
+    )
     assert (job.phase, job.group) == (Phase.TRAINING, (0, 1))
     assert applied(job, prepare, 6, (0,)) == []
     assert (job.generation, job.group, job.shares) == (1, (0, 1, 2), meet.shares)
@@ -106,16 +112,20 @@ def test_a_part_of_the_generation_before_still_counts():
     job.on(part(0, 5), 2.0)
     prepare = only(c.Prepare, job.on(ready(2), 8.0))
     applied(job, prepare, 6)
-    assert tuple(only(c.Publish, job.on(part(1, 5), 9.0)).parts) == (0, 1)
+    assert tuple(only(c.Publish, job.on(part(1, 5), 9.0)).parts) == ((0, 0), (1, 0))
     assert not of(c.Publish, job.on(part(0, 10, generation=1), 9.5))
-    assert tuple(only(c.Publish, job.on(part(1, 10, generation=1), 9.5)).parts) == (0, 1)
+    assert tuple(only(c.Publish, job.on(part(1, 10, generation=1), 9.5)).parts) == ((0, 0), (1, 0))
     prepare = only(c.Prepare, job.on(caught_up(2, 6, 11), 9.6))
     assert not of(c.Publish, job.on(part(0, 12, generation=1), 9.7))
     applied(job, prepare, 13)
-    assert tuple(only(c.Publish, job.on(part(1, 12, generation=1), 9.8)).parts) == (0, 1)
+    assert tuple(only(c.Publish, job.on(part(1, 12, generation=1), 9.8)).parts) == ((0, 0), (1, 0))
     for member in (0, 1):
         assert not of(c.Publish, job.on(part(member, 15, generation=2), 9.9))
-    assert tuple(only(c.Publish, job.on(part(2, 15, generation=2), 9.9)).parts) == (0, 1, 2)
+    assert tuple(only(c.Publish, job.on(part(2, 15, generation=2), 9.9)).parts) == (
+        (0, 0),
+        (1, 0),
+        (2, 0),
+    )
 
 
 def test_who_is_lost_before_all_have_changed_is_done_without():

@@ -129,7 +129,7 @@ def test_who_was_to_leave_and_is_lost_may_leave_a_checkpoint_without_its_part(he
     words.insert(heard, lost(2))
     assert not any(of(c.Publish, job.on(word, 4.0)) for word in words)
     whole = only(c.Publish, job.on(part(1, 7, generation=1), 5.0))
-    assert (whole.step, sorted(whole.parts)) == (7, [0, 1])
+    assert (whole.step, sorted(whole.parts)) == (7, [(0, 0), (1, 0)])
     job.on(published(7), 5.5)
     for member in (0, 1):
         job.on(e.MemberDone(member=member, step=7, generation=1), 6.0)

@@ -181,7 +181,7 @@ def test_a_checkpoint_that_the_dead_did_not_write_is_forgotten():
     job.on(formed(job, 5), 2.5)
     assert not of(c.Publish, job.on(part(0, 5, generation=1), 2.6))
     publish = only(c.Publish, job.on(part(1, 5, generation=1), 2.6))
-    assert tuple(publish.parts) == (0, 1)
+    assert tuple(publish.parts) == ((0, 0), (1, 0))
 
 
 def test_a_checkpoint_is_published_once():

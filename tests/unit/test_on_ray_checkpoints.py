@@ -76,7 +76,7 @@ def written(store: Counting, step: int, parts: int) -> Publish:
     for rank, names in enumerate(split_names(sizes, parts)):
         mine = {name: tensors[name] for name in names}
         record = write_part(store.store, step=step, rank=rank, parts=parts, tensors=mine)
-        told[rank] = {"rank": rank, "record": record, "values": values}
+        told[rank, 0] = {"rank": rank, "record": record, "values": values}
     return Publish(step=step, parts=told)
 
 

@@ -63,7 +63,7 @@ def saved(fellows: Fellows, job: Job, folder: Path, change: Save | Halt) -> int:
     fellows.come_to(0, 5)
     fellows.prepare(1, change, (0, 1))
     fellows.until(PartWritten, (0, 1))
-    parts: dict[int, Any] = {e.member: e.part for e in fellows.of(PartWritten)}
+    parts = {(e.replica, e.position): e.part for e in fellows.of(PartWritten)}
     [step] = {e.step for e in fellows.of(PartWritten)}
     [samples] = {e.samples for e in fellows.of(MemberReady, 0)}
     ledger = Ledger(samples=samples).state()
