@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from raycloud.events import WorkerKey
+WorkerKey = tuple[int, int]  # replica and position: see `events.WorkerKey`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
