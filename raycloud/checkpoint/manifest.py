@@ -21,7 +21,6 @@ from typing import Any
 
 from raycloud.bounded import MOST_VALUES, json_value
 from raycloud.checkpoint.naming import (
-    DamagedError,
     check_final_name,
     damaged,
     part_name,
@@ -39,7 +38,6 @@ _OPEN = b'{"digest": "sha256:'
 _MIDDLE = b'", "manifest": '
 _CLOSE = b"}\n"
 _BODY_AT = len(_OPEN) + 64 + len(_MIDDLE)
-_HINT = "use an older checkpoint: this one was altered or not written to the end"
 
 # Bytes per element, by the names of the safetensors format.
 ELEMENT_BYTES: dict[str, int] = {
@@ -338,7 +336,7 @@ def _body(content: bytes, place: str) -> memoryview:
     body = memoryview(content)[_BODY_AT : -len(_CLOSE)]
     head = _OPEN + _digest(body) + _MIDDLE
     if content[:_BODY_AT] != head or not content.endswith(_CLOSE):
-        raise DamagedError(f"{place} is not what was written: its digest differs", hint=_HINT)
+        raise damaged(place, "is not what was written: its digest differs")
     return body
 
 
@@ -346,7 +344,7 @@ def _parsed(body: memoryview, place: str) -> object:
     try:
         return json_value(str(body, "ascii"))
     except ValueError as error:
-        raise DamagedError(f"{place} is not JSON: {error}", hint=_HINT) from error
+        raise damaged(place, f"is not JSON: {error}") from error
 
 
 def _mapping(value: object, where: str) -> Mapping[str, Any]:

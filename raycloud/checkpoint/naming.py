@@ -130,10 +130,7 @@ def _step(pattern: re.Pattern[str], name: str) -> int | None:
 def blamed(action: str, place: str, error: Exception) -> CheckpointError:
     """What a store raises when `action` (read, write, ...) on `place` failed with `error`."""
     if isinstance(error, FileNotFoundError) and action != "write":
-        return DamagedError(
-            f"{place} is missing",
-            hint=MISSING_HINT,
-        )
+        return DamagedError(f"{place} is missing", hint=MISSING_HINT)
     number = error.errno if isinstance(error, OSError) else None
     return StoreError(
         f"cannot {action} {place}: {type(error).__name__}: {error}",
@@ -142,6 +139,6 @@ def blamed(action: str, place: str, error: Exception) -> CheckpointError:
 
 
 def damaged(where: str, problem: str) -> DamagedError:
-    """The error for what stands at the key path `where`, in a file that was altered."""
-    hint = "the checkpoint was altered or is not one of raycloud's: use an older one"
+    """The error for a file, or the key path in one, that is not as it was written."""
+    hint = "use an older checkpoint: this one was altered or not written to the end"
     return DamagedError(f"{where} {problem}", hint=hint)

@@ -26,7 +26,7 @@ from raycloud.checkpoint.manifest import (
     PartRecord,
     TensorRecord,
 )
-from raycloud.checkpoint.naming import DamagedError, part_name
+from raycloud.checkpoint.naming import damaged, part_name
 from raycloud.checkpoint.published import latest
 from raycloud.errors import CheckpointError, InternalError, TaskError
 
@@ -55,7 +55,6 @@ _DTYPES: dict[torch.dtype, str] = {
     torch.complex64: "C64",
 }
 _HINT_COMPARE = "compare two runs of one job, each to its end"
-_HINT_OLDER = "use an older checkpoint: this one was altered or not written to the end"
 
 # Small enough to stay in a core's cache between digest and write, large enough that the interpreter
 # lock is free nearly all the time.
@@ -121,32 +120,21 @@ def write_part(
     return record.to_plain()
 
 
-def read_part(
-    store: Store, record: PartRecord | Mapping[str, Any], names: Iterable[str] | None = None
-) -> dict[str, torch.Tensor]:
+def read_part(store: Store, record: PartRecord | Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Read one part; size and digest are compared before anything is parsed.
 
     Args:
         store: Where from.
         record: What `write_part` returned, or the manifest's record.
-        names: Which tensors; all of them if None.
 
     Returns:
         CPU tensors that own their memory.
 
     Raises:
-        CheckpointError: A name is not in this part.
         DamagedError: The file is missing or is not what was written.
     """
     part = record if isinstance(record, PartRecord) else PartRecord.parse(record)
-    wanted = set(part.tensors) if names is None else set(names)
-    if unknown := sorted(wanted - set(part.tensors)):
-        raise CheckpointError(
-            f"{part.file} holds no tensor {unknown[0]!r}",
-            hint="the model's parameters have changed",
-        )
-    tensors = parse_part(read_content(store, part), part, store.place)
-    return {name: tensors[name] for name in part.tensors if name in wanted}
+    return parse_part(read_content(store, part), part, store.place)
 
 
 def read_content(store: Store, part: PartRecord) -> bytes:
@@ -158,7 +146,7 @@ def read_content(store: Store, part: PartRecord) -> bytes:
     size = store.size(part.file)  # first, so that a swapped file cannot fill the memory
     if size != part.bytes:
         place = f"{store.place}/{part.file}"
-        raise DamagedError(f"{place} has {size} bytes, not {part.bytes}", hint=_HINT_OLDER)
+        raise damaged(place, f"has {size} bytes, not {part.bytes}")
     return store.read(part.file)
 
 
@@ -175,16 +163,14 @@ def parse_part(content: bytes, part: PartRecord, store: str) -> dict[str, torch.
     """
     place = f"{store}/{part.file}"
     if hashlib.sha256(content).hexdigest() != part.sha256:
-        raise DamagedError(f"{place} is not what was written: its digest differs", hint=_HINT_OLDER)
+        raise damaged(place, "is not what was written: its digest differs")
     try:
         tensors = load_safetensors(content)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise DamagedError(
-            f"{place} is not a safetensors file: {error}", hint=_HINT_OLDER
-        ) from error
+        raise damaged(place, f"is not a safetensors file: {error}") from error
     found = {name: _describe(name, tensor) for name, tensor in tensors.items()}
     if found != part.tensors:
-        raise DamagedError(f"{place} holds other tensors than its record says", hint=_HINT_OLDER)
+        raise damaged(place, "holds other tensors than its record says")
     return tensors
 
 
@@ -209,7 +195,8 @@ def load_tensors(
     tensors: dict[str, torch.Tensor] = {}
     for part in manifest.parts:
         if here := wanted.intersection(part.tensors):
-            tensors.update(read_part(store, part, here))
+            found = read_part(store, part)
+            tensors |= {name: found[name] for name in part.tensors if name in here}
     return tensors
 
 

@@ -14,6 +14,7 @@ from raycloud.checkpoint.manifest import LARGEST_BYTES, Manifest
 from raycloud.checkpoint.naming import (
     MISSING_HINT,
     DamagedError,
+    damaged,
     directory,
     is_draft,
     manifest_name,
@@ -30,7 +31,6 @@ Sizes = Mapping[str, int]
 """Bytes of the files of a store, by name."""
 
 _READERS = 8  # parts that are read at a time
-_HINT_OLDER = "use an older checkpoint: this one was altered or not written to the end"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ def publish(store: Store, manifest: Manifest) -> None:
         TaskError: The state holds what a manifest cannot carry.
     """
     content = manifest.to_bytes()
-    _compare_sizes(store, manifest, store.sizes(f"{directory(manifest.step)}/"))
+    verify(store, manifest, digests=False)
     store.write(manifest_name(manifest.step), [content])
 
 
@@ -87,33 +87,33 @@ def load(store: Store, step: int, *, size: int | None = None) -> Manifest:
             )
         size = store.size(name)
     if size > LARGEST_BYTES:
-        raise DamagedError(f"{place} has {size} bytes, over {LARGEST_BYTES}", hint=_HINT_OLDER)
+        raise damaged(place, f"has {size} bytes, over {LARGEST_BYTES}")
     manifest = Manifest.from_bytes(store.read(name), place)
     if manifest.step != step:
-        raise DamagedError(f"{place} is the manifest of step {manifest.step}", hint=_HINT_OLDER)
+        raise damaged(place, f"is the manifest of step {manifest.step}")
     return manifest
 
 
-def verify(store: Store, manifest: Manifest, *, digests: bool = True) -> None:
+def verify(
+    store: Store, manifest: Manifest, *, sizes: Sizes | None = None, digests: bool = True
+) -> None:
     """Check that every part is there and what was written.
 
     Args:
         store: Where it is.
         manifest: What it should be.
+        sizes: Of the store's files, where they are known.
         digests: Read every byte and compare digests; otherwise only sizes.
 
     Raises:
         DamagedError: A part is missing, truncated or altered; names it.
     """
-    _verify(store, manifest, store.sizes(f"{directory(manifest.step)}/"), digests=digests)
-
-
-def _verify(store: Store, manifest: Manifest, sizes: Sizes, *, digests: bool) -> None:
+    if sizes is None:
+        sizes = store.sizes(f"{directory(manifest.step)}/")
     _compare_sizes(store, manifest, sizes)
-    if not digests:
-        return
-    with ThreadPoolExecutor(_READERS) as pool:
-        list(pool.map(partial(_compare_digest, store), manifest.parts))
+    if digests:
+        with ThreadPoolExecutor(_READERS) as pool:
+            list(pool.map(partial(_compare_digest, store), manifest.parts))
 
 
 def _compare_digest(store: Store, part: PartRecord) -> None:
@@ -121,10 +121,7 @@ def _compare_digest(store: Store, part: PartRecord) -> None:
     for chunk in store.stream(part.file):
         digest.update(chunk)
     if digest.hexdigest() != part.sha256:
-        raise DamagedError(
-            f"{store.place}/{part.file} is not what was written: its digest differs",
-            hint=_HINT_OLDER,
-        )
+        raise damaged(f"{store.place}/{part.file}", "is not what was written: its digest differs")
 
 
 def latest(store: Store, *, digests: bool = True) -> Found:
@@ -146,7 +143,7 @@ def latest(store: Store, *, digests: bool = True) -> Found:
     for step in reversed(_published(sizes)):
         try:
             manifest = load(store, step, size=sizes[manifest_name(step)])
-            _verify(store, manifest, sizes, digests=digests)
+            verify(store, manifest, sizes=sizes, digests=digests)
         except DamagedError as error:
             skipped.append((step, error.message))
         else:
@@ -236,4 +233,4 @@ def _compare_sizes(store: Store, manifest: Manifest, sizes: Sizes) -> None:
         if size is None:
             raise DamagedError(f"{place} is missing", hint=MISSING_HINT)
         if size != part.bytes:
-            raise DamagedError(f"{place} has {size} bytes, not {part.bytes}", hint=_HINT_OLDER)
+            raise damaged(place, f"has {size} bytes, not {part.bytes}")

@@ -159,13 +159,6 @@ def test_device_tensors_come_back_on_the_cpu(store: Store) -> None:
     assert same(back["a"], tensor.cpu())
 
 
-def test_some_names_only(store: Store) -> None:
-    plain = write_part(store, step=1, rank=0, parts=1, tensors=every_kind())
-    assert set(read_part(store, plain, ["scalar", "flags"])) == {"scalar", "flags"}
-    with pytest.raises(CheckpointError, match="holds no tensor 'other'"):
-        read_part(store, plain, ["other"])
-
-
 def test_a_part_may_be_empty(store: Store) -> None:
     assert read_part(store, write_part(store, step=1, rank=1, parts=2, tensors={})) == {}
 
