@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
 from raycloud import Splits, Task
-from raycloud.data.packing import pack
-from raycloud.data.text import text_sources
+from raycloud.data.text import pack, text_sources
 
 if TYPE_CHECKING:
     import numpy as np

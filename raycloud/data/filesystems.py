@@ -70,8 +70,8 @@ def scheme_of(url: str) -> str:
 def without_credentials(url: str) -> str:
     """The URL without user and password, and with secrets in its query replaced.
 
-    >>> plain("s3://me:hun/ter2@bucket/a"), plain("https://host/a?id=1&token=abc")
-    ('s3://bucket/a', 'https://host/a?id=1&token=[redacted]')
+    >>> without_credentials("s3://me:hun/ter2@bucket/a?id=1&token=abc")
+    's3://bucket/a?id=1&token=[redacted]'
     """
     if not scheme_of(url):
         return url

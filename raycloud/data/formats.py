@@ -132,8 +132,8 @@ def codec_of(path: str) -> str | None:
 def has_format(wanted: Format, path: str) -> bool:
     """Whether a file that lies in a directory is read, by its suffix; one that was named always is.
 
-    >>> is_taken("auto", "a/b.csv"), is_taken("auto", "a/b.dat"), is_taken("text", "a/b.csv")
-    (True, False, False)
+    >>> has_format("auto", "a/b.csv"), has_format("text", "a/b.csv")
+    (True, False)
     """
     found = _format(path)
     return found is not None if wanted == "auto" else found == wanted

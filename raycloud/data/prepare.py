@@ -1,8 +1,8 @@
 """Preparing a split without an executor: from works to blocks and their index, plain functions.
 
     recipe_of -> plan -> make_block for each work -> make_index
-                      -> make_block, labels_of -> deal_out -> make_partition for each share
-                                                           -> make_stratified_index
+                      -> make_block, labels_of -> deal_shares -> make_partition for each share
+                                                              -> make_stratified_index
 
 What comes out depends on the source, the task's code and the job, and never on who runs which
 function where. Inputs have a version: 0, or the number of the growth that brought them. Works, and

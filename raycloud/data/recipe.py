@@ -122,6 +122,8 @@ def key_of(recipe: Recipe, slice_: Slice) -> str:
     source = recipe.source
     named = slice_.format in _WITH_PATHS or bool(slice_.folders)
     how = [source.delimiter, list(source.names or ()), source.encoding, slice_.folders]
+    if source.unit == "file" and source.encoding != "utf-8":
+        how.append("decoded")  # which whole files were not, before
     return combined(
         FORMAT,
         [[one.digest, one.path if named else ""] for one in slice_.inputs],

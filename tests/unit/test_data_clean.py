@@ -17,8 +17,8 @@ from PIL import Image
 
 from raycloud.data.clean import clean, convert_columns
 from raycloud.data.images import decode
-from raycloud.data.packing import pack
 from raycloud.data.slices import Piece
+from raycloud.data.text import pack
 from raycloud.errors import DataError, MachineError, SpecError, TaskError
 from raycloud.rows import Rows
 from raycloud.task import Source

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raycloud.data.packing import pack
+from raycloud.data.text import pack
 
 
 @given(
