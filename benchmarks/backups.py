@@ -34,8 +34,10 @@ from benchmarks.statistics import paired_ratio
 from raycloud import Job, Splits, Task
 from raycloud.commands import Form
 from raycloud.events import MemberFailed, MemberReady, StepsCommitted
+from raycloud.recovery.rendezvous import Meeting
 from raycloud.spec import CheckpointSection, ElasticSection
-from raycloud.worker.member import Meeting, Member, MemberConfig
+from raycloud.worker.context import MemberConfig
+from raycloud.worker.member import Member
 
 _HOST = "127.0.0.1"
 _MEET = timedelta(seconds=120)

@@ -35,12 +35,14 @@ from raycloud.commands import Form, Meet, Reshare
 from raycloud.events import MemberCaughtUp, MemberFailed, MemberReady
 from raycloud.order import deal
 from raycloud.recovery import quorum
+from raycloud.recovery.rendezvous import Meeting
 from raycloud.step.feed import Feed
 from raycloud.step.replica import Replica
 from raycloud.step.state import ReplicaState
 from raycloud.worker import worker
+from raycloud.worker.context import MemberConfig
 from raycloud.worker.loop import Loop
-from raycloud.worker.member import Meeting, Member, MemberConfig
+from raycloud.worker.member import Member
 from raycloud.worker.transition import Transition
 
 _PORT = 29400

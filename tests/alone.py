@@ -18,9 +18,11 @@ from raycloud.events import Event, MemberDone, MemberFailed, MemberReady, PartWr
 from raycloud.net.stream import Place
 from raycloud.on_ray.checkpoints import manifest_of
 from raycloud.order import Ledger, Order, Position, Steps
+from raycloud.recovery.rendezvous import Meeting
 from raycloud.spec import Job
+from raycloud.worker.context import MemberConfig
 from raycloud.worker.dataset import block_layout
-from raycloud.worker.member import Meeting, Member, MemberConfig
+from raycloud.worker.member import Member
 from tests.blocks import SEEN, Here, write_points
 
 ROWS, MORE = 83, 30  # 83: five steps of 16, and a short one

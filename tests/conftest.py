@@ -56,6 +56,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.path}: only those with a Ray or a testbed are `alone`")
 
 
+@pytest.fixture(autouse=True)
+def _torch_threads() -> Iterator[None]:
+    """A member takes as many threads as it was given cores; here members share a process."""
+    torch = sys.modules.get("torch")
+    before = None if torch is None else torch.get_num_threads()
+    yield
+    if torch is not None:
+        torch.set_num_threads(before)
+
+
 def pytest_collection_finish() -> None:
     """What is there by now stays: the collector of garbage need not look at it again and again."""
     gc.collect()

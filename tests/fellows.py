@@ -16,11 +16,13 @@ from raycloud.clock import SystemClock
 from raycloud.commands import Change, Form, Meet
 from raycloud.events import Event, MemberFailed, MemberReady
 from raycloud.net.rendezvous import Rendezvous
+from raycloud.recovery.rendezvous import Meeting
 from raycloud.spec import Job
 from raycloud.step.replica import Replica
 from raycloud.task import Task
+from raycloud.worker.context import MemberConfig
 from raycloud.worker.member import _OVER as OVER
-from raycloud.worker.member import Meeting, Member, MemberConfig
+from raycloud.worker.member import Member
 from tests.live_tasks import Paced
 from tests.sockets import close_all
 

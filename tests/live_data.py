@@ -184,7 +184,7 @@ def provider(job: Job, *, known: Sequence[Input] = (), node: str | None = None) 
     from raycloud.on_ray.ingest import living_pipeline
     from raycloud.on_ray.provider import RayProvider
     from raycloud.on_ray.tasks import code_of
-    from raycloud.worker.member import MemberConfig
+    from raycloud.worker.context import MemberConfig
 
     code = code_of(job, job.task if isinstance(job.task, type) else Points)
     name = pipeline_name()

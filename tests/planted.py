@@ -213,7 +213,7 @@ MUTANTS = (
         old="        if sums.places != all_places(many):\n",
         new="        if sums.places[0] > 2.0 * many:\n",
         breaks="a micro-batch that nobody computes, or two members do, is not seen",
-        tests=("tests/unit/test_worker_audit.py",),
+        tests=("tests/unit/test_worker_tally.py",),
     ),
     Mutant(
         file="step/collate.py",
@@ -227,7 +227,7 @@ MUTANTS = (
         old="        if self._collate.row_sum(spans) % ROWS != told:\n",
         new="        if told < 0:\n",
         breaks="samples that are not the step's are read, and nobody says so",
-        tests=("tests/unit/test_worker_audit.py",),
+        tests=("tests/unit/test_worker_tally.py",),
     ),
     Mutant(
         file="control/guards.py",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from raycloud.events import Noticed
     from raycloud.order import Layout, MicroBatch, Order
     from raycloud.step.feed import Passes
-    from raycloud.worker.member import MemberConfig
+    from raycloud.worker.context import MemberConfig
 
 _TURN_S = 0.2
 

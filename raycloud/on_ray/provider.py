@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from raycloud.on_ray.ingest import PipelineConfig, Ready
     from raycloud.order import Order
     from raycloud.task import Splits, Task
-    from raycloud.worker.member import MemberConfig
+    from raycloud.worker.context import MemberConfig
 
 _TRIES = 3  # the pipeline is made again as often
 _WARM_S = 120.0  # pinning goes at about 1 GB/s

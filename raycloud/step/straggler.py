@@ -1,4 +1,4 @@
-"""How fast a member computes its shares, and whether one takes far longer than usual, meanwhile.
+"""Stragglers and stalls, seen while a share is computed: it takes far longer than usual, or stops.
 
 A step that has become slow may take a minute, and who waits for its end has lost another one until
 the shares change.
@@ -19,7 +19,9 @@ _LONG_S = 2.0  # nothing shorter is far longer than usual: it may be a hiccup
 _FAR = 2.0  # times as long
 _LOOKS_S = 0.5  # two looks that are closer say little of the pace of now
 _TICK_S = 1e-9  # less processor time than any clock can tell
-_MOST = 4.0  # times what has passed: what does not go on at all is seen by others
+_MOST = 4.0  # times what has passed: what does not go on at all is a stall
+_STALL_S = 1.0  # no stall is told before
+_BETWEEN_S = 1.5  # longer between two looks: this process stood still itself, or its machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +46,8 @@ class _Span:
     cpu_s: float
 
 
-def _late_s(now: _Span, usual: _Span) -> float:
-    """Seconds of computing from which on a share takes far longer than usual."""
-    if not now.micro_batches:
-        return math.inf
-    return max(_LONG_S, _FAR * usual.at_s * now.micro_batches / usual.micro_batches)
-
-
 class StragglerWatch:
-    """Of a member's computing. One thread computes; another one may look.
+    """Compares a share that is computed with the one before. One thread computes, another may look.
 
     On a CPU that has become slow a process gets less processor time in a second than it did before:
     so it is known how long the rest will take. Of a GPU nothing is known here: its work is begun
@@ -119,7 +114,7 @@ class StragglerWatch:
         self._looked = now, at_s, cpu_s
         usual_s = usual.at_s * now.micro_batches / usual.micro_batches
         took_s = at_s - now.at_s
-        if took_s < _late_s(now, usual):
+        if took_s < self._late_s(now, usual):
             return []
         since_s, used_s = now.at_s, now.cpu_s
         if before is not None and before[0] is now and at_s - before[1] >= _LOOKS_S:
@@ -142,15 +137,18 @@ class StragglerWatch:
         now, usual = self._now, self._usual
         if now is None or usual is None or waits:
             return math.inf
-        in_s = now.at_s + _late_s(now, usual) - self._clock.monotonic_s()
+        in_s = now.at_s + self._late_s(now, usual) - self._clock.monotonic_s()
         return in_s if in_s > 0.0 else math.inf
+
+    @staticmethod
+    def _late_s(now: _Span, usual: _Span) -> float:
+        """Seconds of computing from which on a share takes far longer than usual."""
+        if not now.micro_batches:
+            return math.inf
+        return max(_LONG_S, _FAR * usual.at_s * now.micro_batches / usual.micro_batches)
 
     def _since(self, at_s: float, cpu_s: float) -> tuple[float, float]:
         return self._clock.monotonic_s() - at_s, self._clock.cpu_s() - cpu_s
-
-
-TOLD_FROM_S = 1.0
-_BETWEEN_S = 1.5  # longer between two looks: this process stood still itself, or its machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +159,7 @@ class Stalled:
 
 
 class StallWatch:
-    """Looks at a thread now and then.
+    """Looks now and then whether a thread uses any processor time.
 
     A slow machine, or a busy one, gives a thread some processor time; one that waits for a lock
     that nobody opens, or for a file that does not come, uses none at all. Where computing a step
@@ -190,5 +188,5 @@ class StallWatch:
         else:
             self._still_s += min(between_s, _BETWEEN_S)
         self._used_s = used_s
-        told = usual_s is not None and self._still_s >= max(TOLD_FROM_S, 2.0 * usual_s)
+        told = usual_s is not None and self._still_s >= max(_STALL_S, 2.0 * usual_s)
         return [Stalled(self._still_s)] if told else []

@@ -227,7 +227,7 @@ class DataSet:
         return layout, prepared
 
     def lane_bytes(self, nodes: tuple[str, ...]) -> Held:
-        """For each lane, the bytes that each rank's node held at the start; see `lane_bytes`."""
+        """What `lane_bytes` says of the data that there is at the start."""
         index = block_index(self.data.train)
         return () if index is None else lane_bytes(index, self.order, nodes)
 
@@ -242,14 +242,10 @@ def block_layout(job: Job, index: Index | None) -> Layout | None:
     """How the job reads blocks: a step takes as many rows of every lane."""
     if index is None:
         return None
-    lanes = lanes_of(job.global_batch, job.micro_batch)
+    lanes, window = lanes_of(job.global_batch, job.micro_batch), job.data.window
+    run = job.global_batch // lanes
     try:
-        return Layout(
-            partitions=index.partitions,
-            lanes=lanes,
-            run=job.global_batch // lanes,
-            window=job.data.window,
-        )
+        return Layout(partitions=index.partitions, lanes=lanes, run=run, window=window)
     except ValueError as error:
         raise InternalError(f"the data was prepared for another job: {error}") from error
 
@@ -317,14 +313,8 @@ def order_of(job: Job, steps: Steps, layout: Layout | None, manifest: Manifest |
     An epoch that the checkpoint has begun ends as it began, whatever has become of the data, the
     batch sizes or the layout since; `layout` holds for those that begin later.
 
-    Args:
-        job: What is asked.
-        steps: Of `steps_of`.
-        layout: Of all samples that there are now; None where they have none.
-        manifest: The checkpoint; None at the beginning.
-
     Raises:
-        CheckpointError: Its layout is not one of the epoch it has begun.
+        CheckpointError: The checkpoint's layout is not one of the epoch it has begun.
     """
     at = Position() if manifest is None else manifest.position
     seed, shuffle, most = job.seed, job.data.shuffle, steps.sizes.most
@@ -369,13 +359,7 @@ def data_values(samples: Samples) -> dict[str, Any]:
 def identity(
     index: Index, *, blocks: int | None = None, files: int | None = None
 ) -> dict[str, Any]:
-    """What tells a data set from another, as plain values for a checkpoint.
-
-    Args:
-        index: Of the data set.
-        blocks: Count the first ones only.
-        files: The same for the files that they were made from.
-    """
+    """What tells a data set, or its first blocks and files, from another; for a checkpoint."""
     keys = [block.key for block in index.blocks][:blocks]
     digests = [file.digest for file in index.inputs][:files]
     return {
@@ -390,7 +374,7 @@ def identity(
 def check_identity(
     index: Index | None, kept: Mapping[str, Any] | None, *, stratified: bool = False
 ) -> None:
-    """Refuse data that is not what a checkpoint was trained on. It may have grown at its end.
+    """Refuse data that a checkpoint was not trained on; it may have grown at its end.
 
     Args:
         index: Of the data at hand; None where the task's samples are its own.
@@ -428,10 +412,8 @@ def check_identity(
 
 def _digest(names: Iterable[str]) -> str:
     """A digest of names in their order: 32 hex digits."""
-    found = hashlib.blake2b(digest_size=16)
-    for name in names:
-        found.update(name.encode() + b"\n")
-    return found.hexdigest()
+    lines = "".join(f"{name}\n" for name in names)
+    return hashlib.blake2b(lines.encode(), digest_size=16).hexdigest()
 
 
 def prepared_event(job: Job, split: str, prepared: Prepared, **more: Any) -> DataPrepared:

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from raycloud.step.straggler import Straggling
     from raycloud.worker.outbox import Survivor
 
-__all__ = ["Meeting", "Member", "MemberConfig"]
-
 Transports = tuple["Transport", "Transport"]  # of gradients, and of the control lane
 
 _OVER = 1 << 62  # newer than any generation

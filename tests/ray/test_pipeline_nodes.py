@@ -90,7 +90,7 @@ def read(
     With `kill` the pipeline dies once it has prepared the data.
     """
     from raycloud.on_ray.provider import RayProvider
-    from raycloud.worker.member import MemberConfig
+    from raycloud.worker.context import MemberConfig
 
     config = MemberConfig(
         member=1,

@@ -26,9 +26,10 @@ from raycloud.events import (
 from raycloud.net.stream import Place
 from raycloud.on_ray.checkpoints import found_back, manifest_of
 from raycloud.order import Position, ledger_line
+from raycloud.recovery.rendezvous import Meeting
 from raycloud.run.driver import ENDED, Driver
 from raycloud.simulate.telling import short
-from raycloud.worker.member import Meeting, MemberConfig
+from raycloud.worker.context import MemberConfig
 from tests.scenario.fleet import Disk
 
 NOWHERE = Place("", 0, 0)  # who is alone asks nobody

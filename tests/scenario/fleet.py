@@ -21,7 +21,7 @@ from tests.scenario.threads import Turns
 
 if TYPE_CHECKING:
     from raycloud.data.index import Provider
-    from raycloud.worker.member import MemberConfig
+    from raycloud.worker.context import MemberConfig
     from tests.scenario.stage import Stage
     from tests.scenario.wires import Wires
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,14 +42,6 @@ from tests.loopback import Loopback
 from tests.sockets import together
 
 STEPS = 60
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """A member takes as many threads as it was given cores; here they share a process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def asked(folder: Path) -> Job:

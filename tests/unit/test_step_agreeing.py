@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from raycloud.commands import Form, Reshare
 from raycloud.events import ChangeApplied, MemberDone
@@ -23,14 +22,6 @@ from tests.lockstep import difference, job, plain_loop
 
 LATE = 3  # the step in which member 1 is held up
 STEPS = 8
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """A member takes as many threads as it was given cores; here they share a process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def until(what: Callable[[], bool]) -> None:

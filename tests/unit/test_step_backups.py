@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,6 @@ from tests.lockstep import difference, job, plain_loop
 
 STEPS = 40
 EPOCH = 5  # steps, of which the last has 3 micro-batches in place of 8
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """A member takes as many threads as it was given cores; here they share a process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def asked(folder: Path, **changes: Any) -> Job:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,6 @@ from raycloud.step.feed import Passes
 from raycloud.task import Splits, Task
 from tests.alone import MORE, POLL_S, ROWS, Run, order_of, tensors, two_files
 from tests.blocks import BlockTask, Here, asked, write_points
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """A member takes as many threads as it was given cores; here it shares a process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

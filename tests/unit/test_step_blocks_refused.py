@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from raycloud.data.index import Provided
 from raycloud.errors import DataError
@@ -17,14 +16,6 @@ from raycloud.task import Splits, Task
 from tests.alone import ROWS, Run, two_files
 from tests.blocks import BlockTask, Here, asked, write_points
 from tests.lockstep import NetTask
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """A member takes as many threads as it was given cores; here it shares a process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -317,14 +317,6 @@ class Drifts(Steady):
         return optimizer
 
 
-@pytest.fixture
-def _threads() -> Iterator[None]:
-    """A member takes as many threads as it was given cores; here they share a process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def events_until(fellows: Fellows, ended: Callable[[Event], bool], many: int) -> list[Event]:
     end, pause, found = time.monotonic() + WAIT_S, threading.Event(), []
     while sum(map(ended, found)) < many:
@@ -335,7 +327,6 @@ def events_until(fellows: Fellows, ended: Callable[[Event], bool], many: int) ->
     return found
 
 
-@pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("every", [2, None])
 def test_drift_ends_a_run_of_real_members(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None
@@ -355,7 +346,6 @@ def test_drift_ends_a_run_of_real_members(
         assert f"before step {3 if every else 5}" in event.message
 
 
-@pytest.mark.usefixtures("_threads")
 def test_real_members_on_unlike_processors_end_with_one_replica(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
