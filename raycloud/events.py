@@ -409,14 +409,17 @@ class RunFinished:
     error: str | None = None
 
 
-Event = (
-    RunStarted | MemberSpawned | MemberReady | DataPreparing | DataPrepared | MemberLost
-    | MemberReturned | MemberLeaving | ExchangeBroken | StepNotFinite | MemberFailed | MemberDone
-    | GenerationFormed | MemberCaughtUp | ChangeApplied | StepsCommitted | PartWritten
-    | PartFailed | CheckpointFailed | CheckpointPublished | EvaluationPart | Evaluated
-    | StopRequested | RangeChanged
-    | CapacityChanged | DataGrew | Noticed | RolledBack | Recovered | RunFinished
+MemberEvent = (  # the more often it comes, the sooner it is asked for
+    StepsCommitted | ChangeApplied | PartWritten | MemberSpawned | MemberReady | DataPreparing
+    | DataPrepared | MemberCaughtUp | EvaluationPart | MemberDone | MemberLost | MemberReturned
+    | MemberLeaving | ExchangeBroken | PartFailed | StepNotFinite | MemberFailed
 )  # fmt: skip
+JobEvent = (
+    RunStarted | GenerationFormed | CheckpointPublished | CheckpointFailed | Evaluated
+    | StopRequested | RangeChanged | CapacityChanged | DataGrew | Noticed | RolledBack | Recovered
+    | RunFinished
+)  # fmt: skip
+Event = MemberEvent | JobEvent
 
 Observed = Event | Printed
 """What whoever watches a run is told."""

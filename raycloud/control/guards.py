@@ -30,42 +30,8 @@ if TYPE_CHECKING:
     from raycloud.control.member import Member
     from raycloud.control.membership import Outstanding
     from raycloud.control.state import JobState
-    from raycloud.events import Event
+    from raycloud.events import Event, JobEvent, MemberEvent
 
-MemberEvent = (  # the more often it comes, the sooner it is asked for
-    events.StepsCommitted
-    | events.ChangeApplied
-    | events.PartWritten
-    | events.MemberSpawned
-    | events.MemberReady
-    | events.DataPreparing
-    | events.DataPrepared
-    | events.MemberCaughtUp
-    | events.EvaluationPart
-    | events.MemberDone
-    | events.MemberLost
-    | events.MemberReturned
-    | events.MemberLeaving
-    | events.ExchangeBroken
-    | events.PartFailed
-    | events.StepNotFinite
-    | events.MemberFailed
-)
-JobEvent = (
-    events.RunStarted
-    | events.GenerationFormed
-    | events.CheckpointPublished
-    | events.CheckpointFailed
-    | events.Evaluated
-    | events.StopRequested
-    | events.RangeChanged
-    | events.CapacityChanged
-    | events.DataGrew
-    | events.Noticed
-    | events.RolledBack
-    | events.Recovered
-    | events.RunFinished
-)
 _PARTS: Final = (events.PartWritten, events.PartFailed, events.EvaluationPart)
 _MAY_BE_OLD: Final = (*_PARTS, events.MemberDone, events.ExchangeBroken, events.StepNotFinite)
 _MORE_TO_ASK: Final = frozenset(

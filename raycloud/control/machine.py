@@ -15,7 +15,6 @@ from raycloud import events
 from raycloud.commands import Change, Command, Finish, Notice, Release, Spawn
 from raycloud.control import guards, rendezvous, rollback, scaling
 from raycloud.control.failure_detector import overdue
-from raycloud.control.guards import MemberEvent
 from raycloud.control.state import JobState
 from raycloud.control.tables import (
     FINAL,
@@ -26,14 +25,14 @@ from raycloud.control.tables import (
     Phase,
 )
 from raycloud.errors import InternalError
+from raycloud.events import MemberEvent
 
 if TYPE_CHECKING:
-    from raycloud.control.guards import JobEvent
     from raycloud.control.heartbeats import Heard
     from raycloud.control.member import Member
     from raycloud.control.settings import ControlSettings
     from raycloud.control.state import Adoption
-    from raycloud.events import Event, WorkerKey
+    from raycloud.events import Event, JobEvent, WorkerKey
     from raycloud.order import Ledger, Position
 
 

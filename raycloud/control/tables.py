@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Final, TypeVar, get_args
 
 from raycloud import events
-from raycloud.commands import Change, Extend, Halt, Meet, Reshare, Save
+from raycloud.commands import Change, Halt
 
 
 class Phase(StrEnum):
@@ -85,44 +85,23 @@ LATE: Final = None
 Trigger = type[events.Event] | tuple[type[events.ChangeApplied], type[Change]]
 State = TypeVar("State", Phase, MemberState)
 
-_ANY: tuple[type[events.Event], ...] = get_args(events.Event)
-_OF_MEMBERS: tuple[type[events.Event], ...] = (
-    events.MemberSpawned,
-    events.MemberReady,
-    events.DataPreparing,
-    events.DataPrepared,
-    events.GenerationFormed,
-    events.MemberCaughtUp,
-    events.ChangeApplied,
-    events.StepsCommitted,
-    events.PartWritten,
-    events.PartFailed,
-    events.EvaluationPart,
-    events.MemberDone,
-    events.MemberLost,
-    events.MemberReturned,
-    events.MemberLeaving,
-    events.ExchangeBroken,
-    events.StepNotFinite,
-    events.MemberFailed,
-)
-
-
+_Kinds = tuple[type[events.Event], ...]
+_ANY: _Kinds = get_args(events.Event)
+_OF_MEMBERS: _Kinds = (events.GenerationFormed, *get_args(events.MemberEvent))
 # A member may be started while others compute.
-_JOINING: tuple[type[events.Event], ...] = (
+_JOINING: _Kinds = (
     events.MemberSpawned,
     events.DataPreparing,
     events.DataPrepared,
     events.MemberReady,
 )
-_FROM_OUTSIDE: tuple[type[events.Event], ...] = (
+_FROM_OUTSIDE: _Kinds = (
     events.RangeChanged,
     events.CapacityChanged,
     events.DataGrew,
     events.Noticed,
 )
-
-_WITHOUT_STEPS: tuple[type[events.Event], ...] = (
+_WITHOUT_STEPS: _Kinds = (
     events.GenerationFormed,
     events.CheckpointPublished,
     events.CheckpointFailed,
@@ -133,42 +112,39 @@ _WITHOUT_STEPS: tuple[type[events.Event], ...] = (
     *_FROM_OUTSIDE,
     events.Recovered,
 )
-_WHILE_COMPUTING: tuple[type[events.Event], ...] = (
-    events.GenerationFormed,
-    events.MemberCaughtUp,
-    events.ChangeApplied,
+_NOT_WHILE_COMPUTING = {
+    events.RunStarted,
+    events.MemberLost,
+    events.MemberFailed,
+    events.StopRequested,
+    events.RolledBack,
+    events.RunFinished,
+}
+_WHILE_COMPUTING: _Kinds = tuple(kind for kind in _ANY if kind not in _NOT_WHILE_COMPUTING)
+# What a member of a generation says of its work: a member may be heard before the word that all
+# have met, and what it did proves it.
+_OF_WORK: _Kinds = (
     events.StepsCommitted,
     events.PartWritten,
     events.PartFailed,
-    events.CheckpointPublished,
-    events.CheckpointFailed,
     events.EvaluationPart,
-    events.Evaluated,
-    *_JOINING,
-    events.MemberDone,
-    events.MemberReturned,
-    events.MemberLeaving,
-    events.ExchangeBroken,
-    events.StepNotFinite,
-    *_FROM_OUTSIDE,
-    events.Recovered,
 )
 
 
-def _stay(state: State, *events: type[events.Event]) -> dict[Trigger, State]:
-    return dict.fromkeys(events, state)
+def _each(state: State, *kinds: type[events.Event]) -> dict[Trigger, State]:
+    return dict.fromkeys(kinds, state)
 
 
 PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
     Phase.NEW: {},
     Phase.PLACING: {
-        **_stay(Phase.PLACING, events.RunStarted, *_JOINING, events.MemberLeaving, *_FROM_OUTSIDE),
+        **_each(Phase.PLACING, events.RunStarted, *_JOINING, events.MemberLeaving, *_FROM_OUTSIDE),
         events.StopRequested: Phase.STOPPED,
         events.MemberLost: Phase.PLACING,
         events.MemberFailed: Phase.FAILED,
     },
     Phase.FORMING: {
-        **_stay(
+        **_each(
             Phase.FORMING,
             events.ExchangeBroken,
             events.MemberLeaving,
@@ -176,40 +152,35 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
             *_FROM_OUTSIDE,
         ),
         events.GenerationFormed: Phase.TRAINING,
-        # A member may be heard before the word that all have met; what it did proves it.
-        events.StepsCommitted: Phase.TRAINING,
-        events.PartWritten: Phase.TRAINING,
-        events.PartFailed: Phase.TRAINING,
-        events.EvaluationPart: Phase.TRAINING,
-        events.MemberDone: Phase.TRAINING,
+        **_each(Phase.TRAINING, *_OF_WORK, events.MemberDone),
         events.StopRequested: Phase.STOPPED,
         events.StepNotFinite: Phase.REGROUPING,
         events.MemberLost: Phase.REGROUPING,
         events.MemberFailed: Phase.FAILED,
     },
     Phase.TRAINING: {
-        **_stay(Phase.TRAINING, *_WHILE_COMPUTING),
+        **_each(Phase.TRAINING, *_WHILE_COMPUTING),
         events.StopRequested: Phase.STOPPING,
         events.StepNotFinite: Phase.REGROUPING,
         events.MemberLost: Phase.REGROUPING,
         events.MemberFailed: Phase.ENDING,
     },
     Phase.STOPPING: {
-        **_stay(Phase.STOPPING, *_WHILE_COMPUTING, events.StopRequested),
+        **_each(Phase.STOPPING, *_WHILE_COMPUTING, events.StopRequested),
         events.StepNotFinite: Phase.REGROUPING,
         events.MemberLost: Phase.REGROUPING,
         events.MemberFailed: Phase.ENDING,
     },
     Phase.REGROUPING: {
-        **_stay(Phase.REGROUPING, *_WHILE_COMPUTING, events.MemberLost, events.StopRequested),
+        **_each(Phase.REGROUPING, *_WHILE_COMPUTING, events.MemberLost, events.StopRequested),
         events.MemberFailed: Phase.ENDING,
     },
     Phase.WAITING: {
-        **_stay(Phase.WAITING, *_WHILE_COMPUTING, events.MemberLost, events.StopRequested),
+        **_each(Phase.WAITING, *_WHILE_COMPUTING, events.MemberLost, events.StopRequested),
         events.MemberFailed: Phase.FAILED,
     },
     Phase.RESTORING: {
-        **_stay(
+        **_each(
             Phase.RESTORING,
             *_WITHOUT_STEPS,
             *_JOINING,
@@ -219,7 +190,7 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
         ),
         events.MemberFailed: Phase.FAILED,
     },
-    Phase.ENDING: _stay(
+    Phase.ENDING: _each(
         Phase.ENDING,
         *_WHILE_COMPUTING,
         events.MemberLost,
@@ -228,12 +199,12 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
         events.RolledBack,
     ),
     Phase.CLOSING: {
-        **_stay(Phase.CLOSING, *_WITHOUT_STEPS),
+        **_each(Phase.CLOSING, *_WITHOUT_STEPS),
         events.MemberFailed: Phase.ENDING,
     },
-    Phase.FINISHED: _stay(Phase.FINISHED, *_ANY),
-    Phase.STOPPED: _stay(Phase.STOPPED, *_ANY),
-    Phase.FAILED: _stay(Phase.FAILED, *_ANY),
+    Phase.FINISHED: _each(Phase.FINISHED, *_ANY),
+    Phase.STOPPED: _each(Phase.STOPPED, *_ANY),
+    Phase.FAILED: _each(Phase.FAILED, *_ANY),
 }
 
 PHASE_ON_CONDITION: Final[Mapping[Phase, Mapping[Condition, Phase]]] = {
@@ -290,64 +261,45 @@ PHASE_ON_CONDITION: Final[Mapping[Phase, Mapping[Condition, Phase]]] = {
     },
 }
 
+_OF_GENERATION: _Kinds = (
+    events.GenerationFormed,
+    events.DataPrepared,
+    events.MemberCaughtUp,
+    *_OF_WORK,
+)
+_TROUBLES: _Kinds = (events.MemberLeaving, events.ExchangeBroken, events.StepNotFinite)
+_LAST: dict[Trigger, MemberState] = {
+    events.MemberDone: MemberState.DONE,
+    events.MemberLost: MemberState.LOST,
+    events.MemberFailed: MemberState.FAILED,
+}
+
 MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]]] = {
     MemberState.SPAWNING: {
-        events.MemberSpawned: MemberState.SPAWNING,
-        events.DataPreparing: MemberState.SPAWNING,
-        events.DataPrepared: MemberState.SPAWNING,
+        **_each(MemberState.SPAWNING, *_JOINING, events.MemberLeaving),
         events.MemberReady: MemberState.READY,
         events.MemberLost: MemberState.LOST,
-        events.MemberLeaving: MemberState.SPAWNING,
         events.MemberFailed: MemberState.FAILED,
     },
     MemberState.READY: {
-        events.GenerationFormed: MemberState.ACTIVE,
-        events.DataPrepared: MemberState.READY,
-        events.MemberCaughtUp: MemberState.ACTIVE,
-        events.StepsCommitted: MemberState.ACTIVE,
-        events.PartWritten: MemberState.ACTIVE,
-        events.PartFailed: MemberState.ACTIVE,
-        events.EvaluationPart: MemberState.ACTIVE,
-        events.MemberDone: MemberState.DONE,
-        events.MemberLost: MemberState.LOST,
-        events.MemberLeaving: MemberState.READY,
-        events.ExchangeBroken: MemberState.READY,
-        events.StepNotFinite: MemberState.READY,
-        events.MemberFailed: MemberState.FAILED,
+        **_each(MemberState.READY, events.DataPrepared, *_TROUBLES),
+        **_each(MemberState.ACTIVE, events.GenerationFormed, events.MemberCaughtUp, *_OF_WORK),
+        **_LAST,
     },
     MemberState.ACTIVE: {
-        events.GenerationFormed: MemberState.ACTIVE,
-        events.DataPrepared: MemberState.ACTIVE,
-        events.MemberCaughtUp: MemberState.ACTIVE,
-        (events.ChangeApplied, Reshare): MemberState.ACTIVE,
-        (events.ChangeApplied, Meet): MemberState.ACTIVE,
-        (events.ChangeApplied, Save): MemberState.ACTIVE,
-        (events.ChangeApplied, Extend): MemberState.ACTIVE,
+        **_each(MemberState.ACTIVE, *_OF_GENERATION, *_TROUBLES),
+        **{(events.ChangeApplied, kind): MemberState.ACTIVE for kind in get_args(Change)},
         (events.ChangeApplied, Halt): MemberState.DRAINING,
-        events.StepsCommitted: MemberState.ACTIVE,
-        events.PartWritten: MemberState.ACTIVE,
-        events.PartFailed: MemberState.ACTIVE,
-        events.EvaluationPart: MemberState.ACTIVE,
-        events.MemberDone: MemberState.DONE,
-        events.MemberLost: MemberState.LOST,
-        events.MemberLeaving: MemberState.ACTIVE,
-        events.ExchangeBroken: MemberState.ACTIVE,
-        events.StepNotFinite: MemberState.ACTIVE,
-        events.MemberFailed: MemberState.FAILED,
+        **_LAST,
     },
     MemberState.DRAINING: {
-        events.GenerationFormed: MemberState.DRAINING,
-        events.DataPrepared: MemberState.DRAINING,
-        events.MemberCaughtUp: MemberState.DRAINING,
-        events.StepsCommitted: MemberState.DRAINING,
-        events.PartWritten: MemberState.DRAINING,
-        events.PartFailed: MemberState.DRAINING,
-        events.EvaluationPart: MemberState.DRAINING,
-        events.MemberDone: MemberState.DONE,
-        events.MemberLost: MemberState.LOST,
-        events.MemberLeaving: MemberState.DRAINING,
-        events.ExchangeBroken: MemberState.DRAINING,
-        events.MemberFailed: MemberState.FAILED,
+        **_each(
+            MemberState.DRAINING,
+            *_OF_GENERATION,
+            events.MemberLeaving,
+            events.ExchangeBroken,
+        ),
+        **_LAST,
     },
     MemberState.DONE: {
         events.GenerationFormed: MemberState.DONE,
