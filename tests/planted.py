@@ -155,14 +155,14 @@ MUTANTS = (
         old="if outside := [p for p in moved if id(p) not in known]:",
         new="if outside := [p for p in moved if id(p) not in known and not p.is_leaf]:",
         breaks="an optimizer may have parameters that the model has not",
-        tests=("tests/unit/test_step_trained.py",),
+        tests=("tests/unit/test_step_update.py",),
     ),
     Mutant(
         file="step/update.py",
         old="if parameter.requires_grad or parameter.grad is not None:",
         new="if parameter.requires_grad and not parameter.is_leaf:",
         breaks="what is unfrozen on the way is trained, and not exchanged",
-        tests=("tests/unit/test_step_trained.py",),
+        tests=("tests/unit/test_step_update.py",),
     ),
     Mutant(
         file="step/consistency.py",
@@ -199,7 +199,7 @@ MUTANTS = (
         old="            elif unlike > limit:\n",
         new="            elif unlike > 1e20 * limit:\n",
         breaks="a contrastive loss is fused",
-        tests=("tests/unit/test_step_fusing.py",),
+        tests=("tests/unit/test_step_forward.py",),
     ),
     Mutant(
         file="step/collate.py",

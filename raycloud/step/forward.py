@@ -40,7 +40,7 @@ class Fusing(IntEnum):
     UNKNOWN = 3
 
 
-class Todo:
+class PassQueue:
     """Passes that are still to be computed, one after the other."""
 
     def __init__(self, passes: Iterable[Pass]) -> None:
@@ -113,7 +113,7 @@ class Forward:
         self.gradients: GradientExchange | None = None
 
     def all_but_last(
-        self, todo: Todo, collate: Collate, count: int
+        self, todo: PassQueue, collate: Collate, count: int
     ) -> tuple[Pass, torch.Tensor] | None:
         """Compute all but the last backward: its pass and loss; None: none was the last.
 

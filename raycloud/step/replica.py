@@ -40,7 +40,7 @@ from raycloud.step.contract import (
 from raycloud.step.device import processor
 from raycloud.step.forward import Forward, Fusing
 from raycloud.step.mutation import extra_states, has_modes
-from raycloud.step.retry import compute_again, skip, trouble_of
+from raycloud.step.retry import compute_again, failed_pass, skip
 from raycloud.step.speculation import Share
 from raycloud.step.state import ModelState
 from raycloud.step.stateful import (
@@ -52,7 +52,7 @@ from raycloud.step.stateful import (
 )
 from raycloud.step.statistics import RunningStatistics
 from raycloud.step.straggler import StragglerWatch
-from raycloud.step.update import Trained, Update, without_compiler
+from raycloud.step.update import TrainedParameters, Update, without_compiler
 from raycloud.sync.gradients import GradientExchange, Gradients
 from raycloud.sync.strategy import STRATEGIES
 
@@ -122,7 +122,7 @@ class Replica:
         check_optimizer(self.optimizer)
         if has_modes(self.optimizer):
             call("optimizer", self.optimizer.train)
-        self.trained = Trained(task, self.model, self.optimizer)
+        self.trained = TrainedParameters(task, self.model, self.optimizer)
         self.steps = steps if isinstance(steps, int) else steps()
         self.scheduler = call("scheduler", lambda: task.scheduler(self.optimizer, self.steps))
         check_scheduler(self.scheduler, job.evaluate.every_steps)
@@ -235,7 +235,7 @@ class Replica:
                 self._last = self.forward.all_but_last(share, collate, len(work.span.micro_batches))
                 work = share.settle()
             except RaisedError as error:
-                trouble = trouble_of(self.forward.at, error)
+                trouble = failed_pass(self.forward.at, error)
                 work = share.settle(whole=False)
                 compute_again(self, work.span, collate, trouble)
         except BaseException:
@@ -264,7 +264,8 @@ class Replica:
             if last is not None:
                 call_backward(last[1] * last[0].weight)
         except RaisedError as error:
-            compute_again(self, span, collate, trouble_of(self.forward.at, error))
+            last = None  # its graph, which may be what memory ran out for
+            compute_again(self, span, collate, failed_pass(self.forward.at, error))
         finally:
             self.forward.randomness.release()
 

@@ -21,7 +21,7 @@ import torch
 from raycloud.errors import InternalError, TaskError
 from raycloud.step.contract import DrawnError, RaisedError, call_backward
 from raycloud.step.device import failure
-from raycloud.step.forward import Todo
+from raycloud.step.forward import PassQueue
 
 if TYPE_CHECKING:
     from raycloud.order import MicroBatch, Skip, StepSpan
@@ -34,7 +34,7 @@ _MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLA
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trouble:
+class FailedPass:
     """A pass that failed; the error holds no memory of it any more."""
 
     micro_batches: tuple[MicroBatch, ...]
@@ -49,7 +49,7 @@ class Trouble:
         return isinstance(cause, RuntimeError) and any(word in str(cause) for word in _MEMORY)
 
 
-def trouble_of(micro_batches: tuple[MicroBatch, ...], error: RaisedError) -> Trouble:
+def failed_pass(micro_batches: tuple[MicroBatch, ...], error: RaisedError) -> FailedPass:
     """What failed; the tensors that the failing code held are let go of.
 
     Raises:
@@ -59,7 +59,7 @@ def trouble_of(micro_batches: tuple[MicroBatch, ...], error: RaisedError) -> Tro
     while one is not None:
         traceback.clear_frames(one.__traceback__)
         one = one.__cause__
-    found = Trouble(micro_batches=micro_batches, error=error)
+    found = FailedPass(micro_batches=micro_batches, error=error)
     if failure(error) and not found.memory:
         raise error
     if found.memory:
@@ -69,14 +69,14 @@ def trouble_of(micro_batches: tuple[MicroBatch, ...], error: RaisedError) -> Tro
     return found
 
 
-def compute_again(replica: Replica, span: StepSpan, collate: Collate, first: Trouble) -> None:
+def compute_again(replica: Replica, span: StepSpan, collate: Collate, first: FailedPass) -> None:
     """Compute this member's part of the step from the start, after `first`.
 
     Raises:
         TaskError: A micro-batch failed twice, and may not be skipped; it names its samples.
     """
     failed: Counter[int] = Counter()
-    trouble: Trouble | None = first
+    trouble: FailedPass | None = first
     while trouble is not None:
         mine, size = trouble.micro_batches, 1
         many, detail = len(mine), {"step": span.step}
@@ -95,7 +95,9 @@ def compute_again(replica: Replica, span: StepSpan, collate: Collate, first: Tro
         trouble = _compute_anew(replica, span, collate, size)
 
 
-def _compute_anew(replica: Replica, span: StepSpan, collate: Collate, size: int) -> Trouble | None:
+def _compute_anew(
+    replica: Replica, span: StepSpan, collate: Collate, size: int
+) -> FailedPass | None:
     """Compute all that is kept, and not skipped, in passes of at most `size`; what failed."""
     kept, forward = replica.kept, replica.forward
     if kept is None:
@@ -110,12 +112,12 @@ def _compute_anew(replica: Replica, span: StepSpan, collate: Collate, size: int)
         for at in range(0, len(todo), size):
             forward.at = todo[at : at + size]
             passes += collate.passes(forward.at, size)
-        worth = Todo(forward.worth_computing(passes))
+        worth = PassQueue(forward.worth_computing(passes))
         last = forward.all_but_last(worth, collate, len(span.micro_batches))
         if last is not None:
             call_backward(last[1] * last[0].weight)
     except RaisedError as error:
-        return trouble_of(forward.at, error)
+        return failed_pass(forward.at, error)
     replica.kept = replace(kept, weight=sum(one.weight for one in passes))
     return None
 

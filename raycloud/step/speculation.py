@@ -23,8 +23,8 @@ from raycloud.errors import TransportError
 from raycloud.net.transport import Abandoned
 from raycloud.step.collate import PartialStep
 from raycloud.step.contract import RaisedError, call_backward
-from raycloud.step.forward import Todo
-from raycloud.step.retry import trouble_of
+from raycloud.step.forward import PassQueue
+from raycloud.step.retry import failed_pass
 
 if TYPE_CHECKING:
     import torch
@@ -81,11 +81,7 @@ class Notes:
         self._rest = b""
 
     def say(self, *notes: Note) -> None:
-        """Send these, in this order.
-
-        Raises:
-            TransportError: The connection broke.
-        """
+        """Send these, in this order; `TransportError`: the connection broke."""
         told = (_NOTE.pack(n.kind, n.step, n.index, n.count, n.seconds) for n in notes)
         with self._turn:
             self._stream.give(b"".join(told))
@@ -339,11 +335,7 @@ class Backing:
         self._connected().say(Note(Kind.STARTED, step, index, count, likely_s))
 
     def done(self, step: int, index: int) -> None:
-        """Its result is there.
-
-        Raises:
-            TransportError: The primary cannot be told.
-        """
+        """Its result is there; `TransportError`: the primary cannot be told."""
         self._connected().say(Note(Kind.DONE, step, index))
 
     def _connected(self) -> Notes:
@@ -363,7 +355,7 @@ class Extra:
     seconds: float = 0.0
 
 
-class Share(Todo):
+class Share(PassQueue):
     """A member's share of a step: without what its backup has done, with what it does as a backup.
 
     Only a step that nothing is kept of is backed up: after a loss it goes by what was dealt. Nor is
@@ -421,7 +413,7 @@ class Share(Todo):
         return None
 
     def instead(self, passes: Iterable[Pass]) -> None:
-        """See `Todo.instead`."""
+        """See `PassQueue.instead`."""
         self._at = None
         super().instead(passes)
 
@@ -520,7 +512,7 @@ class Share(Todo):
         own = _take(replica, ())
         try:
             passes = self._collate.passes(some, replica.fuse)
-            todo = Todo(replica.forward.worth_computing(passes))
+            todo = PassQueue(replica.forward.worth_computing(passes))
             last = replica.forward.all_but_last(
                 todo, self._collate, len(self._work.span.micro_batches)
             )
@@ -529,7 +521,7 @@ class Share(Todo):
             replica.synchronize()
             extra = _take(replica, passes)
         except RaisedError as error:
-            trouble_of(some, error)
+            failed_pass(some, error)
             what = f"a backup could not compute micro-batch {some[0].index}, left to its owner"
             replica.notice(what, {"step": self._step, "error": str(error)})
             return None

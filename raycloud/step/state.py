@@ -122,11 +122,7 @@ class ModelState(Stateful):
             raise TaskError(problem, hint=_HINT)
 
     def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
-        """See `Stateful.load`, with what fits.
-
-        Raises:
-            TaskError: The task's own code for it raised.
-        """
+        """See `Stateful.load`, with what fits; `TaskError`: the task's own code for it raised."""
         given = dict(_below("model/", tensors))
         unpacking = Unpacking(tensors=tensors)
         for name, packed in values.get(EXTRA, {}).items():

@@ -224,11 +224,7 @@ class ReplicaState:
     """
 
     def __init__(self, parts: Sequence[Stateful]) -> None:
-        """Give each name to one part.
-
-        Raises:
-            ValueError: Two have the same, or one is none.
-        """
+        """Give each name to one part; `ValueError`: two have the same, or one is none."""
         names = [part.name for part in parts if part.name]
         taken = len({*names, *_WHOLE}) < len(names) + len(_WHOLE)
         if taken or any("/" in name for name in names):

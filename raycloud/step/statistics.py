@@ -407,11 +407,7 @@ class RunningStatistics(Stateful):
         return not (state and fused)
 
     def check_parameters(self) -> None:
-        """The passes of a step are over.
-
-        Raises:
-            TaskError: One has changed a parameter; it names it.
-        """
+        """The passes of a step are over; `TaskError`: one has changed a parameter; it names it."""
         self._parameters.check()
 
     def settle(self) -> None:

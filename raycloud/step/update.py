@@ -34,7 +34,7 @@ _UNFREEZE = (
 )
 
 
-class Trained:
+class TrainedParameters:
     """Finds what is trained, and sees that it stays that.
 
     Args:
@@ -170,7 +170,7 @@ class Update:
 
     def __init__(
         self,
-        trained: Trained,
+        trained: TrainedParameters,
         scheduler: LRScheduler | None,
         randomness: Randomness,
         seed: int,

@@ -14,7 +14,7 @@ from raycloud.order import MicroBatch
 from raycloud.step.contract import RaisedError
 from raycloud.step.forward import Fusing
 from raycloud.step.randomness import global_draws
-from raycloud.step.retry import trouble_of
+from raycloud.step.retry import failed_pass
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -80,7 +80,7 @@ class Calibration:
         try:
             self._took_s[len(group)] = [self._timed(group, size, keep=together.add)]
         except RaisedError as error:
-            if trouble_of(tuple(group), error).memory:
+            if failed_pass(tuple(group), error).memory:
                 raise
             replica.discard()
             why = f"computing several at once: {error.message}"
@@ -236,7 +236,7 @@ class Calibration:
             try:
                 return compute(group, size)
             except RaisedError as error:
-                trouble = trouble_of(tuple(group), error)
+                trouble = failed_pass(tuple(group), error)
                 replica.discard()
                 if trouble.memory and size > 1:
                     replica.fuse = size = size // 2

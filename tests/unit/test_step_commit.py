@@ -1,4 +1,4 @@
-"""A step that is not finite, where the job goes back then: what members say, and leave out."""
+"""Commit: a step that is not finite, where the job goes back: what members say, and leave out."""
 
 from __future__ import annotations
 
