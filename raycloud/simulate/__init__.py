@@ -3,10 +3,9 @@
 No Ray, no torch, no real time: `simulate(Scenario(...))` gives the same log for the same scenario.
 """
 
-from raycloud.simulate.drawing import faults_by_chance, large, small
-from raycloud.simulate.outcome import Outcome
+from raycloud.simulate.history import Outcome
 from raycloud.simulate.run import simulate
-from raycloud.simulate.scenario import Fault, Kind, Scenario
+from raycloud.simulate.scenario import Fault, Kind, Scenario, faults_by_chance, large, small
 
 __all__ = [
     "Fault",

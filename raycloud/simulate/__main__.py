@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 
 from raycloud.clock import SystemClock
 from raycloud.errors import RaycloudError
-from raycloud.simulate import traces
-from raycloud.simulate.drawing import large, small
 from raycloud.simulate.run import simulate
+from raycloud.simulate.scenario import faults_of_trace, large, small, speeds_of_trace
 
 if TYPE_CHECKING:
-    from raycloud.simulate.outcome import Outcome
+    from raycloud.simulate.history import Outcome
     from raycloud.simulate.scenario import Scenario
 
 _MODULE = "python -m raycloud.simulate"
@@ -65,11 +64,11 @@ def _scenario(asked: argparse.Namespace, seed: int) -> Scenario:
     members, days = asked.members, asked.days
     scenario = large(seed, members=members, days=days, per_day=asked.faults_per_day)
     if asked.spot is not None:
-        held = traces.held(asked.spot, nodes=scenario.machines, until_s=scenario.lasts_s)
+        held = faults_of_trace(asked.spot, nodes=scenario.machines, until_s=scenario.lasts_s)
         faults = tuple(sorted([*scenario.faults, *held]))
         scenario = replace(scenario, faults=faults, least=1)
     if asked.speeds is not None:
-        scenario = replace(scenario, speeds=traces.speeds(asked.speeds))
+        scenario = replace(scenario, speeds=speeds_of_trace(asked.speeds))
     return scenario
 
 

@@ -1,15 +1,19 @@
-"""`Cluster` and `Records` of one start in virtual time; they hold control to its promises."""
+"""One start of a run in virtual time: its `Cluster` and `Records`, and control, watched.
+
+What control decides is logged, timed, and held to its promises.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from raycloud.commands import Meet, Reshare
-from raycloud.control import Phase
+from raycloud.commands import Finish, Meet, Reshare
+from raycloud.control import Control, ControlSettings, Phase
 from raycloud.events import (
     ChangeApplied,
     CheckpointPublished,
+    DataGrew,
     GenerationFormed,
     MemberLeaving,
     MemberLost,
@@ -18,18 +22,130 @@ from raycloud.events import (
     StepsCommitted,
 )
 from raycloud.order import ledger_line
-from raycloud.run.driver import ENDED
-from raycloud.simulate.story import Kept
-from raycloud.simulate.telling import few, numbers, short
+from raycloud.run.driver import ENDED, Driver
+from raycloud.simulate.computing import Computing, Origin
+from raycloud.simulate.fleet import Fleet, Messages
+from raycloud.simulate.generations import Ending
+from raycloud.simulate.history import Kept
+from raycloud.simulate.world import few, numbers, short
+from raycloud.spec.sizes import report_s
 
 if TYPE_CHECKING:
-    from raycloud.commands import Form, Prepare, Publish, Spawn
-    from raycloud.control import Control
+    from raycloud.clock import Clock
+    from raycloud.commands import Command, Form, Prepare, Publish, Spawn
     from raycloud.control.heartbeats import Heard
     from raycloud.events import Event
-    from raycloud.simulate.computing import Computing
-    from raycloud.simulate.ending import Ending
-    from raycloud.simulate.story import Story
+    from raycloud.simulate.history import History
+    from raycloud.simulate.machines import Machines
+    from raycloud.simulate.scenario import Scenario
+    from raycloud.simulate.world import World
+
+_WELL_S = 10.0  # who was well for so long is well
+_SHORT_S = 0.001
+_OLD_S = 0.0005
+
+
+class Stopwatch:
+    """Measures one thing after the other.
+
+    To ask for processor seconds takes as long as a short decision. So what takes less than a
+    millisecond by the clock is told by the clock, which never says less; of what takes longer the
+    processor seconds are told, others being busy here, too: at most 0.5 ms too many.
+
+    Args:
+        clock: Whose seconds.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        """Nothing is measured yet."""
+        self._clock = clock
+        self._began_s = 0.0
+        self._asked_s = float("-inf")  # when processor seconds were asked for,
+        self._cpu_s = 0.0  # and what they were
+
+    def begin(self) -> None:
+        """From now on."""
+        self._began_s = now_s = self._clock.monotonic_s()
+        if now_s - self._asked_s > _OLD_S:
+            self._asked_s, self._cpu_s = now_s, self._clock.cpu_s()
+
+    def took_s(self) -> float:
+        """How long it took since `begin`."""
+        took_s = self._clock.monotonic_s() - self._began_s
+        if took_s < _SHORT_S:
+            return took_s
+        self._asked_s = float("-inf")
+        return min(took_s, self._clock.cpu_s() - self._cpu_s)
+
+
+class WatchedControl(Control):
+    """The real one.
+
+    Args:
+        settings: Its own.
+        world: Whose log its commands go to.
+        fleet: Says who is well.
+        story: What is known of the run: decisions, and what is wrong with them.
+        clock: To measure them with.
+    """
+
+    def __init__(
+        self, settings: ControlSettings, world: World, fleet: Fleet, story: History, clock: Clock
+    ) -> None:
+        """Nothing happens before `start`."""
+        super().__init__(settings)
+        self._world, self._fleet, self._story = world, fleet, story
+        self._watch = Stopwatch(clock)
+        self._ended = False
+
+    def start(self, now_s: float) -> tuple[Command, ...]:
+        """See `Control.start`."""
+        return self._log(super().start(now_s))
+
+    def on(self, event: Event, now_s: float) -> tuple[Command, ...]:
+        """See `Control.on`."""
+        self._watch.begin()
+        commands = super().on(event, now_s)
+        self._measure(type(event).__name__)
+        return self._log(commands) if commands else commands
+
+    def tick(self, now_s: float) -> tuple[Command, ...]:
+        """See `Control.tick`."""
+        self._watch.begin()
+        commands = super().tick(now_s)
+        self._measure("tick")
+        self._world.log.count(self._world.now_s)
+        return self._log(commands)
+
+    def overdue(self, now_s: float) -> MemberLost | None:
+        """See `Control.overdue`; one that is well is mistaken for lost."""
+        self._watch.begin()
+        lost = super().overdue(now_s)
+        self._measure("overdue")
+        body = None if lost is None else self._fleet.seats.get(lost.member)
+        if body is not None and body.well and body.built:
+            self._story.mistaken += self._world.now_s - body.well_since_s > _WELL_S
+        return lost
+
+    def _log(self, commands: tuple[Command, ...]) -> tuple[Command, ...]:
+        for command in commands:
+            self._world.log.add(f"{self._world.now_s:.6f} > {short(command)}")
+            if self._ended:
+                self._story.wrong.append(f"a command came after the last one: {short(command)}")
+            if isinstance(command, Finish):
+                self._ended = True
+                if " times in step " in (command.error or ""):
+                    what = f"it gave up, though no step ends members: {command.error}"
+                    self._story.wrong.append(what)
+        return commands
+
+    def _measure(self, kind: str) -> None:
+        took_s, story = self._watch.took_s(), self._story
+        story.took_s.append(took_s)
+        if took_s > story.worst_s:
+            story.worst_s = took_s
+            story.worst = f"{kind} in {self.phase}"
+
 
 _IDLE_S = 400.0  # who is ready and takes no part for so long is forgotten
 _FEW = 64  # members, up to which that is looked at
@@ -50,7 +166,7 @@ class VirtualCluster:
     busy = False
 
     def __init__(
-        self, control: Control, ending: Ending, computing: Computing, story: Story
+        self, control: Control, ending: Ending, computing: Computing, story: History
     ) -> None:
         """Nobody is asked for yet."""
         self._control, self._ending = control, ending
@@ -252,3 +368,148 @@ class VirtualCluster:
         elif now_s - self._waits_s > _WAITS_S:
             self._waits_s = float("inf")
             self._wrong(f"it waits for members for {_WAITS_S:g} s, and machines hold enough")
+
+
+_TURN_S = 1.0
+_LACKING_S = 150.0  # so long members may be asked for again before all is thinned out
+
+
+class Start:
+    """The driver, the fleet and their words, from one start of a run to its end.
+
+    While nothing goes on it is thinned out: no word comes and no second ticks until the next
+    happening. Just before that, everyone tells how far it is.
+
+    Args:
+        scenario: What is simulated.
+        world: Whose time and chance.
+        machines: Where members find places.
+        story: What is known of the run.
+        clock: To measure decisions with.
+
+    Attributes:
+        room: How many members the machines hold, as the driver knows.
+    """
+
+    def __init__(
+        self, scenario: Scenario, world: World, machines: Machines, story: History, clock: Clock
+    ) -> None:
+        """Nobody is asked for yet."""
+        self._scenario, self._world = scenario, world
+        self.room = machines.room
+        kept = story.kept
+        origin = Origin.of(kept, story.samples)
+        self.words = Messages(world, scenario.delay_s)
+        self.fleet = Fleet(scenario, world, machines, self.words, story.samples)
+        self._samples, self._version = story.samples, 0
+        self.computing = Computing(scenario, world, self.fleet, self.words, origin)
+        self.computing.useful_s = 0.0 if kept is None else kept.useful_s
+        self.ending = Ending(self.computing)
+        settings = ControlSettings(
+            min_workers=scenario.least,
+            max_workers=scenario.members,
+            capacity=self.room,
+            global_batch=scenario.global_batch,
+            micro_batch=scenario.micro_batch,
+            drop_last=scenario.drop_last,
+            shares="equal" if scenario.shares == "equal" else "auto",
+            silence_s=scenario.silence_s,
+            saves=scenario.every_steps == "auto",
+            step=origin.step,
+            position=origin.at,
+            ledger=None if kept is None else kept.ledger,
+            first_generation=story.next_generation,
+            first_member=story.spawned,
+        )
+        control = WatchedControl(settings, world, self.fleet, story, clock)
+        self.cluster = VirtualCluster(control, self.ending, self.computing, story)
+        self.driver = Driver(control, self.cluster, self.cluster, lambda: world.clock_s)
+        self._awake_until_s = 0.0
+        self._dozing = False
+
+    def run(self, until_s: float) -> bool:
+        """Let happen what happens, to the end of this start; False where `until_s` comes first."""
+        self._stay_awake()
+        self.driver.start()
+        self.fleet.later(_TURN_S, self._turn)
+        self.fleet.later(self._report_s, self._round)
+        world, words, driver = self._world, self.words, self.driver
+        while driver.finish is None:
+            word_s, next_s = words.next_s, world.next_s
+            if word_s > until_s and next_s > until_s:
+                return False
+            if word_s > next_s:
+                world.happen()
+                continue
+            world.now_s = max(word_s, world.now_s)
+            self._hear()
+        return True
+
+    def _hear(self) -> None:
+        """Take in the next word."""
+        if (event := self.words.take()) is not None and self.cluster.sees(event):
+            self.driver.take(event)
+
+    @property
+    def _report_s(self) -> float:
+        """Until the next reports."""
+        asked_s, group = self._scenario.report_s, self.computing.group
+        return report_s(len(group.members) if group else 1) if asked_s is None else asked_s
+
+    def close(self) -> None:
+        """Every process ends."""
+        self.fleet.over = True
+        for number in [*self.fleet.seats, *self.fleet.away, *self.fleet.waiting]:
+            self.fleet.drop(number)
+
+    def wake(self) -> None:
+        """Something is about to happen: the driver knows how things stood until now."""
+        if self._dozing:
+            self._dozing = False
+            self.computing.round(everyone=True)
+            self.words.hurry()
+            while self.words.next_s <= self._world.now_s and self.driver.finish is None:
+                self._hear()
+            self.driver.turn()
+            self.fleet.later(_TURN_S, self._turn)
+            self.fleet.later(self._report_s, self._round)
+        self._stay_awake()
+
+    def grow(self, samples: int) -> None:
+        """There is more data, and it has been read."""
+        if samples > self._samples:
+            self._samples, self._version = samples, self._version + 1
+            grew = DataGrew(samples=samples, version=self._version)
+            self.words.tell(grew, self._world.now_s)
+
+    def _stay_awake(self) -> None:
+        self._awake_until_s = self._world.now_s + self._scenario.awake_s
+
+    def _turn(self) -> None:
+        if self._world.now_s < self.words.deaf_until_s:
+            self.fleet.later(self.words.deaf_until_s - self._world.now_s, self._turn)
+            return
+        self.driver.turn()
+        if self._world.now_s > self._awake_until_s and self._quiet():
+            self._dozing = True
+        else:
+            self.fleet.later(_TURN_S, self._turn)
+
+    def _round(self) -> None:
+        if not self._dozing:
+            self.computing.round(everyone=False)
+            self.fleet.later(self._report_s, self._round)
+
+    def _quiet(self) -> bool:
+        """Nothing goes on but steps."""
+        control, group, fleet = self.driver.control, self.computing.group, self.fleet
+        if group is None or group.stalled_s is not None or group.newcomers or len(self.words):
+            return False
+        if control.phase is not Phase.TRAINING or control.change_outstanding is not None:
+            return False
+        if fleet.building or fleet.away or len(fleet.seats) != len(group.members):
+            return False
+        lacking = len(group.members) < min(self._scenario.members, self.room)
+        if lacking and self._world.now_s < self._awake_until_s + _LACKING_S:
+            return False
+        return all(body.well for body in fleet.seats.values())

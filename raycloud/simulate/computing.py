@@ -1,17 +1,17 @@
-"""What members do together: they compute, report and save.
+"""What members do together: they compute, report, save, and apply changes that were sent ahead.
 
-How they meet stands in `meeting`, what changes on the way in `changes`, and how a generation ends
-when somebody dies or a connection breaks in `ending`.
+How a generation begins and ends stands in `generations`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from raycloud.commands import Halt, Meet
+from raycloud.commands import Change, Extend, Halt, Meet, Prepare, Reshare, Save
 from raycloud.events import (
+    ChangeApplied,
     GenerationFormed,
     MemberCaughtUp,
     MemberDone,
@@ -19,17 +19,161 @@ from raycloud.events import (
     PartWritten,
 )
 from raycloud.order import EpochSizes, Position, Steps
-from raycloud.simulate.changes import Changes
-from raycloud.simulate.meeting import Meetings
-from raycloud.simulate.words import Body, committed
+from raycloud.simulate.fleet import SimulatedMember, committed
+from raycloud.simulate.generations import Meetings
+from raycloud.simulate.lockstep import Lockstep
 
 if TYPE_CHECKING:
-    from raycloud.simulate.fleet import Fleet
-    from raycloud.simulate.lockstep import Lockstep
+    from raycloud.simulate.fleet import Fleet, Messages
+    from raycloud.simulate.history import Kept
     from raycloud.simulate.scenario import Scenario
-    from raycloud.simulate.story import Kept
-    from raycloud.simulate.words import Words
     from raycloud.simulate.world import World
+
+_FEED = 3  # steps of which a feed may have asked already: grown data comes after them
+
+
+@dataclass(eq=False, slots=True)
+class Ahead:
+    """A change that was sent ahead."""
+
+    told: Prepare
+    called: bool = False
+    held: bool = False  # by all that compute
+    due: int | None = None
+    applied: set[int] = field(default_factory=set)
+
+    @property
+    def everyone(self) -> set[int]:
+        """Whose word it takes until all hold it."""
+        coming = self.told.change.members if isinstance(self.told.change, Meet) else ()
+        return {*self.told.members, *coming}
+
+
+class Changes:
+    """The change that was sent ahead; there is one at a time.
+
+    Args:
+        computing: What members do together.
+
+    Attributes:
+        ahead: The newest; None: all are in force or withdrawn.
+    """
+
+    def __init__(self, computing: Computing) -> None:
+        """None was sent."""
+        self._computing = computing
+        self.ahead: Ahead | None = None
+
+    def prepare(self, told: Prepare) -> None:
+        """Members are told, one by one, of a change; to a planned meeting they come at once."""
+        ahead = self.ahead = Ahead(told)
+        self._computing.fleet.later(
+            self._computing.calls_s(len(ahead.everyone))[1], lambda: self._hold(ahead)
+        )
+
+    def settle(self, number: int, members: Sequence[int]) -> None:
+        """Changes up to this number are over: in force, or withdrawn by the driver.
+
+        Growth of the data is not: it concerns those that meet now, who have all heard of it.
+        """
+        ahead = self.ahead
+        if ahead is None:
+            return
+        told = ahead.told
+        if told.number <= number:
+            self.ahead = None
+        elif set(members) <= set(told.members):
+            ahead.told = replace(told, members=tuple(members))
+            self.look()
+        else:
+            late = sorted(set(members).difference(told.members))
+            self._computing.wrong = f"members {late} have not heard that the data has grown"
+
+    def look(self) -> None:
+        """Someone can be reached again."""
+        if self.ahead is not None and self.ahead.called:
+            self._hold(self.ahead)
+
+    def _hold(self, ahead: Ahead) -> None:
+        ahead.called = True
+        if ahead is not self.ahead or ahead.held or self._computing.absent(ahead.everyone):
+            return
+        ahead.held = True
+        group = self._computing.group
+        if group is not None:
+            group.advance(self._computing.world.now_s)
+            self.agree(group)
+            self._computing.plan(group)
+
+    def agree(self, group: Lockstep) -> None:
+        """All hold it: it is in force at the next step, or told one step later."""
+        ahead = self.ahead
+        if ahead is None or not ahead.held or ahead.due is not None:
+            return
+        if ahead.told.members == group.members:
+            feed = _FEED if isinstance(ahead.told.change, Extend) else 0
+            ahead.due = group.step + 1 + feed + self._computing.world.below(2)
+
+    def apply(self, group: Lockstep, ahead: Ahead, ranks: Sequence[int]) -> None:
+        """These ranks switch to a change before the present step."""
+        self._computing.report(group, ranks)
+        change: Change = ahead.told.change
+        if isinstance(change, Reshare):
+            step_s = group.step_s
+            if len(ranks) == len(group.members):
+                step_s = self._computing.step_s(group.members, change.shares)
+            group.reshare(change.generation, change.shares, step_s)
+            group.idle = group.idle.difference(change.caught_up)
+            if 0 in ranks:
+                self._computing.announce(group)
+        elif isinstance(change, Halt | Save):
+            self._computing.save(group, ranks)
+        elif isinstance(change, Extend):
+            self._computing.grow(group, change.samples)
+        bodies = self._computing.bodies(group)
+        for rank in ranks:
+            body = bodies[rank]
+            if body is not None and body.number not in ahead.applied:
+                ahead.applied.add(body.number)
+                number = ahead.told.number
+                word = ChangeApplied(member=body.number, change=number, step=group.step)
+                self._computing.words.say(body, word)
+
+    def become(self, before: Lockstep, change: Meet) -> None:
+        """Those that have met ahead are another generation; newcomers follow it."""
+        called = self._computing.meetings.coming
+        if called is not None and called.told.generation > change.generation:
+            self._computing.stopped_s = self._computing.world.now_s
+            return  # they were called elsewhere meanwhile
+        seats = self._computing.fleet.seats
+        if any(n not in seats or not seats[n].alive for n in change.members):
+            self._computing.stopped_s = self._computing.world.now_s
+            return
+        newcomers = frozenset(n for n in change.following if not seats[n].begun)
+        self._computing.group = group = Lockstep(
+            cut=self._computing.cut,
+            members=change.members,
+            shares=change.shares,
+            formed_as=change.generation,
+            generation=change.generation,
+            first_step=before.step,
+            step=before.step,
+            at=before.at,
+            value=before.value,
+            begun_s=self._computing.world.now_s,
+            step_s=self._computing.step_s(change.members, change.shares),
+            newcomers=newcomers,
+            idle=frozenset(change.following),
+            saved_step=self._computing.origin.step,
+        )
+        if any(seats[n].frozen for n in change.members):
+            group.stalled_s = self._computing.world.now_s
+            self._computing.stopped_s = self._computing.world.now_s
+        self._computing.follow(group)
+        if group.stalled_s is None:
+            self._computing.announce(group)
+            self._computing.go_on(group)
+
 
 _MANY = 64  # of so many members, each reports in every round
 _WRITE_S = 0.05  # as members tell of their parts
@@ -79,7 +223,7 @@ class Computing:
     """
 
     def __init__(
-        self, scenario: Scenario, world: World, fleet: Fleet, words: Words, origin: Origin
+        self, scenario: Scenario, world: World, fleet: Fleet, words: Messages, origin: Origin
     ) -> None:
         """Nobody computes before they are told to meet."""
         self.scenario, self.world, self.fleet, self.words = scenario, world, fleet, words
@@ -131,7 +275,7 @@ class Computing:
         group.cut = self.cut = self.cut.grown(epoch, samples)
         self._counted = ((0, 0), 0)
 
-    def bodies(self, group: Lockstep) -> list[Body | None]:
+    def bodies(self, group: Lockstep) -> list[SimulatedMember | None]:
         """Its members by rank, as far as the driver still holds them."""
         return [self.fleet.seats.get(number) for number in group.members]
 
@@ -150,7 +294,7 @@ class Computing:
         calls_s = self.world.chance.random(number) * self.scenario.delay_s
         return float(calls_s.min()), float(calls_s.max())
 
-    def tell(self, body: Body, step: int, at: Position | None = None) -> None:
+    def tell(self, body: SimulatedMember, step: int, at: Position | None = None) -> None:
         """It tells of all steps before `step`, where the sequence stands `at`, if it has not."""
         at = self.position(step) if at is None else at
         computed = self.micro_batches(body.told, step)
@@ -158,7 +302,7 @@ class Computing:
         self.words.say(body, word)
         body.told, body.owes = step, 0
 
-    def catch_up(self, body: Body, step: int, value: int) -> None:
+    def catch_up(self, body: SimulatedMember, step: int, value: int) -> None:
         """It stands at `step` from now on, and has told of all before."""
         if not body.begun:
             body.told = step

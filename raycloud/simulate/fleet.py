@@ -1,26 +1,242 @@
-"""The members' processes: placed, built, ended; and which of them answer the driver's calls."""
+"""Members' processes and their messages: placed, built, ended; who answers, and what it says.
+
+As Ray's calls to actors do it, a member's messages come in the order in which it sent them, and
+once, since a call that failed is not made again; how those of several members interleave is left to
+chance. What was on its way when a member died may still come; what comes later than that is lost.
+"""
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import TYPE_CHECKING, Any
 
 from raycloud.control.heartbeats import Heard
-from raycloud.events import MemberLeaving, MemberLost, MemberReturned, MemberSpawned
+from raycloud.events import (
+    Event,
+    MemberLeaving,
+    MemberLost,
+    MemberReady,
+    MemberReturned,
+    MemberSpawned,
+    StepsCommitted,
+)
 from raycloud.run.driver import ENDED
-from raycloud.simulate.words import Body, ready
 
 if TYPE_CHECKING:
+    from raycloud.order import Position
     from raycloud.simulate.machines import Machines, Notice
     from raycloud.simulate.scenario import Scenario
-    from raycloud.simulate.words import Words
     from raycloud.simulate.world import World
+
+_DRAWN = 256  # delays at once
+_NEVER = float("inf")
+_FEW = 8  # words that find their places among the others one by one
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedMember:
+    """One simulated member.
+
+    Attributes:
+        number: Its number.
+        place: Where it is; None: it waits for a place.
+        joins: It is to join others that compute.
+        alive: Its process lives.
+        built: It has model and data.
+        warned: It is going to be gone, and has said so or the driver knows.
+        away: The driver has left it out, and does not listen to it.
+        frozen: By how many faults it is kept from computing, and from speaking.
+        unheard: By how many faults it is kept from the driver only.
+        withheld: What it says meanwhile, with the seconds after which it would have come.
+        begun: It has the state of the training.
+        step: The step that it is to commit next.
+        value: Its parameters before that step.
+        told: One past the last step that it has told of.
+        generation: As which it computed last.
+        owes: Micro-batches that it has computed and not told of.
+        kept: The micro-batches of its step that it has computed and kept.
+        outbox_s: Its last word arrives then.
+        heard_until_s: Dead, and later words of it are lost.
+        well_since_s: Since when nothing has befallen it, or its node.
+    """
+
+    number: int
+    place: int | None = None
+    joins: bool = False
+    alive: bool = True
+    built: bool = False
+    warned: bool = False
+    away: bool = False
+    frozen: int = 0
+    unheard: int = 0
+    withheld: list[tuple[Event, float]] = field(default_factory=list)
+    begun: bool = False
+    step: int = 0
+    value: int = 0
+    told: int = 0
+    generation: int = 0
+    owes: int = 0
+    kept: tuple[int, ...] | range = ()
+    outbox_s: float = 0.0
+    heard_until_s: float = float("inf")
+    well_since_s: float = 0.0
+
+    @property
+    def well(self) -> bool:
+        """It can compute, be heard and be called."""
+        return self.alive and not self.frozen and not self.unheard
+
+
+# Millions of these are made. A frozen record sets each field by `object.__setattr__`, which takes
+# most of the time; this one has the same fields, is not frozen, and then becomes one that is.
+_Draft: Any = make_dataclass(
+    "_Draft", [(f.name, f.type, f) for f in fields(StepsCommitted)], kw_only=True, slots=True
+)
+
+# Minus when it arrives, and minus its place in the order; whose. The next one sorts last.
+_Word = tuple[float, int, SimulatedMember | None, Event]
+
+
+class Messages:
+    """Words on their way.
+
+    Args:
+        world: Whose time and chance.
+        delay_s: A word is at most this long on its way.
+
+    Attributes:
+        deaf_until_s: The driver takes nothing in before.
+    """
+
+    def __init__(self, world: World, delay_s: float) -> None:
+        """Nothing was said yet."""
+        self._world = world
+        self._delay_s = delay_s
+        self._new: list[_Word] = []
+        self._due: list[_Word] = []  # sorted
+        self._count = 0
+        self._drawn_s: list[float] = []  # delays
+        self.deaf_until_s = 0.0
+
+    def __len__(self) -> int:
+        """How many are on their way."""
+        return len(self._due) + len(self._new)
+
+    @property
+    def next_s(self) -> float:
+        """When the next one is taken in."""
+        if self._new:
+            self._sort()
+        if not self._due:
+            return _NEVER
+        arrives_s = -self._due[-1][0]
+        return arrives_s if arrives_s > self.deaf_until_s else self.deaf_until_s
+
+    def say(self, body: SimulatedMember, event: Event, after_s: float = 0.0) -> None:
+        """A member says something, once `after_s` have passed."""
+        if not body.alive or body.away:
+            return
+        if body.frozen or body.unheard:
+            body.withheld.append((event, after_s))
+            return
+        if not self._drawn_s:
+            self._drawn_s = (self._world.chance.random(_DRAWN) * self._delay_s).tolist()
+        arrives_s = self._world.now_s + after_s + self._drawn_s.pop()
+        body.outbox_s = max(body.outbox_s, arrives_s)
+        self._push(body.outbox_s, body, event)
+
+    def tell(self, event: Event, at_s: float) -> None:
+        """The driver finds out by itself."""
+        self._push(at_s, None, event)
+
+    def take(self) -> Event | None:
+        """The next one; None: it is lost."""
+        if self._new:
+            self._sort()
+        minus_s, _, body, event = self._due.pop()
+        return event if body is None or -minus_s <= body.heard_until_s else None
+
+    def hurry(self) -> None:
+        """All that is on its way arrives now, in order."""
+        now_s = self._world.now_s
+        self._sort()
+        self._due = [(max(s, -now_s), n, b, e) for n, (s, _, b, e) in enumerate(self._due)]
+
+    def _push(self, arrives_s: float, body: SimulatedMember | None, event: Event) -> None:
+        self._count += 1
+        self._new.append((-arrives_s, -self._count, body, event))
+
+    def _sort(self) -> None:
+        """Many words are said at once: they are sorted once, and not each among all others."""
+        if len(self._new) <= _FEW:
+            for word in self._new:
+                insort(self._due, word)
+        else:
+            self._due += self._new
+            self._due.sort()
+        self._new.clear()
+
+
+def ready(body: SimulatedMember, *, samples: int, micro_batch_s: float, node: int) -> MemberReady:
+    """A member's word that it can compute."""
+    return MemberReady(
+        member=body.number,
+        samples=samples,
+        parameters=1,
+        state_bytes=8,
+        gradient_bytes=8,
+        fixed_s=0.0,
+        micro_batch_s=micro_batch_s,
+        node=f"node-{node}",
+    )
+
+
+def committed(
+    body: SimulatedMember, last_step: int, at: Position, computed: int, micro_batch_s: float
+) -> StepsCommitted:
+    """A member's word that it committed all steps from what it told last to before `last_step`.
+
+    Args:
+        body: Whose.
+        last_step: One past the last step.
+        at: Where the sequence stands then.
+        computed: Micro-batches of these steps, of all members.
+        micro_batch_s: How long a micro-batch takes it.
+    """
+    compute_s = body.owes * micro_batch_s
+    word: StepsCommitted = _Draft(
+        member=body.number,
+        generation=body.generation,
+        first_step=body.told,
+        last_step=last_step,
+        epoch=at.epoch,
+        offset=at.offset,
+        loss=1.0,
+        weight=1.0,
+        samples=body.owes,
+        micro_batches=body.owes,
+        computed=computed,
+        grad_norm=1.0,
+        learning_rate=1.0,
+        wall_s=compute_s,
+        compute_s=compute_s,
+        data_s=0.0,
+        exchange_s=0.0,
+        cpu_s=compute_s,
+        bytes_sent=0,
+        bytes_dense=0,
+    )
+    word.__class__ = StepsCommitted
+    return word
+
 
 _POLL_S = 1.0  # as the real one asks
 _LOOK_S = 0.5
 _CUT_S = (0.22, 1.0)  # until a machine counts as cut off that acknowledges nothing, and
 _MEMBER_S = 0.00125  # as much more for each member
-_FEW = 64  # members whose answers come late by chance
+_FEW_MEMBERS = 64  # members whose answers come late by chance
 _ANEW_S = (0.05, 2.0)  # until a process that is back has ended what it did
 
 
@@ -37,20 +253,22 @@ class Fleet:
     """
 
     def __init__(
-        self, scenario: Scenario, world: World, machines: Machines, words: Words, samples: int
+        self, scenario: Scenario, world: World, machines: Machines, words: Messages, samples: int
     ) -> None:
         """No members yet."""
         self._scenario, self._world, self._machines = scenario, world, machines
         self._words = words
-        self.seats: dict[int, Body] = {}
-        self.away: dict[int, Body] = {}
-        self.waiting: dict[int, Body] = {}
+        self.seats: dict[int, SimulatedMember] = {}
+        self.away: dict[int, SimulatedMember] = {}
+        self.waiting: dict[int, SimulatedMember] = {}
         self.building = 0
         self.samples = samples
         self.over = False
         self._due_s: dict[int, float] = {}  # of those that do not answer
         self._cut_since_s: dict[int, float] = {}  # ... because their machines do not
-        self.die: Callable[[Body], None] = self.kill  # whoever knows more of a death replaces it
+        self.die: Callable[[SimulatedMember], None] = (
+            self.kill
+        )  # whoever knows more of a death replaces it
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
         """Let `act` happen so many seconds from now, unless this start is over by then."""
@@ -59,7 +277,7 @@ class Fleet:
     def spawn(self, members: Sequence[int], *, joins: bool) -> None:
         """Start these members, those that join as soon as there is a place."""
         for number in members:
-            self.waiting[number] = Body(number=number, joins=joins)
+            self.waiting[number] = SimulatedMember(number=number, joins=joins)
         self.place()
 
     def place(self) -> None:
@@ -71,7 +289,7 @@ class Fleet:
             del self.waiting[number]
             self._start(body, place)
 
-    def _start(self, body: Body, place: int) -> None:
+    def _start(self, body: SimulatedMember, place: int) -> None:
         body.place, body.well_since_s = place, self._world.now_s
         self.seats[body.number] = body
         self.building += 1
@@ -84,7 +302,7 @@ class Fleet:
         else:
             self.later(build_s, lambda: self._build(body))
 
-    def _build(self, body: Body) -> None:
+    def _build(self, body: SimulatedMember) -> None:
         if not body.alive:
             return
         self.building -= 1
@@ -96,7 +314,7 @@ class Fleet:
         if node in self._machines.notices:
             self.warn(body, self._machines.notices[node], f"node-{node}")
 
-    def warn(self, body: Body, notice: Notice, node: str = "") -> None:
+    def warn(self, body: SimulatedMember, notice: Notice, node: str = "") -> None:
         """It hears that it is going to be gone, or its node is; or the driver does."""
         body.warned, left_s = True, max(0.0, notice.gone_s - self._world.now_s)
         word = MemberLeaving(
@@ -115,16 +333,16 @@ class Fleet:
         """How many members the machines hold that can be reached."""
         return self._machines.within_reach
 
-    def _miss(self, body: Body) -> None:
+    def _miss(self, body: SimulatedMember) -> None:
         if body.alive:
             self.die(body)
             self.lose(body, "no memory", 0.5)
 
-    def micro_batch_s(self, body: Body) -> float:
+    def micro_batch_s(self, body: SimulatedMember) -> float:
         """How long a micro-batch takes it now."""
         return self._machines.speeds[self._machines.node_of(body.place or 0)]
 
-    def on_node(self, node: int) -> list[Body]:
+    def on_node(self, node: int) -> list[SimulatedMember]:
         """Living members that are on a node."""
         return [
             body
@@ -133,11 +351,11 @@ class Fleet:
         ]
 
     @property
-    def alive(self) -> list[Body]:
+    def alive(self) -> list[SimulatedMember]:
         """Members whose processes live."""
         return [body for body in self.seats.values() if body.alive]
 
-    def kill(self, body: Body) -> None:
+    def kill(self, body: SimulatedMember) -> None:
         """Its process ends."""
         if not body.alive:
             return
@@ -150,7 +368,7 @@ class Fleet:
             self._machines.leave(body.place)
         self.later(_LOOK_S, self.place)
 
-    def lose(self, body: Body, reason: str, after_s: float) -> None:
+    def lose(self, body: SimulatedMember, reason: str, after_s: float) -> None:
         """Its end becomes known to the driver, after its last words."""
         at_s = max(self._world.now_s + after_s, body.heard_until_s)
         self._words.tell(MemberLost(member=body.number, reason=reason), at_s)
@@ -173,7 +391,7 @@ class Fleet:
             self.away[member] = body
             self._return(body)
 
-    def _return(self, body: Body) -> None:
+    def _return(self, body: SimulatedMember) -> None:
         """The driver finds that it answers."""
         number = body.number
 
@@ -200,14 +418,14 @@ class Fleet:
         self._words.tell(MemberSpawned(member=member), self._world.now_s)
         self.later(self._world.between(*_ANEW_S), lambda: self._build(body))
 
-    def hush(self, body: Body) -> None:
+    def hush(self, body: SimulatedMember) -> None:
         """It does not answer from now on."""
         if body.away:
             return
         due_s = self._world.clock_s + self._world.between(0.0, _POLL_S)
         self._due_s.setdefault(body.number, due_s)
 
-    def unhush(self, body: Body) -> None:
+    def unhush(self, body: SimulatedMember) -> None:
         """It answers again, and says what it has kept to itself."""
         if not body.well:
             return
@@ -224,7 +442,7 @@ class Fleet:
         clock_s, chance = self._world.clock_s, self._world.chance
         answering = [n for n in self.seats if n not in self._due_s] if self._due_s else self.seats
         late_s = dict.fromkeys(answering, 0.0)
-        if len(late_s) <= _FEW:
+        if len(late_s) <= _FEW_MEMBERS:
             lateness = chance.exponential(0.05, len(late_s)).tolist()
             late_s = dict(zip(late_s, lateness, strict=True))
         due_s = dict.fromkeys(self.seats, clock_s + _POLL_S)

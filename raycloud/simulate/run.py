@@ -12,12 +12,11 @@ import numpy as np
 from raycloud.clock import Clock, SystemClock
 from raycloud.errors import RaycloudError
 from raycloud.order import EpochSizes, read_ledger
-from raycloud.simulate.befalling import Befalling
+from raycloud.simulate.cluster import Start
+from raycloud.simulate.faults import Faults
+from raycloud.simulate.history import History, Outcome
+from raycloud.simulate.lockstep import undisturbed
 from raycloud.simulate.machines import Machines
-from raycloud.simulate.model import undisturbed
-from raycloud.simulate.outcome import Outcome
-from raycloud.simulate.start import Start
-from raycloud.simulate.story import Story
 from raycloud.simulate.world import World
 
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ class _Run:
         self.scenario, self.clock = scenario, clock
         self.world = World(scenario.seed)
         self.machines = Machines(scenario)
-        self.story = Story(scenario.samples)
-        self.befalling = Befalling(scenario, self.world, self.machines, self.story)
+        self.story = History(scenario.samples)
+        self.befalling = Faults(scenario, self.world, self.machines, self.story)
         self.starts = 0
         self.pauses_s: list[float] = []
         self.until_s = scenario.lasts_s + _PATIENCE_S + self._work_s()

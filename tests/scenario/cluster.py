@@ -28,8 +28,9 @@ from raycloud.on_ray.checkpoints import found_back, manifest_of
 from raycloud.order import Position, ledger_line
 from raycloud.recovery.rendezvous import Meeting
 from raycloud.run.driver import ENDED, Driver
-from raycloud.simulate.telling import short
+from raycloud.simulate.world import short
 from raycloud.worker.context import MemberConfig
+from raycloud.worker.member import Meeting, MemberConfig
 from tests.scenario.fleet import Disk
 
 NOWHERE = Place("", 0, 0)  # who is alone asks nobody

@@ -23,13 +23,13 @@ from raycloud.simulate import (
     large,
     simulate,
     small,
-    traces,
 )
 from raycloud.simulate.__main__ import main
-from raycloud.simulate.changes import Changes
 from raycloud.simulate.cluster import VirtualCluster
-from raycloud.simulate.meeting import Meetings
-from raycloud.simulate.words import Body, Words, committed
+from raycloud.simulate.computing import Changes
+from raycloud.simulate.fleet import Messages, SimulatedMember, committed
+from raycloud.simulate.generations import Meetings
+from raycloud.simulate.scenario import faults_of_trace, speeds_of_trace
 from tests.tiers import drawn, variants
 
 ROOT = Path(__file__).parents[2]
@@ -199,20 +199,20 @@ def test_a_change_that_members_do_not_take_in_together_is_seen(monkeypatch):
 
 
 def test_words_that_come_twice_are_seen(monkeypatch):
-    push = Words._push
+    push = Messages._push
 
     def twice(self, arrives_s, body, event):
         push(self, arrives_s, body, event)
         if self._count == 40:
             push(self, arrives_s, body, event)
 
-    monkeypatch.setattr(Words, "_push", twice)
+    monkeypatch.setattr(Messages, "_push", twice)
     assert any("illegal" in promise for promise in simulate(FOUR).broken)
 
 
 def test_a_word_of_steps_is_as_one_that_is_made_openly():
     at = Position(epoch=1, offset=8)
-    word = committed(Body(number=3, told=2, owes=4), 5, at, 12, 0.25)
+    word = committed(SimulatedMember(number=3, told=2, owes=4), 5, at, 12, 0.25)
     assert type(word) is StepsCommitted
     assert word == replace(word)
     assert (word.member, word.last_step, word.compute_s, word.skips) == (3, 5, 1.0, ())
@@ -286,17 +286,17 @@ def test_the_command_refuses_what_is_no_trace(capsys, tmp_path):
 def test_a_spot_trace_is_followed(tmp_path):
     path = tmp_path / "spot.json"
     path.write_text('{"metadata": {"gap_seconds": 300}, "data": [4, 4, 1, 0, 4, 2]}')
-    held = traces.held(path, nodes=8, until_s=1400.0)
+    held = faults_of_trace(path, nodes=8, until_s=1400.0)
     assert [(fault.at_s, fault.many) for fault in held] == [(600.0, 2), (900.0, 0), (1200.0, 8)]
 
 
 def test_workers_have_the_speeds_of_a_trace(tmp_path):
     path = tmp_path / "job.csv"
     path.write_text("worker,time,batch_time_norm\n0,1,50\n1,1,300\n0,2,70\n1,2,100\n0,3,60\n")
-    assert traces.speeds(path) == (0.6, 2.0)
+    assert speeds_of_trace(path) == (0.6, 2.0)
     path.write_text("worker,time,batch_time_norm\n")
     with pytest.raises(DataError, match="batch times"):
-        traces.speeds(path)
+        speeds_of_trace(path)
 
 
 @pytest.mark.full
@@ -305,7 +305,7 @@ def test_real_machines_come_and_go():
     if not path.exists():
         pytest.skip("no real spot traces beside the repository (shared/data/spot)")
     scenario = large(1, members=16, days=4, per_day=2)
-    held = traces.held(path, nodes=16, until_s=scenario.lasts_s)
+    held = faults_of_trace(path, nodes=16, until_s=scenario.lasts_s)
     faults = tuple(sorted([*scenario.faults, *held]))
     outcome = simulate(replace(scenario, faults=faults, least=1))
     assert not outcome.broken
@@ -318,7 +318,7 @@ def test_real_stragglers():
     path = DATA / "straggler" / "job_4_norm.csv"
     if not path.exists():
         pytest.skip("no real straggler traces beside the repository (shared/data/straggler)")
-    speeds = traces.speeds(path)
+    speeds = speeds_of_trace(path)
     scenario = replace(large(1, members=len(speeds), days=0.05, per_day=40), speeds=speeds)
     fitted, equal = simulate(scenario), simulate(replace(scenario, shares="equal"))
     assert not fitted.broken

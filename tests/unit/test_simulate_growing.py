@@ -8,9 +8,8 @@ import pytest
 
 from raycloud import commands as c
 from raycloud.simulate import Fault, Kind, Scenario, simulate
-from raycloud.simulate.changes import Changes
-from raycloud.simulate.computing import Computing
-from raycloud.simulate.start import Start
+from raycloud.simulate.cluster import Start
+from raycloud.simulate.computing import Changes, Computing
 from tests.tiers import variants
 
 FOUR = Scenario(

@@ -8,7 +8,13 @@ import pytest
 
 from raycloud.control import guards
 from raycloud.control.tables import Condition
-from raycloud.simulate import Fault, Kind, Scenario, notices, simulate
+from raycloud.simulate import (
+    Fault,
+    Kind,
+    Scenario,
+    faults,
+    simulate,
+)
 from raycloud.simulate.cluster import VirtualCluster
 from raycloud.simulate.fleet import Fleet
 
@@ -84,7 +90,7 @@ def test_who_was_done_and_has_ended_since_is_not_met_again():
 @pytest.fixture
 def in_time(monkeypatch):
     """Notices come a minute before the end."""
-    monkeypatch.setattr(notices, "_AHEAD_S", ((60.0, 61.0),))
+    monkeypatch.setattr(faults, "_AHEAD_S", ((60.0, 61.0),))
     return with_faults({"at_s": 40.0, "kind": Kind.NOTICE, "lasts_s": 30.0})
 
 

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from raycloud.order import EpochSizes, Position, Steps
-from raycloud.simulate.lockstep import Lockstep
-from raycloud.simulate.model import MASK, each, parts, pieces, total, undisturbed
+from raycloud.simulate.lockstep import (
+    MASK,
+    Lockstep,
+    each,
+    parts,
+    pieces,
+    total,
+    undisturbed,
+)
 
 
 def group(cut, shares, **fields):

@@ -1,17 +1,154 @@
-"""How a generation ends when a member dies, stands still, or a connection breaks."""
+"""Generations: members meet and find out where they go on, until one dies or a link breaks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Halt, Meet
 from raycloud.events import ExchangeBroken, MemberFailed
+from raycloud.order import deal
+from raycloud.simulate.lockstep import Lockstep
 
 if TYPE_CHECKING:
+    from raycloud.commands import Form
     from raycloud.simulate.computing import Computing
-    from raycloud.simulate.lockstep import Lockstep
-    from raycloud.simulate.words import Body
+    from raycloud.simulate.fleet import SimulatedMember
+
+_MEET_S = 0.1
+
+
+@dataclass(eq=False, slots=True)
+class Meeting:
+    """A generation that was told to meet."""
+
+    told: Form
+    called: bool = False  # everyone has heard of it
+    begun: bool = False
+
+
+class Meetings:
+    """The meetings that the driver calls for; only the newest counts.
+
+    Args:
+        computing: What members do together.
+
+    Attributes:
+        coming: The newest.
+    """
+
+    def __init__(self, computing: Computing) -> None:
+        """None was called for."""
+        self._computing = computing
+        self.coming: Meeting | None = None
+
+    def form(self, told: Form) -> None:
+        """Members are told, one by one, to leave what they do and to meet."""
+        meeting = self.coming = Meeting(told)
+        first_s, last_s = self._computing.calls_s(len(told.members))
+        self._computing.fleet.later(first_s, lambda: self._leave_for(meeting))
+        self._computing.fleet.later(last_s, lambda: self._call(meeting))
+
+    def look(self) -> None:
+        """Someone can be reached again."""
+        if self.coming is not None and self.coming.called:
+            self._gather(self.coming)
+
+    def _leave_for(self, meeting: Meeting) -> None:
+        group = self._computing.group
+        if meeting is not self.coming or group is None:
+            return
+        if group.formed_as < meeting.told.generation:
+            self._computing.stop()
+
+    def _call(self, meeting: Meeting) -> None:
+        meeting.called = True
+        self._gather(meeting)
+
+    def _gather(self, meeting: Meeting) -> None:
+        if (
+            meeting is not self.coming
+            or meeting.begun
+            or self._computing.absent(meeting.told.members)
+        ):
+            return
+        self._leave_for(meeting)
+        self._computing.fleet.later(_MEET_S, lambda: self._begin(meeting))
+
+    def _begin(self, meeting: Meeting) -> None:
+        """They have met: whoever is behind takes the state, and all go on from there."""
+        told = meeting.told
+        if meeting is not self.coming or meeting.begun or self._computing.absent(told.members):
+            return
+        meeting.begun = True
+        self._computing.changes.settle(told.settled, told.members)
+        bodies = [self._computing.fleet.seats[number] for number in told.members]
+        step, value = self._ground(bodies)
+        adopted, fresh = self._adopt(bodies, told.shares, step)
+        newcomers = frozenset(
+            b.number for b in bodies if b.number in told.following and not b.begun
+        )
+        for body in bodies:
+            if body.number not in newcomers:
+                self._computing.catch_up(body, step, value)
+        self._computing.group = group = Lockstep(
+            cut=self._computing.cut,
+            members=told.members,
+            shares=told.shares,
+            formed_as=told.generation,
+            generation=told.generation,
+            first_step=step,
+            step=step,
+            at=self._computing.position(step),
+            value=value,
+            begun_s=self._computing.world.now_s,
+            step_s=self._computing.step_s(told.members, told.shares),
+            adopted=adopted,
+            fresh=fresh,
+            newcomers=newcomers,
+            idle=frozenset(told.following),
+            saved_step=self._computing.origin.step,
+        )
+        self._computing.announce(group)
+        self._computing.follow(group)
+        self._computing.resumed()
+        if step > self._computing.origin.step:
+            self._computing.between(group, range(len(group.members)))
+        self._computing.go_on(group)
+
+    def _ground(self, bodies: Sequence[SimulatedMember]) -> tuple[int, int]:
+        """The step where all go on, and the parameters before it."""
+        begun = [body for body in bodies if body.begun]
+        if not begun:
+            return self._computing.origin.step, self._computing.origin.value
+        step = max(body.step for body in begun)
+        values = {body.value for body in begun if body.step == step}
+        if len(values) > 1:
+            self._computing.wrong = (
+                f"members that stand before step {step} have different parameters"
+            )
+        return step, min(values)
+
+    def _adopt(
+        self, bodies: Sequence[SimulatedMember], shares: Sequence[int], step: int
+    ) -> tuple[list[list[int]] | None, list[int]]:
+        """What each has kept of the step, and what of it nobody has, dealt by shares."""
+        kept = [list(b.kept) if b.begun and b.step == step else [] for b in bodies]
+        if not any(kept) or step >= self._computing.last_step:
+            return None, []
+        samples = self._computing.cut.span(step, self._computing.position(step)).samples
+        have = {k for mine in kept for k in mine}
+        if sum(map(len, kept)) != len(have):
+            self._computing.wrong = f"a micro-batch of step {step} was computed by two members"
+        count = -(-samples // self._computing.cut.micro_batch)
+        missing = [k for k in range(count) if k not in have]
+        fresh, at = list(deal(shares, len(missing))), 0
+        for mine, number in zip(kept, fresh, strict=True):
+            mine.extend(missing[at : at + number])
+            at += number
+        return kept, fresh
+
 
 _HEARD_OF = 16  # members that tell that their exchange broke; control needs one
 
@@ -34,7 +171,7 @@ class Ending:
         """The generation stops in the midst of its step."""
         self._stop()
 
-    def _stop(self) -> list[Body]:
+    def _stop(self) -> list[SimulatedMember]:
         """Returns those of it that wait for another meeting now."""
         computing, world = self._computing, self._world
         group = computing.group
@@ -71,7 +208,7 @@ class Ending:
             if body is not None and (waiting or rank not in over)
         ]
 
-    def _tell(self, body: Body) -> None:
+    def _tell(self, body: SimulatedMember) -> None:
         if body.begun and body.told < body.step:
             self._computing.tell(body, body.step)
 
@@ -115,12 +252,12 @@ class Ending:
 
     # ---- what befalls members
 
-    def die(self, body: Body) -> None:
+    def die(self, body: SimulatedMember) -> None:
         """A member's process ends; its peers' connections to it do, too."""
         if not body.alive:
             return
         group = self._computing.group
-        waiting: list[Body] = []
+        waiting: list[SimulatedMember] = []
         generation = -1
         if group is not None and body.number in group.members:
             generation = group.formed_as
@@ -129,7 +266,7 @@ class Ending:
         self._complain(waiting, generation, "connection reset by peer")
         self._miss(body)
 
-    def _miss(self, body: Body) -> None:
+    def _miss(self, body: SimulatedMember) -> None:
         """Some hear of the death of one whom they were to meet ahead."""
         ahead = self._computing.changes.ahead
         if ahead is None or ahead.held or not self._world.likely(0.3):
@@ -150,7 +287,12 @@ class Ending:
         return True
 
     def _complain(
-        self, bodies: Sequence[Body], generation: int, why: str, *, all_of_them: bool = False
+        self,
+        bodies: Sequence[SimulatedMember],
+        generation: int,
+        why: str,
+        *,
+        all_of_them: bool = False,
     ) -> None:
         told = 0
         for body in bodies:
@@ -162,7 +304,7 @@ class Ending:
                 word = ExchangeBroken(member=body.number, generation=generation, why=why)
                 self._words.say(body, word, self._world.between(0.04, 1.0))
 
-    def fail(self, body: Body) -> None:
+    def fail(self, body: SimulatedMember) -> None:
         """Its task raises; its process goes on answering, and does nothing any more.
 
         Not where it stands still: then it would not be heard.
@@ -173,12 +315,12 @@ class Ending:
         self._words.say(body, word)
         self._freeze(body)
 
-    def freeze(self, body: Body) -> None:
+    def freeze(self, body: SimulatedMember) -> None:
         """It stands still, and does not answer."""
         self._fleet.hush(body)
         self._freeze(body)
 
-    def _freeze(self, body: Body) -> None:
+    def _freeze(self, body: SimulatedMember) -> None:
         body.frozen += 1
         group, now_s = self._computing.group, self._world.now_s
         if group is None or body.number not in group.members or group.stalled_s is not None:
@@ -189,7 +331,7 @@ class Ending:
         if self._computing.stopped_s is None:
             self._computing.stopped_s = now_s
 
-    def thaw(self, body: Body) -> None:
+    def thaw(self, body: SimulatedMember) -> None:
         """It goes on where it stood still."""
         body.frozen -= 1
         self._fleet.unhush(body)
@@ -203,12 +345,12 @@ class Ending:
                 computing.plan(group)
         computing.look()
 
-    def lose_sight(self, body: Body) -> None:
+    def lose_sight(self, body: SimulatedMember) -> None:
         """The driver cannot reach it; its peers can."""
         self._fleet.hush(body)
         body.unheard += 1
 
-    def see_again(self, body: Body) -> None:
+    def see_again(self, body: SimulatedMember) -> None:
         """The driver can reach it."""
         body.unheard -= 1
         self._fleet.unhush(body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raycloud.simulate.watched import Stopwatch
+from raycloud.simulate.cluster import Stopwatch
 
 
 class Busy:
