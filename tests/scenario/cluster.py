@@ -30,7 +30,6 @@ from raycloud.recovery.rendezvous import Meeting
 from raycloud.run.driver import ENDED, Driver
 from raycloud.simulate.world import short
 from raycloud.worker.context import MemberConfig
-from raycloud.worker.member import Meeting, MemberConfig
 from tests.scenario.fleet import Disk
 
 NOWHERE = Place("", 0, 0)  # who is alone asks nobody
