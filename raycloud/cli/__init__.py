@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 
 from raycloud.cli import (  # each adds its commands to the app
+    cache,
     chaos,
-    doctor,
     project,
     results,
     runs,
@@ -23,8 +23,8 @@ from raycloud.clock import SystemClock
 
 __all__ = [
     "app",
+    "cache",
     "chaos",
-    "doctor",
     "main",
     "project",
     "results",

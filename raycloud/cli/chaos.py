@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raycloud.cli.completion import complete_job
-from raycloud.cli.shell import AddressOption, DebugOption, SetOption, app, errors_told, load
+from raycloud.cli.shell import (
+    AddressOption,
+    DebugOption,
+    JobFileArgument,
+    SetOption,
+    app,
+    echo_json,
+    errors_told,
+    load,
+)
 from raycloud.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -29,9 +37,7 @@ EXIT_CODES = (
 
 @app.command(epilog=EXIT_CODES)
 def chaos(
-    job: Annotated[
-        Path, typer.Argument(metavar="JOB", help="The job file.", autocompletion=complete_job)
-    ],
+    job: JobFileArgument,
     *,
     schedule: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The faults, as YAML or JSON.")
@@ -75,9 +81,7 @@ def chaos(
         planned = _planned(asked, schedule, seed=seed, faults=faults)
         outcome = _outcome(asked, planned, out, Where(address=address, seed=seed))
         if as_json:
-            import json
-
-            typer.echo(json.dumps(outcome.to_record(), indent=2, allow_nan=False))
+            echo_json(outcome.to_record())
         else:
             from raycloud.report.chaos_report import outcome_text
 

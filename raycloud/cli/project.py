@@ -1,19 +1,33 @@
-"""`init`."""
+"""Before and beside a run: `init`, `config show`, `doctor`."""
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from raycloud.cli import shell
 from raycloud.cli.completion import complete_job
-from raycloud.cli.shell import EXIT_CODES, DebugOption, SetOption, app, errors_told, load
+from raycloud.cli.shell import (
+    EXIT_CODES,
+    AddressOption,
+    DebugOption,
+    PlainOption,
+    SetOption,
+    app,
+    echo_json,
+    errors_told,
+    load,
+)
 from raycloud.clock import SystemClock
 
 if TYPE_CHECKING:
-    from raycloud.data.cache import BlockCache
+    from raycloud.doctor import Facts, Level
 
 _DEFAULT = "classifier"
 
@@ -96,71 +110,79 @@ def show(
         run = RunDirectory(job)
         asked = load(run.job_yaml if run.job_yaml.is_file() else job, overrides)
         if as_json:
-            import json
-
             found = jobs.differences(asked)
             record = (
                 {f: {"value": value, "default": default} for f, (value, default) in found.items()}
                 if diff
                 else jobs.kept_values(asked)
             )
-            typer.echo(json.dumps({"format": FORMAT, "job": record}, indent=2, allow_nan=False))
+            echo_json({"format": FORMAT, "job": record})
             return
         shown = jobs.dump_minimal if diff else jobs.dump_commented if comments else jobs.dump_job
         typer.echo(shown(asked), nl=False)
 
 
-cache = typer.Typer(help="Show or remove preprocessed rows on this machine.", no_args_is_help=True)
-app.add_typer(cache, name="cache")
-
-CacheOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--dir",
-        help="The cache, where a job names one (data.cache.path); else RAYCLOUD_CACHE, or "
-        "raycloud in the user's cache directory.",
-    ),
-]
+_EXIT_CODES = (
+    "Exit codes: 0 all is well, or notes only; 2 something should be changed by you; 3 a machine "
+    "is unwell or the cluster does not answer (also where there are both); 4 raycloud's own fault."
+)
+_COLOURS = {"well": "green", "note": "cyan", "change": "yellow", "unwell": "red"}
 
 
-@cache.command("ls", epilog=EXIT_CODES)
-def cache_ls(
+@app.command(epilog=_EXIT_CODES)
+def doctor(
     *,
-    directory: CacheOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
+    address: AddressOption = None,
+    links: Annotated[
+        bool, typer.Option("--links", help="Measure how fast links are: a second for each node.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
+    plain: PlainOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """List the data sets in the cache: what they are, how large, when they were last used."""
+    """Look at this machine, and with --address at a cluster: what is wrong, and what would do.
+
+    Nothing is changed. Versions, token, temporary folder, memory, shared memory, GPUs; of a
+    cluster also its nodes, clocks and links.
+    """
+    if links and address is None:
+        raise typer.BadParameter(
+            "links are those of a cluster: add --address", param_hint="--links"
+        )
     with errors_told(debug=debug):
-        from raycloud.report import listings
+        from raycloud.doctor import examine, exit_code
+        from raycloud.doctor.findings import as_json as told_as_json
+        from raycloud.doctor.findings import as_text
 
-        typer.echo(listings.listed(_cache(directory), SystemClock(), as_json=as_json))
+        facts = _facts(address, links=links)
+        findings = examine(facts)
+        if as_json:
+            typer.echo(told_as_json(facts, findings))
+        else:
+            bare = shell.is_plain(sys.stdout, plain=plain)
 
+            def painted(level: Level, word: str) -> str:
+                text = f"{word:<6}"
+                return text if bare else typer.style(text, fg=_COLOURS[level.word], bold=True)
 
-@cache.command("rm", epilog=EXIT_CODES)
-def cache_rm(
-    ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID", help="Data sets, by their first letters.")
-    ] = None,
-    *,
-    everything: Annotated[bool, typer.Option("--all", help="All data sets.")] = False,
-    older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Those last used before, e.g. 30d or 12h.")
-    ] = None,
-    directory: CacheOption = None,
-    debug: DebugOption = False,
-) -> None:
-    """Remove data sets that no run uses from the cache; a run that needs them makes them again."""
-    if bool(ids) + everything + (older_than is not None) != 1:
-        raise typer.BadParameter("give IDs, --all or --older-than AGE", param_hint="ID")
-    with errors_told(debug=debug):
-        from raycloud.report import listings
-
-        typer.echo(listings.removed(_cache(directory), SystemClock(), ids, older_than))
+            typer.echo(as_text(facts, findings, painted))
+    raise typer.Exit(exit_code(findings))
 
 
-def _cache(directory: Path | None) -> BlockCache:
-    from raycloud.data.cache import BlockCache
-    from raycloud.spec.environment import Environment
+def _facts(address: str | None, *, links: bool) -> Facts:
+    from raycloud.doctor import Settings, facts_here
+    from raycloud.doctor.gather import gpu_devices
 
-    return BlockCache(directory or Environment.from_process().cache)
+    gpus = None
+    if gpu_devices():
+        from raycloud.on_ray.checkup import gpus_here
+
+        gpus = gpus_here()
+    settings = Settings.from_mapping(os.environ)
+    facts = facts_here(settings, gpus=gpus)
+    if address is None:
+        return facts
+    from raycloud.on_ray.checkup import checkup
+
+    found = checkup(address, links=links, clock=SystemClock(), tls=settings.tls)
+    return replace(facts, cluster=found)

@@ -1,4 +1,4 @@
-"""What a run left: `report`."""
+"""What runs left: `report`, `compare`, `audit`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ from raycloud.cli.shell import (
     EXIT_CODES,
     DebugOption,
     PlainOption,
+    RunDirectoryArgument,
     app,
+    echo_json,
     errors_told,
     print_summary,
+)
+
+_NOT_EXACT = 1
+AUDIT_EXIT_CODES = (
+    "Exit codes: 0 exact; 1 not exact: the samples are named; 2 there is no such run, or its log "
+    "or ledger is damaged; 3 a disk failed; 4 raycloud's own fault."
 )
 
 
 @app.command(epilog=EXIT_CODES)
 def report(
-    run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="The directory of a run.", autocompletion=complete_run),
-    ],
+    run: RunDirectoryArgument,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON.")] = False,
     plain: PlainOption = False,
@@ -38,9 +43,7 @@ def report(
 
         summary = of_run(run)
         if as_json:
-            import json
-
-            typer.echo(json.dumps(summary.to_record(), indent=2, allow_nan=False))
+            echo_json(summary.to_record())
         else:
             print_summary(summary, run, plain=plain)
 
@@ -65,38 +68,28 @@ def compare(
     if len(runs) < 2:  # noqa: PLR2004 - one run has nothing to be compared with
         raise typer.BadParameter("give two runs or more", param_hint="RUN RUN...")
     with errors_told(debug=debug):
-        from raycloud.report.comparison import compare as compared
+        from raycloud.report import comparison
 
-        comparison = compared(runs)
+        found = comparison.compare(runs)
         if as_json:
-            import json
-
-            typer.echo(json.dumps(comparison.to_record(), indent=2, allow_nan=False))
+            echo_json(found.to_record())
             return
-        from raycloud.report.comparison import compared_renderable, compared_text
-
         width = shutil.get_terminal_size((100, 24)).columns
+        lines = comparison.comparison_lines(found, width=width)
         if shell.is_plain(sys.stdout, plain=plain):
-            typer.echo(compared_text(comparison, width=width))
+            typer.echo("\n".join(text for _, text in lines))
             return
         from rich.console import Console
+        from rich.text import Text
 
-        Console(highlight=False).print(compared_renderable(comparison, width=width))
-
-
-_NOT_EXACT = 1
-AUDIT_EXIT_CODES = (
-    "Exit codes: 0 exact; 1 not exact: the samples are named; 2 there is no such run, or its log "
-    "or ledger is damaged; 3 a disk failed; 4 raycloud's own fault."
-)
+        console = Console(highlight=False)
+        for style, text in lines:
+            console.print(Text(text, style=style, no_wrap=True, overflow="ignore"))
 
 
 @app.command(epilog=AUDIT_EXIT_CODES)
 def audit(
-    run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="The directory of a run.", autocompletion=complete_run),
-    ],
+    run: RunDirectoryArgument,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="The audit as JSON.")] = False,
     debug: DebugOption = False,
@@ -107,16 +100,12 @@ def audit(
     how the run recovered.
     """
     with errors_told(debug=debug):
-        from raycloud.report.audit import audit as audited
+        from raycloud.report import audit as auditing
 
-        found = audited(run)
+        found = auditing.audit(run)
         if as_json:
-            import json
-
-            typer.echo(json.dumps(found.to_record(), indent=2, allow_nan=False))
+            echo_json(found.to_record())
         else:
-            from raycloud.report.audit import audited_text
-
-            typer.echo(audited_text(found))
+            typer.echo(auditing.audited_text(found))
     if not found.exact:
         raise typer.Exit(_NOT_EXACT)

@@ -1,7 +1,8 @@
-"""Runs that go on, here or on a cluster: `status`, `logs`, `stop`."""
+"""Runs that go on, here or on a cluster: `status`, `logs`, `stop`, `scale`."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterable
@@ -14,9 +15,11 @@ from raycloud.bounded import expanded
 from raycloud.cli.completion import complete_run
 from raycloud.cli.shell import (
     EXIT_CODES,
+    STOPPED,
     DebugOption,
     PlainOption,
     app,
+    echo_json,
     errors_told,
     is_plain,
 )
@@ -24,9 +27,7 @@ from raycloud.clock import SystemClock
 
 if TYPE_CHECKING:
     from raycloud.on_ray.jobs_api import ClusterRun, JobsApi
-    from raycloud.report.listings import Listed
-
-_DETACHED = 130
+    from raycloud.report.runs import Listed
 
 JobsAddress = Annotated[
     str | None,
@@ -71,17 +72,17 @@ def status(
     Of a cluster's runs that have ended, the newest 20 are asked for their last numbers.
     """
     with errors_told(debug=debug):
-        from raycloud.report import listings
+        from raycloud.report.runs import listed_text, record_of, run_text
 
         found, place, notes = _found(run, address, insecure=insecure)
         if as_json:
-            typer.echo(json.dumps(listings.record_of(found, place), indent=2, allow_nan=False))
+            echo_json(record_of(found, place))
             return
         now_t = SystemClock().unix_s()
         if run is None:
-            typer.echo("\n".join([listings.listed_text(found, place, now_t), *notes]))
+            typer.echo("\n".join([listed_text(found, place, now_t), *notes]))
         else:
-            typer.echo(listings.standing_text(found[0], now_t))
+            typer.echo(run_text(found[0], now_t))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -111,11 +112,15 @@ def logs(
         try:
             if as_json:
                 for line in lines:
-                    typer.echo(_entry(line) if member is not None else _said(line))
+                    typer.echo(_record(line, is_entry=member is not None))
                 return
-            _show(lines, plain=plain)
+            from raycloud.report.progress import show_log
+
+            # The display is drawn behind stderr, so both have to be a terminal for it.
+            plain = is_plain(sys.stdout, plain=plain) or is_plain(sys.stderr, plain=plain)
+            show_log(lines, plain=plain, say=typer.echo)
         except KeyboardInterrupt:
-            raise typer.Exit(_DETACHED) from None
+            raise typer.Exit(STOPPED) from None
 
 
 @app.command(epilog=EXIT_CODES)
@@ -128,19 +133,47 @@ def stop(
 ) -> None:
     """Ask a run to write a checkpoint and end, as Ctrl-C does; returns once it is asked."""
     with errors_told(debug=debug):
-        if (directory := local_run(run, address)) is not None:
+        if (directory := _local_run(run, address)) is not None:
             from raycloud.report.runs import stop_driver
 
             pid = stop_driver(directory)
             typer.echo(f"asked {run}, driven by process {pid}, to write a checkpoint and end")
             return
-        jobs = jobs_of(address, insecure=insecure)
+        jobs = _jobs(address, insecure=insecure)
         found = jobs.find(run)
         jobs.stop(found)
         typer.echo(f"asked {found.id} to write a checkpoint and end")
 
 
-def local_run(run: str, address: str | None) -> Path | None:
+@app.command(epilog=EXIT_CODES)
+def scale(
+    run: Run,
+    workers: Annotated[
+        str, typer.Argument(metavar="WORKERS", help="How many, or the fewest and the most: 4, 2:6.")
+    ],
+    *,
+    address: JobsAddress = None,
+    insecure: InsecureOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Change how many workers a run may have while it goes on; returns once it is asked.
+
+    More join as soon as there are machines for them, and the last ones leave between two steps. The
+    job file keeps its own range, which a resumed run begins with.
+    """
+    with errors_told(debug=debug):
+        from raycloud.report.runs import ask_driver
+
+        if (directory := _local_run(run, address)) is not None:
+            typer.echo(f"asked {run} for {ask_driver(directory, workers)} workers")
+            return
+        jobs = _jobs(address, insecure=insecure)
+        found = jobs.find(run)
+        for line in jobs.asked(found, ["scale", found.directory, workers]):
+            typer.echo(line)
+
+
+def _local_run(run: str, address: str | None) -> Path | None:
     """The run directory that is meant, if one here is."""
     from raycloud.errors import RunDirectoryError
     from raycloud.report.runs import is_run
@@ -169,7 +202,7 @@ def _jobs_address(address: str | None) -> str | None:
     return address or Environment.from_process().jobs_address
 
 
-def jobs_of(address: str | None, *, insecure: bool) -> JobsApi:
+def _jobs(address: str | None, *, insecure: bool) -> JobsApi:
     """The Jobs API of the cluster that is meant."""
     from raycloud.on_ray.jobs_api import JobsApi
 
@@ -180,20 +213,19 @@ def _found(
     run: str | None, address: str | None, *, insecure: bool
 ) -> tuple[list[Listed], str, list[str]]:
     """What is asked for, where it is, and what is to be said below a list of it."""
-    from raycloud.report.listings import Listed
-    from raycloud.report.runs import runs_below, standing_of, standing_or_why
+    from raycloud.report.runs import Listed, runs_below, status_in, status_or_why
     from raycloud.spec.rundir import RUNS
 
-    clock = SystemClock()
-    here = None if run is None else local_run(run, address)
-    if here is not None or (run is None and _jobs_address(address) is None):
-        directories = runs_below() if here is None else [here]
-        stands = standing_of if here is not None else standing_or_why
-        cards = [(str(path), stands(path, clock)) for path in directories]
-        return [Listed(id=name, card=card) for name, card in cards], f"{RUNS}/ on this machine", []
-    jobs = jobs_of(address, insecure=insecure)
+    clock, place = SystemClock(), f"{RUNS}/ on this machine"
+    if run is not None and (here := _local_run(run, address)) is not None:
+        return [Listed(id=str(here), card=status_in(here, clock))], place, []
+    if run is None and _jobs_address(address) is None:
+        here_are = runs_below()
+        return [Listed(id=str(p), card=status_or_why(p, clock)) for p in here_are], place, []
+    jobs = _jobs(address, insecure=insecure)
     found = [jobs.find(run)] if run is not None else jobs.with_cards(jobs.runs())
-    return [_listed(one, clock) for one in found], jobs.address, _notes(found)
+    runs = [Listed(id=one.id, card=one.standing(clock), place=one.node_ip) for one in found]
+    return runs, jobs.address, _notes(found)
 
 
 def _notes(runs: list[ClusterRun]) -> list[str]:
@@ -209,12 +241,6 @@ def _notes(runs: list[ClusterRun]) -> list[str]:
     return ["", *notes] if notes else []
 
 
-def _listed(run: ClusterRun, clock: SystemClock) -> Listed:
-    from raycloud.report.listings import Listed
-
-    return Listed(id=run.id, card=run.standing(clock), place=run.node_ip)
-
-
 def _lines(
     run: str,
     address: str | None,
@@ -225,14 +251,14 @@ def _lines(
     raw: bool,
 ) -> Iterable[str]:
     """The lines that are asked for."""
-    here = local_run(run, address)
+    here = _local_run(run, address)
     if here is not None:
         from raycloud.report.runs import log_lines, member_lines
 
         if member is not None:
             return member_lines(here, member, raw=raw)
         return log_lines(here, SystemClock(), follow=follow)
-    jobs = jobs_of(address, insecure=insecure)
+    jobs = _jobs(address, insecure=insecure)
     found = jobs.find(run)
     if member is not None:
         words = ["logs", found.directory, "--member", str(member)]
@@ -240,58 +266,16 @@ def _lines(
     return jobs.follow(found) if follow else jobs.log(found)
 
 
-def _said(line: str) -> str:
-    """A line of a run's log as a JSON object: how the run stood, or a note for people."""
+def _record(line: str, *, is_entry: bool) -> str:
+    """A line as a JSON object: how the run stood, a note for people, or a member's entry."""
     from raycloud.redact import redact_text
     from raycloud.report.run_status import parse_line
 
+    if is_entry:
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(json.loads(line), dict):
+                return line
     line = line.rstrip("\r\n")
-    card = parse_line(line)
-    said = {"kind": "note", "text": redact_text(line)}
-    return json.dumps(said if card is None else {"kind": "card", **card.to_record()})
-
-
-def _entry(line: str) -> str:
-    """A line of a member's log as a JSON object: as it is kept, if it is one."""
-    try:
-        is_entry = isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        is_entry = False
-    return line if is_entry else _said(line)
-
-
-def _show(lines: Iterable[str], *, plain: bool) -> None:
-    """Lines on stdout; on a terminal with the progress below them."""
-    from raycloud.report.progress import show_log
-
-    # The display is drawn behind stderr, so both have to be a terminal for it.
-    without = is_plain(sys.stdout, plain=plain) or is_plain(sys.stderr, plain=plain)
-    show_log(lines, plain=without, say=typer.echo)
-
-
-@app.command(epilog=EXIT_CODES)
-def scale(
-    run: Run,
-    workers: Annotated[
-        str, typer.Argument(metavar="WORKERS", help="How many, or the fewest and the most: 4, 2:6.")
-    ],
-    *,
-    address: JobsAddress = None,
-    insecure: InsecureOption = False,
-    debug: DebugOption = False,
-) -> None:
-    """Change how many workers a run may have while it goes on; returns once it is asked.
-
-    More join as soon as there are machines for them, and the last ones leave between two steps. The
-    job file keeps its own range, which a resumed run begins with.
-    """
-    with errors_told(debug=debug):
-        from raycloud.report.runs import ask_driver
-
-        if (directory := local_run(run, address)) is not None:
-            typer.echo(f"asked {run} for {ask_driver(directory, workers)} workers")
-            return
-        jobs = jobs_of(address, insecure=insecure)
-        found = jobs.find(run)
-        for line in jobs.asked(found, ["scale", found.directory, workers]):
-            typer.echo(line)
+    status = parse_line(line)
+    note = {"kind": "note", "text": redact_text(line)}
+    return json.dumps(note if status is None else {"kind": "card", **status.to_record()})

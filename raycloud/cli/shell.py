@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from raycloud.cli.completion import complete_field
+from raycloud.cli.completion import complete_field, complete_job, complete_run
+from raycloud.errors import InternalError, JobError, MachineError, RaycloudError
 
 if TYPE_CHECKING:
     from raycloud.report.summary import Summary
@@ -21,6 +25,12 @@ EXIT_CODES = (
     "arguments); 3 a machine, link or disk failed; 4 raycloud's own fault; 130 stopped by Ctrl-C "
     "or SIGTERM."
 )
+
+JOB, MACHINE, OURS, STOPPED = 2, 3, 4, 130
+
+_FAULT = "this is a fault in raycloud: please report it, with the traceback that --debug shows"
+_WHO_ASKED = "--debug shows what asked for it"
+_LOOK = f"look at its permissions and at the free space there; {_WHO_ASKED}"
 
 app = typer.Typer(
     name="raycloud",
@@ -38,6 +48,12 @@ SetOption = Annotated[
         help="Override a field, e.g. elastic.max_workers=4.",
         autocompletion=complete_field,
     ),
+]
+JobFileArgument = Annotated[
+    Path, typer.Argument(metavar="JOB", help="The job file.", autocompletion=complete_job)
+]
+RunDirectoryArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The directory of a run.", autocompletion=complete_run)
 ]
 AddressOption = Annotated[
     str | None,
@@ -88,12 +104,66 @@ def errors_told(*, debug: bool, interrupted: str = "") -> Iterator[None]:
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
         raise
     except (Exception, KeyboardInterrupt) as error:  # the outermost place: nothing is above
-        from raycloud.report.error_text import error_text
-
         plain = is_plain(sys.stderr, plain=False)
         text, code = error_text(error, debug=debug, plain=plain, interrupted=interrupted)
         typer.echo(text, err=True)
         raise typer.Exit(code) from error
+
+
+def error_text(
+    error: BaseException, *, debug: bool, plain: bool, interrupted: str = ""
+) -> tuple[str, int]:
+    """The error in one sentence, its remedy below, and the exit code that says whose fault it is.
+
+    It fits one screen: a traceback that a member sent along is cut to the place in the user's code.
+
+    Args:
+        error: What was raised, and is being handled.
+        debug: Whether the traceback stands above, and nothing is cut.
+        plain: Without colour.
+        interrupted: The hint after Ctrl-C.
+    """
+    from raycloud.redact import redact_text
+    from raycloud.report.figures import printable
+    from raycloud.report.notes import brief
+
+    def word(text: str, colour: str) -> str:
+        return text if plain else typer.style(text, fg=colour, bold=True)
+
+    message, hint, code = _parts(error, interrupted)
+    lines = [printable(traceback.format_exc())] if debug else []
+    cause = message if debug else brief(message)
+    lines.append(f"{word('error', 'red')}: {printable(cause)}")
+    if hint:
+        lines.append(f"\n{word('hint', 'cyan')}: {printable(hint)}")
+    return redact_text("\n".join(lines)), code
+
+
+def _parts(error: BaseException, interrupted: str) -> tuple[str, str, int]:
+    match error:
+        case JobError():
+            return error.message, error.hint, JOB
+        case MachineError():
+            return error.message, error.hint, MACHINE
+        case InternalError():
+            return error.message, error.hint or _FAULT, OURS
+        case RaycloudError():
+            return error.message, error.hint, OURS
+        case KeyboardInterrupt():
+            return "stopped at once", interrupted, STOPPED
+        case OSError():
+            return _system_said(error), _LOOK if error.filename else _WHO_ASKED, MACHINE
+        case _:
+            return f"unexpected {type(error).__name__}: {error}", _FAULT, OURS
+
+
+def _system_said(error: OSError) -> str:
+    """What the operating system refused, and of which file, where it says so."""
+    what = error.strerror or str(error) or type(error).__name__
+    name = error.filename
+    if name is None:
+        return f"the system refused: {what}"
+    return f"the system refused {os.fsdecode(name) if isinstance(name, bytes) else name}: {what}"
 
 
 def is_plain(stream: TextIO, *, plain: bool) -> bool:
@@ -102,6 +172,11 @@ def is_plain(stream: TextIO, *, plain: bool) -> bool:
 
     environment = Environment.from_process()
     return plain or environment.no_color or environment.dumb_terminal or not stream.isatty()
+
+
+def echo_json(record: Any) -> None:
+    """A record on stdout, as JSON."""
+    typer.echo(json.dumps(record, indent=2, allow_nan=False))
 
 
 def print_summary(summary: Summary, directory: Path, *, plain: bool) -> None:

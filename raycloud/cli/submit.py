@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import shlex
 import sys
@@ -11,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raycloud.cli.completion import complete_job
 from raycloud.cli.shell import (
     EXIT_CODES,
+    STOPPED,
     DebugOption,
+    JobFileArgument,
     PlainOption,
     SetOption,
     app,
+    echo_json,
     errors_told,
     is_plain,
     load,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 _FORMAT = 2  # of what --json says
 _RESTARTS = 3
-_STOPPED = 130
 _MOST_TOLD = 10
 
 ClusterOption = Annotated[
@@ -53,9 +53,7 @@ InsecureOption = Annotated[
 
 @app.command(epilog=EXIT_CODES)
 def submit(
-    job: Annotated[
-        Path, typer.Argument(metavar="JOB", help="The job file.", autocompletion=complete_job)
-    ],
+    job: JobFileArgument,
     *,
     overrides: SetOption = None,
     address: ClusterOption = None,
@@ -146,7 +144,7 @@ def _followed(jobs: JobsClient, name: str, back: str, *, plain: bool) -> int:
         ending = submission.outcome(jobs, name)
     except KeyboardInterrupt:
         typer.echo(f"\ndetached; {name} goes on\n{back}", err=True)
-        return _STOPPED
+        return STOPPED
     except RaycloudError:
         typer.echo(f"\nlost sight of {name}, which may go on\n{back}\n", err=True)
         raise
@@ -181,7 +179,7 @@ def _say_contents(found: WorkingDir, *, as_json: bool) -> None:
             "left": [{"path": path, "reason": reason} for path, reason in found.left.items()],
             "total_bytes": sum(found.sizes.values()),
         }
-        typer.echo(json.dumps(record, indent=2))
+        echo_json(record)
         return
     for path, size in found.sizes.items():
         typer.echo(f"{_size(size):>10}  {path}")

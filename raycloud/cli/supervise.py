@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from raycloud.cli.shell import MACHINE, STOPPED
+
 if TYPE_CHECKING:
     from raycloud.clock import Clock
 
@@ -37,7 +39,6 @@ RestartsOption = Annotated[
     ),
 ]
 
-_MACHINE, _STOPPED = 3, 130
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _LIVED_S = 300.0  # a driver that lived so long did not fail at once: the pause starts over
 _MAIN = "import sys; sys.argv[0] = 'raycloud'; from raycloud.cli import main; main()"
@@ -117,22 +118,14 @@ def worded(args: list[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restart:
-    """The driver is to be started again.
-
-    Attributes:
-        pause_s: Seconds to wait before.
-    """
+    """Start the driver again, after `pause_s` seconds."""
 
     pause_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
-    """The driver is not started again.
-
-    Attributes:
-        code: The exit code of the whole.
-    """
+    """Do not start the driver again; `code` is the exit code of the whole."""
 
     code: int
 
@@ -149,13 +142,13 @@ def decide(code: int, *, asked: bool, left: int, failures: int) -> Restart | End
     >>> decide(-9, asked=False, left=1, failures=3), decide(2, asked=False, left=1, failures=1)
     (Restart(pause_s=4.0), End(code=2))
     """
-    failed = code == _MACHINE or code < 0
+    failed = code == MACHINE or code < 0
     if asked and failed:
-        return End(code=_STOPPED if code < 0 else code)
+        return End(code=STOPPED if code < 0 else code)
     if not failed:
         return End(code=code)
     if left == 0:
-        return End(code=_MACHINE)
+        return End(code=MACHINE)
     doubled = _FIRST_PAUSE_S * 2.0 ** min(max(failures, 1) - 1, 16)
     return Restart(pause_s=min(doubled, _LONGEST_PAUSE_S))
 
@@ -184,7 +177,7 @@ def supervise(
             left = restarts - start
             match decide(code, asked=signals.came, left=left, failures=failures):
                 case End(code=final):
-                    if restarts and final == _MACHINE and not signals.came:
+                    if restarts and final == MACHINE and not signals.came:
                         say(f"the driver {_how(code)}; all {restarts} restarts are used up")
                     return final
                 case Restart(pause_s=pause_s):
@@ -193,7 +186,7 @@ def supervise(
                         f"{pause_s:g} s, from the last checkpoint"
                     )
                     if signals.wait(None, pause_s):
-                        return _STOPPED
+                        return STOPPED
     raise AssertionError("the last start is never followed by a restart")  # `left` is 0 there
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,8 +16,10 @@ from raycloud.cli import shell
 from raycloud.cli.completion import complete_job, complete_run
 from raycloud.cli.shell import (
     EXIT_CODES,
+    STOPPED,
     AddressOption,
     DebugOption,
+    JobFileArgument,
     PlainOption,
     SetOption,
     app,
@@ -38,10 +40,8 @@ from raycloud.errors import RunDirectoryError
 
 if TYPE_CHECKING:
     from raycloud.events import Observed
-    from raycloud.report.summary_text import Tried
     from raycloud.spec.job import Job
 
-_STOPPED = 130
 _GOES_ON = "`--resume` goes on from the last checkpoint"
 _STOPPING = b"\nstopping after a checkpoint; Ctrl-C again ends at once\n"
 _TERMINATED = b"stopping after a checkpoint\n"
@@ -116,45 +116,35 @@ def train(
             raise typer.Exit(
                 supervised(context, asked.name, run_dir, restarts=restarts, clock=clock)
             )
-        progress = _shown(asked, clock, plain=plain, cards=cards, run_dir=run_dir)
+        shown = _shown(asked, clock, plain=plain, cards=cards, run_dir=run_dir)
+        given: dict[str, Any] = {
+            "run_dir": run_dir, "address": address, "stop": stop, "started_s": started_s,
+        }  # fmt: skip
+        with shown as observer:
+            if trying:
+                from raycloud.on_ray import dry_run
+                from raycloud.report.summary_text import tried_text
+
+                tried = dry_run.try_out(asked, observer=observer, **given)
+            else:
+                from raycloud.on_ray import run as on_ray_run
+
+                run = on_ray_run.train(asked, resume=resume.value, observer=observer, **given)
         if trying:
-            with progress as observer:
-                from raycloud.on_ray.dry_run import try_out
-
-                tried = try_out(
-                    asked,
-                    run_dir=run_dir,
-                    address=address,
-                    observer=observer,
-                    stop=stop,
-                    started_s=started_s,
-                )
-            _say_tried(tried, context)
+            typer.echo(tried_text(tried, without_try(context)))
+            if tried.status == "stopped":
+                raise typer.Exit(STOPPED)
             return
-        with progress as observer:
-            from raycloud.on_ray import run as on_ray_run
-
-            run = on_ray_run.train(
-                asked,
-                run_dir=run_dir,
-                address=address,
-                resume=resume.value,
-                observer=observer,
-                stop=stop,
-                started_s=started_s,
-            )
         from raycloud.report.summary import Summary
 
         print_summary(Summary.from_record(run.summary), Path(run.directory), plain=plain)
         if run.status == "stopped" and stop.is_set():
-            raise typer.Exit(_STOPPED)
+            raise typer.Exit(STOPPED)
 
 
 @app.command(epilog=EXIT_CODES)
 def plan(
-    job: Annotated[
-        Path, typer.Argument(metavar="JOB", help="The job file.", autocompletion=complete_job)
-    ],
+    job: JobFileArgument,
     *,
     overrides: SetOption = None,
     address: AddressOption = None,
@@ -169,15 +159,6 @@ def plan(
 
         made = dry_run.plan(asked, address=address)
         typer.echo(made.to_json().rstrip() if as_json else plan_text(made))
-
-
-def _say_tried(tried: Tried, context: typer.Context) -> None:
-    """What was found out, and the same command without `--try`."""
-    from raycloud.report.summary_text import tried_text
-
-    typer.echo(tried_text(tried, without_try(context)))
-    if tried.status == "stopped":
-        raise typer.Exit(_STOPPED)
 
 
 @contextmanager

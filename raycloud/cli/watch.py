@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -10,38 +11,34 @@ import termios
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raycloud.cli import shell
-from raycloud.cli.completion import complete_run
-from raycloud.cli.shell import EXIT_CODES, DebugOption, PlainOption, app, errors_told
+from raycloud.cli.shell import (
+    EXIT_CODES,
+    STOPPED,
+    DebugOption,
+    PlainOption,
+    RunDirectoryArgument,
+    app,
+    errors_told,
+)
 from raycloud.clock import SystemClock
-from raycloud.errors import RunDirectoryError, SpecError
 
 if TYPE_CHECKING:
-    from raycloud.events import Event
-    from raycloud.report.log import Tail
+    from raycloud.report.run_status import RunStatus
     from raycloud.report.watch import Lines, Watched
 
 _REDRAW_S = 0.25
 _LINE_S = 5.0
 _CARD_S = 1.0
-_STOPPED = 130
 
 
 @app.command(epilog=EXIT_CODES)
 def watch(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN",
-            help="The directory of a run.",
-            autocompletion=complete_run,
-        ),
-    ],
+    run: RunDirectoryArgument,
     *,
     as_json: Annotated[
         bool, typer.Option("--json", help="How the run stands as lines of JSON, until it ends.")
@@ -55,60 +52,33 @@ def watch(
     lines, and they end with the run.
     """
     with errors_told(debug=debug), _ended_by_signals():
-        watched, tail = _opened(run)
+        from raycloud.report.progress import status_text
+        from raycloud.report.watch import Lines, Watched
+
+        watched = Watched.of(run)
         if as_json:
-            _tell_cards(watched, tail)
+            lines = Lines(watched, line=_card_json, every_s=_CARD_S, notes=False)
+            _follow_to_the_end(watched, lines)
         elif shell.is_plain(sys.stdout, plain=plain):
-            _tell_lines(watched, tail)
+            lines = Lines(watched, line=status_text, every_s=_LINE_S, notes=True)
+            _follow_to_the_end(watched, lines)
         else:
-            _show_page(watched, tail)
+            _show_page(watched)
+            # The page is gone from the screen; what it said last stays.
+            typer.echo(status_text(watched.status(SystemClock().unix_s())))
 
 
-def _opened(run: Path) -> tuple[Watched, Tail]:
-    from raycloud.report.log import Tail
-    from raycloud.report.watch import Watched
-    from raycloud.spec import RunDirectory
-
-    kept = RunDirectory(run)
-    if not run.is_dir() or (
-        not kept.job_yaml.exists() and not kept.events_jsonl.exists() and any(run.iterdir())
-    ):
-        raise RunDirectoryError(
-            f"{run} holds no run", hint="name the directory of a run, such as runs/gpt-1"
-        )
-    return Watched(run), Tail(kept.events_jsonl)
+def _card_json(status: RunStatus) -> str:
+    return json.dumps(status.to_record(), allow_nan=False)
 
 
-def _tell_lines(watched: Watched, tail: Tail) -> None:
-    from raycloud.report.progress import status_text
-    from raycloud.report.watch import Lines
-
-    lines = Lines(watched, line=status_text, every_s=_LINE_S, notes=True)
-    _follow_to_the_end(watched, tail, lines)
-
-
-def _tell_cards(watched: Watched, tail: Tail) -> None:
-    import json
-
-    from raycloud.report.watch import Lines
-
-    lines = Lines(
-        watched,
-        line=lambda card: json.dumps(card.to_record(), allow_nan=False),
-        every_s=_CARD_S,
-        notes=False,
-    )
-    _follow_to_the_end(watched, tail, lines)
-
-
-def _follow_to_the_end(watched: Watched, tail: Tail, lines: Lines) -> None:
+def _follow_to_the_end(watched: Watched, lines: Lines) -> None:
     """Print the lines of each event, until the log ends with its run, or its driver is gone."""
     from raycloud.report.runs import is_driven
 
     clock, gone = SystemClock(), False
     while True:
-        entries = tail.read()
-        _learn_job(watched, entries)
+        entries = watched.read()
         for t, event in entries:
             for line in lines.see(t, event):
                 typer.echo(line)
@@ -121,55 +91,33 @@ def _follow_to_the_end(watched: Watched, tail: Tail, lines: Lines) -> None:
             for line in lines.gone():
                 typer.echo(line)
             return
-        gone = tail.path.exists() and not is_driven(watched.directory, clock)
+        gone = watched.tail.path.exists() and not is_driven(watched.directory, clock)
         sys.stdout.flush()
-        if not gone:  # else its last words are read first
+        if not gone:  # else the end of its log is read first
             select.select([], [], [], _REDRAW_S)  # until the log may have grown
 
 
-def _show_page(watched: Watched, tail: Tail) -> None:
+def _show_page(watched: Watched) -> None:
     from rich.console import Console, Group
     from rich.live import Live
 
-    from raycloud.report.progress import status_text
     from raycloud.report.watch import page_lines
 
     clock, console = SystemClock(), Console(highlight=False, markup=False, emoji=False)
-
-    def page() -> Group:
-        width, height = console.size
-        return Group(*page_lines(watched, now_t=clock.unix_s(), width=width, height=height))
-
     with _keys() as asked_to_end, Live(console=console, auto_refresh=False, screen=True) as live:
         drawn_s = -_REDRAW_S
         while True:
-            entries = tail.read()
-            _learn_job(watched, entries)
+            entries = watched.read()
             for t, event in entries:
                 watched.see(t, event)
             now_s = clock.monotonic_s()
             if not entries or now_s - drawn_s >= _REDRAW_S:
-                live.update(page(), refresh=True)
+                width, height = console.size
+                page = page_lines(watched, now_t=clock.unix_s(), width=width, height=height)
+                live.update(Group(*page), refresh=True)
                 drawn_s = now_s
             if asked_to_end(0.0 if entries else _REDRAW_S):
-                break
-    # The page is gone from the screen; what it said last stays.
-    typer.echo(status_text(watched.card(clock.unix_s())))
-
-
-def _learn_job(watched: Watched, entries: list[tuple[float, Event]]) -> None:
-    """The job, which a resumed run may have changed; without it the page knows no total."""
-    from raycloud.events import RunStarted
-    from raycloud.spec import RunDirectory
-
-    kept = RunDirectory(watched.directory)
-    started = [t for t, event in entries if isinstance(event, RunStarted)]
-    if not started or not kept.job_yaml.is_file():
-        return
-    try:
-        watched.job = kept.job()
-    except SpecError as error:
-        watched.state.notes.append((started[-1], f"how many steps there are is not known: {error}"))
+                return
 
 
 @contextmanager
@@ -213,7 +161,7 @@ def _ended_by_signals() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise typer.Exit(_STOPPED) from None
+        raise typer.Exit(STOPPED) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

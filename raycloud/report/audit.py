@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -12,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from raycloud.bounded import open_regular, text_lines
 from raycloud.errors import RunDirectoryError
 from raycloud.order import ERROR, NAN, Expected, Kind, LedgerAudit, Position, audit_ledger
-from raycloud.redact import redact, redact_text
-from raycloud.report.figures import printable_line
+from raycloud.redact import redact
+from raycloud.report.figures import counted, cut_line, finite, printable_line, row
 from raycloud.report.recoveries import LOST, NAMES, RESUMED, counts, counts_text, text_of
 from raycloud.report.snapshot import state_of
+from raycloud.report.summary import job_of
 from raycloud.spec.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -101,13 +101,8 @@ def audit(directory: Path) -> RunAudit:
         RunDirectoryError: There is no run, or its log or ledger is missing or damaged.
         SpecError: Its job is damaged.
     """
-    run = RunDirectory(directory)
-    if not run.job_yaml.is_file():
-        raise RunDirectoryError(
-            f"{directory} holds no run: there is no {run.job_yaml.name}",
-            hint="name the directory of a run, such as runs/gpt-1",
-        )
-    job, tally = run.job(), state_of(run.events_jsonl).tally
+    run, job = RunDirectory(directory), job_of(directory)
+    tally = state_of(run.events_jsonl).tally
     steps = tally.steps if tally.ended_at is None else tally.ended_at
     return RunAudit(
         run=directory,
@@ -117,7 +112,7 @@ def audit(directory: Path) -> RunAudit:
         generations=tally.generations,
         error=tally.error,
         misread=tally.misread,
-        recoveries=tuple(map(_finite, tally.recoveries)),
+        recoveries=tuple(map(finite, tally.recoveries)),
     )
 
 
@@ -151,13 +146,6 @@ def _ledger(path: Path, steps: int, expected: Expected | None) -> LedgerAudit:
         ) from error
 
 
-def _finite(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry with None for what is no number, which JSON has no word for."""
-    off = {name for name, value in entry.items() if isinstance(value, float)}
-    off = {name for name in off if not math.isfinite(entry[name])}
-    return {name: None if name in off else value for name, value in entry.items()}
-
-
 def _record_of(fault: Fault) -> dict[str, Any]:
     """A fault as JSON-ready values; its kind is the name that it stands under."""
     where = {} if fault.range is None else asdict(fault.range)
@@ -171,7 +159,6 @@ def _record_of(fault: Fault) -> dict[str, Any]:
 
 _MOST_NAMED = 20  # lines of a kind; `--json` has all
 _WIDEST = 300  # letters of one
-_WIDTH = 14
 _MEANING = {
     Kind.MISSING: "in no record",
     Kind.DOUBLED: "counted before",
@@ -186,6 +173,10 @@ _WHY = {
 def audited_text(found: RunAudit) -> str:
     """What is proved, what is not, and what happened on the way."""
     ledger, run = found.ledger, printable_line(str(found.run))
+    # They may differ while a run goes on.
+    logged = "" if found.logged_steps == ledger.steps else f", and {found.logged_steps} by the log"
+    samples = sum(part.samples for part in ledger.left_out)
+    left_out = f", {samples} left out by drop_last" if samples else ""
     verdict = "exact" if found.exact else "NOT EXACT"
     what = "each sample counted once" if found.exact else "not every sample counted exactly once"
     if found.exact and ledger.skips:
@@ -193,74 +184,48 @@ def audited_text(found: RunAudit) -> str:
     through = ledger.through
     lines = [
         f"{run}: {verdict}: {what}, as far as epoch {through.epoch}, sample {through.offset}",
-        _row("steps", f"{ledger.steps}{_off(found)}"),
-        _row("samples", f"{ledger.committed_samples} counted{_left_out(ledger)}"),
-        _row("ledger", f"{_count(ledger.records, 'record')}, {_count(ledger.starts, 'start')}"),
+        row("steps", f"{ledger.steps}{logged}"),
+        row("samples", f"{ledger.committed_samples} counted{left_out}"),
+        row("ledger", f"{counted(ledger.records, 'record')}, {counted(ledger.starts, 'start')}"),
     ]
     if ledger.torn:
-        lines.append(_row("", "its last line is unfinished, and was left out"))
+        lines.append(row("", "its last line is unfinished, and was left out"))
     lines += _listed("misread", [found.misread] if found.misread else [])
     lines += _listed("skipped", [f"{skip}: {_WHY[skip.why]}" for skip in ledger.skips])
     for kind in Kind:
         lines += _listed(kind.value, [f"{fault}: {_MEANING[kind]}" for fault in ledger.of(kind)])
     if ledger.more:
-        lines.append(_row("", f"and {ledger.more} more ranges that are missing"))
+        lines.append(row("", f"and {ledger.more} more ranges that are missing"))
     if not ledger.whole:
-        lines.append(_row("", "so much is wrong that the rest was not read"))
-    lines.append(_row("run", f"{found.status}, {_count(found.generations, 'generation')}"))
+        lines.append(row("", "so much is wrong that the rest was not read"))
+    lines.append(row("run", f"{found.status}, {counted(found.generations, 'generation')}"))
     if found.error:
-        lines.append(_row("", _cut(found.error)))
-    lines.append(_row("recoveries", counts_text(counts(found.recoveries))))
+        lines.append(row("", cut_line(found.error, _WIDEST)))
+    lines.append(row("recoveries", counts_text(counts(found.recoveries))))
     for recovery, name in NAMES.items():
         of_kind = map(_recovery, found.recoveries_of(recovery))
         lines += _listed(name.replace("_", " "), of_kind)
     return "\n".join(lines)
 
 
-def _row(label: str, text: str) -> str:
-    return f"  {label:<{_WIDTH}}{text}".rstrip()
-
-
-def _cut(text: str) -> str:
-    line = printable_line(redact_text(text))
-    return line if len(line) <= _WIDEST else f"{line[:_WIDEST]} …"
-
-
 def _listed(label: str, texts: Iterable[str]) -> Iterator[str]:
     """A row with how many there are, and a line for each of the first."""
-    lines = [_cut(text) for text in texts]
+    lines = [cut_line(text, _WIDEST) for text in texts]
     if lines:
-        yield _row(label, str(len(lines)))
+        yield row(label, str(len(lines)))
     for line in lines[:_MOST_NAMED]:
-        yield _row("", line)
+        yield row("", line)
     if len(lines) > _MOST_NAMED:
-        yield _row("", f"and {len(lines) - _MOST_NAMED} more, which --json names")
-
-
-def _off(found: RunAudit) -> str:
-    """What is told of steps where log and ledger differ, as they may while a run goes on."""
-    logged = found.logged_steps
-    return "" if logged == found.ledger.steps else f", and {logged} by the log"
-
-
-def _left_out(ledger: LedgerAudit) -> str:
-    samples = sum(part.samples for part in ledger.left_out)
-    return f", {samples} left out by drop_last" if samples else ""
+        yield row("", f"and {len(lines) - _MOST_NAMED} more, which --json names")
 
 
 def _recovery(entry: Mapping[str, Any]) -> str:
     text = text_of(entry)
     if "generation" in entry:
-        began_s, ended_s = entry["detected_s"], entry["resumed_s"]
-        text += f"; generation {entry['generation']}, detected at {_seconds(began_s)}, "
-        text += f"resumed at {_seconds(ended_s)}"
+        detected, resumed = (
+            "?" if entry[name] is None else f"{entry[name]:.2f} s"
+            for name in ("detected_s", "resumed_s")
+        )
+        text += f"; generation {entry['generation']}, detected at {detected}, resumed at {resumed}"
     why = entry.get("reason") or entry.get("cause")
     return f"{text}: {why}" if why else text
-
-
-def _seconds(moment_s: float | None) -> str:
-    return "?" if moment_s is None else f"{moment_s:.2f} s"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

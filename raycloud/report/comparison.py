@@ -6,12 +6,9 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raycloud.errors import RunDirectoryError
 from raycloud.redact import redact, redact_text
 from raycloud.report.figures import (
     byte_count,
@@ -22,14 +19,12 @@ from raycloud.report.figures import (
     sparkline,
 )
 from raycloud.report.recoveries import counts, counts_text
-from raycloud.report.summary import Summary, of_run
+from raycloud.report.summary import Summary, job_of, of_run
 from raycloud.spec.job import TaskReference
 from raycloud.spec.rundir import RunDirectory
 from raycloud.spec.schema import plain_word
 
 if TYPE_CHECKING:
-    from rich.console import Group
-
     from raycloud.spec.job import Job
 
 FORMAT = 2  # 1 had one number for recoveries of all kinds
@@ -37,7 +32,7 @@ FORMAT = 2  # 1 had one number for recoveries of all kinds
 _MOST_SIBLINGS = 10_000  # numbers tried when an earlier run of the same job is looked for
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """One thing that runs come to.
 
@@ -46,48 +41,45 @@ class Outcome:
         label: For people.
         kind: How a value is shown: `text`, `list`, `count`, `counts` by name, `figure`, `seconds`,
             `bytes`, `share`.
-        of: The value in a summary; None where it is not known.
         relative: Whether the distance from the first run says something.
     """
 
     name: str
     label: str
     kind: str
-    of: Callable[[Summary], Any]
     relative: bool = False
 
-
-def _told(
-    name: str,
-    label: str,
-    kind: str,
-    of: Callable[[Summary], Any] | None = None,
-    *,
-    far: bool = False,
-) -> Outcome:
-    return Outcome(name=name, label=label, kind=kind, of=of or attrgetter(name), relative=far)
+    def of(self, summary: Summary) -> Any:
+        """The value in a summary; None where it is not known."""
+        if self.name.startswith(_HELD_OUT):
+            return summary.eval.get(self.name.removeprefix(_HELD_OUT))
+        if self.kind == "counts":
+            return counts(summary.recoveries)
+        value = getattr(summary, self.name)
+        return value or None if self.name in {"train_s", "wall_s", "shares"} else value
 
 
+_HELD_OUT = "eval."
 OUTCOMES = (
-    _told("status", "status", "text"),
-    _told("steps", "steps", "count"),
-    _told("samples", "samples", "count"),
-    _told("final_loss", "loss", "figure", far=True),
-    _told("samples_per_s", "samples per second", "figure", far=True),
-    _told("step_s", "seconds per step", "figure", far=True),
-    _told("first_step_s", "first step after", "seconds"),
-    _told("train_s", "training", "seconds", lambda summary: summary.train_s or None),
-    _told("wall_s", "in all", "seconds", lambda summary: summary.wall_s or None),
-    _told("workers", "workers", "count"),
-    _told("shares", "shares", "list", lambda summary: summary.shares or None),
-    _told("generations", "generations", "count"),
-    _told("recoveries", "recoveries", "counts", lambda summary: counts(summary.recoveries)),
-    _told("bytes_sent", "bytes sent", "bytes", far=True),
-    _told("compute_share", "computing", "share"),
-    _told("exchange_share", "waiting for the exchange", "share"),
-    _told("data_share", "waiting for data", "share"),
-    _told("checkpoint_step", "last checkpoint", "count"),
-    _told("cost", "cost", "figure", far=True),
+    Outcome("status", "status", "text"),
+    Outcome("steps", "steps", "count"),
+    Outcome("samples", "samples", "count"),
+    Outcome("final_loss", "loss", "figure", relative=True),
+    Outcome("samples_per_s", "samples per second", "figure", relative=True),
+    Outcome("step_s", "seconds per step", "figure", relative=True),
+    Outcome("first_step_s", "first step after", "seconds"),
+    Outcome("train_s", "training", "seconds"),
+    Outcome("wall_s", "in all", "seconds"),
+    Outcome("workers", "workers", "count"),
+    Outcome("shares", "shares", "list"),
+    Outcome("generations", "generations", "count"),
+    Outcome("recoveries", "recoveries", "counts"),
+    Outcome("bytes_sent", "bytes sent", "bytes", relative=True),
+    Outcome("compute_share", "computing", "share"),
+    Outcome("exchange_share", "waiting for the exchange", "share"),
+    Outcome("data_share", "waiting for data", "share"),
+    Outcome("checkpoint_step", "last checkpoint", "count"),
+    Outcome("cost", "cost", "figure", relative=True),
 )
 
 
@@ -120,13 +112,7 @@ class Comparison:
         """What the runs came to, held-out metrics included; what no run knows is left out."""
         names = dict.fromkeys(name for summary in self.summaries for name in summary.eval)
         held_out = [
-            Outcome(
-                name=f"eval.{name}",
-                label=f"held out {name}",
-                kind="figure",
-                of=partial(_held_out, name),
-                relative=True,
-            )
+            Outcome(f"{_HELD_OUT}{name}", f"held out {name}", "figure", relative=True)
             for name in names
         ]
         at = [outcome.name for outcome in OUTCOMES].index("final_loss") + 1
@@ -167,7 +153,7 @@ def compare(directories: Sequence[Path]) -> Comparison:
         RunDirectoryError: A directory holds no run, or its log cannot be read.
         SpecError: The job of a run is damaged.
     """
-    jobs = [flat(_job(directory)) for directory in directories]
+    jobs = [flat(job_of(directory)) for directory in directories]
     return Comparison(
         runs=tuple(directories),
         summaries=tuple(of_run(directory) for directory in directories),
@@ -225,75 +211,36 @@ def _leaves(values: Mapping[str, Any], above: str) -> list[tuple[str, Any]]:
     return leaves
 
 
-def _job(directory: Path) -> Job:
-    run = RunDirectory(directory)
-    if not run.job_yaml.is_file():
-        raise RunDirectoryError(
-            f"{directory} holds no run: there is no {run.job_yaml.name}",
-            hint="name directories of runs, such as runs/gpt-1",
-        )
-    return run.job()
-
-
-def _held_out(name: str, summary: Summary) -> float | None:
-    return summary.eval.get(name)
-
-
 _CURVE_CELLS = 16
 _MOST_CELL = 48  # characters; longer values of a job are cut
 _GAP = 3
 _INDENT = 2
-_STYLES = {"runs": "cyan", "title": "bold", "row": ""}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
-    """A part of the comparison: its title, and rows of a label and a cell per run."""
-
-    title: str
-    rows: list[tuple[str, list[str]]]
-
-
-def compared_text(comparison: Comparison, *, width: int) -> str:
-    """The comparison as plain lines.
+def comparison_lines(comparison: Comparison, *, width: int) -> list[tuple[str, str]]:
+    """The comparison as lines, each behind its style.
 
     Args:
         comparison: What is compared.
         width: Characters in a line. Runs that do not fit beside the others stand below.
     """
-    return "\n".join(text for _, text in _lines(comparison, width))
-
-
-def compared_renderable(comparison: Comparison, *, width: int) -> Group:
-    """The comparison for a terminal: the same lines, in colour."""
-    from rich.console import Group  # noqa: PLC0415 - only a terminal needs it
-    from rich.text import Text  # noqa: PLC0415
-
-    return Group(
-        *(
-            Text(text, style=_STYLES[kind], no_wrap=True, overflow="ignore")
-            for kind, text in _lines(comparison, width)
-        )
-    )
-
-
-def _lines(comparison: Comparison, width: int) -> list[tuple[str, str]]:
-    """Each line behind its kind: `runs`, `title` or `row`."""
     names, tables = _names(comparison), _tables(comparison)
-    first = max((len(label) for table in tables for label, _ in table.rows), default=0)
+    first = max((len(label) for rows in tables.values() for label, _ in rows), default=0)
     columns = [
-        max(len(text) for text in (name, *(cells[at] for t in tables for _, cells in t.rows)))
+        max(len(text) for text in (name, *(cells[at] for t in tables.values() for _, cells in t)))
         for at, name in enumerate(names)
     ]
     lines: list[tuple[str, str]] = []
     for picked in _fitting(columns, width - first - _INDENT):
-        lines += [("row", "")] * (2 if lines else 0)
-        lines.append(("runs", _line("", first, [(names[at], columns[at]) for at in picked])))
-        for table in tables:
-            lines += [("row", ""), ("title", table.title)]
-            for label, cells in table.rows:
-                line = _line(label, first, [(cells[at], columns[at]) for at in picked])
-                lines.append(("row", line))
+
+        def line(label: str, cells: Sequence[str], picked: Sequence[int] = picked) -> str:
+            padded = "".join(" " * _GAP + cells[at].ljust(columns[at]) for at in picked)
+            return f"{'':{_INDENT}}{label:<{first}}{padded}".rstrip()
+
+        lines += [("", "")] * (2 if lines else 0)
+        lines.append(("cyan", line("", names)))
+        for title, rows in tables.items():
+            lines += [("", ""), ("bold", title), *(("", line(*row)) for row in rows)]
     return lines
 
 
@@ -305,18 +252,25 @@ def _names(comparison: Comparison) -> list[str]:
     return [printable_line(name) for name in (shown if len(above) == 1 and all(shown) else paths)]
 
 
-def _tables(comparison: Comparison) -> list[Table]:
+def _tables(comparison: Comparison) -> dict[str, list[tuple[str, list[str]]]]:
+    """By title, rows of a label and a cell per run."""
     differs = [
         (printable_line(name), [_value(value) for value in values])
         for name, values in comparison.differs.items()
     ]
-    title = "what differs in the jobs" if differs else "the jobs are the same"
-    came = [(outcome.label, _cells(outcome, values)) for outcome, values in comparison.outcomes()]
+    came = [
+        (
+            outcome.label,
+            [_shown(outcome, value) + _off(outcome, value, values[0]) for value in values],
+        )
+        for outcome, values in comparison.outcomes()
+    ]
     curves = _curves(comparison)
     if any(curves):
         at = next((i + 1 for i, (label, _) in enumerate(came) if label == "loss"), len(came))
         came.insert(at, ("loss curve", curves))
-    return [Table(title=title, rows=differs), Table(title="what came of them", rows=came)]
+    title = "what differs in the jobs" if differs else "the jobs are the same"
+    return {title: differs, "what came of them": came}
 
 
 def _curves(comparison: Comparison) -> list[str]:
@@ -327,28 +281,21 @@ def _curves(comparison: Comparison) -> list[str]:
     return [sparkline(curve, width=_CURVE_CELLS, low=low, high=high) for curve in curves]
 
 
-def _cells(outcome: Outcome, values: Sequence[Any]) -> list[str]:
-    return [_shown(outcome, value) + _off(outcome, value, values[0]) for value in values]
+_FORMS: dict[str, Callable[[Any], str]] = {
+    "seconds": duration,
+    "bytes": byte_count,
+    "share": percent,
+    "figure": figure,
+    "counts": counts_text,
+    "list": lambda values: " ".join(map(str, values)),
+}
 
 
 def _shown(outcome: Outcome, value: Any) -> str:
     if value is None:
         return "-"
-    match outcome.kind:
-        case "seconds":
-            return duration(value)
-        case "bytes":
-            return byte_count(value)
-        case "share":
-            return percent(value)
-        case "figure":
-            return figure(value)
-        case "counts":
-            return counts_text(value)
-        case "list":
-            return " ".join(map(str, value))
-        case _:
-            return printable_line(str(value))
+    form = _FORMS.get(outcome.kind)
+    return printable_line(str(value)) if form is None else form(value)
 
 
 def _off(outcome: Outcome, value: Any, first: Any) -> str:
@@ -378,8 +325,3 @@ def _fitting(columns: Sequence[int], width: int) -> Iterator[list[int]]:
         used += _GAP + column
     if picked:
         yield picked
-
-
-def _line(label: str, first: int, cells: Sequence[tuple[str, int]]) -> str:
-    padded = "".join(" " * _GAP + text.ljust(width) for text, width in cells)
-    return f"{'':{_INDENT}}{label:<{first}}{padded}".rstrip()

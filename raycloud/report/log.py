@@ -39,6 +39,7 @@ _KINDS: dict[str, tuple[type, ...]] = {  # by the word in a field's annotation
 }
 _EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 _BLOCK_BYTES = 1 << 16
+_MOST_BYTES = 1 << 20  # of a tail at a time: a long log must not keep a page from being drawn
 _FARTHEST_T = 6e10  # unix seconds from 1970, either way: a date of the years 68 to 3871
 _LARGEST = 2**63  # of whole numbers: beyond it, arithmetic with floats may overflow
 
@@ -189,10 +190,7 @@ def read_log(path: Path, at: int = 0, lines_before: int = 0) -> Iterator[Entry]:
     try:
         file = open_regular(path)
     except OSError as error:
-        raise RunDirectoryError(
-            f"cannot read the event log {path}: {error.strerror}",
-            hint="name the directory of a run, the one that holds events.jsonl",
-        ) from error
+        raise _no_log(path, error) from error
     with file:
         file.seek(at)
         lines, number = text_lines(file), lines_before
@@ -207,10 +205,7 @@ def read_log(path: Path, at: int = 0, lines_before: int = 0) -> Iterator[Entry]:
             except ValueError as error:
                 if line is not None and not line.endswith("\n"):
                     return
-                raise RunDirectoryError(
-                    f"{path}, line {number} cannot be read: {error}",
-                    hint="read this run with the raycloud that wrote it, or a newer one",
-                ) from error
+                raise _bad_line(path, number, error) from error
 
 
 def _kind_of(record: Mapping[str, Any]) -> type[Event]:
@@ -329,9 +324,6 @@ def _spelled(value: Any) -> Any:
     return value
 
 
-_MOST_BYTES = 1 << 20  # read at a time, so that a long log does not keep the page from being drawn
-
-
 class Tail:
     """The lines of a log that are whole, each once, as they come.
 
@@ -340,16 +332,14 @@ class Tail:
 
     Attributes:
         path: The log.
-        replaced: How often it began anew.
     """
 
     def __init__(self, path: Path) -> None:
         """Nothing is read yet."""
         self.path = path
-        self._at = 0  # bytes that have been told
+        self._at = 0  # bytes that have been read
         self._lines = 0
-        self._torn: tuple[int, int] | None = None  # the file, when nothing whole was left to tell
-        self.replaced = 0
+        self._torn: tuple[int, int] | None = None  # the file, when no whole line was left
 
     def read(self) -> list[tuple[float, Event]]:
         """The (unix seconds, event) of what has come since; a part of it if that is much.
@@ -369,13 +359,12 @@ class Tail:
         return [entry for line in whole.splitlines() for entry in self._entries(line)]
 
     def _block(self) -> bytes:
-        """What stands behind the lines that have been told, if it may hold a whole one by now."""
+        """What stands behind the lines that have been read, if it may hold a whole one by now."""
         try:
             with open_regular(self.path) as file:
                 found = os.fstat(file.fileno())
                 if found.st_size < self._at:
                     self._at = self._lines = 0
-                    self.replaced += 1
                 now = (found.st_size, found.st_mtime_ns)
                 if now == self._torn:
                     return b""
@@ -388,10 +377,7 @@ class Tail:
         except FileNotFoundError:
             return b""
         except OSError as error:
-            raise RunDirectoryError(
-                f"cannot read the event log {self.path}: {error.strerror}",
-                hint="name the directory of a run, the one that holds events.jsonl",
-            ) from error
+            raise _no_log(self.path, error) from error
 
     def _entries(self, line: bytes) -> list[tuple[float, Event]]:
         self._lines += 1
@@ -399,7 +385,18 @@ class Tail:
             entries = entries_of(line.decode("utf-8", errors="replace"))
             return [(t, event) for t, event, _ in entries]
         except ValueError as error:
-            raise RunDirectoryError(
-                f"{self.path}, line {self._lines} cannot be read: {error}",
-                hint="read this run with the raycloud that wrote it, or a newer one",
-            ) from error
+            raise _bad_line(self.path, self._lines, error) from error
+
+
+def _no_log(path: Path, error: OSError) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"cannot read the event log {path}: {error.strerror}",
+        hint="name the directory of a run, the one that holds events.jsonl",
+    )
+
+
+def _bad_line(path: Path, number: int, error: ValueError) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{path}, line {number} cannot be read: {error}",
+        hint="read this run with the raycloud that wrote it, or a newer one",
+    )

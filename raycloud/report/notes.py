@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raycloud.events import (
@@ -23,11 +25,25 @@ from raycloud.events import (
     StepNotFinite,
     StopRequested,
 )
-from raycloud.report.error_text import brief
 from raycloud.report.figures import byte_count, counted, figure, printable_line
 
 if TYPE_CHECKING:
     from raycloud.events import Observed, RunFinished
+
+MOST_LINES = 18  # of the cause of an error; with the hint they fit a terminal of 24
+_WIDEST = 600  # letters of one of them
+
+_TRACE = "Traceback (most recent call last):\n"
+_FRAME = re.compile(
+    r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)(?:\n {4}(?P<code>.*))?', re.M
+)
+_NOT_THEIRS = (
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python",
+    "<frozen ",
+    str(Path(__file__).parents[1]),
+)
 
 
 def note(event: Observed) -> str | None:
@@ -112,3 +128,33 @@ def _prepared_text(event: DataPrepared) -> str:
     text = f"data: {event.split.replace('_', ' ')} {verb} {event.rows} rows in "
     text += f"{counted(event.blocks, 'block')} ({', '.join(how)})"
     return f"{text}; {bad_rows_text(event)}" if event.bad_rows else text
+
+
+def brief(message: str) -> str:
+    """A message that fits one screen: without a member's traceback, and not too long."""
+    head, trace, frames = message.partition(_TRACE)
+    if trace:
+        message = head.rstrip()
+        if not message or message.endswith(":"):  # an error of ours: nothing but a traceback
+            last = (line for line in reversed(frames.splitlines()) if line[:1].strip())
+            message = f"{message} {next(last, '')}".strip()
+        if (place := _place(frames)) is not None:
+            message += f"\n  at {place}"
+    lines = [
+        line if len(line) <= _WIDEST else f"{line[:_WIDEST]} …" for line in message.split("\n")
+    ]
+    if len(lines) > MOST_LINES:
+        more = len(lines) - MOST_LINES + 1
+        lines = [*lines[: MOST_LINES - 1], f"… and {more} more lines: --debug shows them"]
+    return "\n".join(lines)
+
+
+def _place(frames: str) -> str | None:
+    """The last line of the user's own code in a traceback, else the last of all."""
+    found = list(_FRAME.finditer(frames))
+    theirs = [f for f in found if not any(part in f["file"] for part in _NOT_THEIRS)]
+    if not found:
+        return None
+    last = (theirs or found)[-1]
+    code = f": {last['code']}" if last["code"] else ""
+    return f"{last['file']}:{last['line']} in {last['name']}{code}"

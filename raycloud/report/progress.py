@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from raycloud.events import MemberFailed, Printed, RunFinished
 from raycloud.redact import redact_text
-from raycloud.report.error_text import brief
 from raycloud.report.figures import byte_count, counted, duration, figure, printable
-from raycloud.report.notes import note
+from raycloud.report.notes import brief, note
 from raycloud.report.run_status import (
     Identity,
     RunStatus,

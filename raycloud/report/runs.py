@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from raycloud.bounded import LARGEST_BYTES, json_value, open_regular, text_lines
+from raycloud.bounded import json_value, open_regular, text_lines
 from raycloud.errors import JobError, MachineError, RaycloudError, RunDirectoryError
-from raycloud.events import DataPrepared, Event
-from raycloud.report.figures import printable_line
-from raycloud.report.log import Entry, entries_of
-from raycloud.report.notes import note
+from raycloud.events import RunFinished
+from raycloud.report.figures import byte_count, duration, figure, printable_line, table
+from raycloud.report.log import Tail
 from raycloud.report.run_status import (
     Identity,
     RunStatus,
@@ -24,7 +24,7 @@ from raycloud.report.run_status import (
     total_steps,
 )
 from raycloud.report.snapshot import state_of
-from raycloud.report.state import Tally
+from raycloud.report.state import RunState, Tally
 from raycloud.spec.rundir import RUNS, RunDirectory, ask_range, parse_range
 
 if TYPE_CHECKING:
@@ -35,6 +35,14 @@ _LOCKS = _PROC / "locks"
 _PID, _INODE = 4, 5  # fields of a line there
 _LOOK_S = 0.3  # between looks at a log that grows
 _FRESH_S = 60.0  # a log that was written since then may have a driver elsewhere
+
+FORMAT = 1  # of the list of runs
+
+_RUN_HEAD = (
+    "run", "status", "step", "loss", "samples/s", "left", "workers", "recoveries", "checkpoint",
+    "cost",
+)  # fmt: skip
+_MINUTE_S = 60.0
 
 
 def runs_below(root: Path = RUNS) -> list[Path]:
@@ -48,7 +56,7 @@ def is_run(directory: Path) -> bool:
     return RunDirectory(directory).job_yaml.is_file()
 
 
-def standing_of(directory: Path, clock: Clock) -> RunStatus:
+def status_in(directory: Path, clock: Clock) -> RunStatus:
     """How the run kept in a directory stands; one that nobody drives any more was killed.
 
     Whether anybody does is what `is_driven` can tell from here.
@@ -57,26 +65,21 @@ def standing_of(directory: Path, clock: Clock) -> RunStatus:
         RunDirectoryError: There is no run, or its log cannot be read.
         SpecError: Its job cannot be read.
     """
-    held = driver_of(directory) is not None  # before reading: its last words are read
+    held = driver_of(directory) is not None  # before reading: the end of its log is read
     tally = state_of(RunDirectory(directory).events_jsonl).tally
-    alive = _is_alive(directory, tally, clock, held=held)
-    return _card(directory, tally, clock, alive=alive)
+    return _status(directory, tally, clock, alive=_is_alive(directory, tally, clock, held=held))
 
 
-def standing_or_why(directory: Path, clock: Clock) -> RunStatus:
+def status_or_why(directory: Path, clock: Clock) -> RunStatus:
     """The same; of a run that cannot be read, why: one of many does not hide the others."""
     try:
-        return standing_of(directory, clock)
+        return status_in(directory, clock)
     except RaycloudError as error:
-        whose = Identity.of(directory)
+        whose, now_t = Identity.of(directory), clock.unix_s()
         return RunStatus(
-            run=whose.run,
-            job="",
-            status="unreadable",
-            t=clock.unix_s(),
-            error=error.message,
+            run=whose.run, job="", status="unreadable", t=now_t, error=error.message,
             directory=whose.directory,
-        )
+        )  # fmt: skip
 
 
 def is_driven(directory: Path, clock: Clock) -> bool:
@@ -102,7 +105,7 @@ def driver_of(directory: Path) -> int | None:
     Raises:
         RunDirectoryError: There is no run.
     """
-    log = _log_of(directory)
+    log = _found(directory)
     try:
         locks = _LOCKS.read_text(encoding="ascii").splitlines()
     except OSError:  # not a Linux: nobody can be told from here
@@ -139,7 +142,7 @@ def stop_driver(directory: Path) -> int:
         try:
             if driver_of(directory) != pid:  # it ended, and its number may be another's by now
                 raise ProcessLookupError(f"process {pid} has ended")
-            if _has_open(pid, _log_of(directory)) is None:
+            if _has_open(pid, _found(directory)) is None:
                 raise PermissionError("it may not be looked into")
             signal.pidfd_send_signal(process, signal.SIGTERM)
         finally:
@@ -188,71 +191,30 @@ def log_lines(directory: Path, clock: Clock, *, follow: bool) -> Iterator[str]:
     Raises:
         RunDirectoryError: There is no run, or its log cannot be read.
     """
-    path, tally, ended = RunDirectory(directory).events_jsonl, Tally(), threading.Event()
-    notes = _Notes()
-    try:
-        file = open_regular(path)
-    except OSError as error:
-        raise RunDirectoryError(
-            f"cannot read {path}: {error.strerror}", hint="name a run directory"
-        ) from error
-    with file:
-        while True:
-            held = driver_of(directory) is not None  # before reading: its last words are read
-            for t, event, _ in _new(file, path):
-                tally.apply(t, event)
-                text = notes.of(event)
-                if text:
-                    yield text
-            alive = _is_alive(directory, tally, clock, held=held)
-            yield to_line(_card(directory, tally, clock, alive=alive))
-            if not follow or not alive:
-                return
-            ended.wait(_LOOK_S)
-
-
-class _Notes:
-    """What stays on the screen of each event."""
-
-    def __init__(self) -> None:
-        self._prepared: set[tuple[str, int]] = set()
-
-    def of(self, event: Event) -> str | None:
-        if isinstance(event, DataPrepared):  # every member tells it
-            told = (event.split, event.version)
-            if told in self._prepared:
-                return None
-            self._prepared.add(told)
-        text = note(event)
-        return None if text is None else printable_line(text)
-
-
-def _new(file: IO[bytes], path: Path) -> Iterator[Entry]:
-    """The entries written since the last call; a line that is not whole yet is left for later."""
+    tail, state, ended = Tail(_log_of(directory)), RunState(), threading.Event()
     while True:
-        at = file.tell()
-        line = file.readline(LARGEST_BYTES + 1)
-        if not line.endswith(b"\n") and len(line) <= LARGEST_BYTES:
-            file.seek(at)
+        held = driver_of(directory) is not None  # before reading: the end of its log is read
+        while entries := tail.read():
+            for t, event in entries:
+                _, text = state.apply(t, event)
+                if text is not None and not isinstance(event, RunFinished):
+                    yield text
+        alive = _is_alive(directory, state.tally, clock, held=held)
+        yield to_line(_status(directory, state.tally, clock, alive=alive))
+        if not follow or not alive:
             return
-        try:
-            yield from entries_of(line.decode("utf-8", errors="replace"))
-        except ValueError as error:
-            raise RunDirectoryError(
-                f"{path} cannot be read: {error}",
-                hint="read this run with the raycloud that wrote it, or a newer one",
-            ) from error
+        ended.wait(_LOOK_S)
 
 
-def _card(directory: Path, tally: Tally, clock: Clock, *, alive: bool) -> RunStatus:
-    """The card now; of a run that has ended or was killed, that of its last moment."""
+def _status(directory: Path, tally: Tally, clock: Clock, *, alive: bool) -> RunStatus:
+    """The status now; of a run that has ended or was killed, that of its last moment."""
     run = RunDirectory(directory)
     steps = total_steps(run.job(), tally.epoch_samples) if is_run(directory) else None
     now_t, session = clock.unix_s(), tally.session
     if not alive and session is not None:
         now_t = session.ended_t or session.started_t
-    card = status_of(tally, now_t=now_t, steps=steps, identity=Identity.of(directory))
-    return card if alive else card.after_end()
+    status = status_of(tally, now_t=now_t, steps=steps, identity=Identity.of(directory))
+    return status if alive else status.after_end()
 
 
 def _is_alive(directory: Path, tally: Tally, clock: Clock, *, held: bool) -> bool:
@@ -261,10 +223,20 @@ def _is_alive(directory: Path, tally: Tally, clock: Clock, *, held: bool) -> boo
 
 
 def _is_fresh(directory: Path, clock: Clock) -> bool:
-    return abs(clock.unix_s() - _log_of(directory).st_mtime) < _FRESH_S
+    return abs(clock.unix_s() - _found(directory).st_mtime) < _FRESH_S
 
 
-def _log_of(directory: Path) -> os.stat_result:
+def _log_of(directory: Path) -> Path:
+    """The log of a run.
+
+    Raises:
+        RunDirectoryError: There is none.
+    """
+    _found(directory)
+    return RunDirectory(directory).events_jsonl
+
+
+def _found(directory: Path) -> os.stat_result:
     log = RunDirectory(directory).events_jsonl
     try:
         return log.stat()
@@ -353,3 +325,108 @@ def entry_text(line: str) -> str:
         return printable_line(line)
     step = entry.get("step")
     return printable_line(text if step is None else f"{text} (step {step})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listed:
+    """A run in a list.
+
+    Attributes:
+        id: What it is called in `raycloud status`, `logs` and `stop`.
+        card: How it stands.
+        place: Where its driver is, for people.
+    """
+
+    id: str
+    card: RunStatus
+    place: str = ""
+
+    def to_record(self) -> dict[str, Any]:
+        """JSON-ready values."""
+        return {"id": self.id, "place": self.place, **self.card.to_record()}
+
+
+def record_of(runs: Sequence[Listed], place: str) -> dict[str, Any]:
+    """The list as JSON-ready values; `place` says whose it is."""
+    return {"format": FORMAT, "place": place, "runs": [run.to_record() for run in runs]}
+
+
+def listed_text(runs: Sequence[Listed], place: str, now_t: float) -> str:
+    """A line for each run."""
+    if not runs:
+        return f"{printable_line(place)}: no runs"
+    rows = [_RUN_HEAD, *(_run_row(run, now_t) for run in runs)]
+    left = [name in {"run", "status"} for name in _RUN_HEAD]
+    return "\n".join([printable_line(place), "", *table(rows, left=left)])
+
+
+def run_text(run: Listed, now_t: float) -> str:
+    """How one run stands."""
+    card, speed, workers = run.card, [], ""
+    if card.samples_per_s is not None:
+        speed.append(f"{figure(card.samples_per_s)} samples/s")
+    if card.left_s is not None:
+        speed.append(f"{duration(card.left_s)} left")
+    if card.members:
+        members, shares = " ".join(map(str, card.members)), " ".join(map(str, card.shares))
+        workers = f"{card.workers} (members {members}, shares {shares})"
+        workers += f" · generation {card.generation}"
+    elif card.workers:
+        workers = f"{card.ready} of {card.workers} ready"
+    saved = "none"
+    if card.checkpoint_t is not None:
+        saved = f"after step {card.checkpoint_step}, {ago(now_t - card.checkpoint_t)}"
+    rows = [
+        ("error", card.error or ""),
+        ("job", card.job),
+        ("run", card.run if card.run != run.id else ""),
+        ("loss", "" if card.loss is None else figure(card.loss)),
+        ("speed", " · ".join(speed)),
+        ("workers", workers),
+        ("recoveries", card.recoveries_text),
+        ("checkpoint", saved),
+        ("exchanged", f"{byte_count(card.bytes_sent)} sent" if card.bytes_sent else ""),
+        ("cost so far", "" if card.cost is None else figure(card.cost)),
+        ("run directory", card.directory + (f" on {run.place}" if run.place else "")),
+        ("as of", "" if card.has_ended else ago(now_t - card.t)),
+    ]
+    shown = [(label, printable_line(text)) for label, text in rows if text]
+    title = printable_line(f"{run.id} {card.status}: step {_step(card)}")
+    return "\n".join([title, "", *table(shown, left=(True, True))])
+
+
+def _run_row(run: Listed, now_t: float) -> list[str]:
+    card, saved = run.card, "-"
+    if card.checkpoint_t is not None:
+        saved = f"{card.checkpoint_step}, {ago(now_t - card.checkpoint_t)}"
+    cells = (
+        run.id if run.id.endswith(card.run) else f"{run.id} ({card.run})",
+        card.status,
+        _step(card),
+        figure(card.loss),
+        figure(card.samples_per_s),
+        "-" if card.left_s is None else duration(card.left_s),
+        str(card.workers),
+        card.recoveries_text,
+        saved,
+        figure(card.cost),
+    )
+    return [printable_line(cell) for cell in cells]
+
+
+def _step(card: RunStatus) -> str:
+    return f"{card.step}/{card.steps}" if card.steps else str(card.step)
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was.
+
+    >>> ago(0.4), ago(12.3), ago(3725.0), ago(2.6 * 86400)
+    ('just now', '12 s ago', '1:02:05 ago', '2 d ago')
+    """
+    if seconds < 1:
+        return "just now"
+    days = int(seconds // 86_400)
+    if days > 1:
+        return f"{days} d ago"
+    return f"{duration(seconds) if seconds >= _MINUTE_S else f'{seconds:.0f} s'} ago"

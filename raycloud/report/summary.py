@@ -15,15 +15,26 @@ from typing import TYPE_CHECKING, Any
 from raycloud.bounded import json_value, read_whole
 from raycloud.errors import RunDirectoryError
 from raycloud.redact import redact
+from raycloud.report.figures import finite
 from raycloud.report.snapshot import state_of
 from raycloud.report.state import Tally
 from raycloud.spec.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from raycloud.events import Event
+    from raycloud.spec.job import Job
 
 FORMAT = 1
 _CURVE_POINTS = 120
+_RECENT_S = 15.0
+_FINAL_STEPS = 10
+_HOUR_S = 3600.0
+
+
+_AS_IN_TALLY = (
+    "status", "steps", "samples", "generations", "job", "version", "error", "parameters",
+    "state_bytes", "epoch_samples", "epoch", "notices_left_out", "sample",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +141,7 @@ class Summary:
 
     def to_record(self) -> dict[str, Any]:
         """JSON-ready values with the format number; numbers that are not finite become None."""
-        record: dict[str, Any] = _finite({"format": FORMAT, **asdict(self)})
+        record: dict[str, Any] = finite({"format": FORMAT, **asdict(self)})
         return record
 
     @classmethod
@@ -161,8 +172,8 @@ def fold(
 
 def summarize(tally: Tally, *, predicted: Mapping[str, Any] | None = None) -> Summary:
     """The summary of what `tally` has seen so far."""
-    session, spent, last = tally.session, tally.spent, tally.checkpoint
-    trained_s, rate, per_step_s = train_s(tally), samples_per_s(tally), step_s(tally)
+    session, spent, data, last = tally.session, tally.spent, tally.data, tally.checkpoint
+    train, rate, per_step_s = train_s(tally), samples_per_s(tally), step_s(tally)
     first_step_s = session.first[0] - session.started_t if session and session.first else None
     member_steps = sum(steps for _, steps in tally.computed.values())
     measured = {
@@ -172,65 +183,66 @@ def summarize(tally: Tally, *, predicted: Mapping[str, Any] | None = None) -> Su
         "compute_s": max((s / n for s, n in tally.computed.values() if n), default=None),
         "bytes_per_step": spent.bytes_sent / member_steps if member_steps else None,
     }
+    same: dict[str, Any] = {name: getattr(tally, name) for name in _AS_IN_TALLY}
+    priced_nodes, all_nodes = nodes(tally)
     return Summary(
-        status=tally.status,
-        steps=tally.steps,
-        samples=tally.samples,
+        **same,
         first_step_s=first_step_s,
-        train_s=trained_s,
+        train_s=train,
         samples_per_s=rate,
         final_loss=final_loss(tally),
         eval=dict(tally.metrics),
         workers=len(tally.members),
-        generations=tally.generations,
         recoveries=[dict(recovery) for recovery in tally.recoveries],
         bytes_sent=spent.bytes_sent,
         bytes_dense=spent.bytes_dense,
         predicted=dict(predicted or {}),
         measured={name: value for name, value in measured.items() if value is not None},
-        job=tally.job,
-        version=tally.version,
-        error=tally.error,
         step_s=per_step_s,
         wall_s=sum((s.ended_t or s.started_t) - s.started_t for s in tally.sessions),
         started_unix_s=tally.sessions[0].started_t if tally.sessions else None,
         ended_unix_s=session.ended_t if session else None,
         sessions=len(tally.sessions),
         shares=list(tally.shares),
-        parameters=tally.parameters,
-        state_bytes=tally.state_bytes,
-        epoch_samples=tally.epoch_samples,
-        epoch=tally.epoch,
         eval_step=tally.metrics_step,
         cpu_s=spent.cpu_s,
         compute_share=_share(spent.compute_s, spent.wall_s),
         data_share=_share(spent.data_s, spent.wall_s),
         exchange_share=_share(spent.exchange_s, spent.wall_s),
         goodput=tally.goodput.parts().to_record(),
-        cold_data_share=_share(
-            tally.data.cold_data_s + tally.data.waited_s,
-            tally.data.cold_wall_s + tally.data.waited_s,
-        ),
-        data_waited_s=tally.data.waited_s,
-        warm_data_share=_share(
-            spent.data_s - tally.data.cold_data_s, spent.wall_s - tally.data.cold_wall_s
-        ),
-        data_read_s=tally.data.read_s,
-        data_collate_s=tally.data.collate_s,
-        data=tally.data.to_record(samples=tally.lead_steps[0], epoch_samples=tally.epoch_samples),
+        cold_data_share=_share(data.cold_data_s + data.waited_s, data.cold_wall_s + data.waited_s),
+        warm_data_share=_share(spent.data_s - data.cold_data_s, spent.wall_s - data.cold_wall_s),
+        data_waited_s=data.waited_s,
+        data_read_s=data.read_s,
+        data_collate_s=data.collate_s,
+        data=data.to_record(samples=tally.lead_steps[0], epoch_samples=tally.epoch_samples),
         checkpoints=tally.published,
         checkpoint_step=last.step if last else None,
         checkpoint_path=last.path if last else None,
         checkpoint_blocked_s=spent.blocked_s,
-        loss_curve=_curve(tally),
+        loss_curve=_loss_curve(tally),
         rate_curve=rate_curve(tally, _CURVE_POINTS),
         notices=list(tally.notices),
-        notices_left_out=tally.notices_left_out,
-        sample=tally.sample,
         cost=cost(tally),
-        nodes=nodes(tally)[1],
-        priced_nodes=nodes(tally)[0],
+        nodes=all_nodes,
+        priced_nodes=priced_nodes,
     )
+
+
+def job_of(directory: Path) -> Job:
+    """The job of the run kept in `directory`.
+
+    Raises:
+        RunDirectoryError: There is no run.
+        SpecError: Its job is damaged.
+    """
+    run = RunDirectory(directory)
+    if not run.job_yaml.is_file():
+        raise RunDirectoryError(
+            f"{directory} holds no run: there is no {run.job_yaml.name}",
+            hint="name the directory of a run, such as runs/gpt-1",
+        )
+    return run.job()
 
 
 def of_run(directory: Path) -> Summary:
@@ -290,27 +302,12 @@ def _share(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 else None
 
 
-def _curve(tally: Tally) -> list[list[float | None]]:
+def _loss_curve(tally: Tally) -> list[list[float | None]]:
     points = tally.points
     picked = min(len(points), _CURVE_POINTS)
     places = [round(i * (len(points) - 1) / max(1, picked - 1)) for i in range(picked)]
     losses = (None if math.isnan(points[at].loss) else points[at].loss for at in places)
     return [[points[at].step, loss] for at, loss in zip(places, losses, strict=True)]
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    return value
-
-
-_RECENT_S = 15.0
-_FINAL_STEPS = 10
-_HOUR_S = 3600.0
 
 
 def final_loss(tally: Tally) -> float | None:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from raycloud.report.comparison import earlier
 from raycloud.report.figures import (
     byte_count,
+    counted,
     duration,
     figure,
     percent,
     printable,
     printable_line,
     sparkline,
+    table,
 )
 from raycloud.report.notes import metrics_text
 from raycloud.report.recoveries import NAMES, counts_text, text_of
@@ -92,10 +94,10 @@ def summary_text(summary: Summary, directory: Path | None = None) -> str:
     width = max((len(label) for label, _ in content.rows), default=0) + 2
     lines = [content.title, "", *(f"  {label:<{width}}{text}" for label, text in content.rows)]
     if content.predicted:
-        table = [("", "predicted", "measured", ""), *content.predicted]
-        first = max(len(row[0]) for row in table)
+        compared = [("", "predicted", "measured", ""), *content.predicted]
+        first = max(len(row[0]) for row in compared)
         lines.append("")
-        for label, predicted, measured, off in table:
+        for label, predicted, measured, off in compared:
             lines.append(f"  {label:<{first}}  {predicted:>12}  {measured:>12}  {off}".rstrip())
     if content.sample:
         lines += ["", "sample", *(f"  {line}".rstrip() for line in content.sample.split("\n"))]
@@ -137,38 +139,38 @@ def summary_renderable(summary: Summary, directory: Path | None = None) -> Group
 
 
 def _rows(summary: Summary, directory: Path | None) -> list[tuple[str, str]]:
+    losses = [loss for _, loss in summary.loss_curve if loss is not None]
+    loss = f"{figure(losses[0])} {sparkline(losses)} {figure(summary.final_loss)}" if losses else ""
+    held_out = metrics_text(summary.eval)
+    if held_out and summary.eval_step not in {None, summary.steps}:
+        held_out += f" (after step {summary.eval_step})"
+    shares = " ".join(map(str, summary.shares))
+    workers = f"{summary.workers} (shares {shares}) · {counted(summary.generations, 'generation')}"
+    cost = "" if summary.cost is None else figure(summary.cost)
+    if cost and summary.priced_nodes < summary.nodes:
+        cost += f" for {summary.priced_nodes} of {summary.nodes} nodes, the others have no price"
+    checkpoints = "none"
+    if summary.checkpoints:
+        checkpoints = f"{summary.checkpoints}, last after step {summary.checkpoint_step}: "
+        checkpoints += printable_line(str(summary.checkpoint_path))
+    notes = dict.fromkeys(str(notice["what"]) for notice in summary.notices)
     return [
         ("error", printable_line(summary.error or "")),
-        ("loss", _loss(summary)),
-        ("held out", _held_out(summary)),
+        ("loss", loss),
+        ("held out", held_out),
         ("speed", _speed(summary)),
-        ("workers", _workers(summary)),
+        ("workers", workers if summary.workers else ""),
         ("exchanged", _exchanged(summary)),
         ("data", _data(summary)),
         ("storage", _storage(summary)),
-        ("cost", _cost(summary)),
+        ("cost", cost),
         ("time in steps", _time(summary)),
         ("goodput", goodput_text(summary.goodput)),
-        ("checkpoints", _checkpoints(summary)),
+        ("checkpoints", checkpoints),
         ("recoveries", _recoveries(summary)),
-        ("notes", _notes(summary)),
+        ("notes", printable_line("; ".join(notes))),
         ("run directory", printable_line(str(directory)) if directory is not None else ""),
     ]
-
-
-def _loss(summary: Summary) -> str:
-    losses = [loss for _, loss in summary.loss_curve if loss is not None]
-    if not losses:
-        return ""
-    return f"{figure(losses[0])} {sparkline(losses)} {figure(summary.final_loss)}"
-
-
-def _held_out(summary: Summary) -> str:
-    if not summary.eval:
-        return ""
-    stale = summary.eval_step is not None and summary.eval_step != summary.steps
-    after = f" (after step {summary.eval_step})" if stale else ""
-    return metrics_text(summary.eval) + after
 
 
 def _speed(summary: Summary) -> str:
@@ -176,22 +178,12 @@ def _speed(summary: Summary) -> str:
     if summary.samples_per_s is not None:
         # From zero: a rate that hardly changes looks like one.
         curve = sparkline([rate for _, rate in summary.rate_curve], low=0.0)
-        parts.append(" ".join(filter(None, [curve, f"{figure(summary.samples_per_s)} samples/s"])))
+        parts.append(f"{curve} {figure(summary.samples_per_s)} samples/s".lstrip())
     if summary.first_step_s is not None:
         parts.append(f"first step after {duration(summary.first_step_s)}")
     if summary.train_s:
         parts.append(f"training {duration(summary.train_s)}")
     return " · ".join(parts)
-
-
-def _workers(summary: Summary) -> str:
-    if not summary.workers:
-        return ""
-    generations = (
-        "1 generation" if summary.generations == 1 else f"{summary.generations} generations"
-    )
-    shares = " ".join(map(str, summary.shares))
-    return f"{summary.workers} (shares {shares}) · {generations}"
 
 
 def _exchanged(summary: Summary) -> str:
@@ -209,12 +201,11 @@ def _data(summary: Summary) -> str:
     splits: dict[str, dict[str, Any]] = summary.data.get("splits", {})
     texts = []
     for name, split in splits.items():
-        blocks = split["blocks"]
         how = [f"{split['cached_blocks']} cached"] if split["cached_blocks"] else []
         if split["made_blocks"]:
             how.append(f"{split['made_blocks']} made in {duration(split['seconds'])}")
         text = f"{split['rows']} rows" + ("" if name == "train" else f" {name.replace('_', ' ')}")
-        text += f" in {blocks} {'block' if blocks == 1 else 'blocks'}: {', '.join(how)}"
+        text += f" in {counted(split['blocks'], 'block')}: {', '.join(how)}"
         texts.append(text)
     return printable_line(" · ".join(texts))
 
@@ -234,15 +225,6 @@ def _storage(summary: Summary) -> str:
     if data["efficiency"] is not None:
         parts.append(f"efficiency {figure(data['efficiency'])}")
     return " · ".join(parts)
-
-
-def _cost(summary: Summary) -> str:
-    if summary.cost is None:
-        return ""
-    text = figure(summary.cost)
-    if summary.priced_nodes < summary.nodes:
-        text += f" for {summary.priced_nodes} of {summary.nodes} nodes, the others have no price"
-    return text
 
 
 def _time(summary: Summary) -> str:
@@ -268,15 +250,6 @@ def goodput_text(parts: Mapping[str, float]) -> str:
     return f"of {duration(whole_s)} of all workers: {' · '.join(texts)}"
 
 
-def _checkpoints(summary: Summary) -> str:
-    if not summary.checkpoints:
-        return "none"
-    return printable_line(
-        f"{summary.checkpoints}, last after step {summary.checkpoint_step}: "
-        f"{summary.checkpoint_path}"
-    )
-
-
 def _recoveries(summary: Summary) -> str:
     """How many of each kind, and behind it what they were."""
     texts = []
@@ -285,11 +258,6 @@ def _recoveries(summary: Summary) -> str:
         if found:
             texts.append(f"{counts_text({name: len(found)})} ({'; '.join(found)})")
     return printable_line(", ".join(texts) or "none")
-
-
-def _notes(summary: Summary) -> str:
-    whats = list(dict.fromkeys(str(notice["what"]) for notice in summary.notices))
-    return printable_line("; ".join(whats))
 
 
 def _predicted(summary: Summary) -> list[tuple[str, str, str, str]]:
@@ -332,33 +300,20 @@ def plan_text(plan: Plan) -> str:
         f"{plan.micro_batches} micro-batches, {plan.steps_per_epoch} steps per epoch, "
         f"{plan.parameters:,} parameters ({byte_count(plan.state_bytes)} of state)"
     )
-    tables = [_table(plan.member_rows()), _table(plan.prediction_rows())]
+    tables = [_records_table(plan.member_rows()), _records_table(plan.prediction_rows())]
     return "\n\n".join([printable_line(head), *tables])
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Columns as wide as their widest cell; numbers to the right."""
+def _records_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Records as a table with their names above; numbers to the right."""
     if not rows:
         return ""
-    names = list(rows[0])
-    cells = [[_cell(row[name]) for name in names] for row in rows]
-    widths = [max(len(row[i]) for row in [names, *cells]) for i in range(len(names))]
-    right = [not isinstance(rows[0][name], str) for name in names]
-    lines = []
-    for row in [names, *cells]:
-        padded = (
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(row, widths, right, strict=True)
-        )
-        lines.append(("  " + "  ".join(padded)).rstrip())
-    return "\n".join(lines)
-
-
-def _cell(value: Any) -> str:
-    return printable_line(value) if isinstance(value, str) else figure(value)
-
-
-FORMAT = 1
+    cells = [
+        [printable_line(x) if isinstance(x, str) else figure(x) for x in row.values()]
+        for row in rows
+    ]
+    left = [isinstance(value, str) for value in rows[0].values()]
+    return "\n".join(table([list(rows[0]), *cells], left=left))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -396,8 +351,7 @@ def tried_text(tried: Tried, command: str) -> str:
     """Several lines; `command` is what trains the job in earnest."""
     if tried.status != "finished":
         return f"{tried.job} was stopped while it was tried; nothing was kept"
-    steps = f"{tried.steps} step{'s' if tried.steps != 1 else ''}"
-    workers = f"{tried.workers} worker{'s' if tried.workers != 1 else ''}"
+    steps, workers = counted(tried.steps, "step"), counted(tried.workers, "worker")
     lines = [f"{tried.job} works: {steps}, {tried.samples} samples, {workers}"]
     if tried.first_step_s is not None:
         after = f", the last step took {duration(tried.step_s)}" if tried.step_s else ""

@@ -1,4 +1,7 @@
-"""What the seam between a run and a tracker carries."""
+"""Trackers: MLflow and Weights & Biases get a run's numbers, each in a thread of its own.
+
+None of them can hold the run up: what fails is tried again, then given up, and is a notice.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,18 @@ if TYPE_CHECKING:
     from raycloud.spec.job import Job
     from raycloud.spec.sections import WandbSection
 
+FORMAT = 1
+FILE = "tracking.json"
 LONGEST = 500  # letters of a parameter, the least that any tracker takes
+
+MOST_WAITING = 10_000
+TRIES = 3
+_GATHER_S = 1.0  # numbers of so long go in one call
+_END_S = 20.0
+_WANDB_WAIT_S = 20.0
+_MOST_METRICS = 1000  # in one call, which is the most that an MLflow server takes
+_MOST_PARAMS = 100
+_MLFLOW_ENDS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +49,7 @@ class Numbers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class About:
-    """What a tracker is told of a run when it is first told anything.
+    """What a tracker is told of a run first.
 
     Attributes:
         run: The name of the run directory.
@@ -53,10 +67,10 @@ class About:
 
 
 class Tracker(Protocol):
-    """Someone who is told. All calls come from one thread, one after another; each may raise.
+    """A tracker. All calls come from one thread, one after another; each may raise.
 
-    A call that raised is made again with the same numbers, and more: told twice, they must count
-    once.
+    A call that raised is made again with the same numbers, and more: if they arrive twice, they
+    must count once.
     """
 
     def begin(self, about: About) -> str:
@@ -72,31 +86,10 @@ class Tracker(Protocol):
         ...
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested values as dotted names with texts.
-
-    >>> flat({"steps": 3, "data": {"path": None, "shuffle": True}})
-    {'steps': '3', 'data.path': 'null', 'data.shuffle': 'true'}
-    """
-    found: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            words = {None: "null", True: "true", False: "false"}
-            plain = value is None or isinstance(value, bool)
-            text = words[value] if plain else str(value)
-            found[prefix + str(name)] = text[:LONGEST]
-    return found
-
-
-_MOST = 1000  # metrics in one call, which is the most that a server takes
-_MOST_PARAMS = 100
-_ENDS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-
-
 class MlflowTracker:
-    """A run in MLflow. Numbers told twice are one: they have the same name, step, time and value.
+    """A run in MLflow, on a server or in a database file.
+
+    Numbers that arrive twice are one: they have the same name, step, time and value.
 
     Args:
         uri: Where runs are kept.
@@ -120,14 +113,13 @@ class MlflowTracker:
             self._client, self._run = client, about.known
             return about.known
         experiment = client.get_experiment_by_name(self._experiment)
-        number = (
-            client.create_experiment(self._experiment)
-            if experiment is None
-            else experiment.experiment_id
-        )
+        if experiment is None:
+            number = client.create_experiment(self._experiment)
+        else:
+            number = experiment.experiment_id
         tags = {"raycloud.version": about.version, "raycloud.job": about.job}
         run = client.create_run(number, run_name=about.run, tags=tags)
-        params = [self._entities.Param(_name(name), text) for name, text in about.asked.items()]
+        params = [self._entities.Param(_mlflow_name(n), text) for n, text in about.asked.items()]
         for first in range(0, len(params), _MOST_PARAMS):
             client.log_batch(run.info.run_id, params=params[first : first + _MOST_PARAMS])
         self._client, self._run = client, str(run.info.run_id)
@@ -136,28 +128,25 @@ class MlflowTracker:
     def add(self, numbers: Sequence[Numbers]) -> None:
         """In as few calls as the server takes."""
         metrics = [
-            self._entities.Metric(_name(name), value, int(one.t * 1000), one.step)
+            self._entities.Metric(_mlflow_name(name), value, int(one.t * 1000), one.step)
             for one in numbers
             for name, value in one.values.items()
         ]
-        for first in range(0, len(metrics), _MOST):
-            self._client.log_batch(self._run, metrics=metrics[first : first + _MOST])
+        for first in range(0, len(metrics), _MOST_METRICS):
+            self._client.log_batch(self._run, metrics=metrics[first : first + _MOST_METRICS])
 
     def end(self, status: str) -> None:
         """Say how it ended."""
-        self._client.set_terminated(self._run, _ENDS.get(status, "FAILED"))
+        self._client.set_terminated(self._run, _MLFLOW_ENDS.get(status, "FAILED"))
 
 
-def _name(name: str) -> str:
+def _mlflow_name(name: str) -> str:
     """As MLflow takes it: letters, digits, `_`, `-`, `.`, space and `/`."""
     return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)[:250]
 
 
-_WAIT_S = 20.0
-
-
 class WandbTracker:
-    """A run in Weights & Biases.
+    """A run in Weights & Biases: offline into the run directory, or online.
 
     Its own view of the machine, the command line, the code and the terminal is switched off: they
     would show what this project takes out of everything it writes.
@@ -172,7 +161,7 @@ class WandbTracker:
         """Nothing is begun yet."""
         self._asked, self._project, self._folder = asked, project, folder
         self._run: Any = None
-        self._told = -1.0  # the moment of the last numbers taken in
+        self._newest_t = -1.0  # of the numbers taken in
 
     def begin(self, about: About) -> str:
         """Begin a run with the job's fields as its configuration, or go on with it."""
@@ -187,7 +176,7 @@ class WandbTracker:
             x_disable_stats=True,
             x_disable_machine_info=True,
             x_save_requirements=False,
-            init_timeout=_WAIT_S,
+            init_timeout=_WANDB_WAIT_S,
         )
         self._run = wandb.init(
             project=self._project,
@@ -207,9 +196,9 @@ class WandbTracker:
     def add(self, numbers: Sequence[Numbers]) -> None:
         """Steps are a measure of their own, so that those taken back by a resume may come again."""
         for one in numbers:
-            if one.t > self._told:
+            if one.t > self._newest_t:
                 self._run.log({**one.values, "step": one.step, "_timestamp": one.t})
-                self._told = one.t
+                self._newest_t = one.t
 
     def end(self, status: str) -> None:
         """Say how it ended; W&B's own process may write the last of it a moment later."""
@@ -217,22 +206,10 @@ class WandbTracker:
         self._run.finish(exit_code=1 if status == "failed" else 0)
 
 
-FORMAT = 1
-FILE = "tracking.json"
-
-MOST_WAITING = 10_000
-TRIES = 3
-_GATHER_S = 1.0  # numbers of so long go in one call
-_END_S = 20.0
-
-
 def asked_for(job: Job) -> tuple[str, ...]:
     """The trackers that a job asks for; each is the name of a package and of an extra."""
-    wanted = {
-        "mlflow": job.tracking.mlflow.uri is not None,
-        "wandb": job.tracking.wandb.mode != "off",
-    }
-    return tuple(name for name, is_asked in wanted.items() if is_asked)
+    mlflow, wandb = job.tracking.mlflow.uri is not None, job.tracking.wandb.mode != "off"
+    return (*(("mlflow",) if mlflow else ()), *(("wandb",) if wandb else ()))
 
 
 def require(job: Job) -> None:
@@ -262,24 +239,31 @@ class Trackers:
     """
 
     def __init__(self, job: Job, folder: Path, *, version: str) -> None:
-        """Nobody is told anything before the first numbers."""
+        """No tracker is called before the first numbers."""
         self._file = folder / FILE
         self._known = _read(self._file)
-        about = About(
-            run=folder.resolve().name,
-            job=job.name,
-            asked=flat(kept(job.resolved()).model_dump(mode="json")),
-            version=version,
+        asked, about = (
+            job.tracking,
+            About(
+                run=folder.resolve().name,
+                job=job.name,
+                asked=flat(kept(job.resolved()).model_dump(mode="json")),
+                version=version,
+            ),
         )
-        self._tellers = [
-            Teller(name, _made(name, job, folder), replace(about, known=self._known.get(name, "")))
-            for name in asked_for(job)
-        ]
+        self._feeds = []
+        for name in asked_for(job):
+            tracker: Tracker
+            if name == "mlflow":
+                tracker = MlflowTracker(str(asked.mlflow.uri), asked.mlflow.experiment or job.name)
+            else:
+                tracker = WandbTracker(asked.wandb, asked.wandb.project or job.name, folder)
+            self._feeds.append(Feed(name, tracker, replace(about, known=self._known.get(name, ""))))
 
     def add(self, t: float, step: int, values: Mapping[str, float]) -> None:
         """Numbers after `step` steps at unix second `t`. Returns at once."""
-        for teller in self._tellers:
-            teller.add(Numbers(t=t, step=step, values=dict(values)))
+        for feed in self._feeds:
+            feed.add(Numbers(t=t, step=step, values=dict(values)))
 
     def notices(self) -> list[Noticed]:
         """What went wrong since the last call; also keeps what trackers call the run.
@@ -287,8 +271,8 @@ class Trackers:
         Raises:
             OSError: That cannot be written.
         """
-        found = [notice for teller in self._tellers for notice in teller.notices()]
-        names = {teller.name: teller.called for teller in self._tellers if teller.called}
+        found = [notice for feed in self._feeds for notice in feed.notices()]
+        names = {feed.name: feed.called for feed in self._feeds if feed.called}
         if names and not names.items() <= self._known.items():
             self._known |= names
             _write(self._file, self._known)
@@ -296,21 +280,21 @@ class Trackers:
 
     def close(self, status: str, *, wait_s: float = _END_S) -> list[Noticed]:
         """Tell how the run ended; waits at most `wait_s` for each tracker to take in the rest."""
-        for teller in self._tellers:
-            teller.finish(status)
-        for teller in self._tellers:
-            teller.join(wait_s)
+        for feed in self._feeds:
+            feed.finish(status)
+        for feed in self._feeds:
+            feed.join(wait_s)
         return self.notices()
 
 
-class Teller:
-    """Tells one tracker, in a thread of its own.
+class Feed:
+    """The queue of numbers for one tracker, and the thread that calls it.
 
     What fails is tried again with the next numbers, and given up after 3 failures in a row.
 
     Args:
         name: Of the tracker, for notices.
-        tracker: Who is told.
+        tracker: Who is called.
         about: What it is told first.
     """
 
@@ -338,7 +322,7 @@ class Teller:
             self._waiting.append(numbers)
             if self._thread is None:
                 name = f"tracker-{self.name}"
-                self._thread = threading.Thread(target=self._tell, name=name, daemon=True)
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
             self._news.notify_all()
 
@@ -349,7 +333,7 @@ class Teller:
             self._news.notify_all()
 
     def join(self, wait_s: float) -> None:
-        """Wait until it is told all; what it is not told by then is a notice."""
+        """Wait until the tracker has all numbers; what it does not have by then is a notice."""
         if self._thread is None:
             return
         self._thread.join(wait_s)
@@ -360,12 +344,9 @@ class Teller:
 
     def notices(self) -> list[Noticed]:
         """What went wrong since the last call."""
-        found = []
-        while self._notices:
-            found.append(self._notices.popleft())
-        return found
+        return [self._notices.popleft() for _ in range(len(self._notices))]
 
-    def _tell(self) -> None:
+    def _run(self) -> None:
         batch: list[Numbers] = []
         while self._failures < TRIES:
             with self._news:
@@ -401,11 +382,21 @@ class Teller:
         self._notices.append(Noticed(what=f"tracking: {self.name} {what}", detail=detail))
 
 
-def _made(name: str, job: Job, folder: Path) -> Tracker:
-    asked = job.tracking
-    if name == "mlflow":
-        return MlflowTracker(str(asked.mlflow.uri), asked.mlflow.experiment or job.name)
-    return WandbTracker(asked.wandb, asked.wandb.project or job.name, folder)
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested values as dotted names with texts.
+
+    >>> flat({"steps": 3, "data": {"path": None, "shuffle": True}})
+    {'steps': '3', 'data.path': 'null', 'data.shuffle': 'true'}
+    """
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            plain = value is None or isinstance(value, bool)
+            text = json.dumps(value) if plain else str(value)
+            found[prefix + str(name)] = text[:LONGEST]
+    return found
 
 
 def _read(file: Path) -> dict[str, str]:

@@ -1,119 +1,37 @@
-"""A run that is being watched: what a terminal page says of it, from its log alone."""
+"""Watching a run from its log alone: lines for a pipe, and a page for a terminal."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from rich.text import Text
 
-from raycloud.report.figures import byte_count, duration, figure, printable_line, sparkline
+from raycloud.errors import RunDirectoryError, SpecError
+from raycloud.events import Event, RunStarted
+from raycloud.report.figures import (
+    byte_count,
+    counted,
+    duration,
+    figure,
+    printable_line,
+    sparkline,
+)
+from raycloud.report.log import Tail
 from raycloud.report.notes import metrics_text
 from raycloud.report.run_status import Identity, RunStatus, status_of, total_steps
 from raycloud.report.state import RunState
 from raycloud.report.summary import rate_curve
+from raycloud.spec.rundir import RunDirectory
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from raycloud.events import Event
     from raycloud.report.state import Member, Tally
     from raycloud.spec.job import Job
 
-
-class Watched:
-    """The fold of a log for a page; knows no clock and no terminal.
-
-    Args:
-        directory: The run directory.
-        state: What has been read of its log; None: nothing.
-    """
-
-    def __init__(self, directory: Path, state: RunState | None = None) -> None:
-        """Nothing has happened."""
-        self.directory = directory
-        self.state = RunState() if state is None else state
-        self.job: Job | None = None  # once its file is there; it says how many steps there are
-
-    @property
-    def tally(self) -> Tally:
-        """See `RunState`."""
-        return self.state.tally
-
-    @property
-    def last_t(self) -> float | None:
-        """See `RunState`."""
-        return self.state.last_t
-
-    @property
-    def ended(self) -> bool:
-        """Whether the run has said its last word."""
-        return self.tally.status != "unfinished"
-
-    @property
-    def steps(self) -> int | None:
-        """Steps of the whole job; None where that is not known."""
-        return total_steps(self.job, self.tally.epoch_samples) if self.job else None
-
-    def card(self, now_t: float) -> RunStatus:
-        """How the run stands at `now_t` unix seconds; one that has ended stands still."""
-        if self.ended and self.last_t is not None:
-            now_t = self.last_t
-        name = self.directory.name or str(self.directory)
-        identity = Identity(run=name, directory=str(self.directory))
-        return status_of(self.tally, now_t=now_t, steps=self.steps, identity=identity)
-
-    def see(self, t: float, event: Event) -> str | None:
-        """Take in what happened at `t` unix seconds; the note that it deserves, if any."""
-        return self.state.apply(t, event)[1]
-
-
-class Lines:
-    """A run that is watched as lines that stay: notes, and now and then how it stands.
-
-    Args:
-        watched: The run; its events come through `see`.
-        line: How it stands, as a line.
-        every_s: Least seconds between two such lines, by the log's own time: a log that is there
-            already is told as it happened.
-        notes: Whether notes are told, too.
-    """
-
-    def __init__(
-        self, watched: Watched, *, line: Callable[[RunStatus], str], every_s: float, notes: bool
-    ) -> None:
-        """Nothing has been told."""
-        self._watched, self._line = watched, line
-        self._every_s, self._notes = every_s, notes
-        self._told_t = -math.inf
-        self._told = (0, "")  # steps and status that the newest line told of
-
-    def see(self, t: float, event: Event) -> list[str]:
-        """Take in what happened at `t` unix seconds; the lines to show."""
-        text = self._watched.see(t, event)
-        lines = [text] if text is not None and self._notes else []
-        first_step = self._watched.tally.steps > 0 and self._told[0] == 0
-        if self._watched.ended or first_step or t - self._told_t >= self._every_s:
-            lines += self._standing(t)
-        return lines
-
-    def gone(self) -> list[str]:
-        """The lines to show once the driver is gone without a last word."""
-        card = self._watched.card(self._watched.last_t or 0.0).after_end()
-        text = f"{card.status} after step {card.step}: its driver is gone without a last word"
-        return [*([text] if self._notes else []), self._line(card)]
-
-    def _standing(self, t: float) -> list[str]:
-        card = self._watched.card(t)
-        if (card.step, card.status) == self._told or not (card.step or self._watched.ended):
-            return []
-        self._told_t, self._told = t, (card.step, card.status)
-        return [self._line(card)]
-
-
-_QUIET_S = 30.0  # without a word from a run that has not ended: it may be stuck, or dead
+_QUIET_S = 30.0  # without an event of a run that has not ended: it may be stuck, or dead
 _CURVE_CELLS = 40
 _CURVE_PLACES = 120
 _BAR_CELLS = 30
@@ -132,6 +50,121 @@ _STYLES = {
 }
 
 
+class Watched:
+    """The state of a run that is watched, read from its log as that grows.
+
+    Args:
+        directory: The run directory.
+
+    Attributes:
+        state: What has been seen of its log.
+        job: Its job, once the file is there: it says how many steps there are.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Nothing has happened."""
+        self.directory = directory
+        self.tail = Tail(RunDirectory(directory).events_jsonl)
+        self.state = RunState()
+        self.job: Job | None = None
+
+    @classmethod
+    def of(cls, directory: Path) -> Self:
+        """The run in a directory, which may be still empty.
+
+        Raises:
+            RunDirectoryError: There is none, and will be none.
+        """
+        run = RunDirectory(directory)
+        if not directory.is_dir() or (
+            not run.job_yaml.exists() and not run.events_jsonl.exists() and any(directory.iterdir())
+        ):
+            raise RunDirectoryError(
+                f"{directory} holds no run", hint="name the directory of a run, such as runs/gpt-1"
+            )
+        return cls(directory)
+
+    @property
+    def tally(self) -> Tally:
+        """See `RunState`."""
+        return self.state.tally
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has logged its end."""
+        return self.tally.status != "unfinished"
+
+    def status(self, now_t: float) -> RunStatus:
+        """How the run stands at `now_t` unix seconds; one that has ended stands still."""
+        if self.ended and self.state.last_t is not None:
+            now_t = self.state.last_t
+        name = self.directory.name or str(self.directory)
+        identity = Identity(run=name, directory=str(self.directory))
+        steps = total_steps(self.job, self.tally.epoch_samples) if self.job else None
+        return status_of(self.tally, now_t=now_t, steps=steps, identity=identity)
+
+    def read(self) -> list[tuple[float, Event]]:
+        """The events that were logged since the last call, for `see`; also reads the job anew.
+
+        Raises:
+            RunDirectoryError: As `Tail.read`.
+        """
+        entries = self.tail.read()
+        started = [t for t, event in entries if isinstance(event, RunStarted)]
+        run = RunDirectory(self.directory)
+        if started and run.job_yaml.is_file():  # a resumed run may have changed it
+            try:
+                self.job = run.job()
+            except SpecError as error:
+                note = f"how many steps there are is not known: {error}"
+                self.state.notes.append((started[-1], note))
+        return entries
+
+    def see(self, t: float, event: Event) -> str | None:
+        """Take in what happened at `t` unix seconds; the note that it deserves, if any."""
+        return self.state.apply(t, event)[1]
+
+
+class Lines:
+    """A run that is watched as lines that stay: notes, and now and then its status.
+
+    Args:
+        watched: The run; its events come through `see`.
+        line: A status as a line.
+        every_s: Least seconds between two such lines, by the log's own time: a log that is there
+            already is shown as it happened.
+        notes: Whether notes are shown, too.
+    """
+
+    def __init__(
+        self, watched: Watched, *, line: Callable[[RunStatus], str], every_s: float, notes: bool
+    ) -> None:
+        """Nothing has been shown."""
+        self._watched, self._line = watched, line
+        self._every_s, self._notes = every_s, notes
+        self._shown_t = -math.inf
+        self._shown = (0, "")  # steps and status in the newest line
+
+    def see(self, t: float, event: Event) -> list[str]:
+        """Take in what happened at `t` unix seconds; the lines to show."""
+        text = self._watched.see(t, event)
+        lines = [text] if text is not None and self._notes else []
+        first_step = self._watched.tally.steps > 0 and self._shown[0] == 0
+        if self._watched.ended or first_step or t - self._shown_t >= self._every_s:
+            status = self._watched.status(t)
+            shown = (status.step, status.status)
+            if shown != self._shown and (status.step or self._watched.ended):
+                self._shown_t, self._shown = t, shown
+                lines.append(self._line(status))
+        return lines
+
+    def gone(self) -> list[str]:
+        """The lines to show once the driver is gone and has logged no end."""
+        status = self._watched.status(self._watched.state.last_t or 0.0).after_end()
+        text = f"{status.status} after step {status.step}: its driver is gone without a last word"
+        return [*([text] if self._notes else []), self._line(status)]
+
+
 def page_lines(watched: Watched, *, now_t: float, width: int, height: int) -> list[Text]:
     """The page, exactly as many lines as the terminal has; each is cut where that ends.
 
@@ -141,14 +174,17 @@ def page_lines(watched: Watched, *, now_t: float, width: int, height: int) -> li
         width: Characters in a line.
         height: Lines.
     """
-    card = watched.card(now_t)
-    lines = [_title(card, width), *_bar(card), Text(), *_facts(watched, card)]
+    status = watched.status(now_t)
+    lines = [_title(status, width), _bar(status), Text(), *_facts(watched, status)]
     members = _members(watched, most=max(3, (height - len(lines) - _LEAST_NOTES) // 2))
     if members:
         lines += [Text(), *members]
     room = height - len(lines) - 2  # a blank line above, the last line below
     if room > 0:
-        lines += [Text(), *_notes(watched, room)]
+        lines.append(Text())
+        for t, text in list(watched.state.notes)[-room:]:
+            at = datetime.fromtimestamp(t, tz=UTC).astimezone().strftime("%H:%M:%S")
+            lines.append(Text.assemble((f"  {at}  ", _DIM), text))
     lines = lines[: max(0, height - 1)]
     lines += [Text()] * (height - 1 - len(lines))
     lines.append(_foot(watched, now_t))
@@ -158,64 +194,57 @@ def page_lines(watched: Watched, *, now_t: float, width: int, height: int) -> li
     return lines
 
 
-def _title(card: RunStatus, width: int) -> Text:
+def _title(status: RunStatus, width: int) -> Text:
     line = Text()
-    line.append(printable_line(card.job or card.run), style="bold")
-    line.append(f"  {card.status}", style=f"bold {_STYLES.get(card.status, '')}".strip())
-    where = printable_line(card.directory)
+    line.append(printable_line(status.job or status.run), style="bold")
+    line.append(f"  {status.status}", style=f"bold {_STYLES.get(status.status, '')}".strip())
+    where = printable_line(status.directory)
     line.append(where.rjust(max(len(where) + 2, width - line.cell_len)), style=_DIM)
     return line
 
 
-def _bar(card: RunStatus) -> list[Text]:
-    line = Text(f"step {card.step}" + (f"/{card.steps}" if card.steps else ""))
-    if card.steps:
-        done = max(0, min(_BAR_CELLS, _BAR_CELLS * card.step // card.steps))
+def _bar(status: RunStatus) -> Text:
+    line = Text(f"step {status.step}" + (f"/{status.steps}" if status.steps else ""))
+    if status.steps:
+        done = max(0, min(_BAR_CELLS, _BAR_CELLS * status.step // status.steps))
         line.append("  " + "━" * done, style="green")
         line.append("━" * (_BAR_CELLS - done), style=_DIM)
-        line.append(f"  {100 * card.step // card.steps}%")
-    if card.left_s is not None and card.status in {"running", "stopping"}:
-        line.append(f"  {duration(card.left_s)} left")
-    return [line]
+        line.append(f"  {100 * status.step // status.steps}%")
+    if status.left_s is not None and status.status in {"running", "stopping"}:
+        line.append(f"  {duration(status.left_s)} left")
+    return line
 
 
-def _facts(watched: Watched, card: RunStatus) -> list[Text]:
+def _facts(watched: Watched, status: RunStatus) -> list[Text]:
     tally = watched.tally
-    losses = [point.loss for point in tally.points]
-    rates = [rate for _, rate in rate_curve(tally, _CURVE_PLACES)]
-    facts = [("error", printable_line(card.error or ""))]
-    if card.loss is not None:
-        facts.append(("loss", f"{sparkline(losses, width=_CURVE_CELLS)} {figure(card.loss)}"))
-    if card.samples_per_s is not None:
+    facts = {"error": printable_line(status.error or "")}
+    if status.loss is not None:
+        curve = sparkline([point.loss for point in tally.points], width=_CURVE_CELLS)
+        facts["loss"] = f"{curve} {figure(status.loss)}"
+    if status.samples_per_s is not None:
         # From zero: a rate that hardly changes looks like one.
+        rates = [rate for _, rate in rate_curve(tally, _CURVE_PLACES)]
         curve = sparkline(rates, width=_CURVE_CELLS, low=0.0)
-        facts.append(("samples/s", f"{curve} {figure(card.samples_per_s)}"))
+        facts["samples/s"] = f"{curve} {figure(status.samples_per_s)}"
     if tally.metrics:
-        facts.append(
-            ("held out", f"{metrics_text(tally.metrics)} (after step {tally.metrics_step})")
-        )
-    if card.checkpoint_step is not None and card.checkpoint_t is not None:
-        age_s = max(0.0, card.t - card.checkpoint_t)
+        facts["held out"] = f"{metrics_text(tally.metrics)} (after step {tally.metrics_step})"
+    if status.checkpoint_step is not None and status.checkpoint_t is not None:
+        age_s = max(0.0, status.t - status.checkpoint_t)
         age = "" if watched.ended else f", {duration(age_s)} ago"
-        facts.append(("checkpoint", f"step {card.checkpoint_step}{age}"))
-    if card.generation is not None:
-        facts.append(("generation", _generation(card)))
+        facts["checkpoint"] = f"step {status.checkpoint_step}{age}"
+    if status.generation is not None:
+        parts = [str(status.generation), counted(status.workers, "worker")]
+        parts.append(f"recoveries: {status.recoveries_text}")
+        parts.append(f"{byte_count(status.bytes_sent)} sent")
+        parts += [] if status.cost is None else [f"cost {figure(status.cost)}"]
+        facts["generation"] = " · ".join(parts)
     return [
         Text.assemble(
             (f"  {label:<{_LABEL_CELLS}}", _DIM), (text, "red" if label == "error" else "")
         )
-        for label, text in facts
+        for label, text in facts.items()
         if text
     ]
-
-
-def _generation(card: RunStatus) -> str:
-    parts = [f"{card.generation}", "1 worker" if card.workers == 1 else f"{card.workers} workers"]
-    parts.append(f"recoveries: {card.recoveries_text}")
-    parts.append(f"{byte_count(card.bytes_sent)} sent")
-    if card.cost is not None:
-        parts.append(f"cost {figure(card.cost)}")
-    return " · ".join(parts)
 
 
 def _members(watched: Watched, *, most: int) -> list[Text]:
@@ -243,21 +272,10 @@ def _member(number: int, member: Member) -> Text:
     return line
 
 
-def _notes(watched: Watched, room: int) -> list[Text]:
-    return [
-        Text.assemble((f"  {_time_of_day(t)}  ", _DIM), text)
-        for t, text in list(watched.state.notes)[-room:]
-    ]
-
-
-def _time_of_day(t: float) -> str:
-    return datetime.fromtimestamp(t, tz=UTC).astimezone().strftime("%H:%M:%S")
-
-
 def _foot(watched: Watched, now_t: float) -> Text:
-    line = Text("q ends this page, not the run", style=_DIM)
-    if watched.last_t is None:
+    line, last_t = Text("q ends this page, not the run", style=_DIM), watched.state.last_t
+    if last_t is None:
         line.append("   nothing was logged yet", style="yellow")
-    elif not watched.ended and now_t - watched.last_t >= _QUIET_S:
-        line.append(f"   no word for {duration(now_t - watched.last_t)}", style="yellow")
+    elif not watched.ended and now_t - last_t >= _QUIET_S:
+        line.append(f"   no word for {duration(now_t - last_t)}", style="yellow")
     return line

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +30,7 @@ from raycloud.errors import (
 from raycloud.events import Event, GenerationFormed, RunFinished, RunStarted, StepsCommitted
 from raycloud.report.log import to_line
 from raycloud.report.summary import fold
+from tests import logs
 
 JOB = "task: raycloud.metrics:Mean\nsteps: 4\nglobal_batch: 8\nmicro_batch: 4\n"
 
@@ -46,27 +47,8 @@ def events(status: str = "finished") -> list[tuple[float, Event]]:
 
 def commit(first: int, last: int) -> StepsCommitted:
     steps = last - first
-    return StepsCommitted(
-        member=0,
-        generation=0,
-        first_step=first,
-        last_step=last,
-        epoch=0,
-        offset=8 * last,
-        loss=2.5,
-        weight=8.0 * steps,
-        samples=8 * steps,
-        micro_batches=2 * steps,
-        grad_norm=1.0,
-        learning_rate=0.1,
-        wall_s=1.0 * steps,
-        compute_s=1.0 * steps,
-        data_s=0.0,
-        exchange_s=0.0,
-        cpu_s=1.0,
-        bytes_sent=0,
-        bytes_dense=0,
-    )
+    report = logs.commit(0, first, last, loss=2.5)
+    return replace(report, wall_s=1.0 * steps, compute_s=1.0 * steps, bytes_sent=0, bytes_dense=0)
 
 
 @dataclass

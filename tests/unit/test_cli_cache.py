@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from raycloud import cli
+from raycloud.cli.cache import cache_text
 from raycloud.clock import SystemClock, VirtualClock
 from raycloud.data.cache import BlockCache, DataSet
-from raycloud.report.listings import listed
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_ls_of_nothing(tmp_path: Path) -> None:
 def test_ls_shows_what_is_in_use_and_unfinished(cache: BlockCache) -> None:
     one = DataSet(id="99" * 6, task="Gpt\x1b[2J", split="train", source="/d", keys=("aa1",))
     use = cache.use(one, SystemClock(), "run gpt-1")
-    lines = listed(cache, SystemClock(), as_json=False).splitlines()
+    lines = cache_text(cache.ls(), SystemClock().unix_s()).splitlines()
     assert lines[3] == (
         "  999999999999  Gpt?[2J  train     /d        unfinished     0 B       0  "
         f"in use by run gpt-1 (process {os.getpid()})"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from raycloud.cli import shell
 from raycloud.cli.shell import EXIT_CODES
 from raycloud.project import TEMPLATES, files_of
-from raycloud.report import error_text
 from raycloud.spec import rundir
 
 PAGE = (Path(__file__).parents[2] / "docs/command-line.md").read_text()
@@ -25,7 +25,7 @@ def section(title: str) -> str:
 
 def test_exit_codes() -> None:
     codes = {int(row[0]) for row in table(section("Exit codes")) if row[0].isdigit()}
-    assert codes == {0, error_text.JOB, error_text.MACHINE, error_text.OURS, error_text.STOPPED}
+    assert codes == {0, shell.JOB, shell.MACHINE, shell.OURS, shell.STOPPED}
     assert codes == {int(code) for code in re.findall(r"(?:: |; )(\d+) ", EXIT_CODES)}
 
 

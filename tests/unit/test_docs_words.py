@@ -13,12 +13,11 @@ import typer
 import yaml
 
 from raycloud import errors
-from raycloud.cli.shell import EXIT_CODES, app
+from raycloud.cli.shell import EXIT_CODES, app, error_text
 from raycloud.control.settings import ControlSettings
 from raycloud.events import Event
 from raycloud.net import gloo, sockets
 from raycloud.on_ray import attach, fleet, session
-from raycloud.report.error_text import error_text
 from raycloud.spec.job import Job
 from raycloud.spec.rundir import _KEPT, RunDirectory
 from raycloud.spec.schema import fields_of, schema_of, walk

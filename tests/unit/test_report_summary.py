@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ from raycloud.report.summary import (
     recent,
     write_summary,
 )
+from tests import logs
 
 GOLDEN = Path(__file__).parent / "golden" / "summary.json"
 
@@ -44,40 +46,12 @@ def commit(
     member: int, first: int, last: int, *, loss: float = 2.0, generation: int = 0
 ) -> StepsCommitted:
     """Steps of 8 samples; each takes a member 0.5 s and 100 bytes of a dense exchange's 200."""
-    steps = last - first
-    return StepsCommitted(
-        member=member,
-        generation=generation,
-        first_step=first,
-        last_step=last,
-        epoch=0,
-        offset=8 * last,
-        loss=loss,
-        weight=8.0 * steps,
-        samples=8 * steps,
-        micro_batches=steps,
-        grad_norm=1.0,
-        learning_rate=0.1,
-        wall_s=0.5 * steps,
-        compute_s=(0.25 + 0.05 * member) * steps,
-        data_s=0.05 * steps,
-        exchange_s=0.1 * steps,
-        cpu_s=0.3 * steps,
-        bytes_sent=100 * steps,
-        bytes_dense=200 * steps,
-    )
+    report = logs.commit(member, first, last, loss=loss, generation=generation)
+    return replace(report, compute_s=(0.25 + 0.05 * member) * (last - first))
 
 
 def ready(member: int) -> MemberReady:
-    return MemberReady(
-        member=member,
-        samples=1000,
-        parameters=64,
-        state_bytes=768,
-        gradient_bytes=256,
-        fixed_s=0.0,
-        micro_batch_s=0.25,
-    )
+    return logs.ready(member, node="")
 
 
 def formed(generation: int = 0, first_step: int = 0, shares: tuple[int, ...] = (1, 1)) -> Event:

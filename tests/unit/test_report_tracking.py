@@ -19,7 +19,7 @@ import pytest
 from raycloud.errors import JobError
 from raycloud.events import Noticed
 from raycloud.report import tracking
-from raycloud.report.tracking import About, Numbers, Teller, Trackers, flat, require
+from raycloud.report.tracking import About, Feed, Numbers, Trackers, flat, require
 from raycloud.spec import Job
 from tests.live import command, wait_for
 from tests.tiers import variants
@@ -58,35 +58,35 @@ def steps_of(told: Told) -> list[int]:
     return [step for call in told.calls if isinstance(call, list) for step in call]
 
 
-def closed(teller: Teller, status: str = "finished", wait_s: float = 30.0) -> list[Noticed]:
-    teller.finish(status)
-    teller.join(wait_s)
-    return teller.notices()
+def closed(feed: Feed, status: str = "finished", wait_s: float = 30.0) -> list[Noticed]:
+    feed.finish(status)
+    feed.join(wait_s)
+    return feed.notices()
 
 
 def test_numbers_are_told_in_order_and_the_end_last() -> None:
     told = Told()
-    teller = Teller("t", told, ABOUT)
+    feed = Feed("t", told, ABOUT)
     for step in range(1, 6):
-        teller.add(number(step))
-    assert closed(teller, "stopped") == []
+        feed.add(number(step))
+    assert closed(feed, "stopped") == []
     assert told.calls[0] == ("begin", "")
     assert told.calls[-1] == ("end", "stopped")
     assert steps_of(told) == [1, 2, 3, 4, 5]
-    assert teller.called == "new"
+    assert feed.called == "new"
 
 
 def test_a_tracker_that_is_told_nothing_is_never_begun() -> None:
     told = Told()
-    assert closed(Teller("t", told, ABOUT)) == []
+    assert closed(Feed("t", told, ABOUT)) == []
     assert told.calls == []
 
 
 def test_what_failed_is_told_again() -> None:
     told = Told(fails=2)
-    teller = Teller("t", told, ABOUT)
-    teller.add(number(1))
-    notices = closed(teller)
+    feed = Feed("t", told, ABOUT)
+    feed.add(number(1))
+    notices = closed(feed)
     assert steps_of(told) == [1]
     (notice,) = notices
     assert notice.what == "tracking: t failed, and is tried again"
@@ -95,14 +95,14 @@ def test_what_failed_is_told_again() -> None:
 
 def test_a_tracker_that_keeps_failing_is_given_up() -> None:
     told = Told(fails=99)
-    teller = Teller("t", told, ABOUT)
-    teller.add(number(1))
-    whats = [notice.what for notice in closed(teller)]
+    feed = Feed("t", told, ABOUT)
+    feed.add(number(1))
+    whats = [notice.what for notice in closed(feed)]
     assert whats == [
         "tracking: t failed, and is tried again",
         "tracking: t is told nothing more of this run",
     ]
-    teller.add(number(2))
+    feed.add(number(2))
     assert told.calls == [("begin", "")]
 
 
@@ -110,16 +110,16 @@ def test_a_slow_tracker_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(tracking, "MOST_WAITING", 5)
     gate = threading.Event()
     told = Told(gate=gate)
-    teller = Teller("t", told, ABOUT)
-    teller.add(number(1))
-    teller.finish("finished")
-    wait_for("the first call", lambda: not teller._waiting)
+    feed = Feed("t", told, ABOUT)
+    feed.add(number(1))
+    feed.finish("finished")
+    wait_for("the first call", lambda: not feed._waiting)
     for step in range(2, 12):
-        teller.add(number(step))
-    teller.join(0.05)
+        feed.add(number(step))
+    feed.join(0.05)
     gate.set()
-    teller.join(30)
-    whats = {notice.what for notice in teller.notices()}
+    feed.join(30)
+    whats = {notice.what for notice in feed.notices()}
     assert "tracking: t did not take in all numbers before the run ended" in whats
     assert "tracking: t was too slow for all numbers" in whats
 

@@ -64,7 +64,7 @@ def test_a_tail_of_a_log_that_begins_anew(tmp_path: Path) -> None:
     log.write_text(text(told))
     tail.read()
     log.write_text(text(told[:2]))
-    assert (tail.read(), tail.replaced) == (told[:2], 1)
+    assert tail.read() == told[:2]
 
 
 def test_a_tail_reads_a_long_log_in_parts(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_page_that_follows_and_ends_with_q(tmp_path: Path) -> None:
 def watched_last(run: Path) -> RunStatus:
     watched = watched_of(entries(), run)
     watched.job = RunDirectory(run).job()
-    return watched.card(0.0)
+    return watched.status(0.0)
 
 
 @pytest.mark.parametrize(

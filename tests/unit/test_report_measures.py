@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from raycloud.events import (
 from raycloud.report.run_status import MEASURES, TAGS, Identity, values
 from raycloud.report.state import Tally
 from raycloud.spec import Job
+from tests import logs
 
 DASHBOARD = Path(__file__).parents[2] / "docs/grafana.json"
 JOB = Job(task="/p/a.py:B", steps=8, name="line")
@@ -27,11 +29,10 @@ PREFIX = "ray_"  # Ray's own, before every name
 
 
 def committed(member: int, first: int, last: int) -> StepsCommitted:
-    return StepsCommitted(
-        member=member, generation=0, first_step=first, last_step=last, epoch=0, offset=32 * last,
-        loss=2.5, weight=32.0, samples=32 * (last - first), micro_batches=8, grad_norm=1.0,
-        learning_rate=0.01, wall_s=2.0, compute_s=1.5, data_s=0.25, exchange_s=0.25, cpu_s=2.0,
-        bytes_sent=100, bytes_dense=100,
+    report = logs.commit(member, first, last, loss=2.5)
+    return replace(
+        report, samples=32 * (last - first), weight=32.0, learning_rate=0.01, wall_s=2.0,
+        compute_s=1.5, data_s=0.25, exchange_s=0.25, bytes_sent=100,
     )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ from raycloud.report.state import Tally
 from raycloud.report.summary import cost, fold, nodes
 from raycloud.report.summary_text import summary_text
 from raycloud.spec import Job
+from tests import logs
 from tests.lockstep import job
 
 WHOSE = Identity(run="one", directory="/runs/one")
@@ -47,41 +48,11 @@ STARTED = RunStarted(job="gpt", version="1")
 
 
 def ready(member: int, node: str = "", price: float | None = None) -> MemberReady:
-    return MemberReady(
-        member=member,
-        samples=1000,
-        parameters=10,
-        state_bytes=40,
-        gradient_bytes=40,
-        fixed_s=0.0,
-        micro_batch_s=0.1,
-        node=node,
-        price_per_hour=price,
-    )
+    return replace(logs.ready(member, node=node), price_per_hour=price)
 
 
 def committed(member: int, first: int, last: int, loss: float = 2.0) -> StepsCommitted:
-    return StepsCommitted(
-        member=member,
-        generation=0,
-        first_step=first,
-        last_step=last,
-        epoch=0,
-        offset=last * 8,
-        loss=loss,
-        weight=8.0,
-        samples=8 * (last - first),
-        micro_batches=2,
-        grad_norm=1.0,
-        learning_rate=0.1,
-        wall_s=1.0,
-        compute_s=0.5,
-        data_s=0.1,
-        exchange_s=0.2,
-        cpu_s=1.0,
-        bytes_sent=100,
-        bytes_dense=100,
-    )
+    return replace(logs.commit(member, first, last, loss=loss), wall_s=1.0, bytes_sent=100)
 
 
 FORMED = GenerationFormed(generation=0, members=(0, 1), shares=(3, 1), first_step=0)

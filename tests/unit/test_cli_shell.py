@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from raycloud.cli.shell import MACHINE, error_text
 from raycloud.errors import InternalError, JobError, TaskError
-from raycloud.report.error_text import MACHINE, MOST_LINES, error_text
+from raycloud.report.notes import MOST_LINES
 from raycloud.worker import member
 
 SCREEN = 24

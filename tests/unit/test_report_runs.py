@@ -18,23 +18,21 @@ from raycloud.clock import VirtualClock
 from raycloud.errors import JobError, MachineError, RunDirectoryError
 from raycloud.events import Noticed, RunFinished, RunStarted
 from raycloud.report import runs
-from raycloud.report.listings import (
-    Listed,
-    listed_text,
-    record_of,
-    standing_text,
-)
 from raycloud.report.log import to_line
 from raycloud.report.run_status import RunStatus, parse_line
 from raycloud.report.runs import (
+    Listed,
     driver_of,
     is_driven,
     is_run,
+    listed_text,
     log_lines,
     member_lines,
+    record_of,
+    run_text,
     runs_below,
-    standing_of,
-    standing_or_why,
+    status_in,
+    status_or_why,
     stop_driver,
 )
 from raycloud.spec import RunDirectory
@@ -112,7 +110,7 @@ def test_a_driver_that_may_not_be_looked_into_is_one(tmp_path: Path) -> None:
     with driven(one, "unseen") as process, not_seeing_all():
         assert driver_of(one) == process.pid
         assert driver_of(other) is None
-        assert standing_of(one, VirtualClock(1000.0)).status == "starting"
+        assert status_in(one, VirtualClock(1000.0)).status == "starting"
         with pytest.raises(MachineError, match="may not be looked into") as refused:
             stop_driver(one)
         assert refused.value.hint == "ask as the user who started it"
@@ -145,10 +143,10 @@ def test_a_log_that_grows_without_a_lock_here_speaks_for_a_driver_elsewhere(tmp_
     written_t = (one / "events.jsonl").stat().st_mtime
     for clock in (VirtualClock(written_t + 50.0), VirtualClock(written_t - 50.0)):
         assert is_driven(one, clock)
-        assert standing_of(one, clock).status == "starting"
+        assert status_in(one, clock).status == "starting"
     later = VirtualClock(written_t + 70.0)
     assert not is_driven(one, later)
-    assert standing_of(one, later).status == "killed"
+    assert status_in(one, later).status == "killed"
 
 
 def test_following_goes_on_while_the_log_is_fresh_and_ends_with_the_run(tmp_path: Path) -> None:
@@ -176,25 +174,25 @@ def test_no_run_has_no_driver(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="holds no run"):
         driver_of(tmp_path)
     with pytest.raises(RunDirectoryError):
-        standing_of(tmp_path, VirtualClock())
+        status_in(tmp_path, VirtualClock())
     with pytest.raises(RunDirectoryError):
         list(log_lines(tmp_path, VirtualClock(), follow=False))
 
 
-def test_standing_of_a_run_that_goes_on_was_killed_or_has_ended(tmp_path: Path) -> None:
+def test_status_in_a_run_that_goes_on_was_killed_or_has_ended(tmp_path: Path) -> None:
     one, clock = started(tmp_path / "one"), VirtualClock(200.0)
     with driven(one):
-        card = standing_of(one, clock)
+        card = status_in(one, clock)
         assert (card.status, card.t, card.steps, card.run) == ("starting", 200.0, 30, "one")
         assert card.directory == str(one)
-    card = standing_of(one, clock)
+    card = status_in(one, clock)
     assert (card.status, card.t) == ("killed", 100.0)
     other = started(tmp_path / "other", RunFinished(status="finished", steps=0))
-    assert standing_of(other, clock).status == "finished"
+    assert status_in(other, clock).status == "finished"
     (other / "events.jsonl").write_text("{}\n")
     with pytest.raises(RunDirectoryError):
-        standing_of(other, clock)
-    assert standing_or_why(other, clock).status == "unreadable"
+        status_in(other, clock)
+    assert status_or_why(other, clock).status == "unreadable"
     assert {path.name for path in runs_below(tmp_path)} == {"one", "other"}
 
 
@@ -281,7 +279,7 @@ def test_list_of_runs() -> None:
     assert lines[4].split() == ["runs/one", "running", "6/30", "-", "-", "-", "2", "none", "-", "-"]
     assert listed_text([], "here", 0.0) == "here: no runs"
 
-    page = standing_text(full, 1002.0)
+    page = run_text(full, 1002.0)
     assert page.splitlines()[0] == "raysubmit_1 running: step 6/30"
     for row in (
         "  speed          80 samples/s · 24.0 s left",
@@ -303,5 +301,5 @@ def test_list_of_runs() -> None:
 def test_lists_are_printable() -> None:
     card = RunStatus(run="a\x1b[2J", job="b\n", status="failed", t=0.0, error="x\x07y")
     run = Listed(id="a\x1b[2J", card=card)
-    for text in (listed_text([run], "\x1b", 1.0), standing_text(run, 1.0)):
+    for text in (listed_text([run], "\x1b", 1.0), run_text(run, 1.0)):
         assert all(char.isprintable() or char == "\n" for char in text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from raycloud.events import (
     GenerationFormed,
     MemberFailed,
     MemberLost,
-    MemberReady,
     MemberSpawned,
     Noticed,
     PartWritten,
@@ -36,8 +36,16 @@ from raycloud.report.progress import Follower, status_renderable, status_text
 from raycloud.report.run_status import RunStatus, status_of, total_steps
 from raycloud.report.state import Tally
 from raycloud.report.summary import Summary
-from raycloud.report.summary_text import plan_text, summary_html, summary_renderable, summary_text
+from raycloud.report.summary_text import (
+    Tried,
+    plan_text,
+    summary_html,
+    summary_renderable,
+    summary_text,
+    tried_text,
+)
 from raycloud.spec import Job, SyncPoint
+from tests import logs
 
 SUMMARY = Summary(
     status="finished",
@@ -102,39 +110,8 @@ TRACE = 'Traceback (most recent call last):\n  File "task.py", line 7, in loss\n
 
 
 def commit(member: int, first: int, last: int) -> StepsCommitted:
-    return StepsCommitted(
-        member=member,
-        generation=0,
-        first_step=first,
-        last_step=last,
-        epoch=0,
-        offset=8 * last,
-        loss=2.3456,
-        weight=8.0,
-        samples=8 * (last - first),
-        micro_batches=1,
-        grad_norm=1.0,
-        learning_rate=0.1,
-        wall_s=1.0,
-        compute_s=0.5,
-        data_s=0.0,
-        exchange_s=0.1,
-        cpu_s=0.5,
-        bytes_sent=1_000_000,
-        bytes_dense=1_000_000,
-    )
-
-
-def ready(member: int) -> MemberReady:
-    return MemberReady(
-        member=member,
-        samples=100,
-        parameters=1,
-        state_bytes=1,
-        gradient_bytes=4,
-        fixed_s=0.0,
-        micro_batch_s=1.0,
-    )
+    report = logs.commit(member, first, last, loss=2.3456)
+    return replace(report, wall_s=1.0, bytes_sent=1_000_000, bytes_dense=1_000_000)
 
 
 FORMED = GenerationFormed(generation=0, members=(0, 1), shares=(1, 1), first_step=0)
@@ -211,7 +188,7 @@ def status(tally: Tally, steps: int | None) -> RunStatus:
 def test_progress_before_the_first_step() -> None:
     assert status_text(status(tally_of((0.0, STARTED)), 30)) == "starting"
     spawned = [(1.0, MemberSpawned(member=m)) for m in (0, 1)]
-    tally = tally_of((0.0, STARTED), *spawned, (2.0, ready(0)))
+    tally = tally_of((0.0, STARTED), *spawned, (2.0, logs.ready(0)))
     assert status_text(status(tally, 30)) == "starting: 1 of 2 workers ready"
     assert status_text(status(tally_of((0.0, STARTED), (1.0, FORMED)), 30)) == "step 0/30"
 
@@ -398,3 +375,43 @@ def test_figures() -> None:
     assert sparkline([]) == ""
     assert sparkline([1.0, 1.0, None, math.nan], width=4) == "▁▁  "
     assert printable("é\r\n\x9b\u202e") == "é\n??"
+
+
+TRIED = Tried(
+    job="gpt",
+    status="finished",
+    steps=2,
+    workers=2,
+    samples=64,
+    first_step_s=5.25,
+    step_s=0.5,
+    measures={"loss": 5.5, "accuracy": 0.25},
+    checkpoint_bytes=56_600,
+    checkpoint_place="runs",
+    wall_s=9.0,
+)
+
+
+def test_all_of_it() -> None:
+    assert tried_text(TRIED, "raycloud train gpt.yaml").splitlines() == [
+        "gpt works: 2 steps, 64 samples, 2 workers",
+        "  first step   5.2 s after the command, the last step took 0.50 s",
+        "  held out     loss 5.5 · accuracy 0.25",
+        "  checkpoint   56.6 kB written to runs and read back",
+        "  in all       9.0 s; nothing was kept",
+        "",
+        "train it: raycloud train gpt.yaml",
+    ]
+
+
+def test_one_of_each_and_nothing_held_out() -> None:
+    one = replace(TRIED, steps=1, workers=1, samples=32, measures={}, step_s=None)
+    lines = tried_text(one, "raycloud train gpt.yaml").splitlines()
+    assert lines[0] == "gpt works: 1 step, 32 samples, 1 worker"
+    assert lines[1] == "  first step   5.2 s after the command"
+    assert lines[2] == "  held out     nothing: the task holds no samples out"
+
+
+def test_stopped() -> None:
+    text = tried_text(replace(TRIED, status="stopped"), "raycloud train gpt.yaml")
+    assert text == "gpt was stopped while it was tried; nothing was kept"
