@@ -129,7 +129,9 @@ class RunStatus:
         except ValidationError as error:
             raise ValueError(str(error)) from error
         values = ((one.name, getattr(found, one.name)) for one in fields(cls))
-        texts = {name: value[:_MOST_TEXT] for name, value in values if isinstance(value, str)}
+        texts: dict[str, Any] = {
+            name: value[:_MOST_TEXT] for name, value in values if isinstance(value, str)
+        }
         return replace(found, **texts)
 
 
