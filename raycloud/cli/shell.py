@@ -1,4 +1,4 @@
-"""What every command shares: the app, its options, how errors are told, and what is plain."""
+"""What every command shares: the app, its options, how errors are shown, and what is plain."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`train --restarts N`: a loop that starts the driver as a process, and again where it fails.
+"""Supervision: `train --restarts N` starts the driver as a process, and again where it fails.
 
-It also runs on the head for a submitted job. The driver is told of what this process is told: a
-signal asks it to write a checkpoint and end, and then it is not started again.
+It also runs on the head for a submitted job. A signal to this process is passed on: it asks the
+driver to write a checkpoint and end, and then the driver is not started again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a run holds each sample exactly once: its ledger, beside what its log tells of faults."""
+"""Audit: whether a run holds each sample exactly once, from its ledger and its log."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RunAudit:
     Attributes:
         run: Its directory.
         status: As in its summary; `unfinished` while it goes on or after it was killed.
-        logged_steps: Steps that the log tells of. While a run goes on the ledger may be some ahead;
+        logged_steps: Steps in the log. While a run goes on the ledger may be some ahead;
             where it was killed, the log.
         ledger: What the ledger proves.
         generations: Formed in all starts.

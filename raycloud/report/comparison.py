@@ -1,4 +1,4 @@
-"""Runs side by side: in what their jobs differ, and what came of each. Prints nothing."""
+"""Comparison of runs: in what their jobs differ, and what came of each."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What a run's data came to: how it was prepared, what reading it takes, and what keeping it costs.
+"""Data of a run: how it was prepared, what reading it takes, and what keeping it costs.
 
-Preparing is told by every member; it was done once, so the first word of a split's version counts.
+Every member reports the preparation, which was done once: the first report of a split's version
+counts.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Split:
 
 @dataclass(eq=False)
 class DataTally:
-    """The fold of what is told of data.
+    """The state of a run's data.
 
     Attributes:
         cold_data_s: In the first epoch of each session, as is `cold_wall_s`.
@@ -77,12 +78,12 @@ class DataTally:
     _first_epoch: int | None = None  # of this session
 
     def start(self) -> None:
-        """A session begins: it prepares anew."""
+        """Begin a session, which prepares its data again."""
         self.splits.clear()
         self._first_epoch = None
 
     def prepare(self, event: DataPrepared) -> bool:
-        """Take in what a member tells of a split; whether it is news."""
+        """Take in a member's report of a split; whether it is new."""
         self.waited_s += event.waited_s
         known = self.splits.get(event.split)
         if known is not None and event.version <= known.version:

@@ -1,4 +1,4 @@
-"""Where the time of a run's workers went, from its log alone: parts that add up to the whole.
+"""Goodput: where the time of a run's workers went, in parts that add up to the whole.
 
 The whole is every worker's time from when its process was asked for until it was lost, had left or
 the run ended. A report of committed steps says what its seconds were; what it leaves unexplained
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from raycloud.events import Event
 
 _MOST_KEPT = 4096  # reports since the last checkpoint, which a resume may take back
-_NEWEST = 3  # reports of a member that may have come before its recovery is told
+_NEWEST = 3  # reports of a member that may have come before its `Recovered`
 _ABOUT_S = 0.5  # a loss is known to the driver so much after the others have reported, at most
 _OF_STEPS = ("computing_s", "data_s", "exchange_s", "lane_s")
 

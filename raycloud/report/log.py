@@ -55,7 +55,7 @@ class Entry(NamedTuple):
     Attributes:
         t: Unix seconds.
         event: What.
-        word: The member that said so, and which of its words it was; None: it was no member.
+        word: The member that sent it, and its number among that member's messages; None: no member.
     """
 
     t: float
@@ -182,7 +182,7 @@ def read_log(path: Path, at: int = 0, lines_before: int = 0) -> Iterator[Entry]:
     Args:
         path: The log.
         at: So many bytes are left out, and with them `lines_before` lines.
-        lines_before: For what is said of a damaged line.
+        lines_before: Are counted where a damaged line is named.
 
     Raises:
         RunDirectoryError: The log is missing, a line is damaged, or a newer raycloud wrote it.

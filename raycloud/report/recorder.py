@@ -55,7 +55,7 @@ class Recorder:
         run: Where the files go; the directory exists.
         clock: Where seconds come from.
         started_s: `clock.monotonic_s()` when the command started; None: now.
-        listener: Is told what the scalars are told: unix seconds, step, values by name.
+        listener: Called with all scalars: unix seconds, step, values by name.
 
     Attributes:
         state: What the log comes to.

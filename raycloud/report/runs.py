@@ -1,4 +1,4 @@
-"""A run directory on this machine: how its run stands, who drives it, and what it says."""
+"""Runs on this machine: who drives one, its status and logs; and lists of runs anywhere."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def status_or_why(directory: Path, clock: Clock) -> RunStatus:
 
 
 def is_driven(directory: Path, clock: Clock) -> bool:
-    """Whether someone drives a run that has not ended, as far as can be told from here.
+    """Whether someone drives a run that has not ended, as far as can be seen from here.
 
     On another machine or in another container that shares the directory, a driver holds a lock
     that is not seen here. So where none is seen, a log that was written within the last minute
@@ -108,7 +108,7 @@ def driver_of(directory: Path) -> int | None:
     log = _found(directory)
     try:
         locks = _LOCKS.read_text(encoding="ascii").splitlines()
-    except OSError:  # not a Linux: nobody can be told from here
+    except OSError:  # not a Linux: no driver can be found from here
         return None
     for line in locks:
         fields = line.split()

@@ -414,7 +414,7 @@ class RunState:
         members: Each as it was last heard of, since the last start.
         notes: The newest lines for people, with unix seconds.
         last_t: Unix seconds of the newest event.
-        words: By member, the number of its newest word (see `log.Entry`).
+        words: By member, the number of its newest message (see `log.Entry`).
         skips: By member, the samples it reported as skipped, since the last start.
     """
 

@@ -1,4 +1,4 @@
-"""A run in one record: the fold of its events, and `summary.json`."""
+"""Summary: what a run came to, in one record, from its state; and `summary.json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The summary of a run, for people: plain lines or a rich renderable. Prints nothing."""
+"""Summary of a run for people: plain lines, in colour, HTML; so are a plan and a trial."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Numbers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class About:
-    """What a tracker is told of a run first.
+    """What a tracker learns of a run first.
 
     Attributes:
         run: The name of the run directory.
@@ -295,7 +295,7 @@ class Feed:
     Args:
         name: Of the tracker, for notices.
         tracker: Who is called.
-        about: What it is told first.
+        about: What it learns first.
     """
 
     def __init__(self, name: str, tracker: Tracker, about: About) -> None:
