@@ -195,8 +195,8 @@ class JobsClient(JobSubmissionClient):
         # Not JobSubmissionClient's: it takes the address from the environment.
         SubmissionClient.__init__(self, address=where.url, headers=where.headers)
         # One that trusts a file or a folder of certificates, as requests does.
-        kind = "capath" if certificates.is_dir() else "cafile"
-        trusting = ssl.create_default_context(**{kind: str(certificates)}) if encrypted else True
+        file, folder = (None, certificates) if certificates.is_dir() else (certificates, None)
+        trusting = ssl.create_default_context(cafile=file, capath=folder) if encrypted else True
         self._trusted: ssl.SSLContext | bool = trusting
         self._see_that_it_is_one()
 

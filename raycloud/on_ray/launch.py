@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from raycloud.events import Event
     from raycloud.on_ray.failover import Failover
     from raycloud.on_ray.session import Session
+    from raycloud.spec import Job
 
 _ENDS_S, _TIDIES_S = 1.0, 20.0  # for what the store is asked for when a run ends
 
@@ -62,16 +63,32 @@ def drive(session: Session) -> Run:
         ) as cluster:
             records = RunRecords(session, recorder, outlets, store, origin.manifest, cluster)
             control = Control(session.settings(origin, recorder.tally, cluster.room))
-            start = _Start(
-                session=session,
-                driver=Driver(control, cluster, records, session.clock.monotonic_s),
-                cluster=cluster,
-                records=records,
-                pool=pool,
-                found=found,
-                known={"origin": origin.manifest and origin.manifest.to_bytes()},
+            driver = Driver(control, cluster, records, session.clock.monotonic_s)
+
+            def begin() -> None:
+                for event in (*origin.opening, *told, *_limited(session.job)):
+                    records.log(event)
+                if found is None:
+                    cluster.begin()
+                    known = origin.manifest and origin.manifest.to_bytes()
+                    pool.remember({"origin": known, "pipeline": cluster.pipeline})
+                    driver.start()
+                    return
+                for one in found.survivors:  # the log has it, and who looks on has not seen it
+                    session.observer(one.ready)
+                cluster.adopt(found)
+                driver.take_over(found.adoption)
+
+            return _Start(session=session, driver=driver, cluster=cluster, records=records).run(
+                begin
             )
-            return start.run((*origin.opening, *told))
+
+
+def _limited(job: Job) -> Iterator[Noticed]:
+    """That more workers are allowed than a step has micro-batches for."""
+    if (most := job.most_workers) < job.elastic.max_workers:
+        what = f"a step has {most} micro-batches, so no more than {most} workers are used"
+        yield Noticed(what=what)
 
 
 @contextlib.contextmanager
@@ -99,17 +116,12 @@ class _Start:
     driver: Driver
     cluster: RayCluster
     records: RunRecords
-    pool: ActorPool
-    found: Failover | None  # members that are there already
-    known: Mapping[str, Any]  # what a driver that takes the run over has to know
 
-    def run(self, opening: Iterable[Event]) -> Run:
-        """Carry it out; `opening` is what the log is told first."""
+    def run(self, begin: Callable[[], None]) -> Run:
+        """Carry it out; `begin` asks for members, or goes on with those that are there."""
         driver = self.driver
         try:
-            for event in opening:
-                self.records.log(event)
-            self._begin()
+            begin()
             finish = driver.run()
         except KeyboardInterrupt:
             self._close("stopped", "ended at once on request")
@@ -130,22 +142,6 @@ class _Start:
         if finish.status == "failed":
             raise failure_of(driver.failure, finish, path)
         return Run(status=finish.status, directory=path, summary=summary)
-
-    def _begin(self) -> None:
-        """Ask for members, or go on with those that are there."""
-        job, found = self.session.job, self.found
-        if (most := job.most_workers) < job.elastic.max_workers:
-            what = f"a step has {most} micro-batches, so no more than {most} workers are used"
-            self.records.log(Noticed(what=what))
-        if found is None:
-            self.cluster.begin()
-            self.pool.remember({**self.known, "pipeline": self.cluster.pipeline})
-            self.driver.start()
-            return
-        for one in found.survivors:  # the log has it, and who looks on has not seen it
-            self.session.observer(one.ready)
-        self.cluster.adopt(found)
-        self.driver.take_over(found.adoption)
 
     def _close(self, status: str, why: str | None) -> dict[str, Any]:
         """The last events, and the summary."""

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import Event as ThreadEvent
 from threading import Lock, Thread
@@ -68,27 +68,15 @@ class Registration:
 
     def to_metadata(self) -> dict[str, str]:
         """As Ray keeps it."""
-        return {
-            f"{WORD}run": self.run,
-            f"{WORD}job": self.job,
-            f"{WORD}directory": self.directory,
-            f"{WORD}log": self.log,
-            f"{WORD}python": self.python,
-        }
+        return {f"{WORD}{name}": text for name, text in asdict(self).items()}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Registration | None:
         """What `to_metadata` said; None: nothing is said of a run."""
         if not any(name.startswith(WORD) for name in metadata) or ASKED in metadata:
             return None
-        told = {name.removeprefix(WORD): str(text) for name, text in metadata.items()}
-        return cls(
-            run=told.get("run", ""),
-            job=told.get("job", ""),
-            directory=told.get("directory", ""),
-            log=told.get("log", ""),
-            python=told.get("python", ""),
-        )
+        names = (field.name for field in fields(cls))
+        return cls(**{name: str(metadata.get(f"{WORD}{name}", "")) for name in names})
 
 
 @contextlib.contextmanager

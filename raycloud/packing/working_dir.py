@@ -21,22 +21,27 @@ LARGEST_BYTES = 100 * 2**20  # before compression
 _FIELD = "--working-dir"
 _MOST_FILES = 50_000
 _NAMED = 5
-_FOLDERS = (
-    ("version history", (".git", ".hg", ".svn", ".jj", ".bzr")),
-    (
-        "a cache",
+_CREDENTIALS = "credentials, by its name"
+_FOLDERS = {
+    **dict.fromkeys((".git", ".hg", ".svn", ".jj", ".bzr"), "version history"),
+    **dict.fromkeys((".venv", ".conda", "node_modules", "site-packages"), "installed packages"),
+    **dict.fromkeys(("mlruns", "wandb"), "records of runs"),
+    **dict.fromkeys(
         (
             "__pycache__", ".cache", ".eggs", ".hypothesis", ".import_linter_cache",
-            ".ipynb_checkpoints", ".mypy_cache", ".nox", ".pytest_cache", ".pytype", ".ruff_cache",
-            ".tox",
+            ".ipynb_checkpoints", ".mypy_cache", ".nox", ".pytest_cache", ".pytype",
+            ".ruff_cache", ".tox",
         ),
+        "a cache",
     ),
-    ("installed packages", (".venv", ".conda", "node_modules", "site-packages")),
-    ("records of runs", ("mlruns", "wandb")),
-)  # fmt: skip
-_SECRET_FOLDERS = (
-    ".aws", ".azure", ".docker", ".gcloud", ".gnupg", ".kube", ".password-store", ".ray", ".ssh",
-)  # fmt: skip
+    **dict.fromkeys(
+        (
+            ".aws", ".azure", ".docker", ".gcloud", ".gnupg", ".kube", ".password-store", ".ray",
+            ".ssh",
+        ),
+        _CREDENTIALS,
+    ),
+}  # fmt: skip
 _SECRET_FILES = (
     ".env*", "*.env", "*.key", "*.pem", "*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "*.kdbx",
     "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".netrc", "_netrc", ".pgpass", ".my.cnf",
@@ -46,16 +51,13 @@ _SECRET_FILES = (
     "secrets.json", "secrets.toml", "token.json",
 )  # fmt: skip
 _LEFTOVERS = ("*.pyc", "*.pyo", ".ds_store", "*.swp")
-_MARKS = (
-    ("pyvenv.cfg", "a virtual environment"),
-    ("conda-meta", "a conda environment"),
-    ("CACHEDIR.TAG", "a cache"),
-)
+_MARKS = {
+    "pyvenv.cfg": "a virtual environment",
+    "conda-meta": "a conda environment",
+    "CACHEDIR.TAG": "a cache",
+}
 _RUN, _RUNS, _DATA, _LEFTOVER = "a run", "runs", "a cache of data", "a tool's leftover"
-_EXPECTED = {
-    *(reason for reason, _ in _FOLDERS), *(reason for _, reason in _MARKS),
-    _RUN, _RUNS, _DATA, _LEFTOVER,
-}  # fmt: skip
+_EXPECTED = {*_FOLDERS.values(), *_MARKS.values(), _RUN, _RUNS, _DATA, _LEFTOVER} - {_CREDENTIALS}
 
 # The redaction of logs (`raycloud.redact`) would rather hide too much. Here a file that the job
 # needs would be missing, so only shapes stand here that nothing else has.
@@ -221,13 +223,9 @@ def _why_it_stays(path: Path, root: Path) -> str | None:
 
 
 def _why_folder_stays(path: Path, root: Path) -> str | None:
-    name = path.name.lower()
-    if name in _SECRET_FOLDERS:
-        return "credentials, by its name"
-    for reason, names in _FOLDERS:
-        if name in names:
-            return reason
-    for mark, reason in _MARKS:
+    if reason := _FOLDERS.get(path.name.lower()):
+        return reason
+    for mark, reason in _MARKS.items():
         if (path / mark).exists():
             return reason
     if path == root / "runs":
