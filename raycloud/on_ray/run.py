@@ -68,10 +68,10 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
     def there(run: RunDirectory) -> bool:
         return _saved(run, job) or (address is not None and _may_live(run, asked))
 
-    goes = goes_on(run_dir, word, there)
-    directory = choose(run_dir, job.name, resume=goes)
+    resumes = goes_on(run_dir, word, there)
+    directory = choose(run_dir, job.name, resume=resumes)
     try:
-        if goes:
+        if resumes:
             check_resume(directory.job(), asked)
         shown = observer or (lambda _: None)
         with imported(job) as ready, _registered(job, directory, address, shown) as see:
@@ -86,7 +86,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
                     task=task,
                     code=code,
                     directory=directory,
-                    resume=goes,
+                    resume=resumes,
                     clock=clock,
                     began_s=began_s,
                     observer=see,
@@ -98,7 +98,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
             raise
         goes_on(run_dir, word, lambda _: False)  # sets its files aside
     finally:
-        if not goes:
+        if not resumes:
             _remove_if_empty(directory.path)
 
     return train(
@@ -192,7 +192,7 @@ def with_secrets(job: Job) -> Job:
 
 
 def _saved(run: RunDirectory, job: Job) -> bool:
-    """Whether the run, which goes on as `job`, has a checkpoint."""
+    """Whether the run, which resumes on as `job`, has a checkpoint."""
     from raycloud.checkpoint import open_store, steps
 
     return bool(steps(open_store(job.checkpoint.path or run.checkpoints)))
