@@ -1,4 +1,4 @@
-"""Bytes from one member to another, over a connection of their own: counted, checked, as they are.
+"""Keyed sockets: bytes from one member to another, counted, checked, as they are.
 
 Who is to receive listens, and tells the others where, and a key. A connection says whose it is and
 the key, then a header in JSON, then chunks of bytes with their check sums. The other way goes what
@@ -19,7 +19,7 @@ import threading
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -175,19 +175,11 @@ class Stream:
         """
         if not self.heard(timeout_s):
             return b""
-        try:
+        with _broken():
             got = self._socket.recv(_SOME_BYTES)
-        except OSError as error:
-            raise TransportError(f"the connection to a member broke: {error}") from error
         if not got:
             raise TransportError("the connection to a member was closed")
         return got
-
-    def finish(self) -> None:
-        """All is sent: wait until the peer has taken it, and closes."""
-        self._socket.shutdown(socket.SHUT_WR)
-        while self._socket.recv(16):
-            pass
 
     def hang_up(self) -> None:
         """End the connection, which another thread uses and then closes."""
@@ -205,11 +197,9 @@ class Stream:
         Raises:
             TransportError: The connection broke.
         """
-        try:
+        with _broken():
             for part in parts:
                 self._socket.sendall(part)
-        except OSError as error:
-            raise TransportError(f"the connection to a member broke: {error}") from error
 
     def take(self, size: int) -> bytes:
         """The next `size` bytes, as they are.
@@ -224,13 +214,19 @@ class Stream:
     def _fill(self, place: memoryview) -> None:
         at = 0
         while at < len(place):
-            try:
+            with _broken():
                 got = self._socket.recv_into(place[at:])
-            except OSError as error:
-                raise TransportError(f"the connection to a member broke: {error}") from error
             if not got:
                 raise TransportError("the connection to a member was closed before its end")
             at += got
+
+
+@contextlib.contextmanager
+def _broken() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TransportError(f"the connection to a member broke: {error}") from error
 
 
 def connect(place: Place, rank: int, sockets: Sockets = SOCKETS) -> Stream:
@@ -327,7 +323,7 @@ MOST_STRANGERS = 64  # that have not said the key; the oldest makes room for ano
 
 
 class Arrivals:
-    """So many members are waited for, that know where, and the key.
+    """Waits for members that connect to this one, and hears each in a thread of its own.
 
     Args:
         address: This node's, that they can reach.

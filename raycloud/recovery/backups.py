@@ -1,17 +1,17 @@
-"""The connections between members that back each other up: one to each member, and one from it."""
+"""Connections between members that back each other up: one to each member, and one from it."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from raycloud.errors import TransportError
-from raycloud.net.stream import Listener, connect
+from raycloud.net.stream import Arrivals, connect
 from raycloud.step.speculation import Backing, Notes
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Sequence
 
     from raycloud.clock import Clock
@@ -43,8 +43,8 @@ def ring(nodes: Sequence[str], size: int) -> tuple[int, ...]:
     return tuple(after[rank] for rank in range(size))
 
 
-class Lines:
-    """The two of a member's in a generation, opened and heard beside the training.
+class Links:
+    """A member's two connections in a generation, opened and heard beside the training.
 
     Args:
         backing: What uses them.
@@ -56,33 +56,27 @@ class Lines:
     """
 
     def __init__(self, backing: Backing, address: str, notice: Callable[[str], None]) -> None:
-        """Listen; nobody knows it yet."""
+        """Wait for the backup; nobody knows the place yet."""
         self._backing, self._notice = backing, notice
-        self._listener = Listener(address)
-        self.place = self._listener.place
         self._turn = threading.Lock()
-        self._called: Notes | None = None
-        self._answered: Notes | None = None
+        self._to_primary: Notes | None = None
         self._closed = False
+        self._arrivals = Arrivals(address, 1, self._answer, self._no_backup)
+        self.place = self._arrivals.place
 
     def open(self, primary: Place, rank: int) -> None:
-        """Connect to whom this member backs up, and wait for its own backup; returns at once."""
-        threads = (
-            threading.Thread(target=self._call, args=(primary, rank), name="back-up", daemon=True),
-            threading.Thread(target=self._answer, name="backed-up", daemon=True),
-        )
-        for thread in threads:
-            thread.start()
+        """Connect to whom this member of `rank` backs up; returns at once."""
+        call = threading.Thread(target=self._call, args=(primary, rank), name="back-up")
+        call.daemon = True
+        call.start()
 
     def close(self) -> None:
         """Nothing is told or heard any more."""
         with self._turn:
             self._closed = True
-        self._listener.close()
-        if self._called is not None:
-            self._called.close()
-        if self._answered is not None:
-            self._answered.hang_up()
+        self._arrivals.close()
+        if self._to_primary is not None:
+            self._to_primary.close()
 
     def _call(self, primary: Place, rank: int) -> None:
         try:
@@ -94,34 +88,18 @@ class Lines:
             if self._closed:
                 notes.close()
             else:
-                self._called = self._backing.primary = notes
+                self._to_primary = self._backing.primary = notes
 
-    def _answer(self) -> None:
-        try:
-            notes = Notes(self._awaited())
-        except TransportError as error:
-            self._missing("the backup of this member", error)
-            return
-        self._listener.close()  # nobody else is waited for
-        with self._turn:
-            self._answered = self._backing.backup = notes
-        try:
+    def _answer(self, _: int, stream: Stream) -> None:
+        notes = self._backing.backup = Notes(stream)
+        with contextlib.suppress(TransportError):
             while not self._closed:
                 self._backing.answer(notes.hear(_LOOK_UP_S))
-        except TransportError:
-            self._backing.backup = None
-        finally:
-            self._backing.tail.forsaken()
-            notes.close()
+        self._backing.backup = None
+        self._backing.tail.forsaken()
 
-    def _awaited(self) -> Stream:
-        """The connection of who knows the key."""
-        come: list[socket.socket] = []
-        while True:
-            self._listener.accept(come.append)
-            known = self._listener.welcome(come.pop())
-            if known is not None:
-                return known[1]
+    def _no_backup(self, error: TransportError) -> None:
+        self._missing("the backup of this member", error)
 
     def _missing(self, who: str, error: TransportError) -> None:
         if not self._closed:
@@ -141,7 +119,7 @@ class Backups:
     def __init__(self, replica: Replica, address: str, *, most: int, clock: Clock) -> None:
         """It backs up nobody."""
         self._replica, self._address, self._most, self._clock = replica, address, most, clock
-        self._lines: Lines | None = None
+        self._links: Links | None = None
 
     def begin(self, meeting: Meeting, lane: Lane) -> None:
         """All members of the generation call this.
@@ -154,14 +132,14 @@ class Backups:
         if not self._most or size == 1:
             return
         backing = Backing(most=self._most, clock=self._clock, abandoned=lane.abandoned)
-        lines = Lines(backing, self._address, lambda what: replica.notice(what, {}))
-        self._lines, replica.backing = lines, backing
-        places = lane.gather_places(lines.place)
-        lines.open(places[ring(meeting.nodes, size)[meeting.rank]], meeting.rank)
+        links = Links(backing, self._address, lambda what: replica.notice(what, {}))
+        self._links, replica.backing = links, backing
+        places = lane.gather_places(links.place)
+        links.open(places[ring(meeting.nodes, size)[meeting.rank]], meeting.rank)
 
     def end(self) -> None:
         """The generation is over."""
         self._replica.backing = None
-        if self._lines is not None:
-            self._lines.close()
-            self._lines = None
+        if self._links is not None:
+            self._links.close()
+            self._links = None

@@ -1,4 +1,4 @@
-"""Meeting the other members of a generation."""
+"""Rendezvous: members meet the others of a generation, and what a member needs of its host."""
 
 from __future__ import annotations
 

@@ -48,7 +48,6 @@ def test_what_arrives_is_what_was_sent() -> None:
         stream.tell({"tensors": [["a", "float32", [2]]]})
         stream.send(memoryview(sent)[: SOCKETS.chunk_bytes])
         stream.send(memoryview(sent)[SOCKETS.chunk_bytes :])
-        stream.finish()
 
     def take(stream: Stream) -> dict[str, object]:
         told = stream.hear()
@@ -105,19 +104,6 @@ def test_what_is_no_chunk_is_refused(wire: bytes, message: str) -> None:
         sender.close()
         with pytest.raises(TransportError, match=message):
             receiver.receive(memoryview(bytearray(4)))
-
-
-def test_haste_is_heard_and_does_not_hinder_the_end() -> None:
-    with two_ends() as (sender, receiver):
-        assert not sender.haste(0.0)
-        receiver.hurry()
-        assert sender.haste(5.0)
-        sender.send(memoryview(b"abcd"))
-        place = bytearray(4)
-        receiver.receive(memoryview(place))
-        receiver.close()
-        sender.finish()
-    assert place == b"abcd"
 
 
 def welcomed(listener: Listener) -> tuple[int, Stream] | None:

@@ -11,7 +11,7 @@ import torch
 
 from raycloud.commands import Form
 from raycloud.events import MemberDone, StepsCommitted
-from raycloud.net.stream import Listener, Place
+from raycloud.net.stream import Arrivals, Place
 from raycloud.order import deal
 from raycloud.recovery import backups
 from raycloud.spec import Job
@@ -95,22 +95,22 @@ def test_who_cannot_connect_is_backed_up_by_nobody(
 ) -> None:
     told: list[str] = []
 
-    class Elsewhere(Listener):
+    class Elsewhere(Arrivals):
         """Tells another place than its own."""
 
-        def __init__(self, address: str) -> None:
-            super().__init__(address)
+        def __init__(self, address: str, *told: Any) -> None:
+            super().__init__(address, *told)
             self.place = Place(address, 1, 7)
 
     missing = threading.Event()
 
-    def note(self: backups.Lines, who: str, error: Exception) -> None:
+    def note(self: backups.Links, who: str, error: Exception) -> None:
         if not self._closed:
             told.append(f"{who}: {error}")
             missing.set()
 
-    monkeypatch.setattr(backups, "Listener", Elsewhere)
-    monkeypatch.setattr(backups.Lines, "_missing", note)
+    monkeypatch.setattr(backups, "Arrivals", Elsewhere)
+    monkeypatch.setattr(backups.Links, "_missing", note)
     job = asked(tmp_path)
     fellows = Fellows(tmp_path / "kept", job, 2, joining=0, task=Late)
     fellows.form(Form(generation=0, members=(0, 1), shares=(4, 4), step=0))
