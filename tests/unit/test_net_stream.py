@@ -156,7 +156,7 @@ def test_a_path_that_hangs_ends_a_stream(monkeypatch: pytest.MonkeyPatch) -> Non
     stream.send(memoryview(b"abcd"))  # the kernel takes it
     with pytest.raises(TransportError, match=r"broke: \[Errno 110\]"):
         other.receive(memoryview(bytearray(4)))
-    assert stream.haste(10.0)
+    assert stream.heard(10.0)
     with pytest.raises(TransportError, match="broke"):
         stream.take(1)
     assert time.monotonic() - began_s < 6.0
