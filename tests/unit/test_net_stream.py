@@ -173,9 +173,9 @@ def test_any_descriptor_will_do() -> None:
         number = fcntl.fcntl(near._socket, fcntl.F_DUPFD, 1024)
         sender = Stream(socket.socket(fileno=number))
         assert number >= 1024
-        assert not sender.haste(0.0)
-        receiver.hurry()
-        assert sender.haste(5.0)
+        assert not sender.heard(0.0)
+        receiver.give(b"!")
+        assert sender.heard(5.0)
         sender.close()
 
 
