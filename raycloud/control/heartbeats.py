@@ -101,25 +101,13 @@ class Pulses:
     def _at(self, members: Collection[int]) -> npt.NDArray[np.intp]:
         """Their places; there are some for all."""
         at = np.fromiter(members, np.intp, len(members))
-        if (last := int(at.max(initial=-1))) >= len(self._mean_s):
-            self._mean_s = _room_for(last, self._mean_s)
-            self._variance = _room_for(last, self._variance, fill=_FIRST_STD_S**2)
-            self._heard_s = _room_for(last, self._heard_s, fill=_NEVER)
+        known = len(self._mean_s)
+        if (lacking := int(at.max(initial=-1)) + 1 - known) > 0:
+            more = np.zeros(max(lacking, known))
+            self._mean_s = np.append(self._mean_s, more)
+            self._variance = np.append(self._variance, more + _FIRST_STD_S**2)
+            self._heard_s = np.append(self._heard_s, more + _NEVER)
         return at
-
-
-def _room_for(
-    member: int, seconds: npt.NDArray[np.float64], *, fill: float = 0.0
-) -> npt.NDArray[np.float64]:
-    """The same array, or a longer one that has a place for this member, too.
-
-    >>> _room_for(1, np.array([0.5, 0.25])).tolist(), _room_for(2, np.array([0.5])).tolist()
-    ([0.5, 0.25], [0.5, 0.0, 0.0])
-    """
-    if member < len(seconds):
-        return seconds
-    more = max(member + 1, 2 * len(seconds)) - len(seconds)
-    return np.append(seconds, np.full(more, fill))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

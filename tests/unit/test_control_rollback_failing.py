@@ -8,7 +8,12 @@ from raycloud.control import MemberState, Phase
 from tests.control_events import part
 from tests.control_job import of, only, tick
 from tests.control_three import formed, lost, three, to
-from tests.unit.test_control_restoring import all_lost, come, restoring, saved
+from tests.unit.test_control_rollback import (
+    all_lost,
+    come,
+    restoring,
+    saved,
+)
 
 
 def test_what_one_wrote_and_measured_before_its_first_step_may_come_after_the_others_loss():

@@ -12,8 +12,8 @@ from raycloud.control import MemberState, Phase
 from tests.control_events import part, published, ready
 from tests.control_job import control, of, on_and_tick, only, report
 from tests.control_three import lost
-from tests.unit.test_control_growing import formed, to, two
-from tests.unit.test_control_hearing import World
+from tests.unit.test_control_failure_detector import World
+from tests.unit.test_control_scaling import formed, to, two
 
 
 def alone(**settings):
