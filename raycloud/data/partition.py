@@ -17,6 +17,7 @@ Width = int | Ints
 """Bytes of every row alike, or of each."""
 
 _PER_LANE = 4  # partitions of a lane, at least: with fewer, epochs would hardly differ
+_OF_FIXED_SIZE = (pa.types.is_primitive, pa.types.is_fixed_size_binary, pa.types.is_decimal)
 _DEALING = 0x6465616C  # so that no other use of the same seed draws alike
 
 
@@ -124,42 +125,28 @@ def bytes_of_rows(table: pa.Table) -> Width:
 
 
 def _width(array: pa.Array) -> Width:
+    while isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    if pa.types.is_dictionary(array.type):
+        array = array.indices
     kind = array.type
-    if isinstance(kind, pa.BaseExtensionType):
-        return _width(array.storage)
-    if pa.types.is_dictionary(kind):
-        return _width(array.indices)
-    if pa.types.is_struct(kind):
-        return sum((_width(part) for part in array.flatten()), start=0)
-    if pa.types.is_fixed_size_list(kind):
-        below = _width(array.flatten())
-        if isinstance(below, int):
-            return below * int(kind.list_size)
-    if pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind):
-        return -(-int(kind.bit_width) // 8)
     if pa.types.is_null(kind):
         return 0
-    return _lengths(array) * _each(array)
-
-
-def _lengths(array: pa.Array) -> npt.NDArray[np.int64]:
-    """Bytes of each text, or values of each list; of a missing one none."""
-    kind = array.type
-    count = pc.list_value_length if _is_list(kind) else pc.binary_length
-    lengths: Any = pc.fill_null(count(array), 0)
-    return np.asarray(lengths, dtype=np.int64)
-
-
-def _each(array: pa.Array) -> int:
-    """Bytes of a value of a list: of lists of texts or lists the mean, rounded up."""
-    if not _is_list(array.type):
-        return 1
+    if any(of(kind) for of in _OF_FIXED_SIZE):
+        return -(-int(kind.bit_width) // 8)
+    if pa.types.is_struct(kind):
+        return sum((_width(part) for part in array.flatten()), start=0)
+    if not pa.types.is_nested(kind):
+        return _lengths(pc.binary_length(array))
     values = array.flatten()
     width = _width(values)
-    return width if isinstance(width, int) else -(-int(width.sum()) // max(1, len(values)))
+    if isinstance(width, int) and pa.types.is_fixed_size_list(kind):
+        return width * int(kind.list_size)
+    # Of lists of texts or lists the mean, rounded up.
+    each = width if isinstance(width, int) else -(-int(width.sum()) // max(1, len(values)))
+    return _lengths(pc.list_value_length(array)) * each
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
+def _lengths(lengths: pa.Array) -> Ints:
+    """Of each text or list; of a missing one none."""
+    return np.asarray(pc.fill_null(lengths, 0), dtype=np.int64)

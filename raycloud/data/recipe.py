@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from raycloud.data.cache import DataSet
 from raycloud.data.digest import code_digest, combined, inputs_of, table_digest
-from raycloud.data.filesystems import without_credentials
+from raycloud.data.filesystems import paths_of, without_credentials
 from raycloud.data.formats import NAMED_BAD_ROWS, Slice
 from raycloud.data.index import Input
 from raycloud.data.location import locate
@@ -334,6 +334,5 @@ def completed(
 def _source_text(source: Source, works: Sequence[Work]) -> str:
     if source.path is None:
         return source.key or (works[0].slice.inputs[0].path if works else "")
-    paths = [source.path] if isinstance(source.path, str) else list(source.path)
-    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return without_credentials(str(paths[0])) + more if paths else ""
+    first, *others = paths_of(source)
+    return without_credentials(first) + (f" and {len(others)} more" if others else "")

@@ -74,6 +74,7 @@ def test_bytes_of_rows() -> None:
     lists = pa.array([[1, 2], [], None], pa.list_(pa.int16()))
     assert list(bytes_of_rows(fixed.append_column("l", lists))) == [28, 24, 24]  # type: ignore[arg-type]
     assert bytes_of_rows(pa.table({"b": [True, False], "n": pa.nulls(2)})) == 1
+    assert bytes_of_rows(pa.table({"d": pa.array([1, None], pa.decimal128(10, 2))})) == 16
     struct = pa.array([{"a": 1, "b": "xy"}, {"a": 2, "b": ""}])
     assert list(bytes_of_rows(pa.table({"s": struct}))) == [10, 8]  # type: ignore[arg-type]
     chunks = pa.concat_tables([pa.table({"s": ["a", "bb"]}), pa.table({"s": ["ccc"]})])
