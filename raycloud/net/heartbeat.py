@@ -1,7 +1,7 @@
-"""Whether members' machines are there: asked twenty times a second, answered by their kernels.
+"""Heartbeats: whether members' machines are there, asked twenty times a second.
 
 The driver holds one connection to each member and sends a byte along it. That the byte has arrived
-says the member's system, not its process: it answers as fast where that is busy, starved of the
+says the member's kernel, not its process: it answers as fast where that is busy, starved of the
 processor, or frozen. So what is not answered for a few tenths of a second is a machine that is
 gone, or a path that is out, and no slow one. A process that is frozen is found by its own silence.
 
@@ -23,12 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from raycloud.errors import TransportError
-from raycloud.net.stream import (
-    Listener,
-    Place,
-    Stream,
-    connect,
-)
+from raycloud.net.stream import Listener, Place, Stream, connect
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -67,7 +62,7 @@ class Reach:
     doubtful: bool = False
 
 
-class Probes:
+class Heartbeats:
     """The driver's end of all connections.
 
     Args:
@@ -263,7 +258,7 @@ def _reach(lines: Mapping[int, _Line], every_s: float) -> Reach:
     return Reach(reached=reached, cut_s=cut, doubtful=bool(late))
 
 
-class Probed:
+class HeartbeatPeer:
     """A member's end.
 
     Args:

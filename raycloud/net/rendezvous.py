@@ -27,12 +27,7 @@ from torch import distributed as dist
 
 from raycloud.errors import TransportError
 from raycloud.net.sockets import end_if_hung
-from raycloud.net.stream import (
-    GREETING_BYTES,
-    Listener,
-    Place,
-    greeting,
-)
+from raycloud.net.stream import GREETING_BYTES, Listener, Place, greeting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -283,7 +278,7 @@ class Rendezvous:
                 self._part(member)
 
 
-class Roll:
+class RendezvousClient:
     """A member's connection to the rendezvous, for one generation and purpose.
 
     Args:
@@ -374,7 +369,7 @@ def opened(part: memoryview) -> bytes:
         raise TransportError(f"what a member said at the rendezvous is damaged: {error}") from error
 
 
-class RollStore(dist.Store):
+class RendezvousStore(dist.Store):
     """What gloo takes for a key-value store: a key that is not known yet is asked for in a round.
 
     Keys end in the number of the rank that sets them, as `0/3`. All members ask for the first time
@@ -384,7 +379,7 @@ class RollStore(dist.Store):
         roll: Carries the rounds.
     """
 
-    def __init__(self, roll: Roll) -> None:
+    def __init__(self, roll: RendezvousClient) -> None:
         """Nothing is known."""
         super().__init__()
         self._roll = roll
@@ -400,7 +395,7 @@ class RollStore(dist.Store):
         """What a member has set, after a round where that is not known yet.
 
         Raises:
-            TransportError: As of `Roll.exchange`; or nobody has set it.
+            TransportError: As of `RendezvousClient.exchange`; or nobody has set it.
         """
         rank = int(key.rpartition("/")[2])
         for again in (False, True):

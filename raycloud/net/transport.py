@@ -8,11 +8,12 @@ next generation is built beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from raycloud.errors import TransportError
+
+if TYPE_CHECKING:
+    import torch
 
 _LOOK_UP_S = 0.05
 
@@ -74,26 +75,6 @@ def finish(work: Work, abandoned: Callable[[], bool]) -> None:
     while not work.wait(_LOOK_UP_S):
         if abandoned():
             raise Abandoned("the generation was abandoned during an exchange")
-
-
-def same_everywhere(digest: str, transport: Transport, abandoned: Callable[[], bool]) -> bool:
-    """Whether all members gave the same digest; every member gets the same answer.
-
-    Args:
-        digest: At least 12 hexadecimal digits.
-        transport: Any transport of the generation for tensors on the CPU.
-        abandoned: Says that the generation is over.
-    """
-    if transport.size == 1:
-        return True
-    words = torch.tensor(
-        [int(digest[:6], 16), int(digest[6:12], 16)], dtype=torch.float64
-    )  # 24 bits each: sums over members stay exact
-    sums = words.clone()
-    finish(transport.all_reduce(sums), abandoned)
-    differs = torch.tensor([float((sums != words * transport.size).any())], dtype=torch.float64)
-    finish(transport.all_reduce(differs), abandoned)
-    return bool(differs.item() == 0)
 
 
 def take_from(

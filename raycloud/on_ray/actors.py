@@ -68,7 +68,7 @@ class MemberActor:
         """Start building in the background, as one object in Ray's store says."""
         with loading():
             config = ray.get(told[0])  # the task comes with it, and with that torch
-            from raycloud.net.heartbeat import Probed
+            from raycloud.net.heartbeat import HeartbeatPeer
             from raycloud.on_ray.provider import RayProvider
             from raycloud.worker.member import Member
 
@@ -86,7 +86,7 @@ class MemberActor:
         cloud, run = Environment.from_process().cloud, context.get_job_id()
         self._number, self._node = config.member, here
         self._outbox, self._turn, self._term = Outbox(config.member), threading.Lock(), 0
-        self._probed = Probed(SystemClock())
+        self._probed = HeartbeatPeer(SystemClock())
         self._watch = watch_here(config.member, f"{run}/{here}", SystemClock(), cloud)
         on_sigterm(self._watch.add)
 

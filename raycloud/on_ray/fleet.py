@@ -14,7 +14,7 @@ from ray.exceptions import ActorUnavailableError, RayError
 from raycloud.control.heartbeats import Heard
 from raycloud.errors import PlacementError
 from raycloud.events import Event, MemberLost, MemberReturned, MemberSpawned
-from raycloud.net.heartbeat import Probes
+from raycloud.net.heartbeat import Heartbeats
 from raycloud.on_ray.attach import first_line
 from raycloud.on_ray.pool import ActorPool, Vacancies, is_created
 from raycloud.run.driver import ENDED
@@ -91,7 +91,7 @@ class Fleet:
         self._clock = clock
         self._polled_s = float("-inf")
         self._pause = threading.Event()
-        self._probes = Probes(ray.util.get_node_ip_address(), clock)
+        self._probes = Heartbeats(ray.util.get_node_ip_address(), clock)
         self._late_s: dict[int, float] = {}
         self._still_s: dict[int, float] = {}
         self._behind: dict[int, tuple[int, float]] = {}

@@ -1,4 +1,4 @@
-"""Micro-batches that end whoever computes them, told apart from faults of the machine.
+"""Poison batches: micro-batches that end whoever computes them, told from faults of the machine.
 
 A process that ends says nothing. But what it was to compute is dealt to others, in the same step;
 where those are lost as well, and it is still the same micro-batch that nobody has, it is not the

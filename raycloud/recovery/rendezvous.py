@@ -20,12 +20,7 @@ from raycloud.commands import Form, Meet
 from raycloud.errors import TransportError
 from raycloud.net.gloo import GlooDevice, GlooTransport
 from raycloud.net.nccl import NcclTransport
-from raycloud.net.rendezvous import (
-    Head,
-    Roll,
-    RollStore,
-    opened,
-)
+from raycloud.net.rendezvous import Head, RendezvousClient, RendezvousStore, opened
 from raycloud.net.stream import SOCKETS, Sockets
 from raycloud.net.transport import Abandoned
 from raycloud.threads import THREADS, Threads
@@ -139,14 +134,16 @@ def leave(transports: Iterable[Transport]) -> None:
 def _meet(meeting: Meeting, address: str, device: torch.device) -> tuple[Transport, Transport]:
     size = len(meeting.shares)
 
-    def roll(purpose: _Purpose) -> Roll:
-        return Roll(meeting.place, Head(meeting.generation, purpose, meeting.rank, size))
+    def roll(purpose: _Purpose) -> RendezvousClient:
+        return RendezvousClient(
+            meeting.place, Head(meeting.generation, purpose, meeting.rank, size)
+        )
 
     listens = GlooDevice(address)
 
     def gloo(purpose: _Purpose, threads: int) -> Transport:
         with roll(purpose) as members:
-            store = RollStore(members)
+            store = RendezvousStore(members)
             return GlooTransport(
                 store, rank=meeting.rank, size=size, device=listens, threads=threads
             )
@@ -159,7 +156,7 @@ def _meet(meeting: Meeting, address: str, device: torch.device) -> tuple[Transpo
     return NcclTransport(store, rank=meeting.rank, size=size, device=device), lane
 
 
-def _store(members: Roll, address: str, *, rank: int, size: int) -> dist.Store:
+def _store(members: RendezvousClient, address: str, *, rank: int, size: int) -> dist.Store:
     """A key-value store of this generation, for NCCL: at the member of rank 0, as long as it lives.
 
     Raises:

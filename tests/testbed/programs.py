@@ -164,9 +164,9 @@ def whoami() -> None:
 def ask(address: str) -> None:
     """Ask members' machines whether they are there; say what is found out with each turn."""
     from raycloud.clock import SystemClock
-    from raycloud.net.heartbeat import Probes
+    from raycloud.net.heartbeat import Heartbeats
 
-    asks, pause = Probes(address, SystemClock()), threading.Event()
+    asks, pause = Heartbeats(address, SystemClock()), threading.Event()
     if asks.place is None:
         raise OSError("this system does not tell what was acknowledged")
     say(place=[asks.place.address, asks.place.port, asks.place.key])
@@ -182,11 +182,11 @@ def ask(address: str) -> None:
 def answer(member: str, *place: str) -> None:
     """Be a member whose machine is asked."""
     from raycloud.clock import SystemClock
-    from raycloud.net.heartbeat import Probed
+    from raycloud.net.heartbeat import HeartbeatPeer
     from raycloud.net.stream import Place
 
     address, port, key = place
-    probed, pause = Probed(SystemClock()), threading.Event()
+    probed, pause = HeartbeatPeer(SystemClock()), threading.Event()
     while True:
         probed.keep(Place(address, int(port), int(key)), int(member))
         pause.wait(0.2)

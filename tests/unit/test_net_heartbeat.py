@@ -14,7 +14,7 @@ import pytest
 from raycloud.clock import SystemClock
 from raycloud.errors import TransportError
 from raycloud.net import heartbeat
-from raycloud.net.heartbeat import Probed, Probes, Reach
+from raycloud.net.heartbeat import HeartbeatPeer, Heartbeats, Reach
 from raycloud.net.stream import connect
 from tests.connections import deafen, hearken
 
@@ -22,8 +22,8 @@ WAIT_S = 20.0
 
 
 @contextlib.contextmanager
-def probes() -> Iterator[Probes]:
-    one = Probes("127.0.0.1", SystemClock())
+def probes() -> Iterator[Heartbeats]:
+    one = Heartbeats("127.0.0.1", SystemClock())
     try:
         yield one
     finally:
@@ -31,8 +31,8 @@ def probes() -> Iterator[Probes]:
 
 
 @contextlib.contextmanager
-def members(asks: Probes, count: int) -> Iterator[list[Probed]]:
-    ends = [Probed(SystemClock()) for _ in range(count)]
+def members(asks: Heartbeats, count: int) -> Iterator[list[HeartbeatPeer]]:
+    ends = [HeartbeatPeer(SystemClock()) for _ in range(count)]
     assert asks.place is not None
     for number, end in enumerate(ends):
         end.keep(asks.place, number)
@@ -44,12 +44,12 @@ def members(asks: Probes, count: int) -> Iterator[list[Probed]]:
             end.close()
 
 
-def wire(end: Probed) -> socket.socket:
+def wire(end: HeartbeatPeer) -> socket.socket:
     assert end._stream is not None
     return end._stream._socket
 
 
-def until(asks: Probes, holds: Callable[[Reach], bool]) -> Reach:
+def until(asks: Heartbeats, holds: Callable[[Reach], bool]) -> Reach:
     """Wait until something holds; returns what was found then."""
     end_s, turns = time.monotonic() + WAIT_S, threading.Event()
     while not holds(found := asks.reach):
@@ -58,7 +58,7 @@ def until(asks: Probes, holds: Callable[[Reach], bool]) -> Reach:
     return found
 
 
-def turns(asks: Probes, count: int) -> list[Reach]:
+def turns(asks: Heartbeats, count: int) -> list[Reach]:
     """What was found in so many turns one after the other."""
     found = [asks.reach]
     while len(found) < count:
@@ -166,7 +166,7 @@ def test_strangers_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_where_the_address_is_another_machines_nobody_is_asked() -> None:
     """Nodes may know each other by addresses that a network translates."""
-    asks = Probes("198.51.100.7", SystemClock())
+    asks = Heartbeats("198.51.100.7", SystemClock())
     assert asks.place is None
     assert asks.reach == Reach()
     asks.forget(3)
@@ -183,7 +183,7 @@ def test_a_driver_that_stood_still_asks_anew(monkeypatch: pytest.MonkeyPatch) ->
             return super().monotonic_s() + self.ahead_s
 
     clock = Paused()
-    asks = Probes("127.0.0.1", clock)
+    asks = Heartbeats("127.0.0.1", clock)
     with contextlib.closing(asks), members(asks, 2) as ends:
         deafen(wire(ends[1]))
         until(asks, lambda reach: reach.doubtful)
@@ -203,7 +203,7 @@ def test_a_driver_that_stands_still_again_and_again_finds_who_is_gone() -> None:
             self.turn += 1
             return super().monotonic_s() + 0.2 * self.turn
 
-    asks = Probes("127.0.0.1", Held())
+    asks = Heartbeats("127.0.0.1", Held())
     with contextlib.closing(asks), members(asks, 2) as ends:
         assert not any(reach.cut_s for reach in turns(asks, 10))
         deafen(wire(ends[1]))

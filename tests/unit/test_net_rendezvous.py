@@ -18,8 +18,8 @@ from raycloud.net.gloo import GlooDevice, GlooTransport
 from raycloud.net.rendezvous import (
     Head,
     Rendezvous,
-    Roll,
-    RollStore,
+    RendezvousClient,
+    RendezvousStore,
     opened,
 )
 from raycloud.net.stream import Place, greeting
@@ -38,7 +38,7 @@ def meeting() -> Iterator[Rendezvous]:
 
 def exchange(place: Place, head: Head, *given: bytes) -> list[list[bytes]]:
     """Each round's bytes, by rank."""
-    with Roll(place, head) as roll:
+    with RendezvousClient(place, head) as roll:
         return [[opened(part) for part in roll.exchange(one)] for one in given]
 
 
@@ -78,13 +78,13 @@ def test_who_is_alone_asks_nobody() -> None:
 def test_who_waits_for_one_that_has_left_is_let_go(meeting: Rendezvous) -> None:
     def left(rank: int) -> None:
         with (
-            Roll(meeting.place, Head(0, 0, rank, 3)) as roll,
+            RendezvousClient(meeting.place, Head(0, 0, rank, 3)) as roll,
             pytest.raises(TransportError, match="generation 0 did not meet"),
         ):
             roll.exchange(b"")
 
     def leaves() -> None:
-        with Roll(meeting.place, Head(0, 0, 2, 3)):
+        with RendezvousClient(meeting.place, Head(0, 0, 2, 3)):
             while len(meeting._rounds.get((0, 0), module._Round(3)).given) < 2:
                 threading.Event().wait(0.01)
 
@@ -96,7 +96,7 @@ def test_older_generations_are_let_go(meeting: Rendezvous) -> None:
     begun = threading.Event()
 
     def waits() -> None:
-        with Roll(meeting.place, Head(4, 0, 0, 2)) as roll:
+        with RendezvousClient(meeting.place, Head(4, 0, 0, 2)) as roll:
             begun.set()
             with pytest.raises(TransportError, match="generation 4 did not meet"):
                 roll.exchange(b"")
@@ -130,7 +130,7 @@ def test_a_stranger_is_turned_away(meeting: Rendezvous, said: bytes) -> None:
 
 @pytest.mark.parametrize("head", [Head(0, 0, 2, 2), Head(0, 0, 0, 2), Head(0, 0, 1, 3)])
 def test_who_does_not_belong_there_is_turned_away(meeting: Rendezvous, head: Head) -> None:
-    with Roll(meeting.place, Head(0, 0, 0, 2)):
+    with RendezvousClient(meeting.place, Head(0, 0, 0, 2)):
         while not meeting.waiting:
             threading.Event().wait(0.01)
         with pytest.raises(TransportError, match="did not meet"):
@@ -161,8 +161,8 @@ def test_strangers_that_are_silent_are_few_and_stay_for_a_while(
 
 def test_a_rank_that_has_not_told_is_named(meeting: Rendezvous) -> None:
     def asks(rank: int) -> None:
-        with Roll(meeting.place, Head(0, 0, rank, 2)) as roll:
-            store = RollStore(roll)
+        with RendezvousClient(meeting.place, Head(0, 0, rank, 2)) as roll:
+            store = RendezvousStore(roll)
             store.set(f"a/{rank}", "x")
             assert store.get(f"a/{1 - rank}") == b"x"
             with pytest.raises(TransportError, match=r"rank 1 has not told 'b/1' in this round"):
@@ -179,8 +179,8 @@ def test_gloo_meets_there(meeting: Rendezvous) -> None:
         device = GlooDevice(HERE)
         transports = []
         for purpose in (0, 1):
-            with Roll(meeting.place, Head(0, purpose, rank, size)) as roll:
-                store = RollStore(roll)
+            with RendezvousClient(meeting.place, Head(0, purpose, rank, size)) as roll:
+                store = RendezvousStore(roll)
                 transports.append(GlooTransport(store, rank=rank, size=size, device=device))
         found = torch.tensor([float(rank)])
         for transport in transports:
@@ -197,7 +197,7 @@ def test_gloo_meets_there(meeting: Rendezvous) -> None:
 
 def test_a_store_for_nccl_lives_with_rank_0(meeting: Rendezvous) -> None:
     def member(rank: int) -> dist.Store:
-        with Roll(meeting.place, Head(0, 1, rank, 3)) as roll:
+        with RendezvousClient(meeting.place, Head(0, 1, rank, 3)) as roll:
             store = _store(roll, HERE, rank=rank, size=3)
         if rank == 0:
             store.set("id", "abc")
@@ -213,7 +213,7 @@ def test_500_members_make_few_calls(meeting: Rendezvous) -> None:
 
     def member(rank: int) -> None:
         for purpose in (0, 1):
-            with Roll(meeting.place, Head(0, purpose, rank, size)) as roll:
+            with RendezvousClient(meeting.place, Head(0, purpose, rank, size)) as roll:
                 parts = roll.exchange(b"%d " % rank * 300)
                 answers.append(opened(parts[(rank + 1) % size])[:8].split()[0])
 

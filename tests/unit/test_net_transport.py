@@ -10,7 +10,9 @@ import torch
 
 from raycloud.errors import TransportError
 from raycloud.net.gloo import GlooTransport
-from raycloud.net.transport import Abandoned, same_everywhere, take_from
+from raycloud.net.lane import Lane
+from raycloud.net.transport import Abandoned, take_from
+from raycloud.recovery.quorum import same_everywhere
 from raycloud.step.state import digest
 from tests.lockstep import never
 from tests.loopback import Loopback
@@ -19,7 +21,7 @@ from tests.sockets import gloo_members, together
 
 def answers(members: Sequence[GlooTransport], digests: Sequence[str]) -> list[bool]:
     return together(
-        partial(same_everywhere, text, member, never)
+        partial(same_everywhere, Lane(member), text)
         for member, text in zip(members, digests, strict=True)
     )
 
@@ -35,12 +37,12 @@ def test_every_member_gets_the_same_answer() -> None:
 
 def test_a_member_alone_agrees_with_itself() -> None:
     (member,) = Loopback(1).members
-    assert same_everywhere("0123456789abcdef", member, never)
+    assert same_everywhere(Lane(member), "0123456789abcdef")
 
 
 def test_asking_ends_when_the_generation_is_over() -> None:
     with pytest.raises(Abandoned):
-        same_everywhere("0123456789abcdef", Loopback(2).members[0], lambda: True)
+        same_everywhere(Lane(Loopback(2).members[0], lambda: True), "0123456789abcdef")
 
 
 def state(seed: int) -> dict[str, torch.Tensor]:
