@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raycloud.spec.environment import Environment
 from raycloud.spec.job import FORMAT, Job, TaskReference
-from raycloud.spec.load import dump_job, job_from_mapping, load_job
+from raycloud.spec.load import dump_job, load_job
 from raycloud.spec.mistakes import SpecErrors
 from raycloud.spec.rundir import (
     RESUMES,
@@ -49,7 +49,6 @@ __all__ = [
     "choose",
     "dump_job",
     "goes_on",
-    "job_from_mapping",
     "load_job",
     "resume_word",
 ]

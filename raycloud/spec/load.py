@@ -18,7 +18,7 @@ from typing import Any
 from raycloud.bounded import expanded
 from raycloud.errors import SpecError
 from raycloud.spec.job import Job, TaskReference
-from raycloud.spec.mistakes import Where, combined, refused
+from raycloud.spec.mistakes import combined, refused
 from raycloud.spec.schema import Node, accepts, fields_of, plain_word, schema_of, takes
 from raycloud.spec.secrets import kept, literal
 from raycloud.spec.yaml_text import Parsed, YamlRefusedError, parse, write
@@ -56,28 +56,14 @@ def load_job(path: str | Path, overrides: Sequence[str] = (), *, check_files: bo
             field = field.rpartition(".")[0]
         return path.name
 
-    return _job(values, where=where, directory=path.parent, check_files=check_files)
-
-
-def job_from_mapping(
-    mapping: Mapping[str, Any],
-    *,
-    source: str = "",
-    directory: Path | None = None,
-    check_files: bool = True,
-) -> Job:
-    """Build a job from nested values, as a job file holds them.
-
-    Args:
-        mapping: Field to value; sections are mappings.
-        source: Where it comes from, for errors.
-        directory: Where a relative task file starts; `None`: the current directory.
-        check_files: Whether the task's file must exist.
-
-    Raises:
-        SpecError: It is not a job. Every mistake is in the one error.
-    """
-    return _job(mapping, where=lambda _: source, directory=directory, check_files=check_files)
+    job = Job.model_validate(values, context=where)
+    reference = TaskReference.parse(str(job.task))
+    if reference.file is None:
+        return job
+    file = path.parent.absolute() / expanded(reference.file)
+    if check_files and not _is_file(file):
+        raise _no_task_file(str(job.task), file, path.parent, where("task"))
+    return job.model_copy(update={"task": f"{file}:{reference.qualname}"})
 
 
 def dump_job(job: Job) -> str:
@@ -139,25 +125,9 @@ def overriding_secrets(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield from literal(_overridden({}, [override])[0])
 
 
-def _job(
-    values: Mapping[str, Any], *, where: Where, directory: Path | None, check_files: bool
-) -> Job:
-    job = Job.model_validate(values, context=where)
-    if isinstance(job.task, type):
-        return job
-    reference = TaskReference.parse(job.task)
-    if reference.file is None:
-        return job
-    file = expanded(reference.file)
-    file = (Path.cwd() if directory is None else directory.absolute()) / file
-    if check_files and not _is_file(file):
-        raise _no_task_file(job.task, file, directory, where("task"))
-    return job.model_copy(update={"task": f"{file}:{reference.qualname}"})
-
-
-def _no_task_file(task: str, file: Path, directory: Path | None, place: str) -> SpecError:
+def _no_task_file(task: str, file: Path, directory: Path, place: str) -> SpecError:
     hint = "a relative file starts at the directory of the job file"
-    if directory is not None and (directory / "events.jsonl").is_file():
+    if (directory / "events.jsonl").is_file():
         hint = "if the project has moved, name its job file: "
         hint += f"raycloud train JOB --resume --run-dir {shlex.quote(str(directory))}"
     near = difflib.get_close_matches(file.name, [p.name for p in file.parent.glob("*.py")], n=1)

@@ -112,11 +112,6 @@ class SpecErrors(SpecError):
             lines.append(f"  and {len(errors) - _MOST_LISTED} more")
         self.message = "\n".join(lines)
 
-    @property
-    def others(self) -> tuple[SpecError, ...]:
-        """The mistakes after the first."""
-        return self.all[1:]
-
 
 def refusal(mistakes: Sequence[Mistake], where: Where | None = None) -> SpecError:
     """The one error to raise for these mistakes, at least one; `where` adds the place of each."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raycloud.errors import SpecError
-from raycloud.spec import SpecErrors, job_from_mapping, load_job
+from raycloud.spec import SpecErrors, load_job
 from raycloud.spec.yaml_text import DEEPEST, MOST_VALUES
 
 GOOD = "task: gpt.py:Gpt\nsteps: 10\n"  # a whole job, when gpt.py is there
@@ -138,21 +138,12 @@ def test_path_that_cannot_be_opened(tmp_path: Path, name: str) -> None:
         load_job(tmp_path / name)
 
 
-def test_mapping_is_refused_with_its_source(tmp_path: Path) -> None:
-    with pytest.raises(SpecError) as caught:
-        job_from_mapping({"task": "a.b:C", "step": 3}, source="trial 7")
-    assert caught.value.message == "step = 3: no such field (trial 7)"
-    with pytest.raises(SpecError) as caught:
-        job_from_mapping({"task": "gpt.py:Gpt", "steps": 3}, source="trial 7", directory=tmp_path)
-    assert caught.value.message == f"task = 'gpt.py:Gpt': no file gpt.py in {tmp_path} (trial 7)"
-
-
 def test_all_mistakes_come_in_one_error(tmp_path: Path) -> None:
     text = "task: gpt.py\nsteps: '7'\nelastic:\n  min_workers: 0\n  shares: [1]\nglobal_batch: 30\n"
     error = refusal(tmp_path, text, "sync.topology=tree", "zebra.a=1")
     assert isinstance(error, SpecErrors)
     assert (error.field, error.value) == ("task", "'gpt.py'")
-    assert [other.field for other in error.others] == [
+    assert [other.field for other in error.all[1:]] == [
         "steps",
         "elastic.min_workers",
         "sync.topology",
@@ -171,7 +162,7 @@ def test_all_mistakes_come_in_one_error(tmp_path: Path) -> None:
 def test_all_mistakes_of_overrides_come_in_one_error(tmp_path: Path) -> None:
     error = refusal(tmp_path, GOOD, "steps", "data=[1", "steps.x=1")
     assert isinstance(error, SpecErrors)
-    assert [error.field, *(other.field for other in error.others)] == ["--set", "data", "steps.x"]
+    assert [error.field, *(other.field for other in error.all[1:])] == ["--set", "data", "steps.x"]
 
 
 def test_a_misspelt_field_is_not_missed_as_well(tmp_path: Path) -> None:
@@ -179,7 +170,7 @@ def test_a_misspelt_field_is_not_missed_as_well(tmp_path: Path) -> None:
         tmp_path, "taks: gpt.py:Gpt\nepoch: 1\nelastic: {max_worker: 1, min_workers: 2}"
     )
     assert isinstance(error, SpecErrors)
-    assert {error.field, *(e.field for e in error.others)} == {
+    assert {error.field, *(e.field for e in error.all[1:])} == {
         "taks",
         "epoch",
         "elastic.max_worker",
@@ -189,7 +180,7 @@ def test_a_misspelt_field_is_not_missed_as_well(tmp_path: Path) -> None:
 def test_a_great_many_mistakes_stay_readable(tmp_path: Path) -> None:
     error = refusal(tmp_path, GOOD + "".join(f"zebra{i}: 1\n" for i in range(500)))
     assert isinstance(error, SpecErrors)
-    assert len(error.others) == 499
+    assert len(error.all[1:]) == 499
     assert error.message.endswith("\n  and 480 more")
     long = refusal(tmp_path, f"{GOOD}{'z' * 500}: {'x' * 500}")
     assert len(long.message) < 250

@@ -280,7 +280,7 @@ def test_several_mistakes_survive_pickling() -> None:
     copy = pickle.loads(pickle.dumps(caught.value))
     assert type(copy) is SpecErrors
     assert str(copy) == str(caught.value)
-    assert [other.field for other in copy.others] == ["seed"]
+    assert [other.field for other in copy.all[1:]] == ["seed"]
 
 
 @pytest.mark.parametrize(

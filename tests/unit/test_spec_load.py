@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raycloud.errors import SpecError
-from raycloud.spec import Job, dump_job, job_from_mapping, load_job
+from raycloud.spec import Job, dump_job, load_job
 from raycloud.spec.yaml_text import YamlRefusedError, parse, write
 
 
@@ -84,13 +84,6 @@ def test_a_data_path_starts_at_the_current_directory(
 def test_files_need_not_be_there_where_they_are_not_checked(job_file: Path) -> None:
     (job_file.parent / "gpt.py").unlink()
     assert load_job(job_file, check_files=False).steps == 10
-
-
-def test_a_mapping_is_left_as_it_is() -> None:
-    mapping = {"task": "package.module:Gpt", "epochs": 2, "elastic": {"shares": "equal"}}
-    job = job_from_mapping(mapping)
-    assert (job.task, job.epochs) == ("package.module:Gpt", 2)
-    assert mapping == {"task": "package.module:Gpt", "epochs": 2, "elastic": {"shares": "equal"}}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +176,7 @@ def jobs(draw: st.DrawFn) -> Job:
 @given(jobs())
 def test_a_written_job_reads_back_equal(job: Job) -> None:
     mapping = parse(dump_job(job)).value
-    again = job_from_mapping(mapping, check_files=False)
+    again = Job.model_validate(mapping)
     assert again == job.resolved()
     assert dump_job(again) == dump_job(job)
 

@@ -259,7 +259,7 @@ def test_a_resumed_run_keeps_the_place_of_its_checkpoints() -> None:
 def test_all_that_may_not_change_comes_in_one_error() -> None:
     with pytest.raises(SpecErrors, match=re.escape("2 mistakes in the job")) as caught:
         check_resume(job(), job(seed=1, drop_last=True))
-    assert [caught.value.field, caught.value.others[0].field] == ["seed", "drop_last"]
+    assert [caught.value.field, caught.value.all[1:][0].field] == ["seed", "drop_last"]
 
 
 def test_relative_and_absolute_data_are_the_same(

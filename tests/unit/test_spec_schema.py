@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from docs.job_reference import example, render
 from raycloud.errors import SpecError
-from raycloud.spec import Job, SpecErrors, job_from_mapping
+from raycloud.spec import Job, SpecErrors
 from raycloud.spec.load import LARGEST_FILE_BYTES
 from raycloud.spec.rules import RULES
 from raycloud.spec.schema import accepts, choices, fields_of, render_schema, schema_of, walk
@@ -30,7 +30,7 @@ def test_published_pages_are_up_to_date(name: str, text: str) -> None:
 
 
 def test_the_example_is_the_job_with_every_default() -> None:
-    job = job_from_mapping(parse(example()).value, check_files=False)
+    job = Job.model_validate(parse(example()).value)
     assert job.model_copy(update={"task": "gpt.py:Gpt"}) == Job(task="gpt.py:Gpt", steps=1000)
 
 
@@ -81,7 +81,7 @@ LEAVES = [name for name, node in FIELDS.items() if not fields_of(node) and name 
 def mistakes(mapping: dict[str, object]) -> list[SpecError]:
     """Every mistake in a mapping, each with its own hint."""
     try:
-        job_from_mapping(mapping)
+        Job.model_validate(mapping)
     except SpecErrors as error:
         return list(error.all)
     except SpecError as error:

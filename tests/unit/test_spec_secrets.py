@@ -9,7 +9,7 @@ import pytest
 
 from raycloud.checkpoint import open_store
 from raycloud.errors import SpecError
-from raycloud.spec import Job, SpecErrors, check_resume, dump_job, job_from_mapping
+from raycloud.spec import Job, SpecErrors, check_resume, dump_job
 from raycloud.spec.secrets import filled, kept, kept_word, literal, place_of, secrets_of
 from raycloud.spec.yaml_text import parse
 
@@ -162,7 +162,7 @@ def test_a_variable_that_is_not_set_is_named(value: str | None) -> None:
     ],
 )
 def test_what_was_left_out_is_asked_for_again(fields: dict[str, Any], field: str) -> None:
-    again = job_from_mapping(parse(dump_job(job(**fields))).value, check_files=False)
+    again = Job.model_validate(parse(dump_job(job(**fields))).value)
     with pytest.raises(SpecError, match="secrets are not kept") as caught:
         filled(again, {})
     assert caught.value.field == field
