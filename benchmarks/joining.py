@@ -36,14 +36,15 @@ from raycloud.events import MemberCaughtUp, MemberFailed, MemberReady
 from raycloud.order import deal
 from raycloud.recovery import quorum
 from raycloud.recovery.rendezvous import Meeting
+from raycloud.step import commit
 from raycloud.step.feed import Feed
 from raycloud.step.replica import Replica
-from raycloud.step.state import ReplicaState
-from raycloud.worker import worker
+from raycloud.step.stateful import ReplicaState
 from raycloud.worker.context import MemberConfig
 from raycloud.worker.loop import Loop
 from raycloud.worker.member import Member
 from raycloud.worker.transition import Transition
+from raycloud.worker.worker import Worker
 
 _PORT = 29400
 _MEET = timedelta(seconds=120)
@@ -54,7 +55,7 @@ AT_MOST_S = 0.3  # what one that joins may cost the others
 _MICRO_BATCHES = 8
 # What a member does, one inside of the other: its seconds are told.
 _PARTS: tuple[tuple[Any, str], ...] = (
-    (worker, "meet"),
+    (Worker, "meet"),
     (Transition, "enter"),
     (quorum, "gather_statuses"),
     (quorum, "hand_over"),
@@ -66,8 +67,8 @@ _PARTS: tuple[tuple[Any, str], ...] = (
     (Feed, "close"),
     (Replica, "connect"),
     (Replica, "compute"),
-    (Replica, "collect"),
-    (Replica, "commit"),
+    (commit, "collect"),
+    (commit, "commit"),
 )
 
 
