@@ -6,7 +6,7 @@ What is remembered here changes here alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -224,7 +224,7 @@ class Checkpoints:
         key = event.replica, event.position
         if event.replica < 0:  # it is not told
             key = keys.get(event.member, key)
-        parts = self.add(event.step, key, event.part, tuple(keys.values()), event.generation)
+        parts = self.add(event.step, key, event.part, keys.values(), event.generation)
         return None if parts is None else Publish(step=event.step, parts=parts)
 
     def add(
@@ -232,7 +232,7 @@ class Checkpoints:
         step: int,
         key: WorkerKey,
         part: Part,
-        keys: tuple[WorkerKey, ...],
+        keys: Collection[WorkerKey],
         generation: int = 0,
     ) -> dict[WorkerKey, Part] | None:
         """Take in a part; all parts, by replica and position, if it was the last one.

@@ -63,7 +63,10 @@ def judge_of_member(state: JobState, event: MemberEvent) -> MemberState | None:
     Raises:
         InternalError: The event is illegal here; the message names it and where things stand.
     """
-    becomes = _member_row(state, _member(state, event.member), event)
+    known = state.membership.members
+    if (member := known.get(event.member)) is None:
+        raise InternalError(f"there is no member {event.member}; known are {sorted(known)}")
+    becomes = _member_row(state, member, event)
     if becomes is None or _is_over(state, event):
         return None
     match event:
@@ -123,13 +126,6 @@ def _wrong_of_job(state: JobState, event: JobEvent) -> str:
         case _:
             pass
     return ""
-
-
-def _member(state: JobState, number: int) -> Member:
-    known = state.membership.members
-    if (member := known.get(number)) is None:
-        raise InternalError(f"there is no member {number}; known are {sorted(known)}")
-    return member
 
 
 def _is_over(state: JobState, event: Event) -> bool:

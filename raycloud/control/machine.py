@@ -89,11 +89,6 @@ class Control:
         return self._state.membership.generation
 
     @property
-    def formed_as(self) -> int:
-        """The generation as which the members of `group` met; shares may have changed since."""
-        return self._state.membership.formed_as
-
-    @property
     def sound_from(self) -> int:
         """Words of older generations do not count any more: they broke."""
         return self._state.membership.sound_from
@@ -224,8 +219,8 @@ class Control:
         if member.state is not becomes and not member.gone:  # or it has left: its last word
             member.enter(becomes, now_s)
         phase = PHASE_ON_EVENT[state.phase][kind]
-        if kind is not events.MemberFailed and membership.is_spare(event.member):
-            # The phase is that of those that compute.
+        spare = not member.joined and membership.is_spare(event.member)
+        if spare and kind is not events.MemberFailed:  # the phase is that of those that compute
             commands += self._of_spare(event, member, now_s)
         elif phase is not state.phase:
             commands += self._enter(phase, now_s)
@@ -475,8 +470,8 @@ def _progressed(state: JobState, event: events.StepsCommitted, now_s: float) -> 
         membership.note_met()
         if event.last_step > event.first_step:
             state.recovery.progress()
-        if event.last_step > event.first_step and state.recovery.incident is not None:
-            yield from _recovered(state, event.generation, now_s)
+            if state.recovery.incident is not None:
+                yield from _recovered(state, event.generation, now_s)
     progress.change_generation(event.generation, event.first_step)
     member.report(event.last_step, event.generation)
     progress.took.note(event)

@@ -178,8 +178,9 @@ class Member:
 
     def report(self, step: int, generation: int) -> None:
         """It says so itself, in a report of that generation."""
-        self.generation = generation
-        self.come_to(step, generation)
+        self.step, self.generation = step, generation
+        if self.recalls:
+            self.come_to(step, generation)
 
     def write_part(self, step: int) -> None:
         """It has written its part of this checkpoint."""

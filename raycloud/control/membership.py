@@ -181,14 +181,9 @@ class Membership:
         """Members of the present generation, in order of rank."""
         return [self.members[number] for number in self.group]
 
-    def holding(self) -> tuple[int, ...]:
-        """Those of them that do not follow: a step counts that all of these have committed."""
-        group, follow = self.group, self.following
-        return tuple(n for n in group if n not in follow) if follow else group
-
     def holders(self) -> list[Member]:
-        """The same, as members."""
-        return [self.members[number] for number in self.holding()]
+        """Those of them that do not follow: a step counts that all of these have committed."""
+        return [self.members[number] for number in self.group if number not in self.following]
 
     def left(self) -> list[int]:
         """Who is left of the group, by rank, and then of those that leave it just now."""
