@@ -106,7 +106,7 @@ def open_file(source: Source, path: str, *, pause: Pause = wait) -> pa.NativeFil
     Raises:
         DataError: It cannot be opened; reading raises the same.
     """
-    if source.filesystem is None and is_local(path):
+    if is_local(path):
         return _retried(source, path, lambda: LocalTree().open(path), pause)
     places = [(root, root.path_of(path)) for root in roots_of(source)]
     found = [(len(root.name), root, inner) for root, inner in places if inner is not None]
@@ -116,8 +116,6 @@ def open_file(source: Source, path: str, *, pause: Pause = wait) -> pa.NativeFil
             hint="go on with the paths that the run was begun with",
         )
     _, root, inner = max(found, key=lambda place: place[0])
-    if isinstance(root.tree, LocalTree):
-        return _retried(source, path, lambda: root.tree.open(inner), pause)
 
     def refuse(error: Exception) -> Exception:
         return _refusal(source, path, error)
