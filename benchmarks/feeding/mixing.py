@@ -15,10 +15,11 @@ from raycloud.clock import SystemClock
 from raycloud.data.cache import BlockCache
 from raycloud.data.partition import equal_rows, partition_count
 from raycloud.on_ray.tasks import resolve
-from raycloud.order import Layout, Order, displacement, neighbours_together
+from raycloud.order import Layout, Order
 from raycloud.spec import load_job
 from raycloud.step.contract import construct
 from tests.one_process import prepare_here
+from tests.shuffling import displacement, neighbours_together
 
 BATCH = 128
 LANES = (1, 4)  # micro-batches of 128 and of 32
