@@ -55,23 +55,23 @@ class Loop:
     learning rate's schedule: it was made for the steps that were known at the start.
 
     Args:
-        parts: What it works with.
+        context: What it works with.
         seat: From which step to which, as it is known now, and who this member is then.
     """
 
-    def __init__(self, parts: LoopContext, seat: Membership) -> None:
+    def __init__(self, context: LoopContext, seat: Membership) -> None:
         """Nothing is to be computed before `enter`."""
-        self._parts, self.seat = parts, seat
+        self._context, self.seat = context, seat
         self._course = Course(
-            parts.steps,
+            context.steps,
             step=seat.step,
             at=seat.position,
             last_step=seat.last_step,
-            epochs=None if parts.job.steps is not None else parts.job.epochs or 1,
+            epochs=None if context.job.steps is not None else context.job.epochs or 1,
         )
-        self._tally = Tally(member=seat.member, clock=parts.clock)
-        self._consistency = Consistency(parts.replica, parts.clock)
-        self._audit = SampleAudit(parts.collate)
+        self._tally = Tally(member=seat.member, clock=context.clock)
+        self._consistency = Consistency(context.replica, context.clock)
+        self._audit = SampleAudit(context.collate)
         self.owed: Owed | None = None
         self.loss = float("nan")  # the mean of the newest step of which it is known
         self._computed: StepCount | None = None  # of the step under way
@@ -98,14 +98,14 @@ class Loop:
             unlike: Not all members' processors are of one kind.
         """
         self._report()  # a step that was taken is one of the generation before
-        parts = self._parts
+        context = self._context
         self.seat, self._lane, self._abandoned = seat, lane, lane.abandoned
         self._broke, self.next = not planned, None
         self.step, self.position = seat.step, seat.position
         piece = Piece(step=seat.step, generation=seat.generation, shares=seat.shares)
         self._schedule = Schedule(piece, seat.held, adopted)
         # Any other checkpoint may be one that the generation before did not come to write.
-        self._saved_step = parts.first_step
+        self._saved_step = context.first_step
         self._feed = self._collating()
         company = Company(members=seat.members, unlike=unlike)
         self._consistency.enter(company, seat.rank, seat.step)
@@ -113,14 +113,14 @@ class Loop:
 
     def _collating(self) -> Feed:
         """The steps from the present one on, under the shares that are known now."""
-        parts, schedule, rank = self._parts, self._schedule, self.seat.rank
+        context, schedule, rank = self._context, self._schedule, self.seat.rank
         return Feed(
-            parts.collate,
+            context.collate,
             lambda span: schedule.micro_batches(span, rank),
             self._course.walk(self.step, self.position),
-            fuse=lambda: parts.replica.fuse,
-            depth=parts.job.data.prefetch_steps,
-            clock=parts.clock,
+            fuse=lambda: context.replica.fuse,
+            depth=context.job.data.prefetch_steps,
+            clock=context.clock,
         )
 
     def _collate_anew(self) -> None:
@@ -148,7 +148,9 @@ class Loop:
         computed = self._computed
         if computed is None or computed.step != self.step or self.owed is not None:
             raise InternalError(f"step {self.step} is committed without this member's part of it")
-        computed.skips = tuple(s for s in self._parts.replica.history.skips if s.step == self.step)
+        computed.skips = tuple(
+            s for s in self._context.replica.history.skips if s.step == self.step
+        )
         self._tally.add(computed)
         self._audit.add(self._begun, computed.rows)
         if not any(skip.whole_step for skip in computed.skips):
@@ -171,20 +173,20 @@ class Loop:
             RollbackError: A step is not finite, and the job goes back then.
         """
         try:
-            if self._broke and self.step > self._parts.first_step:
+            if self._broke and self.step > self._context.first_step:
                 self._between_steps()
             elif self.step >= self._course.last_step or self._lacks_measured():
                 self._evaluate()  # resumed at its end, or at what was its end
             while self.step < self._course.last_step:
                 if self._abandoned():  # an exchange asks only while it waits
                     raise Abandoned(f"the generation was abandoned before step {self.step}")
-                for due in self._parts.changes.due(self.step):
+                for due in self._context.changes.due(self.step):
                     if self._apply(due):
                         return False
                 self._one_step()
                 self._between_steps()
         except (TransportError, RollbackError):
-            self._parts.replica.suspend()
+            self._context.replica.suspend()
             self._report()
             raise
         finally:
@@ -198,7 +200,7 @@ class Loop:
         self._consistency.look(self.step)
         self._saved_step = self.step
         self._report()
-        replica, position = self._parts.replica, self.position
+        replica, position = self._context.replica, self.position
         values: dict[str, Any] = {
             "step": self.step,
             "epoch": position.epoch,
@@ -210,9 +212,9 @@ class Loop:
         }
         if self.seat.part == 0:  # what is the same on every member; how an epoch goes on
             values |= replica.state.values()
-            layout = self._parts.layout(position.epoch) if position.offset else None
+            layout = self._context.layout(position.epoch) if position.offset else None
             values |= {} if layout is None else {LAYOUT: layout_record(layout)}
-        self._parts.saver.save(
+        self._context.saver.save(
             step=self.step,
             rank=self.seat.part,
             parts=len(self.seat.holders),
@@ -234,18 +236,18 @@ class Loop:
         self._consistency.settle(self.step, self._lane, last=last)
 
     def _one_step(self) -> None:
-        parts, clock = self._parts, self._parts.clock
+        replica, clock = self._context.replica, self._context.clock
         waited_s = self._feed.waited_s
         work = self._feed.take()
         began_s, self._lane_s = clock.monotonic_s(), 0.0
-        kept, self._begun = parts.replica.kept, work.span
+        kept, self._begun = replica.kept, work.span
         self._send_lane(
             weight=work.expected_weight(kept),
             places=work.places(kept),
             rows=work.told_rows(kept),
         )
         work, sums = self._compute(work)
-        parts.replica.synchronize()
+        replica.synchronize()
         self._computed = count = StepCount(
             step=work.span.step,
             generation=self.seat.generation,
@@ -253,7 +255,7 @@ class Loop:
             weight=sums.weight,
             samples=work.span.samples,
             micro_batches=work.micro_batches,
-            learning_rate=parts.replica.learning_rate,
+            learning_rate=replica.learning_rate,
             compute_s=clock.monotonic_s() - began_s - self._lane_s - work.idle_s,
             data_s=self._feed.waited_s - waited_s,
             computed=int(sums.places[0]),
@@ -262,9 +264,9 @@ class Loop:
             collate_s=work.collate_s,
         )
         others = self._others()
-        found = find_outcome(parts.replica, work, sums.weight, others, parts.collate)
-        follows = parts.replica.following is not None
-        finish(parts.replica, work, found, tells=self.seat.rank == 0)
+        found = find_outcome(replica, work, sums.weight, others, self._context.collate)
+        follows = replica.following is not None
+        finish(replica, work, found, tells=self.seat.rank == 0)
         self.position = count.after
         self._audit.add(work.span, count.rows)
         self.step += 1
@@ -275,18 +277,19 @@ class Loop:
             count.weight, count.skips, count.norm = found.weight, found.skips, found.exchanged.norm
             count.exchange_s = found.exchanged.exchange_s + self._lane_s
             count.lane_s, count.bytes_sent = self._lane_s, found.exchanged.bytes_sent
-            count.bytes_dense = ring_bytes(parts.replica.gradients.gradient_bytes, self.seat.size)
+            count.bytes_dense = ring_bytes(replica.gradients.gradient_bytes, self.seat.size)
             count.bytes_last = found.exchanged.bytes_last
             self._tally.add(count)
         if all_hold(found.exchanged, self._others()):
             self._agree()
         self._compare()
-        if parts.replica.forward.size.committed([len(one.micro_batches) for one in work.passes]):
+        if replica.forward.size.committed([len(one.micro_batches) for one in work.passes]):
             self._collate_anew()
 
     def _compute(self, work: StepWork) -> tuple[StepWork, LaneReport]:
         """Compute and send this member's part of the step; returns it, and what the lane says."""
-        replica, pace, collate = self._parts.replica, self._parts.replica.pace, self._parts.collate
+        replica, collate = self._context.replica, self._context.collate
+        pace = replica.pace
         pace.begin(work.micro_batches if replica.foreseeable else 0)
         done = False
         try:
@@ -301,11 +304,11 @@ class Loop:
             done = bool(work.passes)
         finally:
             pace.end(done=done)
-        replica.send(behind=not self._parts.changes.next_at_hand, late=pace.told())
+        replica.send(behind=not self._context.changes.next_at_hand, late=pace.told())
         return mine, sums
 
     def _others(self) -> Others:
-        behind = not self._parts.changes.next_at_hand
+        behind = not self._context.changes.next_at_hand
         return Others(self._lane, behind)
 
     def _read_weight(self) -> LaneReport:
@@ -336,17 +339,17 @@ class Loop:
         self._lane.send(told)
 
     def _read_lane(self) -> LaneReport:
-        began_s = self._parts.clock.monotonic_s()
+        began_s = self._context.clock.monotonic_s()
         sums = self._lane.read()
         self._consistency.heard(sums)
-        self._lane_s += self._parts.clock.monotonic_s() - began_s
+        self._lane_s += self._context.clock.monotonic_s() - began_s
         if self.owed is not None:
             self.learn_loss(sums.loss / self.owed.weight)
         return sums
 
     def _agree(self) -> None:
         """All members hold the next change: what a feed must know of it ahead."""
-        due = self._parts.changes.agree(self.step - 1)
+        due = self._context.changes.agree(self.step - 1)
         match due.change:
             case Reshare(generation=generation, shares=shares):
                 self._schedule.add(Piece(step=due.step, generation=generation, shares=shares))
@@ -357,7 +360,7 @@ class Loop:
 
     def take_growth(self, due_step: int) -> None:
         """Take in growth that others have found all to hold; between generations."""
-        due = self._parts.changes.agree_on(due_step)
+        due = self._context.changes.agree_on(due_step)
         if not isinstance(due.change, Extend):
             raise InternalError(f"{due} was agreed on by a generation that broke")
         self._extend(due.change, due_step)
@@ -365,13 +368,13 @@ class Loop:
     def _extend(self, change: Extend, due_step: int) -> None:
         """From the next epoch on there is more data; no feed has asked for any of it yet."""
         epoch = self._course.growth_at(due_step)
-        if self._parts.extend is None:
+        if self._context.extend is None:
             raise InternalError(f"{change} came for data that cannot grow")
-        self._parts.extend(change, epoch)
+        self._context.extend(change, epoch)
         if not self._course.grow(epoch, change.samples) and self.seat.rank == 0:
             what = f"the data has grown to {change.samples} samples, but the run ends before "
             what += f"epoch {epoch}, the first to have them: give more epochs or steps"
-            self._parts.report(Noticed(what=what, member=self.seat.member))
+            self._context.report(Noticed(what=what, member=self.seat.member))
 
     def _apply(self, due: Due) -> bool:
         """Switch to a change; True when this generation ends with it."""
@@ -385,26 +388,26 @@ class Loop:
                 self.seat = self.seat.reshared(due.change)
                 self._collate_anew()  # what was collated ahead is for the old shares
                 if self.seat.rank == 0:
-                    self._parts.report(replace(self.seat, step=self.step).formed)
+                    self._context.report(replace(self.seat, step=self.step).formed)
             case Save() | Halt():
                 self.save()
             case Meet():
                 self.next = due.change
                 if self.seat.member not in due.change.members:
-                    self._parts.saver.wait()
+                    self._context.saver.wait()
             case Extend():
                 pass  # done ahead, when it was agreed
         self._report()
         applied = ChangeApplied(member=self.seat.member, change=due.number, step=self.step)
-        self._parts.report(applied)
+        self._context.report(applied)
         return ends
 
     def _between_steps(self) -> None:
         """What is due after `self.step` steps: the same on every member, by arithmetic."""
-        job, done = self._parts.job, self.step
+        job, done = self._context.job, self.step
         first, last = self.seat.step + 1, self._course.last_step
         if done == last:
-            check_end(self._parts.replica, done)
+            check_end(self._context.replica, done)
             self._consistency.look(done)
         if done in (first, last):
             self.settle()
@@ -412,7 +415,7 @@ class Loop:
             self._report()
         every = job.checkpoint.every_steps
         saves = done == last or (isinstance(every, int) and done % every == 0)
-        if saves and (done == last or not self._parts.replica.by_measured):
+        if saves and (done == last or not self._context.replica.by_measured):
             self.save()
         if done == last or self._measures(done):
             self._report()
@@ -421,12 +424,12 @@ class Loop:
             self.save()
 
     def _measures(self, done: int) -> bool:
-        every = self._parts.job.evaluate.every_steps
+        every = self._context.job.evaluate.every_steps
         return every is not None and done > 0 and done % every == 0
 
     def _lacks_measured(self) -> bool:
         """Whether the run has ended here before, so that its schedule was stepped no more."""
-        replica, at = self._parts.replica, self.step
+        replica, at = self._context.replica, self.step
         if not replica.by_measured or not self._broke or not self._measures(at):
             return False
         measured = replica.history.measured
@@ -435,8 +438,8 @@ class Loop:
 
     def _evaluate(self) -> None:
         seat = replace(self.seat, last_step=self._course.last_step)
-        states = self._parts.evaluate(self.step, seat)
-        replica = self._parts.replica
+        states = self._context.evaluate(self.step, seat)
+        replica = self._context.replica
         if not replica.by_measured or self.step == seat.last_step:
             return
         value = replica.history.measured
@@ -453,4 +456,4 @@ class Loop:
     def _report(self) -> None:
         self._audit.check()
         if (made := self._tally.report()) is not None:
-            self._parts.report(made)
+            self._context.report(made)

@@ -43,7 +43,7 @@ class Transition:
     """Takes a member from one generation to the next.
 
     Args:
-        parts: What its loop works with.
+        context: What its loop works with.
         manifest: The checkpoint that it begins with; None: there is none.
         last_step: One past the last step, as it is known at the start.
         held: Which bytes of the rows the nodes hold, by rank.
@@ -57,7 +57,7 @@ class Transition:
 
     def __init__(
         self,
-        parts: LoopContext,
+        context: LoopContext,
         manifest: Manifest | None,
         last_step: int,
         *,
@@ -68,27 +68,27 @@ class Transition:
         """It has entered no generation."""
         self._last_step, self._held = last_step, held
         self._address, self._restore = address, restore
-        self._start(parts, manifest)
+        self._start(context, manifest)
 
-    def _start(self, parts: LoopContext, manifest: Manifest | None) -> None:
-        job = parts.job
-        self._parts = parts
+    def _start(self, context: LoopContext, manifest: Manifest | None) -> None:
+        job = context.job
+        self._context = context
         self._position = Position() if manifest is None else manifest.position
         # What is known of passes, and by rank their sizes.
         self._values: Mapping[str, Any] = {} if manifest is None else manifest.values
         self._suspects = suspects_of(job.errors.on_error)
         self._newcomers = Newcomers(
-            parts.replica,
+            context.replica,
             self._address,
-            host=parts.host,
+            host=context.host,
             reserved_bytes=job.resources.worker.memory_bytes,
-            report=parts.report,
+            report=context.report,
         )
         self._backups = Backups(
-            parts.replica,
+            context.replica,
             self._address,
             most=job.elastic.backup_micro_batches,
-            clock=parts.clock,
+            clock=context.clock,
         )
         self.loop: Loop | None = None
         self.seat: Membership | None = None
@@ -101,7 +101,7 @@ class Transition:
     def go_back(self, manifest: Manifest) -> None:
         """Begin where the checkpoint stands; whatever the member has done counts no more."""
         self.leave()
-        self._start(replace(self._parts, first_step=manifest.step), manifest)
+        self._start(replace(self._context, first_step=manifest.step), manifest)
 
     def enter(
         self,
@@ -128,7 +128,7 @@ class Transition:
             RollbackError: It is not finite, and the job goes back then.
         """
         lane = Lane(control, abandoned)
-        self._parts.changes.settle(meeting.settled)
+        self._context.changes.settle(meeting.settled)
         point, adopted = self._agree(meeting, gradients, lane)
         seat = self._seat(meeting, point.step, point.position)
         seat = replace(seat, held=agreed(self._held(meeting.nodes), lane))
@@ -138,8 +138,8 @@ class Transition:
             self._newcomers.begin(meeting, seat.step, point.followers, lane)
         self._backups.begin(meeting, lane)
         if meeting.rank == 0:  # it has met all others
-            self._parts.report(seat.formed)
-        loop = self.loop = self.loop or Loop(self._parts, seat)
+            self._context.report(seat.formed)
+        loop = self.loop = self.loop or Loop(self._context, seat)
         self.seat = seat
         loop.enter(seat, lane, adopted, planned=meeting.planned, unlike=point.unlike)
         if seat.part is None and seat.rank not in point.followers:
@@ -156,7 +156,7 @@ class Transition:
         self, meeting: Meeting, gradients: Transport, lane: Lane
     ) -> tuple[ResumePoint, Adopted | None]:
         """Where all go on, and what each rank computes of that step; None: its share."""
-        parts, loop, replica = self._parts, self.loop, self._parts.replica
+        context, loop, replica = self._context, self.loop, self._context.replica
         idle = () if loop is None else loop.seat.following
         gone = self._suspects.meet(meeting.members, idle, planned=meeting.planned)
         if gone:
@@ -165,7 +165,7 @@ class Transition:
         everyone = gather_statuses(lane, own)
         fusing = Fusing(min(one.fusing for one in everyone))
         replica.may_fuse(fusing)
-        parts.collate.joins = fusing is Fusing.JOINED
+        context.collate.joins = fusing is Fusing.JOINED
         if not any(one.begun for one in everyone):
             self._begin(meeting, gradients, lane, [one.step for one in everyone])
         newest = max(everyone, key=lambda one: one.agreed)
@@ -175,7 +175,7 @@ class Transition:
         if meeting.rank in may_follow and not self._newcomers.may_follow:
             self._newcomers.take_in_meeting()
         point = find_resume_point(everyone, may_follow)
-        if take_state(replica, point, lane, self._address, parts.host):
+        if take_state(replica, point, lane, self._address, context.host):
             self._catch_up(meeting, point)
         adopted = self._deal(meeting, point, lane, gone)
         if self._suspects.pressing:
@@ -189,15 +189,15 @@ class Transition:
         return point, adopted
 
     def _status(self) -> MemberStatus:
-        parts, loop = self._parts, self.loop
+        context, loop = self._context, self.loop
         own = MemberStatus(
-            parts.first_step,
+            context.first_step,
             begun=0,
-            agreed=parts.changes.agreed,
-            due_step=parts.changes.due_step(),
+            agreed=context.changes.agreed,
+            due_step=context.changes.due_step(),
             follows=int(self._newcomers.may_follow),
-            processor=parts.replica.processor_number,
-            fusing=min(parts.replica.forward.fusing, self._values.get("fusing", Fusing.UNKNOWN)),
+            processor=context.replica.processor_number,
+            fusing=min(context.replica.forward.fusing, self._values.get("fusing", Fusing.UNKNOWN)),
         )
         at = self._position
         if loop is not None and not self._newcomers.lacking:
@@ -209,7 +209,7 @@ class Transition:
         self, meeting: Meeting, gradients: Transport, lane: Lane, steps: Sequence[int]
     ) -> None:
         """Nobody has computed yet: all begin from the same parameters."""
-        replica, newest = self._parts.replica, max(steps)
+        replica, newest = self._context.replica, max(steps)
         if min(steps) < newest:  # some have not been told of a checkpoint, and take the state
             if steps[meeting.rank] == newest:
                 self._restore.load(None, lane.abandoned)
@@ -217,7 +217,7 @@ class Transition:
         self._restore.load(lane.transport, lane.abandoned)
         if not align(replica, gradients, lane):
             what = "members began from different parameters; rank 0's were taken"
-            self._parts.report(Noticed(what=what, member=meeting.members[meeting.rank]))
+            self._context.report(Noticed(what=what, member=meeting.members[meeting.rank]))
         fuses = self._values.get("fuses", ())
         if len(fuses) == len(meeting.shares):  # round as this rank did
             replica.fuse = min(replica.forward.size.most, fuses[meeting.rank])
@@ -230,7 +230,7 @@ class Transition:
         One that had left, or was about to, has no part in what the others did since.
         """
         if self.loop is None:
-            self.loop = Loop(self._parts, self._seat(meeting, point.step, point.position))
+            self.loop = Loop(self._context, self._seat(meeting, point.step, point.position))
         elif self._newcomers.lacking or self.loop.next or self.loop.step < point.step - 1:
             self.loop.begin_anew()
         else:
@@ -240,11 +240,11 @@ class Transition:
         self, meeting: Meeting, point: ResumePoint, lane: Lane, gone: Sequence[int]
     ) -> Adopted | None:
         """Deal what nobody has of the step, but for micro-batches that all go on without."""
-        parts, kept = self._parts, self._parts.replica.kept
+        context, kept = self._context, self._context.replica.kept
         if self.loop is not None:
             span = self.loop.span(point.step, point.position)
         elif point.step < self._last_step:
-            span = parts.steps.span(point.step, point.position)
+            span = context.steps.span(point.step, point.position)
         else:
             span = None
         if span is None:  # no step is left
@@ -263,7 +263,7 @@ class Transition:
         adopted = adopt(keepers, meeting.shares)
         if suspects and meeting.rank not in point.followers:
             some = [every[k] for k in suspects]
-            leave_out(parts.replica, point.step, some, parts.collate, tells=meeting.rank == 0)
+            leave_out(context.replica, point.step, some, context.collate, tells=meeting.rank == 0)
         self._suspects.deal(adopted)
         return adopted
 

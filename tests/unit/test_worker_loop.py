@@ -268,7 +268,7 @@ class Growing(Alone):
         super().__init__(root, wanted, self.task)
         self.loop._feed.close()
         self.task.taken.clear()
-        parts, seat = self.loop._parts, self.loop.seat
+        parts, seat = self.loop._context, self.loop.seat
         parts = replace(parts, extend=self.extend if can_grow else None, layout=lambda _: LAYOUT)
         self.collate = parts.collate
         length = wanted.steps or parts.steps.until_epoch(wanted.epochs or 1, Position())
