@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from raycloud.faults.injector import (
     NO_CONNECTION,
-    Hands,
     Hit,
     Injector,
-    LocalHands,
+    LocalProcesses,
     NoConnectionError,
+    Processes,
 )
 from raycloud.faults.schedule import Action, Fault, check, drawn, load_schedule, schedule_text
 
@@ -16,11 +16,11 @@ __all__ = [
     "NO_CONNECTION",
     "Action",
     "Fault",
-    "Hands",
     "Hit",
     "Injector",
-    "LocalHands",
+    "LocalProcesses",
     "NoConnectionError",
+    "Processes",
     "check",
     "drawn",
     "load_schedule",

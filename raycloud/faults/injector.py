@@ -1,4 +1,8 @@
-"""Does to a run what a schedule says, as the run's events come."""
+"""Fault injection into a run: kills, freezes and cuts its workers as its events make them due.
+
+A descriptor of a process is taken as soon as its worker has said which one it is, so that a signal
+never reaches another process that has got the same number later.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +51,8 @@ class NoConnectionError(OSError):
     """A worker has no connection to another one at this moment: they are meeting anew."""
 
 
-class Hands(Protocol):
-    """What reaches the processes of a run's workers."""
+class Processes(Protocol):
+    """The processes of a run's workers, to be harmed."""
 
     def hold(self, member: int, node: str, pid: int) -> None:
         """From now on it may be asked to harm this worker.
@@ -76,15 +80,15 @@ class Hands(Protocol):
         ...
 
 
-class LocalHands:
-    """Reaches the workers of this machine."""
+class LocalProcesses:
+    """Workers of this machine: signals through descriptors, and connections that are shut."""
 
     def __init__(self) -> None:
         """Holds nobody."""
         self._held: dict[int, tuple[int, int]] = {}  # member: its process, and a descriptor of it
 
     def hold(self, member: int, node: str, pid: int) -> None:  # noqa: ARG002 - all are here
-        """See `Hands.hold`."""
+        """See `Processes.hold`."""
         descriptor = os.pidfd_open(pid)
         try:
             if not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_TITLE):
@@ -95,7 +99,7 @@ class LocalHands:
         self._held[member] = pid, descriptor
 
     def harm(self, member: int, action: Action) -> None:
-        """See `Hands.harm`."""
+        """See `Processes.harm`."""
         if action is Action.CUT:
             others = [other for other in self._held if other != member]
             self.cut(member, {ends for other in others for ends in self.ends(other)})
@@ -124,7 +128,7 @@ class LocalHands:
         return self._held[member]
 
     def thaw(self, member: int) -> None:
-        """See `Hands.thaw`."""
+        """See `Processes.thaw`."""
         if member in self._held:
             try:
                 signal.pidfd_send_signal(self._held[member][1], signal.SIGCONT)
@@ -132,7 +136,7 @@ class LocalHands:
                 return
 
     def close(self) -> None:
-        """See `Hands.close`."""
+        """See `Processes.close`."""
         for member, (_, descriptor) in list(self._held.items()):
             self.thaw(member)
             os.close(descriptor)
@@ -271,7 +275,7 @@ class Injector:
 
     Args:
         faults: In the order in which they are to come, where several are due.
-        hands: What reaches the workers.
+        processes: What reaches the workers.
         clock: For moments.
         say: Told of each.
 
@@ -282,14 +286,14 @@ class Injector:
     def __init__(
         self,
         faults: Sequence[Fault],
-        hands: Hands,
+        processes: Processes,
         clock: Clock,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Nothing has happened."""
         self.hits: list[Hit] = []
         self._waiting = list(faults)
-        self._hands, self._clock, self._say = hands, clock, say
+        self._processes, self._clock, self._say = processes, clock, say
         self._group = Group()
         self._began_s: float | None = None
         self._harmed: dict[int, float] = {}  # member: until when
@@ -316,7 +320,7 @@ class Injector:
         finally:
             over.set()
             thread.join()
-            self._hands.close()
+            self._processes.close()
 
     def see(self, event: Observed) -> None:
         """Take in what happened, and do what is due with it."""
@@ -334,7 +338,7 @@ class Injector:
             now_s = self._clock.monotonic_s()
             for member, until_s in list(self._harmed.items()):
                 if until_s <= now_s:
-                    self._hands.thaw(member)
+                    self._processes.thaw(member)
                     del self._harmed[member]
             for fault in [fault for fault in self._waiting if self._due(fault, now_s)]:
                 hit = [self._hit(fault, member, now_s) for member in self._victims(fault)]
@@ -360,7 +364,7 @@ class Injector:
         """Harm it, or try to; false where the fault has to wait."""
         why = ""
         try:
-            self._hands.harm(member, fault.action)
+            self._processes.harm(member, fault.action)
         except NoConnectionError:
             return False
         except OSError as error:
@@ -379,7 +383,7 @@ class Injector:
 
     def _hold(self, event: MemberReady) -> None:
         try:
-            self._hands.hold(event.member, event.node, event.pid)
+            self._processes.hold(event.member, event.node, event.pid)
         except OSError as error:
             why = error.strerror or str(error)
             self._say(f"note: no fault can reach member {event.member}: {why}")

@@ -1,4 +1,4 @@
-"""Which faults a run is to meet, and when: read from a file, or drawn by chance."""
+"""Schedules of faults: which ones a run is to meet and when, from a file or drawn by chance."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from raycloud.faults import (
     Action,
     Fault,
     Injector,
-    LocalHands,
+    LocalProcesses,
     NoConnectionError,
     check,
 )
@@ -28,7 +28,7 @@ from raycloud.spec import Job, RunDirectory
 if TYPE_CHECKING:
     from raycloud.checkpoint.payload import Difference
     from raycloud.events import Observed
-    from raycloud.faults import Hands
+    from raycloud.faults import Processes
     from raycloud.faults.injector import Ends
 
 _LEAST_WORKERS = 2
@@ -100,7 +100,7 @@ def under_faults(
         telling.say("the undisturbed run")
         _train(job, places.undisturbed, telling, address)
         telling.say("the run under faults")
-        injector = Injector(faults, _hands(address), SystemClock(), telling.say)
+        injector = Injector(faults, _processes(address), SystemClock(), telling.say)
         error = None
         try:
             with injector.at_work():
@@ -124,9 +124,9 @@ def under_faults(
     )
 
 
-def _hands(address: str | None) -> Hands:
+def _processes(address: str | None) -> Processes:
     """On a Ray that is started here all workers are on this machine."""
-    return LocalHands() if address is None else RayHands()
+    return LocalProcesses() if address is None else ClusterProcesses()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,40 +198,40 @@ def _train(
         train(job, run_dir=place, address=address, observer=observer)
 
 
-class HandsActor:
-    """The hands on one node; what cannot be done is returned as words."""
+class ProcessesActor:
+    """The processes on one node; what cannot be done is returned as words."""
 
     def __init__(self) -> None:
         """Hold nobody."""
-        self._hands = LocalHands()
+        self._processes = LocalProcesses()
 
     def hold(self, member: int, node: str, pid: int) -> str:
-        """See `Hands.hold`."""
-        return _why(self._hands.hold, member, node, pid)
+        """See `Processes.hold`."""
+        return _why(self._processes.hold, member, node, pid)
 
     def harm(self, member: int, action: str) -> str:
-        """See `Hands.harm`; not for connections, which have another end."""
-        return _why(self._hands.harm, member, Action(action))
+        """See `Processes.harm`; not for connections, which have another end."""
+        return _why(self._processes.harm, member, Action(action))
 
     def ends(self, member: int) -> list[Ends]:
-        """See `LocalHands.ends`."""
-        return self._hands.ends(member)
+        """See `LocalProcesses.ends`."""
+        return self._processes.ends(member)
 
     def cut(self, member: int, others: list[Ends]) -> str:
-        """See `LocalHands.cut`."""
-        return _why(self._hands.cut, member, set(others))
+        """See `LocalProcesses.cut`."""
+        return _why(self._processes.cut, member, set(others))
 
     def thaw(self, member: int) -> None:
-        """See `Hands.thaw`."""
-        self._hands.thaw(member)
+        """See `Processes.thaw`."""
+        self._processes.thaw(member)
 
     def close(self) -> None:
-        """See `Hands.close`."""
-        self._hands.close()
+        """See `Processes.close`."""
+        self._processes.close()
 
 
-class RayHands:
-    """Hands on every node that has a worker of the run."""
+class ClusterProcesses:
+    """Processes on every node that has a worker of the run."""
 
     def __init__(self) -> None:
         """Nobody is held, and no actor is there."""
@@ -240,19 +240,19 @@ class RayHands:
         self._holds: dict[int, Any] = {}  # what `hold` is going to answer
 
     def hold(self, member: int, node: str, pid: int) -> None:
-        """See `Hands.hold`; it is not waited for, so `harm` says what was wrong."""
+        """See `Processes.hold`; it is not waited for, so `harm` says what was wrong."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if node not in self._actors:
             there = NodeAffinitySchedulingStrategy(node, soft=False)
-            actor = ray.remote(num_cpus=0, max_restarts=0)(HandsActor)
+            actor = ray.remote(num_cpus=0, max_restarts=0)(ProcessesActor)
             self._actors[node] = actor.options(scheduling_strategy=there).remote()
         self._nodes[member] = node
         self._holds[member] = self._actors[node].hold.remote(member, node, pid)
 
     def harm(self, member: int, action: Action) -> None:
-        """See `Hands.harm`."""
+        """See `Processes.harm`."""
         if member not in self._holds:
             raise ProcessLookupError("it has not said where it is")
         actor = self._actors[self._nodes[member]]
@@ -267,12 +267,12 @@ class RayHands:
             raise OSError(why)
 
     def thaw(self, member: int) -> None:
-        """See `Hands.thaw`; it is not waited for."""
+        """See `Processes.thaw`; it is not waited for."""
         if member in self._nodes:
             self._actors[self._nodes[member]].thaw.remote(member)
 
     def close(self) -> None:
-        """See `Hands.close`; actors on nodes that are gone have nobody to let go."""
+        """See `Processes.close`; actors on nodes that are gone have nobody to let go."""
         import ray
 
         closing = [actor.close.remote() for actor in self._actors.values()]

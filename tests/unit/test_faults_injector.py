@@ -1,4 +1,4 @@
-"""When faults happen, and to whom: with hands that only note it."""
+"""When faults happen, and to whom: with processes that only note it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from raycloud.faults import (
     Action,
     Fault,
     Injector,
-    LocalHands,
+    LocalProcesses,
     NoConnectionError,
     injector,
 )
@@ -35,7 +35,7 @@ from tests.logs import commit, ready
 
 
 class Noting:
-    """Hands that harm nobody."""
+    """Processes that harm nobody."""
 
     def __init__(self, refuses: str = "") -> None:
         self.done: list[tuple[int, str]] = []
@@ -72,9 +72,9 @@ class Scene:
     """An injector with three members that have committed the first step."""
 
     def __init__(self, *faults: Fault, refuses: str = "") -> None:
-        self.clock, self.hands = VirtualClock(), Noting(refuses)
+        self.clock, self.processes = VirtualClock(), Noting(refuses)
         self.said: list[str] = []
-        self.injector = Injector(faults, self.hands, self.clock, self.said.append)
+        self.injector = Injector(faults, self.processes, self.clock, self.said.append)
         self.see(*map(ready, (0, 1, 2)), formed(0, 1, 2), *(told(m, 1) for m in (0, 1, 2)))
 
     def see(self, *events: Event) -> None:
@@ -87,7 +87,7 @@ class Scene:
 
     @property
     def done(self) -> list[tuple[int, str]]:
-        return self.hands.done
+        return self.processes.done
 
 
 def test_a_fault_comes_with_its_step_and_by_rank() -> None:
@@ -184,7 +184,7 @@ def test_a_cut_waits_for_connections() -> None:
     scene = Scene(Fault(action=Action.CUT, at_step=2), refuses="cut")
     scene.see(told(0, 2))
     assert (scene.injector.hits, scene.said) == ([], [])
-    scene.hands.refuses = ""
+    scene.processes.refuses = ""
     scene.wait(0.1)
     assert scene.done == [(0, "cut")]
     assert scene.injector.left == ()
@@ -256,88 +256,88 @@ def state(pid: int) -> str:
 
 
 @pytest.fixture
-def hands() -> Iterator[LocalHands]:
-    held = LocalHands()
+def processes() -> Iterator[LocalProcesses]:
+    held = LocalProcesses()
     yield held
     held.close()
 
 
-def test_a_worker_is_killed_and_told_to_leave(hands: LocalHands) -> None:
+def test_a_worker_is_killed_and_told_to_leave(processes: LocalProcesses) -> None:
     for action, number in ((Action.KILL, signal.SIGKILL), (Action.TERMINATE, signal.SIGTERM)):
         with process(WAITS) as one:
             assert said(one) == "up"
-            hands.hold(3, "", one.pid)
-            hands.harm(3, action)
+            processes.hold(3, "", one.pid)
+            processes.harm(3, action)
             assert one.wait(30) == -number
 
 
-def test_a_worker_freezes_and_goes_on(hands: LocalHands) -> None:
+def test_a_worker_freezes_and_goes_on(processes: LocalProcesses) -> None:
     with process(WAITS) as one:
         assert said(one) == "up"
-        hands.hold(3, "", one.pid)
-        hands.harm(3, Action.FREEZE)
+        processes.hold(3, "", one.pid)
+        processes.harm(3, Action.FREEZE)
         wait_for("its standing still", lambda: state(one.pid) == "T")
-        hands.thaw(3)
+        processes.thaw(3)
         wait_for("its going on", lambda: state(one.pid) != "T")
-        hands.harm(3, Action.FREEZE)
-        hands.close()
+        processes.harm(3, Action.FREEZE)
+        processes.close()
         wait_for("its going on", lambda: state(one.pid) != "T")
 
 
-def test_the_connections_of_a_worker_to_others_are_cut(hands: LocalHands) -> None:
+def test_the_connections_of_a_worker_to_others_are_cut(processes: LocalProcesses) -> None:
     with process(LISTENS) as one, process(CONNECTS, said(one)) as other:
         assert (said(other), said(one)) == ("up", "met")
-        hands.hold(0, "", one.pid)
-        hands.hold(1, "", other.pid)
+        processes.hold(0, "", one.pid)
+        processes.hold(1, "", other.pid)
         assert len(connections(one.pid)) == len(connections(other.pid)) == 1
-        assert hands.ends(0) == [(there, here) for here, there in hands.ends(1)]
-        hands.harm(1, Action.CUT)
+        assert processes.ends(0) == [(there, here) for here, there in processes.ends(1)]
+        processes.harm(1, Action.CUT)
         assert said(one) == "b''"
         assert one.poll() is None
         assert other.poll() is None
         wait_for("its end", lambda: not connections(one.pid))
         with pytest.raises(NoConnectionError, match="no connection"):
-            hands.harm(0, Action.CUT)
+            processes.harm(0, Action.CUT)
 
 
 def test_a_connection_that_ends_while_it_is_cut_is_none(
-    hands: LocalHands, monkeypatch: pytest.MonkeyPatch
+    processes: LocalProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with process(LISTENS) as one, process(CONNECTS, said(one)) as other:
         assert (said(other), said(one)) == ("up", "met")
-        hands.hold(0, "", one.pid)
-        hands.hold(1, "", other.pid)
+        processes.hold(0, "", one.pid)
+        processes.hold(1, "", other.pid)
         [(ends, (inode, descriptor))] = connections(other.pid).items()
         closed = ends, (inode, 1000)  # no descriptor of that number is open
         reused = ends, ("1", descriptor)  # it is that of another file by now
         for found in (closed, reused):
             monkeypatch.setattr(injector, "connections", lambda _, found=found: dict([found]))
             with pytest.raises(NoConnectionError):
-                hands.cut(1, {(ends[1], ends[0])})
+                processes.cut(1, {(ends[1], ends[0])})
         monkeypatch.undo()
         assert len(connections(other.pid)) == 1
-        hands.harm(1, Action.CUT)
+        processes.harm(1, Action.CUT)
         assert said(one) == "b''"
 
 
-def test_another_process_is_never_held(hands: LocalHands) -> None:
+def test_another_process_is_never_held(processes: LocalProcesses) -> None:
     with process(WAITS, title="python") as one:
         assert said(one) == "up"
         with pytest.raises(ProcessLookupError, match="is not a worker"):
-            hands.hold(0, "", one.pid)
+            processes.hold(0, "", one.pid)
         with pytest.raises(ProcessLookupError, match="not on this machine"):
-            hands.harm(0, Action.KILL)
+            processes.harm(0, Action.KILL)
         assert one.poll() is None
 
 
-def test_who_is_gone_cannot_be_harmed(hands: LocalHands) -> None:
+def test_who_is_gone_cannot_be_harmed(processes: LocalProcesses) -> None:
     with process(WAITS) as one:
         assert said(one) == "up"
-        hands.hold(0, "", one.pid)
+        processes.hold(0, "", one.pid)
         one.kill()
         one.wait()
         with pytest.raises(ProcessLookupError):
-            hands.harm(0, Action.KILL)
-        hands.thaw(0)
+            processes.harm(0, Action.KILL)
+        processes.thaw(0)
         with pytest.raises(ProcessLookupError):
-            hands.hold(1, "", one.pid)
+            processes.hold(1, "", one.pid)
