@@ -49,10 +49,12 @@ class Saving:
 
     Attributes:
         began_s: When the run began.
+        asks: We say when one is due; else the job does.
         losses: How many members were lost since.
     """
 
-    began_s: float
+    began_s: float = 0.0
+    asks: bool = True
     losses: int = 0
     _cost_s: float = 0.0
     _saved_s: float | None = None
@@ -78,7 +80,7 @@ class Saving:
 
     def due(self, now_s: float) -> bool:
         """Whether another one is worth it now."""
-        if self._under_way:  # a place that is slow to write to would never be done
+        if self._under_way or not self.asks:  # what is slow to write to would never be done
             return False
         since_s = self.began_s if self._saved_s is None else self._saved_s
         between_s = (_SELDOM_S + now_s - self.began_s) / (1 + self.losses)
@@ -152,7 +154,7 @@ class Checkpoints:
     """When a checkpoint is made, which are under way, and which is the newest that is whole.
 
     Attributes:
-        saving: When one is due; None where the job says itself.
+        saving: When one is due.
         failing: Checkpoints that could not be kept since the last one that was.
         save_asked: One is to be made, since members leave that are needed.
         last_published: Step of the newest checkpoint that may be restored from; None before the
@@ -160,7 +162,7 @@ class Checkpoints:
         damaged: The newest of which all parts were there cannot be published: they are not sound.
     """
 
-    saving: Saving | None = None
+    saving: Saving = field(default_factory=Saving)
     failing: Failing = field(default_factory=Failing)
     save_asked: bool = False
     last_published: int | None = None
@@ -175,7 +177,7 @@ class Checkpoints:
     def begin(self, now_s: float, published: int | None, *, saves: bool) -> None:
         """The job starts, with this checkpoint as the newest; `saves`: we say when one is due."""
         self.last_published = published
-        self.saving = Saving(began_s=now_s) if saves else None
+        self.saving = Saving(began_s=now_s, asks=saves)
 
     # ---- when one is made
 
@@ -187,19 +189,17 @@ class Checkpoints:
         """Whether one is to be asked for now."""
         if self.save_asked or self.failing.due(now_s):
             return True
-        return self.saving is not None and not self.failing.waits and self.saving.due(now_s)
+        return not self.failing.waits and self.saving.due(now_s)
 
     def save(self, now_s: float) -> None:
         """Members are told to write one."""
         self.save_asked = False
         self.failing.tried()
-        if self.saving is not None:
-            self.saving.asked(now_s)
+        self.saving.asked(now_s)
 
     def note_loss(self) -> None:
         """A member that computed is lost."""
-        if self.saving is not None:
-            self.saving.losses += 1
+        self.saving.losses += 1
 
     # ---- what becomes of it
 
@@ -219,8 +219,7 @@ class Checkpoints:
 
     def take_in(self, event: PartWritten, keys: Mapping[int, WorkerKey]) -> Publish | None:
         """A member has written its part; to publish if it was the last one of these."""
-        if self.saving is not None:
-            self.saving.wrote(event.blocked_s, event.write_s)
+        self.saving.wrote(event.blocked_s, event.write_s)
         key = event.replica, event.position
         if event.replica < 0:  # it is not told
             key = keys.get(event.member, key)
@@ -287,8 +286,7 @@ class Checkpoints:
         """Training goes on without this checkpoint, and another one is tried."""
         failing = self.failing
         failing.step, failing.why, failing.hint = event.step, event.why, event.hint
-        if self.saving is not None:
-            self.saving.dropped()
+        self.saving.dropped()
         pause_s = failing.failed(now_s, ends=ends)
         if pause_s is None or failing.in_a_row >= most:
             return None
@@ -311,16 +309,14 @@ class Checkpoints:
         del self._publishing[step]
         self.last_published = max(step, self.last_published or 0)
         self.failing.kept()
-        if self.saving is not None:
-            self.saving.published(now_s)
+        self.saving.published(now_s)
 
     def drop(self, now_s: float) -> None:
         """Forget those of which a part is missing: who was to write one is gone, or meets anew."""
         self._parts.clear()
         self._divided.clear()
         self.failing.dropped(now_s)
-        if self.saving is not None:
-            self.saving.dropped()
+        self.saving.dropped()
 
     def drop_before(self, generation: int) -> None:
         """The same for those divided among older generations, and for parts still to come."""
@@ -328,8 +324,7 @@ class Checkpoints:
             self._parts.pop(step, None)
             del self._divided[step]
         self._counts_from = generation
-        if self.saving is not None:
-            self.saving.dropped()
+        self.saving.dropped()
 
     def go_back(self, step: int) -> None:
         """That of this step is whole, and newer ones are written again."""
@@ -339,8 +334,7 @@ class Checkpoints:
         self.damaged = False
         self._whole = step
         self.last_published = step or None
-        if self.saving is not None:
-            self.saving.dropped()
+        self.saving.dropped()
 
     def gather(self) -> None:
         """Members load it: who was to leave has."""
