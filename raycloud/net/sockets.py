@@ -1,4 +1,10 @@
-"""Connections of this process, also those that gloo opened in it: finding and ending them."""
+"""Sockets of this process, also those that gloo opened in it: finding, ending and calming them.
+
+gloo gives no access to its connections, and has no time-out for a peer that is gone. Where an
+operation failed, it does not read any more what came for it. The kernel goes on saying that there
+is something to read, or that the connection has ended, and gloo's thread goes on asking: half of a
+core, taken from what the member computes.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +29,12 @@ _LOOK_S = 0.5  # connecting takes less
 _DESCRIPTORS = Path("/proc/self/fd")
 _TABLES = Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6")
 _CONNECTING = "02"  # SYN_SENT, as these tables have it
+_ASKED = re.compile(  # a line of what an epoll instance looks at
+    r"tfd:\s*(?P<descriptor>\d+) events:\s*(?P<events>[0-9a-f]+) data:\s*(?P<data>[0-9a-f]+)"
+    r".* ino:(?P<inode>[0-9a-f]+)"
+)
+_MODIFY = 3  # EPOLL_CTL_MOD
+_READABLE, _ONCE = 0x1, 1 << 30  # EPOLLIN, EPOLLONESHOT
 _TURN = Lock()
 
 
@@ -158,15 +170,6 @@ def _sockets(names: Collection[str] = ()) -> Iterator[socket.socket]:
             found.close()
 
 
-_OPEN_DESCRIPTORS = Path("/proc/self/fd")
-_ASKED = re.compile(
-    r"tfd:\s*(?P<descriptor>\d+) events:\s*(?P<events>[0-9a-f]+) data:\s*(?P<data>[0-9a-f]+)"
-    r".* ino:(?P<inode>[0-9a-f]+)"
-)
-_MODIFY = 3  # EPOLL_CTL_MOD
-_READABLE, _ONCE = 0x1, 1 << 30  # EPOLLIN, EPOLLONESHOT
-
-
 class _Asked(ctypes.Structure):
     """The kernel's `struct epoll_event`, which only x86-64 packs."""
 
@@ -203,7 +206,7 @@ def look_once_more(inodes: Collection[int]) -> int:
 
 def _pollers() -> Iterator[int]:
     """The epoll instances of this process, each by a descriptor that is to be closed."""
-    for entry in _OPEN_DESCRIPTORS.iterdir() if _OPEN_DESCRIPTORS.is_dir() else ():
+    for entry in _DESCRIPTORS.iterdir() if _DESCRIPTORS.is_dir() else ():
         with contextlib.suppress(OSError):  # closed meanwhile
             if str(entry.readlink()) == "anon_inode:[eventpoll]":
                 yield os.dup(int(entry.name))
