@@ -4,7 +4,7 @@ A phi accrual failure detector: how late a member answers, and how unlikely it i
 will. Source: Hayashibara, Defago, Yared, Katayama, "The phi accrual failure detector", SRDS 2004,
 with a mean and a variance that forget (West 1979) in place of a window.
 
-Where the driver also asks the members' machines (see `sync.probing`), one that is gone is known to
+Where the driver also asks the members' machines (see `net.heartbeat`), one that is gone is known to
 be so long before an answer of its process is missing.
 
 Seconds are those of one clock, the driver's. Nothing that the driver has not looked at counts as

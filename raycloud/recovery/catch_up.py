@@ -1,4 +1,4 @@
-"""A newcomer follows the others, and computes nothing, until it has caught up.
+"""Catch-up: a newcomer follows the others, and computes nothing, until it has their state.
 
 It takes part in each exchange with nothing of its own, and keeps what the exchange brings. Once the
 state is here, as it was when the newcomer came, it commits what it has kept, step by step, while
@@ -18,7 +18,6 @@ from raycloud.net.transport import Abandoned
 from raycloud.recovery.state_transfer import Beside, Receiver, Sender
 from raycloud.step.device import room_bytes
 from raycloud.step.stateful import Commit, Sums
-from raycloud.threads import THREADS
 
 if TYPE_CHECKING:
     import threading
@@ -61,7 +60,7 @@ class Follower:
         room_bytes: int,
         abandoned: Callable[[], bool],
         caught_up: Callable[[int], None],
-        threads: Threads = THREADS,
+        threads: Threads,
     ) -> None:
         """Nothing is kept yet."""
         self._threads = threads
@@ -94,18 +93,11 @@ class Follower:
 
     def keep_nothing(self, step: int, skips: tuple[Skip, ...]) -> None:
         """The same, of a step that changes nothing: only that it does not count."""
-        self._keep(Sums(step=Commit(step=step, count=0, skips=skips), gradients=(), statistics=()))
+        self._keep(Sums(step=Commit(step=step, count=0, skips=skips)))
 
     def keep_measured(self, steps: int, value: float) -> None:
         """What was measured after so many steps: the schedule goes by it at its turn."""
-        self._kept.append(
-            Sums(
-                step=Commit(step=steps - 1, count=0),
-                gradients=(),
-                statistics=(),
-                measured=value,
-            )
-        )
+        self._kept.append(Sums(step=Commit(step=steps - 1, count=0), measured=value))
 
     def _keep(self, sums: Sums) -> None:
         replica = self._replica

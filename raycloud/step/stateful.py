@@ -61,8 +61,8 @@ class Sums:
     """
 
     step: Commit
-    gradients: tuple[torch.Tensor, ...]
-    statistics: tuple[torch.Tensor, ...]
+    gradients: tuple[torch.Tensor, ...] = ()
+    statistics: tuple[torch.Tensor, ...] = ()
     averaged: tuple[int, ...] = ()
     measured: float | None = None
 
