@@ -25,7 +25,7 @@ from raycloud.checkpoint.payload import write_part
 from raycloud.clock import SystemClock
 from raycloud.commands import Publish
 from raycloud.events import CheckpointPublished
-from raycloud.on_ray.checkpoints import Publishing
+from raycloud.on_ray.checkpoints import CheckpointPublisher
 from raycloud.spec import Job, load_job
 
 PARTS, CALL_S, KEEP = 100, 0.05, 1
@@ -93,7 +93,7 @@ def _written(store: Store, step: int) -> Publish:
 def measure(store: Store, job: Job) -> tuple[float, float]:
     """The longest call of the driver's, and the seconds until all is done, of the last one."""
     session: Any = SimpleNamespace(clock=_CLOCK, written=job, job=job, checkpoints="slow://run")
-    publishing = Publishing(LimitedStore(store), session)
+    publishing = CheckpointPublisher(LimitedStore(store), session)
     blocked_s = done_s = 0.0
     for step in (1, 2, 3):
         command = _written(store, step)

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from raycloud.task import Task
 
 _MEMORY_SHARE = 0.5  # of the object store; readers and collators use the rest
+_THREADS = 8
+_FETCH_S = 120.0  # a block of some MB, over a thin link
+
+Notice = Callable[..., None]
+"""Called with what happened and, by keyword, its details."""
 
 
 def cache_of(job: Job) -> BlockCache:
@@ -208,13 +213,6 @@ def answer(one: Any, method: str, *args: Any) -> Any:
         return error
     except SystemExit as error:  # an actor that raises it ends without a word
         return raised("the task's code", error)
-
-
-_THREADS = 8
-_FETCH_S = 120.0  # a block of some MB, over a thin link
-
-Notice = Callable[..., None]
-"""Called with what happened and, by keyword, its details."""
 
 
 class ClusterBlocks:

@@ -182,7 +182,7 @@ def _damaged(skipped: Iterable[tuple[int, str]]) -> list[Noticed]:
     ]
 
 
-class Publishing:
+class CheckpointPublisher:
     """What a driver asks of the store, done one after the other in a thread of its own."""
 
     def __init__(self, store: Store, session: Session) -> None:

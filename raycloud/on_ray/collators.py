@@ -219,7 +219,7 @@ class RayCollators:
 class Asked:
     """Passes that were asked for: `step.feed.Made`."""
 
-    crew: RayCollators
+    collators: RayCollators
     name: str
     call: Any
     micro_batches: tuple[MicroBatch, ...]
@@ -230,9 +230,9 @@ class Asked:
         """Them, as soon as they are there; or raises what making them raised."""
         while self.call is not None and not ray.wait([self.call], timeout=_TURN_S)[0]:
             if self.dropped.is_set():
-                self.crew.over(self)
+                self.collators.over(self)
                 raise CancelledError
-        return self.crew.result(self)
+        return self.collators.result(self)
 
     def cancel(self) -> None:
         """They are no longer wanted."""

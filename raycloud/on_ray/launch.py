@@ -16,7 +16,7 @@ from raycloud.on_ray.attach import inventory, joined
 from raycloud.on_ray.checkpoints import origin_of
 from raycloud.on_ray.cluster import RayCluster
 from raycloud.on_ray.pool import ActorPool, SupersededError
-from raycloud.on_ray.records import Outlets, RunRecords
+from raycloud.on_ray.records import LogSinks, RunRecords
 from raycloud.on_ray.session import Run
 from raycloud.planner.inventory import require
 from raycloud.report.recorder import Recorder
@@ -45,10 +45,10 @@ def drive(session: Session) -> Run:
     origin = None if outlives and session.resume else origin_of(session, store)
     nodes = inventory()
     require(nodes, session.job.resources.worker, session.job.elastic.min_workers)
-    outlets = Outlets(session)
+    sinks = LogSinks(session)
     with (
         Recorder(
-            session.directory, session.clock, started_s=session.began_s, listener=outlets.add
+            session.directory, session.clock, started_s=session.began_s, listener=sinks.add
         ) as recorder,
         _pool(session, recorder, outlives=outlives) as (pool, found, told),
         marked(store) as mark,  # machines may be added that do not see this place
@@ -61,7 +61,7 @@ def drive(session: Session) -> Run:
         with contextlib.closing(
             RayCluster(session, pool, nodes, origin.manifest, lambda: recorder.written)
         ) as cluster:
-            records = RunRecords(session, recorder, outlets, store, origin.manifest, cluster)
+            records = RunRecords(session, recorder, sinks, store, origin.manifest, cluster)
             control = Control(session.settings(origin, recorder.tally, cluster.room))
             driver = Driver(control, cluster, records, session.clock.monotonic_s)
 

@@ -43,6 +43,16 @@ if TYPE_CHECKING:
 
 _KEPT = 4  # what a reader's process remembers
 ANY = -1  # a task that takes numbers in turn
+_RETRIES = 3  # of a task whose process dies
+_LOOK_S = 0.5  # after which it is foreseen how long all of it takes here
+_START_S = 3.0  # CPU time that a process takes to start: torch, Ray Data and the task
+NumberedBlock = tuple[int, Any]
+_CPUS = "raycloud.cpus"
+_STATISTICS = (
+    "register_dataset_to_stats_actor",
+    "update_execution_metrics",
+    "update_iteration_metrics",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,13 +220,6 @@ class WorkQueue:
             return self._left[ticket].pop()
         except (IndexError, KeyError):
             return None
-
-
-_RETRIES = 3  # of a task whose process dies
-_LOOK_S = 0.5  # after which it is foreseen how long all of it takes here
-_START_S = 3.0  # CPU time that a process takes to start: torch, Ray Data and the task
-
-NumberedBlock = tuple[int, Any]
 
 
 class Readers:
@@ -418,14 +421,6 @@ def _files(spec: ReadSpec, left: Sequence[int]) -> str:
         return f"partition {first}"
     files = [one.path for one in spec.works[first].slice.inputs]
     return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
-
-
-_CPUS = "raycloud.cpus"
-_STATISTICS = (
-    "register_dataset_to_stats_actor",
-    "update_execution_metrics",
-    "update_iteration_metrics",
-)
 
 
 def quiet(rows: Any, *, cpus: int, in_order: bool) -> Any:

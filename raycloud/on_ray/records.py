@@ -18,7 +18,7 @@ from raycloud.events import (
     RolledBack,
     RunFinished,
 )
-from raycloud.on_ray.checkpoints import Publishing, found_back
+from raycloud.on_ray.checkpoints import CheckpointPublisher, found_back
 from raycloud.order import ledger_line
 from raycloud.redact import redacted
 from raycloud.report.data import brief
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from raycloud.report.recorder import Recorder
     from raycloud.worker.outbox import LogLines
 
+_AT_ONCE_S = 1.0  # to wait for trackers where someone wants the run to end now
+
 
 class RunRecords:
     """The `Records` of a run directory and a store; all it is told, the session's observer is, too.
@@ -45,16 +47,16 @@ class RunRecords:
         self,
         session: Session,
         recorder: Recorder,
-        outlets: Outlets,
+        sinks: LogSinks,
         store: Store,
         origin: Manifest | None,
         cluster: RayCluster,
     ) -> None:
         """Keep nothing yet."""
-        self._recorder, self._outlets, self._cluster = recorder, outlets, cluster
+        self._recorder, self._sinks, self._cluster = recorder, sinks, cluster
         self._observer = session.observer
         self._store, self._origin = store, origin
-        self._publishing = Publishing(store, session)
+        self._publishing = CheckpointPublisher(store, session)
 
     @property
     def busy(self) -> bool:
@@ -85,7 +87,7 @@ class RunRecords:
     def results(self) -> list[Event]:
         """See `Records.results`."""
         self._recorder.keep_up()
-        return [*self._publishing.poll(), *self._outlets.poll(self._cluster.lines())]
+        return [*self._publishing.poll(), *self._sinks.poll(self._cluster.lines())]
 
     def end(self, wait_s: float) -> None:
         """Ask the store for nothing more; what is under way may end within so long."""
@@ -101,19 +103,16 @@ class RunRecords:
         at_once: bool = False,
     ) -> dict[str, Any]:
         """Write the last events, and the summary; returns that."""
-        for notice in self._outlets.poll(self._cluster.lines()):
+        for notice in self._sinks.poll(self._cluster.lines()):
             self.log(notice)
-        for notice in self._outlets.close(status, at_once=at_once):
+        for notice in self._sinks.close(status, at_once=at_once):
             self.log(notice)
         self.log(RunFinished(status=status, steps=steps, error=why))
         return self._recorder.publish_summary(predicted=predicted).to_record()
 
 
-_AT_ONCE_S = 1.0  # to wait for trackers where someone wants the run to end now
-
-
-class Outlets:
-    """What can fail without the run failing: what goes wrong here is a notice, once."""
+class LogSinks:
+    """Trackers and the members' own logs. What goes wrong with them is a notice, once."""
 
     def __init__(self, session: Session) -> None:
         """Nothing is written, and nobody told, yet."""

@@ -32,6 +32,7 @@ WORD = "raycloud."  # what begins the names of our metadata
 ASKED = "raycloud.asks"  # a job that asks something of a run carries this, and is no run itself
 
 _CARD_S = 5.0
+_EVERY_S = 1.0  # between two settings of the gauges
 _THIN_BYTES = 1 << 20  # after as many bytes cards come half as often, then a third as often...
 
 
@@ -135,9 +136,6 @@ def _open(name: str) -> TextIO:
     # Ray has no public name for the directory of its logs; it is part of the paths that it shows.
     node: Any = ray._private.worker._global_node  # noqa: SLF001
     return (Path(node.get_logs_dir_path()) / name).open("a", encoding="utf-8")
-
-
-_EVERY_S = 1.0
 
 
 class Gauges:

@@ -41,11 +41,7 @@ def working_dir_of(job_file: Path, asked: Path | None) -> Path:
 def survey_for(job: Job, job_file: Path, root: Path, walk: Walk) -> WorkingDir:
     """Look through a working directory, and see that the job can be found in it.
 
-    Args:
-        job: As it was loaded, with relative paths as they were written, and `${NAME}` for secrets.
-        job_file: Its file.
-        root: The working directory.
-        walk: How Ray goes through it.
+    `job` is as it was loaded: relative paths as they were written, and `${NAME}` for secrets.
 
     Raises:
         SpecError: The job or its file holds a secret; the directory cannot travel, or what the job
@@ -85,12 +81,9 @@ def entrypoint(
     _check_secrets(overriding_secrets(overrides))
     inner = (job_file.parent.resolve() / job_file.name).relative_to(root.resolve()).as_posix()
     named = inner if not inner.startswith("-") else f"./{inner}"
-    words = [
-        f"raycloud train {shlex.quote(named)} --run-dir {run_dir_of(submission)}",
-        f"--restarts {restarts} --cards",
-        *(f"--set {shlex.quote(override)}" for override in overrides),
-    ]
-    return " ".join(words)
+    command = f"raycloud train {shlex.quote(named)} --run-dir {run_dir_of(submission)}"
+    settings = "".join(f" --set {shlex.quote(override)}" for override in overrides)
+    return f"{command} --restarts {restarts} --cards{settings}"
 
 
 def run_dir_of(submission: str) -> str:
@@ -110,21 +103,20 @@ def submission_id(name: str, unix_s: float, salt: str) -> str:
 
 def _check_secrets(found: Iterable[tuple[str, str]]) -> None:
     """Refuse a job that holds a secret itself, in these fields, given with what may be shown."""
-    if fields := dict(found):
-        raise refusal(
-            [
-                Mistake(
-                    field=field,
-                    value=shown,
-                    problem="holds a secret, which anyone could read on the cluster: in the job "
-                    "file that travels, or in the command that runs there",
-                    hint="write ${NAME} in its place, and set NAME in the environment that the "
-                    "cluster's head is started in; if it is part of a longer text, let the task "
-                    "read it from there",
-                )
-                for field, shown in fields.items()
-            ]
+    mistakes = [
+        Mistake(
+            field=field,
+            value=shown,
+            problem="holds a secret, which anyone could read on the cluster: in the job "
+            "file that travels, or in the command that runs there",
+            hint="write ${NAME} in its place, and set NAME in the environment that the "
+            "cluster's head is started in; if it is part of a longer text, let the task "
+            "read it from there",
         )
+        for field, shown in dict(found).items()
+    ]
+    if mistakes:
+        raise refusal(mistakes)
 
 
 def check_travels(path: Path, found: WorkingDir) -> None:

@@ -23,7 +23,7 @@ from raycloud.checkpoint.payload import write_part
 from raycloud.clock import SystemClock
 from raycloud.commands import Publish
 from raycloud.events import CheckpointFailed, CheckpointPublished, Event, Noticed
-from raycloud.on_ray.checkpoints import Publishing
+from raycloud.on_ray.checkpoints import CheckpointPublisher
 from tests.live import asked
 
 WAIT_S = 20.0
@@ -63,7 +63,7 @@ def store(tmp_path: Path) -> Counting:
 def publishing(store: Counting) -> Any:
     job = asked("Steady", 1, checkpoint={"keep": 1})
     session: Any = SimpleNamespace(clock=SystemClock(), written=job, job=job, checkpoints="here")
-    one = Publishing(LimitedStore(store), session)
+    one = CheckpointPublisher(LimitedStore(store), session)
     yield one
     one.close(WAIT_S)
 
@@ -80,7 +80,9 @@ def written(store: Counting, step: int, parts: int) -> Publish:
     return Publish(step=step, parts=told)
 
 
-def heard(publishing: Publishing, kind: type[Event], more: list[Event] | None = None) -> Any:
+def heard(
+    publishing: CheckpointPublisher, kind: type[Event], more: list[Event] | None = None
+) -> Any:
     """The next event of a kind; those that come with it go to `more`."""
     turn, clock = threading.Event(), SystemClock()
     until_s = clock.monotonic_s() + WAIT_S
@@ -95,14 +97,16 @@ def heard(publishing: Publishing, kind: type[Event], more: list[Event] | None = 
     raise AssertionError(f"no {kind.__name__}")
 
 
-def settled(publishing: Publishing, more: list[Event] | None = None) -> None:
+def settled(publishing: CheckpointPublisher, more: list[Event] | None = None) -> None:
     """Wait until what was asked for before is done."""
     mark = CheckpointFailed(step=0, why="a mark")
     publishing.find_back(lambda: (mark, []))  # type: ignore[arg-type, return-value]
     heard(publishing, CheckpointFailed, more)
 
 
-def test_it_asks_as_little_of_many_parts_as_of_one(store: Counting, publishing: Publishing) -> None:
+def test_it_asks_as_little_of_many_parts_as_of_one(
+    store: Counting, publishing: CheckpointPublisher
+) -> None:
     calls = []
     for first, parts in ((1, 1), (3, 40)):
         for step in (first, first + 1):
@@ -115,7 +119,7 @@ def test_it_asks_as_little_of_many_parts_as_of_one(store: Counting, publishing: 
     assert steps(store.store) == [4]
 
 
-def test_the_driver_waits_for_none_of_it(store: Counting, publishing: Publishing) -> None:
+def test_the_driver_waits_for_none_of_it(store: Counting, publishing: CheckpointPublisher) -> None:
     store.open.clear()
     publishing.publish(written(store, 1, 2), samples=100, ledger={})
     assert publishing.busy
@@ -125,7 +129,7 @@ def test_the_driver_waits_for_none_of_it(store: Counting, publishing: Publishing
 
 
 def test_what_could_not_be_published_is_told_and_the_next_one_is(
-    store: Counting, publishing: Publishing
+    store: Counting, publishing: CheckpointPublisher
 ) -> None:
     store.failing = "write"
     publishing.publish(written(store, 1, 2), samples=100, ledger={})
@@ -138,7 +142,7 @@ def test_what_could_not_be_published_is_told_and_the_next_one_is(
 
 
 def test_a_deletion_that_fails_is_told_once_and_done_later(
-    store: Counting, publishing: Publishing
+    store: Counting, publishing: CheckpointPublisher
 ) -> None:
     store.failing, told = "remove_all", list[Event]()
     for step in (1, 2, 3):
