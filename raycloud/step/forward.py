@@ -1,4 +1,4 @@
-"""The passes of a step: exact, as if their micro-batches had been computed one by one."""
+"""Forward: the passes of a step, exact as if their micro-batches had been computed one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the task's code changes in place: parameters, which is refused, and buffers.
+"""In-place mutation by the task's code: of parameters, which is refused, and of buffers.
 
 An in-place operation raises a tensor's version, and assigning a buffer puts another tensor there:
 both are cheap to see. A change through `.data` is neither, so where it matters (before the first

@@ -66,12 +66,9 @@ class ModelState(Stateful):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """See `Stateful.tensors`."""
-        packing, found = self._packing(), {}
-        for name, value in self._model.state_dict().items():
-            if _is_extra(name):
-                packing.pack(value, f"model/{name}", objects=False)
-            else:
-                found[f"model/{name}"] = value.detach()
+        packing, model = self._packing(), self._model.state_dict()
+        found = {f"model/{n}": value.detach() for n, value in model.items() if not _is_extra(n)}
+        self._packed_extra(packing)
         for index, entries in self._optimizer.state_dict().get("state", {}).items():
             for key, value in entries.items() if type(index) is int else ():
                 if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Buffers that a forward pass changes: running statistics that stay exact however a step is split.
+"""BatchNorm statistics, and other buffers that a forward pass changes, however a step is split.
 
 A running average with momentum m, updated by the micro-batches k = 0..K-1 of a step in turn, ends
 at
@@ -291,17 +291,6 @@ class RunningStatistics(Stateful):
                 others may commit this step, which no checkpoint of theirs alone completes.
             TransportError: The exchange broke, or was abandoned.
         """
-        self._check_calls()
-        for work in self._works:
-            finish(work, abandoned)
-        self._works = []
-
-    def _counts(self) -> torch.Tensor | None:
-        """How often each average was updated since the counters were set; None: there is none."""
-        counts = [_buffers(a.module)[2] for a in self._averages]
-        return torch.stack(counts) if counts else None
-
-    def _check_calls(self) -> None:
         for row in torch.stack(self._calls).tolist() if self._calls else ():
             for a, calls in zip(self._averages, row, strict=True):
                 if calls != a.calls:
@@ -310,6 +299,14 @@ class RunningStatistics(Stateful):
                         f"micro-batch and {a.calls} times in another",
                         hint="apply it equally often, or normalise without running statistics",
                     )
+        for work in self._works:
+            finish(work, abandoned)
+        self._works = []
+
+    def _counts(self) -> torch.Tensor | None:
+        """How often each average was updated since the counters were set; None: there is none."""
+        counts = [_buffers(a.module)[2] for a in self._averages]
+        return torch.stack(counts) if counts else None
 
     def suspend(self) -> None:
         """See `Stateful.suspend`: the terms so far are kept."""

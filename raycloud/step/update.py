@@ -56,7 +56,7 @@ class TrainedParameters:
         """Look at each parameter once."""
         self.optimizer = optimizer
         self._count = _count(optimizer)
-        moved = list(_moved(optimizer))
+        moved = [p for group in optimizer.param_groups for p in group["params"]]
         known = {id(p) for p in model.parameters()}
         if outside := [p for p in moved if id(p) not in known]:
             raise _refused(task, outside)
@@ -110,17 +110,13 @@ class TrainedParameters:
             parameter.grad = None
 
 
-def _moved(optimizer: Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-
-
 def _count(optimizer: Optimizer) -> int:
     return sum([len(group["params"]) for group in optimizer.param_groups])
 
 
 def _refused(task: Task, outside: list[torch.Tensor]) -> TaskError:
-    found = {id(p): where for where, p in _of_task(task)}
+    held = [found for name, value in vars(task).items() for found in _inside(name, value)]
+    found = {id(p): f"the task's {where}" for where, p in held}
     names = [
         found.get(id(p), f"one of shape {tuple(p.shape)} that no attribute of the task holds")
         for p in outside
@@ -135,13 +131,8 @@ def _refused(task: Task, outside: list[torch.Tensor]) -> TaskError:
     )
 
 
-def _of_task(task: Task) -> Iterator[tuple[str, torch.Tensor]]:
-    """What the task itself holds, by where it stands."""
-    for attribute, value in vars(task).items():
-        yield from _inside(f"the task's {attribute}", value)
-
-
 def _inside(where: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that an attribute of the task holds, by where they stand."""
     if isinstance(value, torch.Tensor):
         yield where, value
     elif isinstance(value, nn.Module):
