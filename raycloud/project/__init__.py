@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from raycloud.project.templates import TEMPLATES, Template, files_of
-from raycloud.project.writing import name_for, write_project
+from raycloud.project.templates import TEMPLATES, Template, files_of, name_for, write_project
 
 __all__ = ["TEMPLATES", "Template", "files_of", "name_for", "write_project"]

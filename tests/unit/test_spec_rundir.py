@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +13,20 @@ from typing import Any
 
 import pytest
 
-from raycloud.errors import RunDirectoryError, SpecError
-from raycloud.spec import Job, RunDirectory, SpecErrors, check_resume, choose, dump_job
+from raycloud.errors import MachineError, RunDirectoryError, SpecError
+from raycloud.spec import (
+    RESUMES,
+    Job,
+    Resume,
+    RunDirectory,
+    SpecErrors,
+    check_resume,
+    choose,
+    dump_job,
+    goes_on,
+    resume_word,
+)
+from raycloud.spec.rundir import ask_range, parse_range, take_range
 
 
 def job(**values: Any) -> Job:
@@ -267,3 +282,182 @@ def test_relative_and_absolute_data_are_the_same(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     check_resume(job(data={"path": f"{tmp_path}/text"}), job(data={"path": "./text"}))
+
+
+def saved(run: RunDirectory) -> bool:
+    return run.checkpoints.is_dir()
+
+
+def nothing(path: Path) -> None:
+    assert not path.exists()
+
+
+def unsaved_run(path: Path) -> None:
+    path.mkdir()
+    RunDirectory(path).job_yaml.write_text(dump_job(Job(task="gpt.py:Gpt", steps=10)))
+    RunDirectory(path).events_jsonl.write_text("first\n")
+    RunDirectory(path).tensorboard.mkdir()
+
+
+def saved_run(path: Path) -> None:
+    unsaved_run(path)
+    manifest = path / "checkpoints/step-00000004/manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.touch()
+
+
+def started(path: Path, resume: Resume) -> bool:
+    """As `raycloud.train` does; returns whether it goes on."""
+    goes = goes_on(path, resume, saved)
+    assert choose(path, "gpt", resume=goes).path == path
+    return goes
+
+
+@pytest.mark.parametrize(
+    ("there", "resume", "goes"),
+    [
+        (nothing, "never", False),
+        (nothing, "allow", False),
+        (nothing, "must", None),
+        (saved_run, "never", None),
+        (saved_run, "allow", True),
+        (saved_run, "must", True),
+        (unsaved_run, "never", None),
+        (unsaved_run, "allow", False),
+    ],
+)
+def test_the_table(
+    tmp_path: Path, there: Callable[[Path], None], resume: Resume, goes: bool | None
+) -> None:
+    path = tmp_path / "run"
+    there(path)
+    before = sorted(path.rglob("*"))
+    if goes is None:
+        with pytest.raises(RunDirectoryError):
+            started(path, resume)
+        assert sorted(path.rglob("*")) == before
+    else:
+        assert started(path, resume) is goes
+
+
+def test_the_command_that_goes_on_can_be_typed_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "my run"
+    saved_run(path)
+    with pytest.raises(RunDirectoryError) as caught:
+        started(path, "never")
+    assert f"`raycloud train --resume --run-dir '{path}'`" in caught.value.hint
+
+
+def test_what_is_set_aside_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    unsaved_run(path)
+    left = {file.name for file in path.iterdir()}
+    for n in (1, 2, 3):
+        assert not started(path, "allow")
+        assert {file.name for file in (path / f"unsaved-{n}").iterdir()} == left
+        RunDirectory(path).job_yaml.write_text(f"n: {n}")
+        RunDirectory(path).events_jsonl.write_text("next\n")
+        RunDirectory(path).tensorboard.mkdir()
+    assert (path / "unsaved-1/events.jsonl").read_text() == "first\n"
+    assert (path / "unsaved-3/job.yaml").read_text() == "n: 2"
+
+
+def test_a_run_that_is_going_is_not_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    unsaved_run(path)
+    before = sorted(path.rglob("*"))
+    with RunDirectory(path).events_jsonl.open("a") as log:
+        fcntl.flock(log.fileno(), fcntl.LOCK_EX)
+        with pytest.raises(RunDirectoryError, match="another process is writing"):
+            started(path, "allow")
+    assert sorted(path.rglob("*")) == before
+
+
+def test_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "chapter.tex").touch()
+    with pytest.raises(RunDirectoryError, match="what it holds is not a run"):
+        started(tmp_path, "allow")
+    assert [file.name for file in tmp_path.iterdir()] == ["chapter.tex"]
+
+
+def test_allow_wants_a_place() -> None:
+    with pytest.raises(RunDirectoryError, match="does not say which run"):
+        goes_on(None, "allow", saved)
+
+
+@pytest.mark.parametrize("asked", ["", "maybe", "True", 1.5, None])
+def test_no_other_words(asked: object) -> None:
+    with pytest.raises(SpecError) as caught:
+        resume_word(asked)  # type: ignore[arg-type]
+    assert all(word in caught.value.hint for word in RESUMES)
+
+
+WHY = "a step has 8 micro-batches"
+
+
+@pytest.mark.parametrize(
+    ("text", "fewest", "most"), [("4", 4, 4), ("2:6", 2, 6), ("1:8", 1, 8), ("3:", 3, 3)]
+)
+def test_a_range_is_a_number_or_two(text: str, fewest: int, most: int) -> None:
+    assert parse_range(text, 8, WHY) == {"min_workers": fewest, "max_workers": most}
+
+
+@pytest.mark.parametrize("text", ["", "a", "0", "4:2", "0:2", "-1", "2:6:8", "1.5", ":4"])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="no range of workers") as refused:
+        parse_range(text, 8, WHY)
+    assert "2:6" in refused.value.hint
+
+
+def test_more_workers_than_micro_batches_are_refused() -> None:
+    with pytest.raises(SpecError, match="8 micro-batches") as refused:
+        parse_range("2:9", 8, WHY)
+    assert "at most 8" in refused.value.hint
+
+
+def test_a_wish_is_taken_once_and_the_last_one_counts(tmp_path: Path) -> None:
+    assert take_range(tmp_path) is None
+    ask_range(tmp_path, {"min_workers": 1, "max_workers": 2})
+    ask_range(tmp_path, {"min_workers": 2, "max_workers": 6})
+    assert take_range(tmp_path) == {"min_workers": 2, "max_workers": 6}
+    assert take_range(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+GOOD = {"format": 1, "min_workers": 1, "max_workers": 2}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "null",
+        "{",
+        json.dumps({**GOOD, "format": 2}),
+        json.dumps({"format": 1, "min_workers": 1}),
+        json.dumps({**GOOD, "min_workers": 3}),
+        json.dumps({**GOOD, "min_workers": 0}),
+        json.dumps({**GOOD, "min_workers": True}),
+        json.dumps({**GOOD, "max_workers": "2"}),
+        json.dumps({**GOOD, "more": "x" * 20_000}),
+        "[" * 5_000,
+    ],
+)
+def test_a_wish_that_lies_is_passed_over_once(tmp_path: Path, content: str) -> None:
+    (tmp_path / "range.request").write_text(content)
+    with pytest.raises(ValueError):  # noqa: PT011 - each says something else
+        take_range(tmp_path)
+    assert take_range(tmp_path) is None
+
+
+def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "range.request")
+    with pytest.raises(ValueError, match="cannot be taken"):
+        take_range(tmp_path)
+    assert take_range(tmp_path) is None
+
+
+def test_where_it_cannot_be_left_that_is_said(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="cannot leave a wish"):
+        ask_range(tmp_path / "gone", {"min_workers": 1, "max_workers": 1})
