@@ -5,7 +5,7 @@ from __future__ import annotations
 from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import Phase
-from raycloud.order.ledger_text import ledger_line
+from raycloud.order.ledger_file import ledger_line
 from tests.control_events import ready
 from tests.control_job import control, of, report
 

@@ -73,13 +73,13 @@ MUTANTS = (
         breaks="a range that counted before is added once more before it is refused",
     ),
     Mutant(
-        file="order/ledger_text.py",
+        file="order/ledger_file.py",
         old="        if broken:\n            raise _damaged",
         new="        if broken and ledger is None:\n            raise _damaged",
         breaks="a damaged line in the midst of the ledger is passed over",
     ),
     Mutant(
-        file="order/auditing.py",
+        file="order/ledger_file.py",
         old="elif not doubled and (begin, commit.first_step) != (due, step):",
         new="elif not doubled and begin != due:",
         breaks="an audit does not see that steps were moved",

@@ -5,7 +5,6 @@ torch, no Ray, no clock, no I/O.
 """
 
 from raycloud.order.assignment import Assignment, assign, deal, prefer
-from raycloud.order.auditing import Expected, Fault, Kind, LedgerAudit, audit_ledger
 from raycloud.order.commits import (
     ERROR,
     NAN,
@@ -19,7 +18,12 @@ from raycloud.order.commits import (
 from raycloud.order.layout import Layout, lanes_of
 from raycloud.order.lease import Lease, LeaseBook, Settled
 from raycloud.order.ledger import Ledger
-from raycloud.order.ledger_text import (
+from raycloud.order.ledger_file import (
+    Expected,
+    Fault,
+    Kind,
+    LedgerAudit,
+    audit_ledger,
     commit_record,
     growth_record,
     header_record,

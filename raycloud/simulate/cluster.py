@@ -25,7 +25,7 @@ from raycloud.order import ledger_line
 from raycloud.run.driver import ENDED, Driver
 from raycloud.simulate.computing import Computing, Origin
 from raycloud.simulate.fleet import Fleet, Messages
-from raycloud.simulate.generations import Ending
+from raycloud.simulate.generations import Ending, Meetings
 from raycloud.simulate.history import Kept
 from raycloud.simulate.world import few, numbers, short
 from raycloud.spec.sizes import report_s
@@ -171,6 +171,7 @@ class VirtualCluster:
         """Nobody is asked for yet."""
         self._control, self._ending = control, ending
         self._computing, self._story = computing, story
+        self._meetings = Meetings(computing)
         self._world, self._fleet = computing.world, computing.fleet
         self._words, self._log = computing.words, computing.world.log
         self._committed = self._published = computing.origin.step
@@ -214,7 +215,7 @@ class VirtualCluster:
         self._count_generation(command.generation)
         self._check_group("Form", command.generation, command.members, command.shares)
         self._group = command.members
-        self._computing.meetings.form(command)
+        self._meetings.form(command)
 
     def prepare(self, command: Prepare) -> None:
         """See `Cluster.prepare`."""

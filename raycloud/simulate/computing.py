@@ -20,7 +20,6 @@ from raycloud.events import (
 )
 from raycloud.order import EpochSizes, Position, Steps
 from raycloud.simulate.fleet import SimulatedMember, committed
-from raycloud.simulate.generations import Meetings
 from raycloud.simulate.lockstep import Lockstep
 
 if TYPE_CHECKING:
@@ -141,8 +140,7 @@ class Changes:
 
     def become(self, before: Lockstep, change: Meet) -> None:
         """Those that have met ahead are another generation; newcomers follow it."""
-        called = self._computing.meetings.coming
-        if called is not None and called.told.generation > change.generation:
+        if self._computing.called > change.generation:
             self._computing.stopped_s = self._computing.world.now_s
             return  # they were called elsewhere meanwhile
         seats = self._computing.fleet.seats
@@ -212,7 +210,7 @@ class Computing:
 
     Attributes:
         group: The generation that computes; None: none does.
-        meetings: Those that the driver calls for.
+        called: The newest generation that the driver has called for.
         changes: What is sent ahead.
         full: There is no room on the disk of the checkpoints.
         reached: One past the newest step that anyone has committed.
@@ -237,7 +235,8 @@ class Computing:
         )
         self.last_step = scenario.steps or _FAR
         self.group: Lockstep | None = None
-        self.meetings = Meetings(self)
+        self.called = -1
+        self.gather: Callable[[], None] = lambda: None  # `Meetings` knows how
         self.changes = Changes(self)
         self.full = False
         self.reached = origin.step
@@ -281,7 +280,7 @@ class Computing:
 
     def look(self) -> None:
         """Someone can be reached again."""
-        self.meetings.look()
+        self.gather()
         self.changes.look()
 
     def absent(self, members: Sequence[int] | set[int]) -> bool:

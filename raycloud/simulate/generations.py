@@ -42,10 +42,12 @@ class Meetings:
         """None was called for."""
         self._computing = computing
         self.coming: Meeting | None = None
+        computing.gather = self.look
 
     def form(self, told: Form) -> None:
         """Members are told, one by one, to leave what they do and to meet."""
         meeting = self.coming = Meeting(told)
+        self._computing.called = told.generation
         first_s, last_s = self._computing.calls_s(len(told.members))
         self._computing.fleet.later(first_s, lambda: self._leave_for(meeting))
         self._computing.fleet.later(last_s, lambda: self._call(meeting))

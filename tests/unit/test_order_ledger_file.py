@@ -23,7 +23,7 @@ from raycloud.order import (
     ledger_line,
     restore_record,
 )
-from raycloud.order.auditing import MOST_FAULTS
+from raycloud.order.ledger_file import MOST_FAULTS
 
 GOLDEN = Path(__file__).parent / "golden" / "ledger.jsonl"
 
