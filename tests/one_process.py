@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from raycloud.data.index import HELD_OUT, TRAIN, Block, Index, Input, Prepared, Provided
+from raycloud.data.index import HELD_OUT, TRAIN, Block, Index, Input, Prepared
 from raycloud.data.prepare import (
     deal_shares,
     labels_of,
@@ -24,7 +24,7 @@ from raycloud.data.recipe import (
     plan,
     recipe_of,
 )
-from raycloud.data.samples import BlockSamples
+from raycloud.data.samples import BlockSamples, Provided
 from raycloud.errors import InternalError
 from raycloud.order.layout import lanes_of
 from raycloud.task import Source

@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from raycloud.commands import Extend, Meet
-    from raycloud.data.index import Provider
-    from raycloud.data.samples import BlockSamples
+    from raycloud.data.samples import BlockSamples, Provider
     from raycloud.events import Event
     from raycloud.net.transport import Transport
     from raycloud.recovery.rendezvous import Host, Meeting

@@ -18,7 +18,8 @@ from raycloud.checkpoint import Manifest, PartRecord
 from raycloud.checkpoint.naming import part_name
 from raycloud.clock import SystemClock
 from raycloud.control import ControlSettings
-from raycloud.data.index import Block, Index, Provided
+from raycloud.data.index import Block, Index
+from raycloud.data.samples import Provided
 from raycloud.errors import CheckpointError, DataError
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady
 from raycloud.net.lane import Lane
