@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from raycloud.data.samples import BlockSamples
     from raycloud.events import Noticed
     from raycloud.order import Layout, MicroBatch, Order
-    from raycloud.step.feed import Passes
+    from raycloud.step.collate import Passes
     from raycloud.worker.context import MemberConfig
 
 _TURN_S = 0.2

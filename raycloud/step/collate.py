@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,6 @@ from raycloud.step.device import Copies, concatenate, pin
 if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.order import Layout
-    from raycloud.step.feed import Collators
     from raycloud.task import Samples, Task
 
 Range = tuple[int, int, int]  # an epoch, and samples [start, stop) of it
@@ -276,6 +275,33 @@ class _Read:
         """Some of them."""
         share_s = self.seconds * (stop - at) / len(self.ids)
         return _Read(self.samples[at:stop], self.ids[at:stop], share_s)
+
+
+Passes = tuple[Pass, ...]
+
+
+class Made(Protocol):
+    """Passes that are being made."""
+
+    def result(self) -> Passes:
+        """Them, as soon as they are there; or raises what making them raised."""
+        ...
+
+    def cancel(self) -> object:
+        """They are no longer wanted: `result`, where a thread waits in it, raises."""
+        ...
+
+
+class Collators(Protocol):
+    """Makes passes outside of the member's process."""
+
+    def submit(self, micro_batches: tuple[MicroBatch, ...], fuse: int) -> Made:
+        """Begin to make what `Collate.passes` would. Returns at once; asked in order of steps."""
+        ...
+
+    def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
+        """From `epoch` on the data is that of `version`: see `Collate.extend`."""
+        ...
 
 
 class Collate:

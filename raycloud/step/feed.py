@@ -12,21 +12,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from raycloud.errors import InternalError
 from raycloud.order import Assignment, MicroBatch, Position, Steps, StepSpan, assign
-from raycloud.step.collate import (
-    Collate,
-    Failures,
-    Pass,
-    StepWork,
-)
+from raycloud.step.collate import Collate, Failures, Made, Passes, StepWork
 from raycloud.step.contract import RaisedError
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
-    from raycloud.order import Layout
 
 Held = tuple[tuple[float, ...], ...]  # for each lane, the bytes of it that each rank's node has
 Adopted = tuple[tuple[int, ...], ...]  # for each rank, indices of micro-batches
@@ -159,32 +153,6 @@ class Course:
 
 
 _HINT_STEPS = 8  # a hint is given this many steps before a step is made
-
-Passes = tuple[Pass, ...]
-
-
-class Made(Protocol):
-    """Passes that are being made."""
-
-    def result(self) -> Passes:
-        """Them, as soon as they are there; or raises what making them raised."""
-        ...
-
-    def cancel(self) -> object:
-        """They are no longer wanted: `result`, where a thread waits in it, raises."""
-        ...
-
-
-class Collators(Protocol):
-    """Makes passes outside of the member's process."""
-
-    def submit(self, micro_batches: tuple[MicroBatch, ...], fuse: int) -> Made:
-        """Begin to make what `Collate.passes` would. Returns at once; asked in order of steps."""
-        ...
-
-    def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
-        """From `epoch` on the data is that of `version`: see `Collate.extend`."""
-        ...
 
 
 class Feed:

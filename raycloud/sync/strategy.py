@@ -9,7 +9,7 @@ from raycloud.spec.sizes import ring_bytes
 
 if TYPE_CHECKING:
     from raycloud.net.transport import Transport, Work
-    from raycloud.sync.gradients import Bucket
+    from raycloud.sync.buckets import Bucket
 
 
 class SyncStrategy(Protocol):

@@ -17,8 +17,7 @@ from raycloud.commands import Extend
 from raycloud.data.samples import Provided
 from raycloud.events import DataPrepared, MemberDone, MemberReady, PartWritten
 from raycloud.order import Order
-from raycloud.step.collate import Collate
-from raycloud.step.feed import Passes
+from raycloud.step.collate import Collate, Passes
 from raycloud.task import Splits, Task
 from tests.alone import MORE, POLL_S, ROWS, Run, order_of, tensors, two_files
 from tests.blocks import BlockTask, Here, asked, write_points

@@ -11,8 +11,8 @@ import pytest
 
 from raycloud.errors import TaskError
 from raycloud.order import MicroBatch, Order
-from raycloud.step.collate import Collate, Making
-from raycloud.step.feed import Feed, Passes
+from raycloud.step.collate import Collate, Making, Passes
+from raycloud.step.feed import Feed
 from tests.lockstep import feeding
 from tests.unit.test_step_feed import PATIENCE_S, Identity, feed
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from raycloud.sync.gradients import lay_out
+from raycloud.sync.buckets import lay_out
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 shapes = st.lists(st.integers(0, 5), max_size=3)
