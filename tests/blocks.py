@@ -15,7 +15,8 @@ from torch import nn
 from raycloud.clock import SystemClock
 from raycloud.data.cache import BlockCache
 from raycloud.data.index import Input
-from raycloud.data.samples import BlockSamples, Provided
+from raycloud.data.provider import Provided
+from raycloud.data.samples import BlockSamples
 from raycloud.order import Layout, Order
 from raycloud.rows import Rows
 from raycloud.spec import Job

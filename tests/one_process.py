@@ -14,6 +14,7 @@ from raycloud.data.prepare import (
     make_partition,
     make_stratified_index,
 )
+from raycloud.data.provider import Provided
 from raycloud.data.recipe import (
     Made,
     Recipe,
@@ -24,7 +25,7 @@ from raycloud.data.recipe import (
     plan,
     recipe_of,
 )
-from raycloud.data.samples import BlockSamples, Provided
+from raycloud.data.samples import BlockSamples
 from raycloud.errors import InternalError
 from raycloud.order.layout import lanes_of
 from raycloud.task import Source

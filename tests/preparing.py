@@ -14,7 +14,7 @@ import pytest
 from raycloud.clock import VirtualClock
 from raycloud.data import slices
 from raycloud.data.cache import BlockCache
-from raycloud.data.samples import Provided
+from raycloud.data.provider import Provided
 from raycloud.rows import Rows
 from raycloud.spec import Job
 from raycloud.task import Source, Splits, Task

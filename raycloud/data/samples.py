@@ -1,13 +1,12 @@
-"""Samples of a data set by id: rows of blocks that are mapped into memory; who provides them."""
+"""Samples of a data set by id: rows of blocks that are mapped into memory."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +16,7 @@ from raycloud.errors import InternalError
 from raycloud.rows import Rows
 
 if TYPE_CHECKING:
-    from raycloud.data.index import Block, Index, Prepared
-    from raycloud.task import Splits, Task
+    from raycloud.data.index import Block, Index
 
 Ids = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
@@ -229,39 +227,3 @@ def _missing(array: pa.Array) -> bool:
     if array.null_count:
         return True
     return pa.types.is_fixed_size_list(array.type) and _missing(array.flatten())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Provided:
-    """Samples that are ready to be read.
-
-    Attributes:
-        train: The samples to train on.
-        held_out: The samples that measure the result.
-        prepared: By split, `"train"` and `"held_out"`.
-    """
-
-    train: BlockSamples
-    held_out: BlockSamples | None
-    prepared: Mapping[str, Prepared]
-
-
-class Provider(Protocol):
-    """Makes the `Source`s of a task into samples. One per worker; it may block for minutes."""
-
-    def provide(self, task: Task, splits: Splits) -> Provided:
-        """The samples of both splits. Called once, before the first step.
-
-        Raises:
-            DataError: Nothing is there, it cannot be read, or rows are bad.
-            TaskError: `Task.preprocess` broke its contract.
-        """
-        ...
-
-    def grown(self, version: int) -> BlockSamples:
-        """The samples to train on with the files of `version` added: the first ids are the same.
-
-        Args:
-            version: As announced in a `DataGrew` event; 0 is what `provide` gave.
-        """
-        ...

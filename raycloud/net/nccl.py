@@ -98,6 +98,10 @@ class NcclWork:
             _IDLE.wait(_POLL_S)
         else:
             return False
-        with _told():  # `Work.exception` has no conversion to Python; `wait` raises it
+        try:  # `Work.exception` has no conversion to Python; `wait` raises it
             self._work.wait()  # the current stream joins NCCL's; nothing is left to wait for
+        except RuntimeError as error:
+            if "CUDA error" in str(error):
+                raise  # this member's own GPU failed
+            raise TransportError(f"an exchange with the other members broke: {error}") from error
         return True

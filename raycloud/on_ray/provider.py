@@ -19,7 +19,7 @@ from ray.exceptions import (
 
 from raycloud.clock import SystemClock
 from raycloud.data.index import HELD_OUT, TRAIN
-from raycloud.data.samples import Provided
+from raycloud.data.provider import Provided
 from raycloud.errors import InternalError, MachineError, RaycloudError
 from raycloud.events import Noticed
 

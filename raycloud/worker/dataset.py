@@ -28,7 +28,8 @@ from raycloud.task import Source, Splits, Task
 if TYPE_CHECKING:
     from raycloud.checkpoint import Manifest
     from raycloud.data.index import Index
-    from raycloud.data.samples import BlockSamples, Provider
+    from raycloud.data.provider import Provider
+    from raycloud.data.samples import BlockSamples
     from raycloud.spec import Job
     from raycloud.step.feed import Held
     from raycloud.task import Samples

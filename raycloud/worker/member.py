@@ -34,7 +34,7 @@ from raycloud.worker.worker import Worker
 
 if TYPE_CHECKING:
     from raycloud.commands import Change
-    from raycloud.data.samples import Provider
+    from raycloud.data.provider import Provider
     from raycloud.net.transport import Transport
     from raycloud.recovery.rendezvous import Host
     from raycloud.step.straggler import Straggling

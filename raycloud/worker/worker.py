@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from raycloud.commands import Extend, Meet
-    from raycloud.data.samples import BlockSamples, Provider
+    from raycloud.data.provider import Provider
+    from raycloud.data.samples import BlockSamples
     from raycloud.events import Event
     from raycloud.net.transport import Transport
     from raycloud.recovery.rendezvous import Host, Meeting

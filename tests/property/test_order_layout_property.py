@@ -51,7 +51,7 @@ def test_every_epoch_is_a_permutation_and_its_slices_agree(layout, seed, epoch, 
     order = Order(samples=rows, seed=seed, layout=layout)
     start = data.draw(st.integers(0, rows))
     stop = data.draw(st.integers(start, rows))
-    with patch.object(layout, "_CHUNK", chunk):
+    with patch("raycloud.order.layout._CHUNK", chunk):
         part = order.ids(epoch, start, stop)
         whole = order.ids(epoch, 0, rows)
     assert part.dtype == np.int64

@@ -20,7 +20,7 @@ from tests.scenario.stage import MemberClock, Process, here
 from tests.scenario.threads import Turns
 
 if TYPE_CHECKING:
-    from raycloud.data.samples import Provider
+    from raycloud.data.provider import Provider
     from raycloud.worker.context import MemberConfig
     from tests.scenario.stage import Stage
     from tests.scenario.wires import Wires

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from raycloud.data.prepare import deal_shares, labels_of, make_block
+from raycloud.data.provider import Provided
 from raycloud.data.recipe import data_set_of, plan_work, recipe_of
-from raycloud.data.samples import Provided
 from raycloud.errors import DataError
 from raycloud.rows import Rows
 from raycloud.spec import Job

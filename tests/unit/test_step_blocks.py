@@ -14,7 +14,7 @@ import torch
 
 from raycloud.checkpoint import decode
 from raycloud.commands import Extend
-from raycloud.data.samples import Provided
+from raycloud.data.provider import Provided
 from raycloud.events import DataPrepared, MemberDone, MemberReady, PartWritten
 from raycloud.order import Order
 from raycloud.step.collate import Collate, Passes

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raycloud.data.samples import Provided
+from raycloud.data.provider import Provided
 from raycloud.errors import DataError
 from raycloud.events import MemberFailed
 from raycloud.task import Splits, Task

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from raycloud.data.index import Block, Index, Input, Prepared
-from raycloud.data.samples import BlockSamples, Provided
+from raycloud.data.provider import Provided
+from raycloud.data.samples import BlockSamples
 from raycloud.errors import DataError, InternalError, TaskError
 from raycloud.spec import Job
 from raycloud.task import Source, Splits, Task

@@ -19,7 +19,7 @@ from raycloud.checkpoint.naming import part_name
 from raycloud.clock import SystemClock
 from raycloud.control import ControlSettings
 from raycloud.data.index import Block, Index
-from raycloud.data.samples import Provided
+from raycloud.data.provider import Provided
 from raycloud.errors import CheckpointError, DataError
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady
 from raycloud.net.lane import Lane
