@@ -30,7 +30,7 @@ from raycloud.threads import THREADS
 if TYPE_CHECKING:
     from raycloud.threads import Threads
 
-FORMAT = 1
+FORMAT = 2  # 1: a state was sent without being asked for
 SILENT_S = 30.0  # so long may a peer have nothing to say
 
 _GREETING = struct.Struct(">8sHQI")  # what this is, format, key, the sender's rank
