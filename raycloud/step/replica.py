@@ -44,11 +44,11 @@ from raycloud.step.retry import compute_again, failed_pass, skip
 from raycloud.step.speculation import Share
 from raycloud.step.state import ModelState
 from raycloud.step.stateful import (
-    PARTS,
     CatchingUp,
     Commit,
     History,
     ReplicaState,
+    Stateful,
 )
 from raycloud.step.statistics import RunningStatistics
 from raycloud.step.straggler import StragglerWatch
@@ -67,6 +67,10 @@ if TYPE_CHECKING:
 
 _MODEL_STREAM = 3
 _UPDATE_STREAM = 4
+
+
+# Makes further parts of each replica, which are committed after its own, in this order.
+PARTS: list[Callable[[Replica], Stateful]] = []
 
 
 class Replica:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import gc
 import traceback
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -25,12 +26,36 @@ from raycloud.step.forward import PassQueue
 
 if TYPE_CHECKING:
     from raycloud.order import MicroBatch, Skip, StepSpan
-    from raycloud.step.collate import Collate, Pass
-    from raycloud.step.replica import Replica
+    from raycloud.spec.sections import ErrorsSection
+    from raycloud.step.collate import Collate, PartialStep, Pass
+    from raycloud.step.forward import Forward
+    from raycloud.step.stateful import History, ReplicaState
+    from raycloud.sync.gradients import GradientExchange
 
 _TWICE = 2
 _MOST_IDS = 16  # of a micro-batch's samples that are named
 _MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC")
+
+
+class Computing(Protocol):
+    """What of a replica its part of a step is computed with: see `Replica`."""
+
+    forward: Forward
+    gradients: GradientExchange
+    history: History
+    kept: PartialStep | None
+    state: ReplicaState
+    fuse: int
+
+    @property
+    def errors(self) -> ErrorsSection:
+        """What the job does about them."""
+
+    def stage(self) -> None:
+        """A step begins."""
+
+    def notice(self, what: str, detail: Mapping[str, Any]) -> None:
+        """Say this in the run's log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +94,7 @@ def failed_pass(micro_batches: tuple[MicroBatch, ...], error: RaisedError) -> Fa
     return found
 
 
-def compute_again(replica: Replica, span: StepSpan, collate: Collate, first: FailedPass) -> None:
+def compute_again(replica: Computing, span: StepSpan, collate: Collate, first: FailedPass) -> None:
     """Compute this member's part of the step from the start, after `first`.
 
     Raises:
@@ -96,7 +121,7 @@ def compute_again(replica: Replica, span: StepSpan, collate: Collate, first: Fai
 
 
 def _compute_anew(
-    replica: Replica, span: StepSpan, collate: Collate, size: int
+    replica: Computing, span: StepSpan, collate: Collate, size: int
 ) -> FailedPass | None:
     """Compute all that is kept, and not skipped, in passes of at most `size`; what failed."""
     kept, forward = replica.kept, replica.forward
@@ -123,7 +148,7 @@ def _compute_anew(
 
 
 def skip(
-    replica: Replica, step: int, failed: tuple[MicroBatch, RaisedError], collate: Collate
+    replica: Computing, step: int, failed: tuple[MicroBatch, RaisedError], collate: Collate
 ) -> None:
     """Leave a micro-batch that has failed each time out of the step, where the job allows that.
 

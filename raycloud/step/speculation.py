@@ -17,14 +17,14 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from raycloud.errors import TransportError
 from raycloud.net.transport import Abandoned
 from raycloud.step.collate import PartialStep
 from raycloud.step.contract import RaisedError, call_backward
 from raycloud.step.forward import PassQueue
-from raycloud.step.retry import failed_pass
+from raycloud.step.retry import Computing, failed_pass
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from raycloud.net.stream import Stream
     from raycloud.order import MicroBatch
     from raycloud.step.collate import Collate, Pass, StepWork
-    from raycloud.step.replica import Replica
+    from raycloud.step.stateful import CatchingUp
+    from raycloud.step.statistics import RunningStatistics
     from raycloud.sync.gradients import Gradients
 
 _NOTE = struct.Struct(">BQIId")  # kind, step, index, count, seconds
@@ -355,6 +356,17 @@ class Extra:
     seconds: float = 0.0
 
 
+class Speculating(Computing, Protocol):
+    """The same of one that may have a backup, or be one."""
+
+    statistics: RunningStatistics
+    backing: Backing | None
+    following: CatchingUp | None
+
+    def synchronize(self) -> None:
+        """Wait until all that was asked of the device is done."""
+
+
 class Share(PassQueue):
     """A member's share of a step: without what its backup has done, with what it does as a backup.
 
@@ -370,7 +382,7 @@ class Share(PassQueue):
         broken: It is not known whether something that was computed here counts: there is no sum.
     """
 
-    def __init__(self, replica: Replica, work: StepWork, collate: Collate) -> None:
+    def __init__(self, replica: Speculating, work: StepWork, collate: Collate) -> None:
         """Nothing is begun."""
         every = replica.forward.worth_computing(work.passes)
         super().__init__(every)
@@ -533,7 +545,7 @@ class Share(PassQueue):
         return replace(extra, seconds=seconds)
 
 
-def _take(replica: Replica, passes: tuple[Pass, ...]) -> Extra:
+def _take(replica: Speculating, passes: tuple[Pass, ...]) -> Extra:
     """What has been computed of a step, which is then forgotten."""
     terms = [term.clone() for term in replica.statistics.terms]
     taken = Extra(passes, replica.gradients.take(), terms, replica.forward.loss.clone())
@@ -542,7 +554,7 @@ def _take(replica: Replica, passes: tuple[Pass, ...]) -> Extra:
     return taken
 
 
-def _add(replica: Replica, extra: Extra) -> None:
+def _add(replica: Speculating, extra: Extra) -> None:
     replica.gradients.add(extra.gradients)
     for term, more in zip(replica.statistics.terms, extra.terms, strict=True):
         term.add_(more)

@@ -1,7 +1,7 @@
 """Stateful: what a replica holds is a list of parts, and a step is a transaction over that list.
 
-Whoever adds a part adds a class, and puts what makes it into `PARTS`. Checkpoints, state transfer,
-catch-up and roll-back walk the same list.
+Whoever adds a part adds a class, and puts what makes it into `replica.PARTS`. Checkpoints, state
+transfer, catch-up and roll-back walk the same list.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from raycloud.order import Skip, skip_of
 if TYPE_CHECKING:
     import torch
 
-    from raycloud.step.replica import Replica
 
 Entry = TypeVar("Entry")
 
@@ -151,10 +150,6 @@ class Stateful:
 
     def begin(self) -> None:
         """A state without this part was loaded: begin from what the parts before it hold now."""
-
-
-# Makes further parts of each replica, which are committed after its own, in this order.
-PARTS: list[Callable[[Replica], Stateful]] = []
 
 
 class History(Stateful):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import graphlib
 import importlib
 import inspect
 import pickle
@@ -10,6 +12,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -58,6 +61,8 @@ PURE = (
     "rows",
 )
 MAX_LINES = 600
+MOST_SLIVERS = 15
+MOST_IN_A_ROOM = 28
 
 
 def house_files() -> Iterator[Path]:
@@ -192,6 +197,45 @@ def test_every_requirement_is_pinned_within_its_range() -> None:
     for text in (*project["dependencies"], *project["optional-dependencies"]["dev"]):
         requirement = Requirement(text)
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
+
+
+def imports() -> dict[str, set[str]]:
+    """By file of the package, the files that it imports; also what only its types need."""
+    names = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    del names["raycloud"]  # the public names, loaded lazily
+    found: dict[str, set[str]] = {}
+    for name, path in names.items():
+        taken = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)]
+        inner = {f"{n.module}.{alias.name}" for n in taken for alias in n.names}
+        found[name] = {one for one in inner | {str(n.module) for n in taken} if one in names} - {
+            name
+        }
+    return found
+
+
+def test_no_files_import_each_other() -> None:
+    graphlib.TopologicalSorter(imports()).prepare()
+
+
+def test_slivers_stand_with_what_needs_them() -> None:
+    """A small file that one other file imports belongs in that one, as a rule."""
+    graph = imports()
+    importers = Counter(one for name, taken in graph.items() for one in taken - {name})
+    lines = {
+        name: len((ROOT / name.replace(".", "/")).with_suffix(".py").read_text().splitlines())
+        for name in graph
+        if (ROOT / name.replace(".", "/")).with_suffix(".py").exists()
+    }
+    slivers = [name for name, many in lines.items() if many < 120 and importers[name] == 1]
+    assert len(slivers) <= MOST_SLIVERS, slivers
+
+
+def test_no_room_is_crowded() -> None:
+    rooms = Counter(path.parent for path in PACKAGE.rglob("*.py"))
+    assert max(rooms.values()) <= MOST_IN_A_ROOM
 
 
 def test_no_file_outgrows_one_idea() -> None:

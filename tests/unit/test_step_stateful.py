@@ -12,9 +12,8 @@ import torch
 from raycloud.commands import Back, Form
 from raycloud.errors import CheckpointError, TaskError
 from raycloud.events import MemberCaughtUp, MemberDone
-from raycloud.step.replica import Replica
+from raycloud.step.replica import PARTS, Replica
 from raycloud.step.stateful import (
-    PARTS,
     Commit,
     ReplicaState,
     Stateful,
