@@ -15,7 +15,7 @@ from typing import Any
 from raycloud.clock import SystemClock
 from raycloud.commands import Change, Form, Meet
 from raycloud.events import Event, MemberFailed, MemberReady
-from raycloud.net.rendezvous import Rendezvous
+from raycloud.net.rendezvous_store import Rendezvous
 from raycloud.recovery.rendezvous import Meeting
 from raycloud.spec import Job
 from raycloud.step.replica import Replica

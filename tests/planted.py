@@ -139,7 +139,7 @@ MUTANTS = (
         breaks="the number of a generation that was withdrawn is given away again",
     ),
     Mutant(
-        file="control/rendezvous.py",
+        file="control/generations.py",
         old="asked_shares(state.settings, [known[n].slot for n in computing])",
         new="asked_shares(state.settings, range(len(computing)))",
         breaks="who is left gets the pinned shares of others",

@@ -19,7 +19,7 @@ from benchmarks.raycloud_task import Throughput
 from benchmarks.workload import WORKERS
 from raycloud.clock import SystemClock
 from raycloud.commands import Form
-from raycloud.net.rendezvous import Rendezvous
+from raycloud.net.rendezvous_store import Rendezvous
 from raycloud.on_ray.attach import attached
 from raycloud.recovery.rendezvous import HOST, Meeting
 from raycloud.spec import Job

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from raycloud import events
 from raycloud.commands import Change, Command, Finish, Notice, Release, Spawn
-from raycloud.control import guards, rendezvous, rollback, scaling
+from raycloud.control import (
+    generations,
+    guards,
+    rollback,
+    scaling,
+)
 from raycloud.control.failure_detector import overdue
 from raycloud.control.state import JobState
 from raycloud.control.tables import (
@@ -170,7 +175,7 @@ class Control:
         if self._state.phase is not Phase.NEW:
             raise InternalError(f"take_over() is illegal in phase {self._state.phase}")
         self._state.now_s = now_s
-        return tuple(rendezvous.take_over(self._state, adoption, now_s))
+        return tuple(generations.take_over(self._state, adoption, now_s))
 
     def on(self, event: Event, now_s: float) -> tuple[Command, ...]:
         """Take in what happened.
@@ -209,7 +214,7 @@ class Control:
             raise self._with_story(error) from error
         if becomes is None:
             if isinstance(event, events.MemberLost):
-                rendezvous.note_ended(state, event.member, now_s)
+                generations.note_ended(state, event.member, now_s)
             return ()
         self._last_events.append((now_s, event))
         state.now_s, stood = now_s, state.stands()
@@ -294,14 +299,14 @@ class Control:
         state.phase = phase
         match phase:
             case Phase.FORMING:
-                yield from rendezvous.form(state, now_s)
+                yield from generations.form(state, now_s)
             case Phase.TRAINING:
                 for member in membership.in_group():
                     member.hear(now_s)
                     if member.state is MemberState.READY:
                         member.enter(MemberState.ACTIVE, now_s)
             case Phase.WAITING:
-                yield from rendezvous.wait(state, now_s)
+                yield from generations.wait(state, now_s)
             case Phase.RESTORING:
                 yield from rollback.begin(state, now_s)
             case Phase.ENDING:
@@ -341,14 +346,14 @@ class Control:
             if condition is Condition.GATHERED:
                 yield from rollback.gather(state, now_s)
             elif row[condition] is Phase.REGROUPING:
-                yield from rendezvous.regroup(state, now_s)
+                yield from generations.regroup(state, now_s)
             else:
                 self._explain(condition)
             yield from self._enter(row[condition], now_s)
         if state.phase in _MAY_PUBLISH:
             again = state.checkpoints.publish_again(now_s)
             yield from (again,) if again is not None else ()
-        yield from rendezvous.send_ahead(state, now_s)
+        yield from generations.send_ahead(state, now_s)
         yield from scaling.give_up(state, now_s)
         yield from scaling.grow(state, now_s)
 
@@ -410,7 +415,7 @@ def _absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Iter
         case events.StepsCommitted():
             yield from _progressed(state, event, now_s)
         case events.ChangeApplied():
-            yield from rendezvous.note_applied(state, event, now_s)
+            yield from generations.note_applied(state, event, now_s)
         case events.MemberSpawned():
             member.place(event.node)
         case events.MemberReady():
@@ -420,9 +425,9 @@ def _absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Iter
         case events.PartWritten() | events.PartFailed():
             yield from _written(state, event)
         case events.MemberCaughtUp():
-            yield from rendezvous.note_joined(state, event, now_s)
+            yield from generations.note_joined(state, event, now_s)
         case events.MemberDone():
-            yield from rendezvous.note_joined(state, event, now_s)
+            yield from generations.note_joined(state, event, now_s)
             member.come_to(event.step, event.generation)
             yield from _counted(state)
             yield from _recovered(state, event.generation, now_s)  # nothing was left to compute
@@ -465,7 +470,7 @@ def _progressed(state: JobState, event: events.StepsCommitted, now_s: float) -> 
     membership, progress = state.membership, state.data.formed()
     member = membership.members[event.member]
     if not member.joined:
-        yield from rendezvous.note_joined(state, event, now_s)
+        yield from generations.note_joined(state, event, now_s)
     if event.generation >= membership.formed_as and state.phase is not Phase.WAITING:
         membership.note_met()
         if event.last_step > event.first_step:
@@ -550,4 +555,4 @@ def _left_early(state: JobState, member: Member, now_s: float) -> Iterator[Comma
     state.checkpoints.drop_before(membership.formed_as)
     if membership.strike(member.number) and sent is not None:
         step = next(iter(sent.applied.values()), state.data.formed().committed_step)
-        yield from rendezvous.complete(state, sent, step, now_s)
+        yield from generations.complete(state, sent, step, now_s)

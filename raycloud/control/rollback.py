@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Back, Command, Form, Notice, Release, Restore
+from raycloud.control.generations import fit, withdraw
 from raycloud.control.membership import pause_s
-from raycloud.control.rendezvous import fit, withdraw
 from raycloud.control.scaling import MOST_MISSES
 from raycloud.control.tables import MemberState, Phase
 from raycloud.errors import InternalError

@@ -31,7 +31,7 @@ from raycloud.events import (
     RangeChanged,
     StopRequested,
 )
-from raycloud.net.rendezvous import Rendezvous
+from raycloud.net.rendezvous_store import Rendezvous
 from raycloud.on_ray.attach import draining, inventory, node_id_here
 from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.ingest import PipelineConfig, living_pipeline

@@ -20,7 +20,12 @@ from raycloud.commands import Form, Meet
 from raycloud.errors import TransportError
 from raycloud.net.gloo import GlooDevice, GlooTransport
 from raycloud.net.nccl import NcclTransport
-from raycloud.net.rendezvous import Head, RendezvousClient, RendezvousStore, opened
+from raycloud.net.rendezvous_store import (
+    Head,
+    RendezvousClient,
+    RendezvousStore,
+    opened,
+)
 from raycloud.net.stream import SOCKETS, Sockets
 from raycloud.net.transport import Abandoned
 from raycloud.threads import THREADS, Threads

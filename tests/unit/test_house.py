@@ -209,10 +209,9 @@ def imports() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, path in names.items():
         taken = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)]
-        inner = {f"{n.module}.{alias.name}" for n in taken for alias in n.names}
-        found[name] = {one for one in inner | {str(n.module) for n in taken} if one in names} - {
-            name
-        }
+        pairs = {(str(n.module), f"{n.module}.{alias.name}") for n in taken for alias in n.names}
+        files = {inner if inner in names else outer for outer, inner in pairs}
+        found[name] = (files & names.keys()) - {name}
     return found
 
 

@@ -8,7 +8,7 @@ import torch
 
 from raycloud.clock import SystemClock
 from raycloud.net import sockets
-from raycloud.net.rendezvous import Rendezvous
+from raycloud.net.rendezvous_store import Rendezvous
 from raycloud.recovery.rendezvous import Meeting, meet
 from tests.lockstep import never
 from tests.sockets import together

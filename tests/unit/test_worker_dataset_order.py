@@ -23,7 +23,7 @@ from raycloud.data.provider import Provided
 from raycloud.errors import CheckpointError, DataError
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady
 from raycloud.net.lane import Lane
-from raycloud.net.rendezvous import Rendezvous
+from raycloud.net.rendezvous_store import Rendezvous
 from raycloud.order import (
     Layout,
     Ledger,

@@ -13,9 +13,9 @@ from torch import distributed as dist
 
 from raycloud.clock import SystemClock, VirtualClock
 from raycloud.errors import TransportError
-from raycloud.net import rendezvous as module
+from raycloud.net import rendezvous_store as module
 from raycloud.net.gloo import GlooDevice, GlooTransport
-from raycloud.net.rendezvous import (
+from raycloud.net.rendezvous_store import (
     Head,
     Rendezvous,
     RendezvousClient,

@@ -1,4 +1,4 @@
-"""Rendezvous: which members meet as the next generation, and what they are told to change to.
+"""Generations: which members meet as the next generation, and what they are told to change to.
 
 Each function but those that ask changes the states that it is given, by their methods, and yields
 commands; nothing happens until it is iterated.
