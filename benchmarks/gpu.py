@@ -47,7 +47,6 @@ class Transformer(nn.Module):
     """Bytes in, logits of the next byte out."""
 
     def __init__(self) -> None:
-        """Make the layers."""
         super().__init__()
         self.bytes, self.places = nn.Embedding(256, WIDTH), nn.Embedding(LENGTH, WIDTH)
         layer = nn.TransformerEncoderLayer(
@@ -87,7 +86,6 @@ class OneGpu(Task):
     """The workload as a raycloud task."""
 
     def __init__(self, *, marks: str) -> None:
-        """Marks go to the directory `marks`."""
         self._marker = Marker(Path(marks), STEPS)
 
     def model(self) -> nn.Module:

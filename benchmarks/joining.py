@@ -76,7 +76,6 @@ class Layers(Task):
     """Equal layers side by side, of which the last `trained` are trained."""
 
     def __init__(self, *, width: int = 2048, layers: int = 8, trained: int = 8) -> None:
-        """Of this width: a layer is its square."""
         self.width, self.layers, self.trained = width, layers, trained
 
     def model(self) -> nn.Module:

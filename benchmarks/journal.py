@@ -64,7 +64,6 @@ class Journal:
     """
 
     def __init__(self, directory: Path, *, snapshots: Path | None = None) -> None:
-        """Say that this process is there."""
         self._node = os.environ.get(NODE, "local")
         self._snapshots = snapshots
         directory.mkdir(parents=True, exist_ok=True)

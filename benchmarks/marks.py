@@ -72,7 +72,6 @@ class Marker:
     """
 
     def __init__(self, directory: Path, steps: int) -> None:
-        """Nothing is marked yet."""
         self._path = directory / f"worker-{os.getpid()}.json"
         self._steps = steps
         self._wall_s: list[float] = []

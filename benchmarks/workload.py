@@ -34,7 +34,6 @@ class Block(nn.Module):
     """Attention and a perceptron, each on the normalised residual stream."""
 
     def __init__(self) -> None:
-        """Make the layers."""
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
@@ -130,7 +129,6 @@ class Stream:
     """
 
     def __init__(self, text: npt.NDArray[np.uint8], *, seed: int = SEED) -> None:
-        """Nothing is read yet."""
         self._text = text
         self._order = Order(samples=(len(text) - 1) // LENGTH, seed=seed)
         self._window = np.arange(LENGTH + 1)

@@ -68,7 +68,6 @@ class VirtualClock:
     """A clock that stands still until it is told to advance; for simulations and tests."""
 
     def __init__(self, start_s: float = 0.0) -> None:
-        """Start at `start_s` seconds."""
         self._now_s = start_s
 
     def monotonic_s(self) -> float:

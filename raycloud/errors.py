@@ -48,7 +48,6 @@ class RaycloudError(Exception):
     """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        """Store both sentences."""
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -56,7 +56,6 @@ class Decoding:
     """Samples that are decoded whenever they are read: what there was before the cache."""
 
     def __init__(self, directory: Path, task: Images) -> None:
-        """Read the files' bytes."""
         table = pq.read_table(sorted(directory.glob("*.parquet")))
         self._images = table["image"].to_pylist()
         self._labels = table["label"].to_numpy()
@@ -80,7 +79,6 @@ class Reading:
     """A feed over samples, epoch after epoch, and how long each batch took to read."""
 
     def __init__(self, job: Job, data: TaskData) -> None:
-        """Lay the samples out as a worker does."""
         clock = SystemClock()
         self._job, self._clock = job, clock
         data_set = DataSet(job, data, None)
@@ -130,7 +128,6 @@ class Run:
     """One run's pipeline, started and not asked yet."""
 
     def __init__(self, job: Job, name: str) -> None:
-        """Start the pipeline's process."""
         import ray  # noqa: PLC0415 - its settings come first
 
         from raycloud.on_ray.ingest import PipelineConfig, pipeline_of  # noqa: PLC0415

@@ -26,7 +26,6 @@ class Images(Task):
     """
 
     def __init__(self, *, times: int = 1) -> None:
-        """Keep the factor."""
         self.times = times
 
     def data(self, path: str | None) -> Splits:
@@ -63,7 +62,6 @@ class Numbered(Task):
     """Rows that are nothing but their number; a batch shows which they were."""
 
     def __init__(self, *, rows: int) -> None:
-        """Keep how many."""
         self.rows = rows
 
     def data(self, path: str | None) -> Splits:  # noqa: ARG002

@@ -31,7 +31,6 @@ class FixedMember:
     """One member, which computes to the last step in the thread that it is called in."""
 
     def __init__(self, config: MemberConfig) -> None:
-        """Build, and measure itself."""
         changes = Changes(feed_depth=config.job.data.prefetch_steps)
         self._life = Worker(config, HOST, changes, lambda _: None)
         self._life.measure()

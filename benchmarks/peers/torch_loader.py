@@ -35,7 +35,6 @@ class Table:
     """Images and labels of Parquet files, read when the first is asked for."""
 
     def __init__(self, directory: Path) -> None:
-        """Count the rows; nothing else is read."""
         self._paths = sorted(directory.glob("*.parquet"))
         self.rows = sum(pq.ParquetFile(path).metadata.num_rows for path in self._paths)
 
@@ -50,7 +49,6 @@ class Images(Dataset[Any]):
     """The rows of `first`, then those of `second`; an item is an image and its label."""
 
     def __init__(self, first: Table, second: Table) -> None:
-        """Keep both."""
         self._tables = (first, second)
         self._split = first.rows
 
@@ -91,7 +89,6 @@ class Shuffled:
     """Batches of shuffled indices in [start, stop); the range may be changed between epochs."""
 
     def __init__(self, batch: int) -> None:
-        """Nothing to deliver yet."""
         self.start = self.stop = 0
         self._batch = batch
         self._random = np.random.default_rng(0)

@@ -42,7 +42,6 @@ class Meters:
     """
 
     def __init__(self, bed: Testbed) -> None:
-        """Read what is there now."""
         self._bed = bed
         self._mounts = quota.find()
         self._since: dict[Machine, tuple[int, float]] = {}

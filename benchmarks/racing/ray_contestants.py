@@ -25,7 +25,6 @@ class RayTrain:
     on_ray = True
 
     def __init__(self, name: str, *, elastic: bool) -> None:
-        """Nothing runs yet."""
         self.name = name
         self._elastic = elastic
 

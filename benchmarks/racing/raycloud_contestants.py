@@ -33,7 +33,6 @@ class Raycloud:
     on_ray = True
 
     def __init__(self, name: str, *, shares: Literal["auto", "equal"]) -> None:
-        """Nothing runs yet."""
         self.name = name
         self._shares = shares
 

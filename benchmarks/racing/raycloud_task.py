@@ -35,7 +35,6 @@ class Race(Task):
         learning_rate: float,
         small: bool = False,
     ) -> None:
-        """Nothing is noted yet."""
         self._journals, self._snapshots = Path(journals), Path(snapshots)
         self._global_batch = global_batch
         self._learning_rate = learning_rate

@@ -38,7 +38,6 @@ class Results:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read what is there."""
         self.path = path
         self._rows = {_key(row): row for row in load(path)} if path.exists() else {}
 

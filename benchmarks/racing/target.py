@@ -58,7 +58,6 @@ class Evaluator:
     def __init__(
         self, directory: Path, out: Path, *, small: bool, environment: Mapping[str, str]
     ) -> None:
-        """Nothing runs yet."""
         self._directory, self._out = directory, out
         self._log = out.with_suffix(".log")
         self._command = [sys.executable, "-m", "benchmarks.racing.target"]

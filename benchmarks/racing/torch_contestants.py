@@ -32,7 +32,6 @@ class Torchrun:
     on_ray = False
 
     def __init__(self, name: str, *, hook: Literal["none", "fp16", "powersgd"]) -> None:
-        """Nothing runs yet."""
         self.name = name
         self._hook = hook
 

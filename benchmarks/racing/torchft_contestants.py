@@ -26,7 +26,6 @@ class Torchft:
     on_ray = False
 
     def __init__(self, name: str, *, script: Literal["torchft_ddp", "torchft_diloco"]) -> None:
-        """Nothing runs yet."""
         self.name = name
         self._script = script
 

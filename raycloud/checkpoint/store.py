@@ -131,7 +131,6 @@ class LocalStore(Store):
     """Files below a directory of this machine, or of a file system it has mounted."""
 
     def __init__(self, root: Path) -> None:
-        """`root` need not exist yet."""
         self._root = root.absolute()
         self.place = str(self._root)
 
@@ -245,7 +244,6 @@ class RemoteStore(Store):
     _raises = Exception  # each file system raises its own library's errors
 
     def __init__(self, url: str) -> None:
-        """Open the file system."""
         # Only paid for by those who use it: a driver counts milliseconds to its first step.
         import fsspec  # noqa: PLC0415
 
@@ -454,7 +452,6 @@ class LimitedStore(Store):
     def __init__(
         self, store: Store, *, least_s: float = LEAST_S, threads: Threads = THREADS
     ) -> None:
-        """Nothing is called yet."""
         self._store, self._least_s, self._threads = store, least_s, threads
         self.place = store.place
 

@@ -56,7 +56,6 @@ class StopSwitch:
     """Asks a run, once, to checkpoint and end; the run looks at `reason`."""
 
     def __init__(self) -> None:
-        """Not asked yet."""
         self.reason: str | None = None
 
     def request(self, reason: str) -> None:

@@ -89,7 +89,6 @@ class Progress:
     def __init__(
         self, *, steps: Steps, step: int, position: Position, ledger: Ledger, generation: int
     ) -> None:
-        """Start at `step`."""
         self.steps = steps
         self.ledger = ledger
         self._first_step = step

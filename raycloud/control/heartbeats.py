@@ -63,7 +63,6 @@ class Pulses:
     """
 
     def __init__(self) -> None:
-        """Nobody is known."""
         self._mean_s: npt.NDArray[np.float64] = np.zeros(0)
         self._variance: npt.NDArray[np.float64] = np.zeros(0)
         self._heard_s: npt.NDArray[np.float64] = np.zeros(0)

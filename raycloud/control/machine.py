@@ -64,7 +64,6 @@ class Control:
     """
 
     def __init__(self, settings: ControlSettings) -> None:
-        """Nothing happens before `start`."""
         self._state = JobState(settings)
         self._last_events: deque[tuple[float, Event]] = deque(maxlen=_TOLD)
 

@@ -62,7 +62,6 @@ class Resharing:
     """
 
     def __init__(self, settings: ControlSettings, now_s: float) -> None:
-        """Nothing is known of any member."""
         self._settings = settings
         self._estimates: dict[int, SpeedEstimate] = {}
         self._fixed_s, self._micro_batch_s = array("d"), array("d")  # as estimated, by member

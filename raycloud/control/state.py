@@ -61,7 +61,6 @@ class JobState:
     """
 
     def __init__(self, settings: ControlSettings) -> None:
-        """Of a job that has not begun."""
         self.settings = settings
         self.membership = Membership(
             workers=(settings.min_workers, settings.max_workers),

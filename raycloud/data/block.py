@@ -38,7 +38,6 @@ class DamagedBlock(Exception):
     """
 
     def __init__(self, path: str, why: str) -> None:
-        """Name the file and what is wrong with it."""
         super().__init__(path, why)
         self.path = path
         self.why = why

@@ -123,7 +123,6 @@ class ArrowTree:
     """
 
     def __init__(self, system: Any) -> None:
-        """Take the file system."""
         self._system = system
         self.scheme = "" if system.type_name == "local" else str(system.type_name)
 
@@ -158,7 +157,6 @@ class LocalTree(ArrowTree):
     """This machine's own file system."""
 
     def __init__(self) -> None:
-        """Take pyarrow's."""
         super().__init__(fs.LocalFileSystem())
 
     def below(self, path: str, *, deep: bool) -> list[Entry]:
@@ -179,7 +177,6 @@ class FsspecTree:
     """An fsspec file system; its methods are those of `ArrowTree`."""
 
     def __init__(self, system: Any) -> None:
-        """Take the file system."""
         self._system = system
         protocol = system.protocol
         name = protocol if isinstance(protocol, str) else protocol[0]

@@ -42,7 +42,6 @@ class Ear:
     """
 
     def __init__(self, host: str, *, limit_s: float = LIMIT_S) -> None:
-        """Listen."""
         self.host = host
         self.key = secrets.token_bytes(KEY_BYTES)
         self._limit_s = limit_s

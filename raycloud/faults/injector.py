@@ -84,7 +84,6 @@ class LocalProcesses:
     """Workers of this machine: signals through descriptors, and connections that are shut."""
 
     def __init__(self) -> None:
-        """Holds nobody."""
         self._held: dict[int, tuple[int, int]] = {}  # member: its process, and a descriptor of it
 
     def hold(self, member: int, node: str, pid: int) -> None:  # noqa: ARG002 - all are here
@@ -210,7 +209,6 @@ class Group:
     """
 
     def __init__(self) -> None:
-        """Nobody computes yet."""
         self.step = 0
         self.recovering = False
         self._generation = -1
@@ -290,7 +288,6 @@ class Injector:
         clock: Clock,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Nothing has happened."""
         self.hits: list[Hit] = []
         self._waiting = list(faults)
         self._processes, self._clock, self._say = processes, clock, say

@@ -44,7 +44,6 @@ class GlooDevice:
     """
 
     def __init__(self, address: str) -> None:
-        """Listen on a free port."""
         self.address = address
         self.others: list[Place] = []
         made: list[Any] = []
@@ -165,7 +164,6 @@ class GlooWork:
     """A gloo operation under way."""
 
     def __init__(self, work: dist.Work) -> None:
-        """Wrap torch's handle."""
         self._work = work
 
     def wait(self, timeout_s: float) -> bool:

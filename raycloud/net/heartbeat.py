@@ -75,7 +75,6 @@ class Heartbeats:
     """
 
     def __init__(self, address: str, clock: Clock) -> None:
-        """Listen, and ask whoever comes."""
         self._clock, self._listener = clock, _listener(address)
         self.place = None if self._listener is None else self._listener.place
         self._turn, self._over = threading.Lock(), threading.Event()
@@ -266,7 +265,6 @@ class HeartbeatPeer:
     """
 
     def __init__(self, clock: Clock) -> None:
-        """Nobody asks."""
         self._clock = clock
         self._turn = threading.Lock()
         self._stream: Stream | None = None

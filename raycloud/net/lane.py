@@ -100,7 +100,6 @@ class Lane:
     """
 
     def __init__(self, transport: Transport, abandoned: Callable[[], bool] = lambda: False) -> None:
-        """Nothing was sent yet."""
         self.transport, self.abandoned = transport, abandoned
         self._work: Work | None = None
         self._buffer = torch.zeros(_NUMBERS + 2 * DIGEST_WORDS, dtype=torch.float64)

@@ -86,7 +86,6 @@ class NcclWork:
     """An NCCL operation under way."""
 
     def __init__(self, work: dist.Work) -> None:
-        """Wrap torch's handle."""
         self._work = work
 
     def wait(self, timeout_s: float) -> bool:

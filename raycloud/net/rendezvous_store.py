@@ -96,7 +96,6 @@ class Rendezvous:
     """
 
     def __init__(self, address: str, clock: Clock) -> None:
-        """Listen on a free port."""
         self._listener = Listener(address, wait_s=0.0)
         self.place: Place = self._listener.place
         self._clock = clock
@@ -290,7 +289,6 @@ class RendezvousClient:
     """
 
     def __init__(self, place: Place, head: Head) -> None:
-        """Connect."""
         self._head = head
         self._socket: socket.socket | None = None
         if head.size == 1:
@@ -380,7 +378,6 @@ class RendezvousStore(dist.Store):
     """
 
     def __init__(self, roll: RendezvousClient) -> None:
-        """Nothing is known."""
         super().__init__()
         self._roll = roll
         self._known: dict[str, bytes] = {}

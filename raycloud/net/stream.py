@@ -107,7 +107,6 @@ class Stream:
     """
 
     def __init__(self, connection: socket.socket, sockets: Sockets = SOCKETS) -> None:
-        """Nothing was said yet."""
         self._socket, self._sockets = connection, sockets
         self._socket.settimeout(SILENT_S)
 
@@ -271,7 +270,6 @@ class Listener:
     def __init__(
         self, address: str, wait_s: float | None = SILENT_S, sockets: Sockets = SOCKETS
     ) -> None:
-        """Listen on a free port."""
         self._sockets = sockets
         self._socket = sockets.listen(address)
         self._socket.settimeout(wait_s)
@@ -346,7 +344,6 @@ class Arrivals:
         threads: Threads = THREADS,
         sockets: Sockets = SOCKETS,
     ) -> None:
-        """Listen, and hear who comes."""
         self._threads = threads
         self._listener = Listener(address, sockets=sockets)
         self.place = self._listener.place

@@ -159,7 +159,6 @@ class CollatorActor:
     """A collator, in a process of its own."""
 
     def __init__(self, config: MemberConfig) -> None:
-        """Find out where this is."""
         from raycloud.on_ray.collators import Collator
         from raycloud.on_ray.provider import RayProvider
 

@@ -78,7 +78,6 @@ class NodeBlocks:
         task: Callable[[], Task],
         clock: Clock,
     ) -> None:
-        """Hold nothing yet."""
         self.place = place
         self._task = cache(task)  # made when first wanted, and once
         self._clock = clock
@@ -189,7 +188,6 @@ class NodeBlocksActor:
     """The blocks of a node that the pipeline is not on, in a process of their own."""
 
     def __init__(self, task: type[Task] | TaskCode, job: Job, who: str) -> None:
-        """Find out where this is."""
         keep_confidential(job)
         node = ray.get_runtime_context().get_node_id()
         place = place_of(job, node, who)
@@ -229,7 +227,6 @@ class ClusterBlocks:
     def __init__(
         self, own: NodeBlocks, me: Any, job: Job, task: type[Task] | TaskCode, notice: Notice
     ) -> None:
-        """Start an actor on each other node."""
         self.own, self._notice = own, notice
         self.handles: dict[str, Any] = {own.place.node: me}
         for node in (found["NodeID"] for found in ray.nodes() if found["Alive"]):
@@ -277,7 +274,6 @@ class BlockFetcher:
     def __init__(
         self, cache: BlockCache, node: str, handles: Mapping[str, Any], notice: Notice
     ) -> None:
-        """Nothing is fetched yet."""
         self._cache, self._node, self._notice = cache, node, notice
         self._handles = dict(handles)
         self._copies: list[str] = []

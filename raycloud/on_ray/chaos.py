@@ -202,7 +202,6 @@ class ProcessesActor:
     """The processes on one node; what cannot be done is returned as words."""
 
     def __init__(self) -> None:
-        """Hold nobody."""
         self._processes = LocalProcesses()
 
     def hold(self, member: int, node: str, pid: int) -> str:
@@ -234,7 +233,6 @@ class ClusterProcesses:
     """Processes on every node that has a worker of the run."""
 
     def __init__(self) -> None:
-        """Nobody is held, and no actor is there."""
         self._actors: dict[str, Any] = {}  # by node
         self._nodes: dict[int, str] = {}
         self._holds: dict[int, Any] = {}  # what `hold` is going to answer

@@ -186,7 +186,6 @@ class CheckpointPublisher:
     """What a driver asks of the store, done one after the other in a thread of its own."""
 
     def __init__(self, store: Store, session: Session) -> None:
-        """Nothing is asked for."""
         self._store, self._session = store, session
         self._asked: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._found: SimpleQueue[Event | BaseException] = SimpleQueue()

@@ -144,7 +144,6 @@ class ProbeActor:
     """Stands on a node and answers: thin, what it says comes from `raycloud.doctor`."""
 
     def __init__(self) -> None:
-        """Nobody listens yet."""
         self._ears: list[Ear] = []
 
     def said(self, name: str, gpus: float) -> Said:
@@ -215,7 +214,6 @@ class SilentError(Exception):
     """A node has not answered in time."""
 
     def __init__(self, limit_s: float) -> None:
-        """Say how long it had."""
         super().__init__(f"no answer within {limit_s:g} s")
 
 

@@ -227,7 +227,6 @@ class ClusterWatch:
     """
 
     def __init__(self, inventory: Inventory, session: Session) -> None:
-        """Nothing has changed yet."""
         self.inventory = inventory
         self._resources = session.job.resources.worker
         self._directory, self._clock = session.directory, session.clock

@@ -132,7 +132,6 @@ class RayCollators:
         *,
         first: int,
     ) -> None:
-        """Tell them the order."""
         self._own = own
         self._grown = grown
         self._notice = notice

@@ -57,7 +57,6 @@ class Terms:
     """
 
     def __init__(self, clock: Clock, orphan_s: float) -> None:
-        """Nobody's yet."""
         self._clock, self._orphan_s = clock, orphan_s
         self._lock = ""
         self._heard_s = clock.monotonic_s()
@@ -126,7 +125,6 @@ class PoolActor:
     """A pool in a process of its own. It ends itself once it is an orphan."""
 
     def __init__(self, orphan_s: float) -> None:
-        """Hold nothing, for nobody."""
         self._pool = ActorPool(SystemClock())
         self._terms = Terms(SystemClock(), orphan_s)
         self._me = ray.get_runtime_context().current_actor
@@ -159,7 +157,6 @@ class RemotePool(ActorPool):
     """A run's pool in another process, as the driver of one term asks it."""
 
     def __init__(self, actor: Any, term: int, clock: Clock) -> None:
-        """Begin to send heartbeats, from a thread."""
         self.term = term
         self._actor, self._clock = actor, clock
         self._heard_s = clock.monotonic_s()  # the pool has heard this driver then, or later

@@ -83,7 +83,6 @@ class Fleet:
     def __init__(
         self, resources: RoleResources, clock: Clock, pool: ActorPool | None = None
     ) -> None:
-        """No members yet."""
         self._pool = ActorPool(clock) if pool is None else pool
         self._term = self._pool.term
         self._vacancies = Vacancies(self._pool, clock)

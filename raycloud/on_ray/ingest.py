@@ -91,7 +91,6 @@ class Pipeline:
     """Prepares data once for all who ask, and again where it has grown. Thread-safe."""
 
     def __init__(self, config: PipelineConfig, blocks: NodeBlocks, me: Any, clock: Clock) -> None:
-        """Nothing is prepared yet."""
         self._config = config
         self._own_blocks = blocks
         self._me = me
@@ -283,7 +282,6 @@ class PipelineActor:
     """A run's pipeline and its node's blocks, in a process of their own."""
 
     def __init__(self, config: PipelineConfig) -> None:
-        """Find out where this is."""
         keep_confidential(config.job)
         context = ray.get_runtime_context()
         place = place_of(config.job, context.get_node_id(), f"run {config.job.name}")

@@ -56,7 +56,6 @@ class SplitIngest:
     def __init__(
         self, context: IngestContext, source: Source, split: str, known: Sequence[Input] = ()
     ) -> None:
-        """Only the recipe is written down yet."""
         self.source = source
         self.inputs: tuple[Input, ...] = tuple(known)
         self.works: tuple[Work, ...] = ()

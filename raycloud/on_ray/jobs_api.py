@@ -112,7 +112,6 @@ class JobsApi:
     """The runs of one cluster, asked through a client that has been answered."""
 
     def __init__(self, jobs: JobSubmissionClient) -> None:
-        """Nothing is asked yet."""
         self._jobs = jobs
 
     @classmethod

@@ -169,7 +169,6 @@ class AnswerError(RuntimeError):
     """An answer other than the one that was asked for; `status` is its HTTP status."""
 
     def __init__(self, status: int, text: str) -> None:
-        """Say it as Ray does."""
         super().__init__(f"Request failed with status code {status}: {text}")
         self.status = status
 

@@ -50,7 +50,6 @@ class ActorPool:
     term = 0
 
     def __init__(self, clock: Clock) -> None:
-        """None."""
         self._clock = clock
         self._groups: dict[int, PlacementGroup] = {}
         self._actors: dict[int, Any] = {}
@@ -187,7 +186,6 @@ class Vacancies:
     """The places of members that have died, kept until it is known who is to have them."""
 
     def __init__(self, pool: ActorPool, clock: Clock) -> None:
-        """None yet."""
         self._pool, self._clock = pool, clock
         self._before: list[int] = []
 

@@ -101,7 +101,6 @@ class Reader:
     """What makes blocks in a reader's process."""
 
     def __init__(self, spec: ReadSpec) -> None:
-        """Make the task."""
         keep_confidential(spec.job)
         self._spec = spec
         self._task = construct(spec.task, spec.job)
@@ -200,7 +199,6 @@ class WorkQueue:
     """
 
     def __init__(self, actor: Any) -> None:
-        """Nothing is to be made."""
         self.actor = actor
         self._left: dict[str, list[int]] = {}
 
@@ -244,7 +242,6 @@ class Readers:
         notice: Callable[..., None],
         nodes: Sequence[str] | None = None,
     ) -> None:
-        """Nothing is run yet."""
         self._queue = queue
         self._cpus = cpus
         self._clock = clock

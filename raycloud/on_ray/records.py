@@ -52,7 +52,6 @@ class RunRecords:
         origin: Manifest | None,
         cluster: RayCluster,
     ) -> None:
-        """Keep nothing yet."""
         self._recorder, self._sinks, self._cluster = recorder, sinks, cluster
         self._observer = session.observer
         self._store, self._origin = store, origin
@@ -115,7 +114,6 @@ class LogSinks:
     """Trackers and the members' own logs. What goes wrong with them is a notice, once."""
 
     def __init__(self, session: Session) -> None:
-        """Nothing is written, and nobody told, yet."""
         folder, self._observer = session.directory.path, session.observer
         self._journals: Journals | None = Journals(folder / "logs")
         self._trackers: Trackers | None = Trackers(session.job, folder, version=__version__)

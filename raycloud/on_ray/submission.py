@@ -140,7 +140,6 @@ class Watch:
     """One look at a cluster after the other, of which some may fail."""
 
     def __init__(self, url: str, patience: Patience, clock: Clock) -> None:
-        """Nothing has failed."""
         self._url, self._patience, self._clock = url, patience, clock
         self._gone_t: float | None = None
         self._heard_t = -math.inf

@@ -219,7 +219,6 @@ class Lanes:
     """
 
     def __init__(self, layout: Layout, seed: int) -> None:
-        """Deal the partitions."""
         self.layout = layout
         self._seed = seed
         self._row = np.array(layout.partitions, np.int64)

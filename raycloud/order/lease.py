@@ -60,7 +60,6 @@ class LeaseBook:
     """
 
     def __init__(self, *, ledger: Ledger, lease_s: float, epochs: int | None = None) -> None:
-        """Find what the ledger still misses."""
         if not lease_s > 0:
             raise ValueError(f"lease_s must be positive, got {lease_s}")
         self.ledger = ledger

@@ -112,7 +112,6 @@ class Ledger:
     """
 
     def __init__(self, *, samples: int) -> None:
-        """Start with nothing committed."""
         self._sizes = EpochSizes(samples)
         self.torn = ""
         self._next_step = 0

@@ -242,7 +242,6 @@ class Trail:
     """
 
     def __init__(self) -> None:
-        """Nothing is read."""
         self.records = self.starts = 0
         self.found: list[Fault] = []
         self._gaps: list[_Gap] = []

@@ -105,7 +105,6 @@ class SpeedEstimate:
     """
 
     def __init__(self, prior: Speed, *, half_life: float = 4.0) -> None:
-        """Start at the prior."""
         if prior.seconds(1) <= 0:
             raise ValueError(f"the prior must take some time per micro-batch, got {prior}")
         if not half_life >= _SHORTEST_HALF_LIFE:

@@ -61,7 +61,6 @@ class Cloud:
     every_s = 5.0
 
     def __init__(self, server: MetadataServer, clock: Clock) -> None:
-        """Nobody is asked yet."""
         self._server = server
         self._clock = clock
 

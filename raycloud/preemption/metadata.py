@@ -71,7 +71,6 @@ class MetadataServer:
     def __init__(
         self, clock: Clock, host: str = HOST, port: int = PORT, *, answer_s: float = 2.0
     ) -> None:
-        """Nobody is asked yet."""
         self._clock, self._answer_s = clock, answer_s
         self._host, self._port = host, port
 

@@ -42,7 +42,6 @@ class Watch:
     """
 
     def __init__(self, member: int, key: str, cloud: Cloud | None, clock: Clock) -> None:
-        """Nobody is asked before the first `fetch`."""
         self.member, self._key = member, key
         self._cloud, self._clock = cloud, clock
         self._told: deque[PreemptionNotice | Noticed] = deque()

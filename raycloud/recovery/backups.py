@@ -117,7 +117,6 @@ class Backups:
     """
 
     def __init__(self, replica: Replica, address: str, *, most: int, clock: Clock) -> None:
-        """It backs up nobody."""
         self._replica, self._address, self._most, self._clock = replica, address, most, clock
         self._links: Links | None = None
 

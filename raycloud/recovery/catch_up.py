@@ -62,7 +62,6 @@ class Follower:
         caught_up: Callable[[int], None],
         threads: Threads,
     ) -> None:
-        """Nothing is kept yet."""
         self._threads = threads
         self._replica, self._incoming = replica, incoming
         self._room_bytes = room_bytes
@@ -211,7 +210,6 @@ class Newcomers:
         reserved_bytes: int | None,
         report: Callable[[Event], None],
     ) -> None:
-        """Nothing is on its way."""
         self._replica, self._address, self._host = replica, address, host
         self._reserved_bytes, self._report = reserved_bytes, report
         self._sender: Sender | None = None

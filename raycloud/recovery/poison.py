@@ -35,7 +35,6 @@ class Suspects:
     """
 
     def __init__(self, most: int) -> None:
-        """Nobody is lost."""
         self._most = most
         self._step = -1
         self._members: tuple[int, ...] = ()

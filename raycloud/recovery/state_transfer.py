@@ -324,7 +324,6 @@ class Receiver:
     """
 
     def __init__(self, address: str, senders: int, host: Host) -> None:
-        """Listen, and take what comes."""
         self._turn = host.threads.condition()
         self._parts: dict[int, _Part] = {}
         self._values: Any = None

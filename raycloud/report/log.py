@@ -335,7 +335,6 @@ class Tail:
     """
 
     def __init__(self, path: Path) -> None:
-        """Nothing is read yet."""
         self.path = path
         self._at = 0  # bytes that have been read
         self._lines = 0

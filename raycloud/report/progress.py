@@ -82,7 +82,6 @@ class Follower:
         every_s: float,
         only_steps: bool,
     ) -> None:
-        """Nothing has been seen yet."""
         self._job, self._clock, self._say, self._draw = job, clock, say, draw
         self._every_s, self._only_steps = every_s, only_steps
         self._state = RunState()
@@ -203,7 +202,6 @@ class LogDisplay:
     """
 
     def __init__(self, *, say: Callable[[str], None], draw: Callable[[RunStatus], None]) -> None:
-        """Nothing has been seen yet."""
         self._say, self._draw = say, draw
         self.last: RunStatus | None = None
 

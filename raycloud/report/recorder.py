@@ -313,7 +313,6 @@ class ScalarFile:
     """
 
     def __init__(self, folder: Path, t: float, *, first_step: int = 0) -> None:
-        """Open the file and write its head."""
         from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415 - off the start
 
         self._event: Any = event_pb2.Event
@@ -368,7 +367,6 @@ class Journals:
     """
 
     def __init__(self, folder: Path, *, most_bytes: int = MOST_BYTES) -> None:
-        """Nothing is written yet."""
         self._folder, self._most_bytes = folder, most_bytes
         self._seen: set[int] = set()
 

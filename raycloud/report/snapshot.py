@@ -71,7 +71,6 @@ class Snapshotter:
     """
 
     def __init__(self, log: Path) -> None:
-        """Take in what there is."""
         self._log = log
         kept = snapshot_of(log)
         size, lines = (0, 0) if kept is None else (kept.size, kept.lines)

@@ -97,7 +97,6 @@ class MlflowTracker:
     """
 
     def __init__(self, uri: str, experiment: str) -> None:
-        """Nothing is asked of the server yet."""
         self._uri, self._experiment = uri, experiment
         self._client: Any = None
         self._entities: Any = None
@@ -158,7 +157,6 @@ class WandbTracker:
     """
 
     def __init__(self, asked: WandbSection, project: str, folder: Path) -> None:
-        """Nothing is begun yet."""
         self._asked, self._project, self._folder = asked, project, folder
         self._run: Any = None
         self._newest_t = -1.0  # of the numbers taken in

@@ -62,7 +62,6 @@ class Watched:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Nothing has happened."""
         self.directory = directory
         self.tail = Tail(RunDirectory(directory).events_jsonl)
         self.state = RunState()
@@ -139,7 +138,6 @@ class Lines:
     def __init__(
         self, watched: Watched, *, line: Callable[[RunStatus], str], every_s: float, notes: bool
     ) -> None:
-        """Nothing has been shown."""
         self._watched, self._line = watched, line
         self._every_s, self._notes = every_s, notes
         self._shown_t = -math.inf

@@ -159,7 +159,6 @@ class Driver:
     def __init__(
         self, control: Control, cluster: Cluster, records: Records, now_s: Callable[[], float]
     ) -> None:
-        """Nothing happens before it is started."""
         self.control = control
         self.finish: Finish | None = None
         self.failure: MemberFailed | MemberLost | None = None

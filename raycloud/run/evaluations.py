@@ -14,7 +14,6 @@ class Evaluations:
     """Parts of measurements that are not complete."""
 
     def __init__(self) -> None:
-        """None yet."""
         self._parts: dict[int, dict[WorkerKey, EvaluationPart]] = {}
         self._done = -1
 

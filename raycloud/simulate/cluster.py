@@ -57,7 +57,6 @@ class Stopwatch:
     """
 
     def __init__(self, clock: Clock) -> None:
-        """Nothing is measured yet."""
         self._clock = clock
         self._began_s = 0.0
         self._asked_s = float("-inf")  # when processor seconds were asked for,
@@ -92,7 +91,6 @@ class WatchedControl(Control):
     def __init__(
         self, settings: ControlSettings, world: World, fleet: Fleet, story: History, clock: Clock
     ) -> None:
-        """Nothing happens before `start`."""
         super().__init__(settings)
         self._world, self._fleet, self._story = world, fleet, story
         self._watch = Stopwatch(clock)
@@ -168,7 +166,6 @@ class VirtualCluster:
     def __init__(
         self, control: Control, ending: Ending, computing: Computing, story: History
     ) -> None:
-        """Nobody is asked for yet."""
         self._control, self._ending = control, ending
         self._computing, self._story = computing, story
         self._meetings = Meetings(computing)
@@ -395,7 +392,6 @@ class Start:
     def __init__(
         self, scenario: Scenario, world: World, machines: Machines, story: History, clock: Clock
     ) -> None:
-        """Nobody is asked for yet."""
         self._scenario, self._world = scenario, world
         self.room = machines.room
         kept = story.kept

@@ -59,7 +59,6 @@ class Changes:
     """
 
     def __init__(self, computing: Computing) -> None:
-        """None was sent."""
         self._computing = computing
         self.ahead: Ahead | None = None
 

@@ -50,7 +50,6 @@ class Faults:
     def __init__(
         self, scenario: Scenario, world: World, machines: Machines, story: History
     ) -> None:
-        """All is planned."""
         self._scenario, self._world, self._machines = scenario, world, machines
         self._story = story
         self.start: Start | None = None
@@ -329,7 +328,6 @@ class Notices:
     """
 
     def __init__(self, befalling: Faults, world: World, machines: Machines) -> None:
-        """None was given."""
         self._befalling, self._world, self._machines = befalling, world, machines
 
     def give(self, fault: Fault) -> None:

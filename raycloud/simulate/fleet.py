@@ -111,7 +111,6 @@ class Messages:
     """
 
     def __init__(self, world: World, delay_s: float) -> None:
-        """Nothing was said yet."""
         self._world = world
         self._delay_s = delay_s
         self._new: list[_Word] = []
@@ -255,7 +254,6 @@ class Fleet:
     def __init__(
         self, scenario: Scenario, world: World, machines: Machines, words: Messages, samples: int
     ) -> None:
-        """No members yet."""
         self._scenario, self._world, self._machines = scenario, world, machines
         self._words = words
         self.seats: dict[int, SimulatedMember] = {}

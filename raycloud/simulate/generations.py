@@ -39,7 +39,6 @@ class Meetings:
     """
 
     def __init__(self, computing: Computing) -> None:
-        """None was called for."""
         self._computing = computing
         self.coming: Meeting | None = None
         computing.gather = self.look

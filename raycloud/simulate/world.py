@@ -97,7 +97,6 @@ class Log:
     """
 
     def __init__(self) -> None:
-        """Nothing was said yet."""
         self.lines = 0
         self.tail: deque[str] = deque(maxlen=_TAIL)
         self._digest = hashlib.blake2b(digest_size=16)

@@ -134,7 +134,6 @@ class RunTakenError(RunDirectoryError):
     """
 
     def __init__(self, message: str, *, hint: str = "", resume: Resume = "must") -> None:
-        """Keep the parts."""
         super().__init__(message, hint=hint)
         self.resume = resume
 

@@ -47,7 +47,6 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     def __init__(self, /, **values: Any) -> None:
-        """Check the values."""
         try:
             super().__init__(**values)
         except ValidationError as error:

@@ -45,7 +45,6 @@ class YamlRefusedError(ValueError):
     def __init__(
         self, problem: str, hint: str, line: int, *, field: str = "", value: object = None
     ) -> None:
-        """Store what is wrong, and where."""
         super().__init__(problem)
         self.problem = problem
         self.hint = hint

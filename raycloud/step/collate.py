@@ -193,7 +193,6 @@ class View:
     """
 
     def __init__(self, samples: Samples, order: Order) -> None:
-        """Look up how samples are read."""
         self.order = order
         self._known: dict[Range, npt.NDArray[np.int64]] = {}
         self.read = reader(samples)
@@ -330,7 +329,6 @@ class Collate:
         making: Making | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Look up how samples are read."""
         self.making = making or Making()
         self._task, self._pinned, self._clock = task, pinned, clock
         self._view = View(samples, order)

@@ -46,7 +46,6 @@ class RollbackError(Exception):
     """
 
     def __init__(self, step: int, why: str, left_out: int | None) -> None:
-        """Nothing of `step` is kept."""
         super().__init__(why)
         self.step, self.why, self.left_out = step, why, left_out
 

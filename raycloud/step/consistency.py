@@ -67,7 +67,6 @@ class Consistency:
     """
 
     def __init__(self, replica: Replica, clock: Clock) -> None:
-        """Nothing is compared yet."""
         self._replica, self._clock = replica, clock
         self._company = Company(members=())
         self._rank = 0

@@ -320,7 +320,6 @@ class Copies:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Make the stream."""
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 

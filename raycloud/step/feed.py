@@ -51,7 +51,6 @@ class Schedule:
     """
 
     def __init__(self, first: Piece, held: Held = (), adopted: Adopted | None = None) -> None:
-        """Start with one piece that has no end."""
         self._pieces: tuple[Piece, ...] = (first,)
         self._held = held
         self._adopted = adopted
@@ -99,7 +98,6 @@ class Course:
     def __init__(
         self, steps: Steps, *, step: int, at: Position, last_step: int, epochs: int | None
     ) -> None:
-        """Start at `step`."""
         self._first_step, self._first_position = step, at
         self._epochs = epochs
         self._now = (steps, last_step)
@@ -183,7 +181,6 @@ class Feed:
         depth: int,
         clock: Clock,
     ) -> None:
-        """Begin with the first steps."""
         self._collate = collate
         self._choose = choose
         self._spans = iter(spans)

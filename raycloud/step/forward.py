@@ -44,7 +44,6 @@ class PassQueue:
     """Passes that are still to be computed, one after the other."""
 
     def __init__(self, passes: Iterable[Pass]) -> None:
-        """All of them, in order."""
         self._left = deque(passes)
         self.begun = False
 
@@ -91,7 +90,6 @@ class Forward:
         device: torch.device,
         notice: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
-        """Passes may be as large as the job allows."""
         self._job, self._task, self._device = job, task, device
         self._statistics = statistics
         self._model: nn.Module = (

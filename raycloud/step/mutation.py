@@ -188,7 +188,6 @@ class Parameters:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Nothing is known of them."""
         self._model = model
         self._names = [name for name, _ in model.named_parameters()]
         self._every = [parameter for _, parameter in model.named_parameters()]

@@ -61,7 +61,6 @@ class Packing:
     """
 
     def __init__(self, known: tuple[object, ...] = ()) -> None:
-        """Nothing is packed yet."""
         self.tensors: dict[str, torch.Tensor] = {}
         self._known = {id(one) for one in known}
         self._objects = True

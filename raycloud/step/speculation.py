@@ -75,7 +75,6 @@ class Notes:
     """
 
     def __init__(self, stream: Stream) -> None:
-        """Nothing was said yet."""
         self._stream = stream
         self._stream.send_at_once()
         self._turn = threading.Lock()
@@ -125,7 +124,6 @@ class Tail:
     """
 
     def __init__(self, clock: Clock) -> None:
-        """Nothing may be computed by anyone else."""
         self._clock = clock
         self._changed = threading.Condition()
         self._step = -1
@@ -208,7 +206,6 @@ class Primary:
     """What a backup knows of its primary: how far that is in its step, and when it will be done."""
 
     def __init__(self) -> None:
-        """It has told nothing."""
         self._step = -1
         self._left: dict[int, int] = {}  # how many micro-batches a pass has, by its first one
         self._count, self._seconds, self._begun_s = 0, 0.0, 0.0
@@ -275,7 +272,6 @@ class Backing:
     """
 
     def __init__(self, *, most: int, clock: Clock, abandoned: Callable[[], bool]) -> None:
-        """Nobody is there yet."""
         self.most, self.clock, self.abandoned = most, clock, abandoned
         self.backup: Notes | None = None
         self.primary: Notes | None = None
@@ -383,7 +379,6 @@ class Share(PassQueue):
     """
 
     def __init__(self, replica: Speculating, work: StepWork, collate: Collate) -> None:
-        """Nothing is begun."""
         every = replica.forward.worth_computing(work.passes)
         super().__init__(every)
         self._replica, self._work, self._collate = replica, work, collate

@@ -162,7 +162,6 @@ class History(Stateful):
     """
 
     def __init__(self) -> None:
-        """Nothing has happened yet."""
         self.skips: tuple[Skip, ...] = ()
         self.left_out: frozenset[int] = frozenset()
         self.measured: tuple[int, float] | None = None

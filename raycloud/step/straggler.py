@@ -61,7 +61,6 @@ class StragglerWatch:
     """
 
     def __init__(self, clock: Clock) -> None:
-        """Nothing is computed."""
         self._clock = clock
         self._now: _Span | None = None
         self._usual: _Span | None = None
@@ -173,7 +172,6 @@ class StallWatch:
     """
 
     def __init__(self, clock: Clock, thread: int, usual_s: Callable[[], float | None]) -> None:
-        """It moves."""
         self._clock, self._thread, self._usual_s = clock, thread, usual_s
         self._used_s, self._still_s = -1.0, 0.0
         self._looked_s = clock.monotonic_s()

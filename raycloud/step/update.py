@@ -53,7 +53,6 @@ class TrainedParameters:
     """
 
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer) -> None:
-        """Look at each parameter once."""
         self.optimizer = optimizer
         self._count = _count(optimizer)
         moved = [p for group in optimizer.param_groups for p in group["params"]]
@@ -167,7 +166,6 @@ class Update:
         seed: int,
         notice: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
-        """Nothing was drawn, or not drawn, yet."""
         self._trained, self._scheduler = trained, scheduler
         self._randomness, self._seed, self._notice = randomness, seed, notice
         self._draws = True  # from numpy's or Python's generator; or none was made yet

@@ -32,7 +32,6 @@ class Bucket:
     missing: set[int] = field(default_factory=set)
 
     def __init__(self, group: Sequence[tuple[str, nn.Parameter]]) -> None:
-        """Take memory for it."""
         self.names = tuple(name for name, _ in group)
         self.parameters = tuple(parameter for _, parameter in group)
         self.missing = set()
@@ -72,7 +71,6 @@ class Flags:
     """
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
-        """Take memory for it."""
         self._counts = [len(bucket.parameters) for bucket in buckets]
         device = buckets[-1].flat.device
         self.message = torch.zeros(_FLAGS + sum(self._counts), device=device)

@@ -47,7 +47,6 @@ class AllReduce:
     """The exact sum, by an all-reduce of each bucket as it is."""
 
     def __init__(self) -> None:
-        """Alone, until it is connected."""
         self._transport: Transport | None = None
 
     def connect(self, transport: Transport) -> None:

@@ -42,7 +42,6 @@ class Calibration:
     def __init__(
         self, job: Job, replica: Replica, collate: Collate, *, member: int, clock: Clock
     ) -> None:
-        """Nothing is computed yet."""
         self._job, self._replica, self._collate = job, replica, collate
         self._member, self._clock = member, clock
         self._past = 0  # places that nothing can be computed of
@@ -297,7 +296,6 @@ class GradientSum:
     """
 
     def __init__(self) -> None:
-        """Of none."""
         self.passes = 0
         self.dtypes: set[torch.dtype] = set()
         self._weight = self._loss = 0.0

@@ -148,7 +148,6 @@ class Changes:
     """
 
     def __init__(self, *, feed_depth: int) -> None:
-        """Nothing is prepared."""
         self._feed_depth = feed_depth
         self._lock = threading.Lock()
         self._prepared: dict[int, Change] = {}

@@ -192,7 +192,6 @@ class DataSet:
     """
 
     def __init__(self, job: Job, data: TaskData, manifest: Manifest | None) -> None:
-        """Lay the samples out."""
         index = block_index(data.train)
         begun = manifest if manifest is not None and manifest.step else None
         if begun is not None:

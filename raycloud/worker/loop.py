@@ -60,7 +60,6 @@ class Loop:
     """
 
     def __init__(self, context: LoopContext, seat: Membership) -> None:
-        """Nothing is to be computed before `enter`."""
         self._context, self.seat = context, seat
         self._course = Course(
             context.steps,

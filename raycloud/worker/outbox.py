@@ -45,7 +45,6 @@ class Outbox:
     """A member's events that may not be in the log yet, in order. Not thread-safe."""
 
     def __init__(self, member: int) -> None:
-        """Nothing is in it."""
         self._member = member
         self._kept: deque[OutboxEntry] = deque()
         self._last = self._sent = 0  # numbers
@@ -129,7 +128,6 @@ class LogCapture(logging.Handler):
     """
 
     def __init__(self, member: int, clock: Clock, step: Callable[[], int | None]) -> None:
-        """Nothing is kept before `listen`."""
         super().__init__(logging.INFO)
         self.member, self._clock, self._step = member, clock, step
         self._lines: deque[str] = deque()

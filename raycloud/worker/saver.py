@@ -62,7 +62,6 @@ class Saver:
         report: Callable[[PartWritten | PartFailed | MemberFailed], None],
         threads: Threads = THREADS,
     ) -> None:
-        """Nothing is written yet."""
         self._store, self._member, self._clock = store, member, clock
         self._report, self._threads = report, threads
         self._thread: Thread | None = None

@@ -142,7 +142,6 @@ class SampleAudit:
     """
 
     def __init__(self, collate: Collate) -> None:
-        """Nothing is committed yet."""
         self._collate = collate
         self._rank, self._size = 0, 1
         self.forget()

@@ -65,7 +65,6 @@ class Transition:
         address: str,
         restore: Restore,
     ) -> None:
-        """It has entered no generation."""
         self._last_step, self._held = last_step, held
         self._address, self._restore = address, restore
         self._start(context, manifest)

@@ -10,7 +10,7 @@ from raycloud.control import MemberState, Phase
 from tests.control_events import part, ready, stop
 from tests.control_job import of, only, report, tick
 from tests.control_three import formed, lost, three, to
-from tests.unit.test_control_rendezvous_following import following
+from tests.unit.test_control_generations_following import following
 from tests.unit.test_control_scaling import applied, caught_up, two
 
 
