@@ -87,6 +87,7 @@ def submit(
             raise typer.BadParameter("goes with --dry-run", param_hint="--json")
         from raycloud.on_ray import submission
         from raycloud.packing import job as packing
+        from raycloud.packing.working_dir import ignored_above
 
         root = packing.working_dir_of(job, working_dir)
         asked = load(job, overrides)
@@ -95,6 +96,8 @@ def submit(
             _say_contents(found, as_json=as_json)
             return
         _say_left(found)
+        for path in ignored_above(found.root):
+            typer.echo(f"not read: {path}; copy what is to count into .rayignore", err=True)
         jobs = submission.client(address, insecure=insecure)
         name = _send(jobs, asked, job, found, overrides=overrides or [], restarts=restarts)
         typer.echo(name)

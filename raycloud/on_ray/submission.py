@@ -20,6 +20,7 @@ from ray.exceptions import AuthenticationError
 from raycloud.clock import Clock, SystemClock
 from raycloud.errors import JobError, MachineError, RaycloudError
 from raycloud.on_ray.jobs_client import TOKEN_HINT, TUNNEL_HINT, JobsClient, endpoint
+from raycloud.packing.working_dir import copied
 from raycloud.spec import Environment
 
 if TYPE_CHECKING:
@@ -96,21 +97,21 @@ def submit(
     entrypoint: str,
     metadata: dict[str, str],
 ) -> str:
-    """Send a working directory and start its job; returns the submission's id.
+    """Send a copy of a working directory, and start its job; returns the submission's id.
 
     Raises:
         JobError: The token is refused.
         MachineError: The cluster does not take it.
+        SpecError: As `copied`.
     """
-    with speaking(jobs.get_address()):
+    with copied(working_dir) as copy, speaking(jobs.get_address()):
         return str(
             jobs.submit_job(
                 submission_id=submission_id,
                 entrypoint=entrypoint,
                 metadata=metadata,
                 runtime_env={
-                    "working_dir": str(working_dir.root),
-                    "excludes": working_dir.excludes,
+                    "working_dir": str(copy),
                     "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_S)},
                 },
             )

@@ -1,14 +1,18 @@
 """A working directory on its way to a cluster: what must not leave this machine, and its size.
 
-Ray packs the directory, by its `.gitignore` and `.rayignore`. Here is what Ray does not look for:
-secrets, links that lead outside, far too much. Nothing here knows of Ray.
+What travels follows from the directory's `.gitignore` and `.rayignore`, as Ray reads them, and from
+what Ray does not look for: secrets, links that lead outside, far too much. Ray is given a copy of
+what was checked. Nothing here knows of Ray.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable
+import stat
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -107,11 +111,6 @@ class WorkingDir:
     left: dict[str, str]
 
     @property
-    def excludes(self) -> list[str]:
-        """Patterns, as in a `.gitignore`, of what stays beside what the ignore files name."""
-        return ["/" + re.sub(r"([\\*?\[\]!# ])", r"\\\1", path) for path in self.left]
-
-    @property
     def told(self) -> dict[str, str]:
         """What stays and a reader wants to know of: no caches and environments."""
         return {path: reason for path, reason in self.left.items() if reason not in _EXPECTED}
@@ -162,13 +161,67 @@ def survey(
                 left[name] = reason
                 del sizes[name]
     except OSError as error:
+        raise _unreadable(error, root) from error
+    except UnicodeDecodeError as error:
         raise SpecError(
-            _FIELD,
-            str(error.filename or root),
-            f"cannot be read: {error.strerror}",
-            hint="make it readable, or name it in .rayignore",
+            _FIELD, str(root), f"an ignore file is no text: {error}", hint="write it in UTF-8"
         ) from error
     return WorkingDir(root=root, sizes=sizes, left=dict(sorted(left.items())))
+
+
+@contextlib.contextmanager
+def copied(found: WorkingDir) -> Iterator[Path]:
+    """A copy of what travels and nothing else, each file looked through as it is copied.
+
+    What has changed since the directory was looked through cannot slip in.
+
+    Raises:
+        SpecError: A file is gone, is another kind of file by now, or holds a secret by now.
+    """
+    with tempfile.TemporaryDirectory(prefix="raycloud-submit-") as folder:
+        copy = Path(folder, found.root.name)
+        copy.mkdir()
+        for name in found.sizes:
+            source, target = found.root / name, copy / name
+            try:
+                real = Path(os.path.realpath(source))
+                inside = real.is_relative_to(found.root)
+                known = inside and real.relative_to(found.root).as_posix() in found.sizes
+                descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+                with os.fdopen(descriptor, "rb") as file:
+                    status = os.fstat(descriptor)
+                    whole = known and stat.S_ISREG(status.st_mode)
+                    content = file.read() if whole else b""
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
+                target.chmod(stat.S_IMODE(status.st_mode) | stat.S_IRUSR | stat.S_IWUSR)
+            except OSError as error:
+                raise _unreadable(error, found.root) from error
+            secret = secret_in(content)
+            if secret is not None or not whole:
+                what = "leads elsewhere" if secret is None else f"holds what looks like {secret[0]}"
+                raise SpecError(
+                    _FIELD,
+                    name,
+                    f"has changed while it was sent: it {what}",
+                    hint="submit again, once nothing writes there",
+                )
+        yield copy
+
+
+def ignored_above(root: Path) -> list[Path]:
+    """Ignore files that git reads for a directory and Ray does not: those of its repository above.
+
+    Returns:
+        Their paths; none where the directory is the top of its repository, or in none.
+    """
+    found: list[Path] = []
+    for folder in (root, *root.parents):
+        if folder != root and (folder / ".gitignore").is_file():
+            found.append(folder / ".gitignore")
+        if (folder / ".git").exists():
+            return found
+    return []
 
 
 def secret_in(data: bytes) -> tuple[str, int] | None:
@@ -181,6 +234,15 @@ def secret_in(data: bytes) -> tuple[str, int] | None:
         if found := pattern.search(data):
             return reason, data.count(b"\n", 0, found.start()) + 1
     return None
+
+
+def _unreadable(error: OSError, root: Path) -> SpecError:
+    return SpecError(
+        _FIELD,
+        str(error.filename or root),
+        f"cannot be read: {error.strerror}",
+        hint="make it readable, or name it in .rayignore",
+    )
 
 
 def _checked(root: Path) -> Path:

@@ -15,7 +15,7 @@ import pytest
 
 from raycloud.errors import SpecError
 from raycloud.on_ray.submission import packed_by_ray
-from raycloud.packing.working_dir import WorkingDir, survey
+from raycloud.packing.working_dir import WorkingDir, copied, ignored_above, survey
 
 GITHUB = "ghp_" + "a1B2" * 9
 HUGGING_FACE = "hf_" + "aB3d" * 8
@@ -50,7 +50,7 @@ def names(found: WorkingDir) -> list[str]:
 
 
 def test_what_is_checked_is_what_ray_packs(tmp_path: Path) -> None:
-    """Ray's own packing with the excludes that it is given, file by file and byte by byte."""
+    """Ray's own packing of the copy that it is given, file by file and byte by byte."""
     from ray._private.ray_constants import get_runtime_env_default_excludes
     from ray._private.runtime_env.packaging import create_package
 
@@ -58,23 +58,51 @@ def test_what_is_checked_is_what_ray_packs(tmp_path: Path) -> None:
     for path in (
         "a.py", "deep/b.py", "deep/.env", "x #1! [a]*?.pem", "x 1.pem2", "ignored.bin",
         "deep/c.bin", "deep/kept.csv", "rows.csv", ".git/config", "venv/lib.py", "trailing .key",
-        "runs/1/log",
+        "runs/1/log", "id_rsa ", "a.pem\n",
     ):  # fmt: skip
         write(root, path)
     write(root, ".gitignore", "*.bin\n/rows.csv\n")
     write(root, "deep/.rayignore", "*.csv\n")
     write(root, "token.txt", GITHUB)
+    write(root, "token.txt ", GITHUB)
     (root / "again.py").symlink_to("a.py")
     (root / "up").symlink_to("..")
     found = looked(root)
-    excludes = [*get_runtime_env_default_excludes(), *found.excludes]
-    create_package(str(root), tmp_path / "p.zip", include_gitignore=True, excludes=excludes)
+    defaults = get_runtime_env_default_excludes()
+    with copied(found) as copy:
+        create_package(str(copy), tmp_path / "p.zip", include_gitignore=True, excludes=defaults)
+    assert not copy.exists()
     with zipfile.ZipFile(tmp_path / "p.zip") as archive:
         packed = {one.filename: one.file_size for one in archive.infolist() if not one.is_dir()}
     assert packed == found.sizes
     assert sorted(packed) == [
         ".gitignore", "a.py", "again.py", "deep/.rayignore", "deep/b.py", "x 1.pem2",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("becomes", ["a secret", "a link", "nothing", "a pipe"])
+def test_what_changes_after_it_was_checked_does_not_travel(tmp_path: Path, becomes: str) -> None:
+    root = tmp_path / "project"
+    file = write(root, "a.py")
+    found = looked(root)
+    file.unlink()
+    if becomes == "a secret":
+        file.write_text(f"token = '{GITHUB}'")
+    elif becomes == "a link":
+        file.symlink_to(write(tmp_path, "outside.py"))
+    elif becomes == "a pipe":
+        os.mkfifo(file)
+    changed = r"a\.py.*(has changed while it was sent|cannot be read)"
+    with pytest.raises(SpecError, match=changed), copied(found):
+        pass
+
+
+def test_ignore_files_above_are_named(tmp_path: Path) -> None:
+    write(tmp_path, ".git/config")
+    above = write(tmp_path, ".gitignore", "private/\n")
+    write(tmp_path, "train/.gitignore", "*.bin\n")
+    assert ignored_above(tmp_path / "train") == [above]
+    assert ignored_above(tmp_path) == []
 
 
 @pytest.mark.parametrize(
