@@ -248,9 +248,8 @@ class Checkpoints:
         """
         if step <= self._whole or generation < self._counts_from:
             return None
-        if self._divided.get(step, generation) < generation:
-            self._parts.pop(step, None)  # it was divided otherwise
-        self._divided[step] = generation
+        if not self._divides(step, generation):
+            return None
         parts = self._parts.setdefault(step, {})
         parts[key] = part
         if len(parts) < len(keys) or any(known not in parts for known in keys):
@@ -267,7 +266,8 @@ class Checkpoints:
         """A member could not write its part; it may still come, if that is waited for."""
         if event.step <= self._whole or event.generation < self._counts_from:
             return None
-        self._divided[event.step] = event.generation
+        if not self._divides(event.step, event.generation):
+            return None
         return self._not_kept(event, now_s, ends=ends, most=most)
 
     def fail(
@@ -279,6 +279,14 @@ class Checkpoints:
         else:
             del self._publishing[event.step]
         return self._not_kept(event, now_s, ends=ends, most=most)
+
+    def _divides(self, step: int, generation: int) -> bool:
+        """Whether what this generation writes counts: not where a newer one has divided it anew."""
+        known = self._divided.get(step, generation)
+        if generation > known:
+            self._parts.pop(step, None)
+        self._divided[step] = max(known, generation)
+        return generation >= known
 
     def _not_kept(
         self, event: PartFailed | CheckpointFailed, now_s: float, *, ends: bool, most: int

@@ -32,8 +32,6 @@ _BATCH_ROWS = 65536
 _BATCH_BYTES = 8 * 2**20  # of rows that hold bytes, such as images, which grow when decoded, ...
 _BATCH_BYTES_PLAIN = 32 * 2**20  # ... and of others
 _TOLD = 5  # bad rows that an error tells of
-_TASKS_FAULT = (NameError, ImportError, NotImplementedError, SyntaxError, MissingColumnError)
-_MACHINES_FAULT = (MemoryError, ConnectionError, TimeoutError)  # as good a row meets them
 
 Preprocess = Callable[[Rows], "Rows | Mapping[str, Any]"]
 

@@ -100,7 +100,7 @@ class NcclWork:
         try:  # `Work.exception` has no conversion to Python; `wait` raises it
             self._work.wait()  # the current stream joins NCCL's; nothing is left to wait for
         except RuntimeError as error:
-            if "CUDA error" in str(error):
-                raise  # this member's own GPU failed
+            if not isinstance(error, dist.DistError) and "NCCL" not in str(error):
+                raise  # this member's own fault
             raise TransportError(f"an exchange with the other members broke: {error}") from error
         return True

@@ -249,12 +249,12 @@ class CheckpointPublisher:
 
     def _publish(self, command: Publish, samples: int, ledger: Mapping[str, Any]) -> None:
         clock, began_s = self._session.clock, self._session.clock.monotonic_s()
-        manifest = manifest_of(command, self._session.written, samples=samples, ledger=ledger)
         try:
+            manifest = manifest_of(command, self._session.written, samples=samples, ledger=ledger)
             publish(self._store, manifest)
         except CheckpointError as error:
             failed = CheckpointFailed(
-                step=manifest.step,
+                step=command.step,
                 why=error.message,
                 hint=error.hint,
                 damaged=isinstance(error, DamagedError),

@@ -92,11 +92,13 @@ class Links:
 
     def _answer(self, _: int, stream: Stream) -> None:
         notes = self._backing.backup = Notes(stream)
-        with contextlib.suppress(TransportError):
-            while not self._closed:
-                self._backing.answer(notes.hear(_LOOK_UP_S))
-        self._backing.backup = None
-        self._backing.tail.forsaken()
+        try:
+            with contextlib.suppress(TransportError):
+                while not self._closed:
+                    self._backing.answer(notes.hear(_LOOK_UP_S))
+        finally:
+            self._backing.backup = None
+            self._backing.tail.forsaken()
 
     def _no_backup(self, error: TransportError) -> None:
         self._missing("the backup of this member", error)

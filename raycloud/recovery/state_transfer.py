@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import struct
+import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -327,7 +328,8 @@ class Receiver:
         self._turn = host.threads.condition()
         self._parts: dict[int, _Part] = {}
         self._values: Any = None
-        self._left, self._over = senders, False
+        self._left, self._over, self._hurried = senders, False, False
+        self._giving = threading.Lock()  # an ask is one message, whoever sends it
         self._error: TransportError | None = None
         self._piece_bytes = min(PIECE_BYTES, host.sockets.chunk_bytes)
         self._arrivals = Arrivals(
@@ -355,10 +357,12 @@ class Receiver:
         return {n: t for part in parts for n, t in part.tensors.items()}, decode(self._values)
 
     def hurry(self) -> None:
-        """From now on all others wait for it."""
+        """From now on all others wait for it; a sender that connects later is told so, too."""
+        with self._turn:
+            self._hurried = True
         for stream in self._arrivals.streams:
             with suppress(TransportError):  # who has sent everything has hung up
-                stream.give(_ASK.pack(*_HURRY))
+                self._give(stream, _HURRY)
 
     def close(self) -> None:
         """Nothing more is taken."""
@@ -375,10 +379,14 @@ class Receiver:
     def _receive(self, _: int, stream: Stream) -> None:
         stream.send_at_once()
         part = self._part(stream.hear())
+        with self._turn:
+            hurried = self._hurried
+        if hurried:
+            self._give(stream, _HURRY)
         asked: deque[Ask] = deque()
         while True:
             while len(asked) < _AHEAD and (ask := self._next(part)) is not None:
-                stream.give(_ASK.pack(*ask))
+                self._give(stream, ask)
                 asked.append(ask)
             if not asked:
                 break
@@ -387,10 +395,14 @@ class Receiver:
             self._turn.wait_for(lambda: self._over or part.missing == 0)
             if part.missing:
                 return  # another one has failed
-        stream.give(_ASK.pack(*_DONE))
+        self._give(stream, _DONE)
         with self._turn:
             self._left -= 1
             self._turn.notify_all()
+
+    def _give(self, stream: Stream, ask: Ask) -> None:
+        with self._giving:
+            stream.give(_ASK.pack(*ask))
 
     def _part(self, told: Mapping[str, Any]) -> _Part:
         """What this sender has, once one of those that have the same has told what that is."""

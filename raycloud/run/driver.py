@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
 from raycloud.commands import (
@@ -220,8 +220,10 @@ class Driver:
             event, (told.member, told.number) if isinstance(told, OutboxEntry) else None
         )
         if isinstance(event, EvaluationPart):
-            keys = tuple(self.control.keys_of(event.generation).values())
-            whole = self._evaluations.add(event, keys, self.control.sound_from)
+            keys = self.control.keys_of(event.generation)
+            if event.replica < 0 and (key := keys.get(event.member)) is not None:
+                event = replace(event, replica=key[0], position=key[1])  # it was not told
+            whole = self._evaluations.add(event, tuple(keys.values()), self.control.sound_from)
             self._pending.extend([whole] if whole is not None else [])
         self._carry_out(self.control.on(event, self._now_s()))
         ends = self.finish is not None or self.control.phase is Phase.ENDING

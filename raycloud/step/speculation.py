@@ -518,15 +518,7 @@ class Share(PassQueue):
         replica, began_s = self._replica, backing.clock.monotonic_s()
         own = _take(replica, ())
         try:
-            passes = self._collate.passes(some, replica.fuse)
-            todo = PassQueue(replica.forward.worth_computing(passes))
-            last = replica.forward.all_but_last(
-                todo, self._collate, len(self._work.span.micro_batches)
-            )
-            if last is not None:
-                call_backward(last[1] * last[0].weight)
-            replica.synchronize()
-            extra = _take(replica, passes)
+            extra = self._computed(some)
         except RaisedError as error:
             failed_pass(some, error)
             what = f"a backup could not compute micro-batch {some[0].index}, left to its owner"
@@ -538,6 +530,17 @@ class Share(PassQueue):
         seconds = backing.clock.monotonic_s() - began_s
         backing.own_s = seconds / len(some)
         return replace(extra, seconds=seconds)
+
+    def _computed(self, some: tuple[MicroBatch, ...]) -> Extra:
+        """In a frame of its own, which a failure leaves, with all memory that it holds."""
+        replica = self._replica
+        passes = self._collate.passes(some, replica.fuse)
+        todo = PassQueue(replica.forward.worth_computing(passes))
+        last = replica.forward.all_but_last(todo, self._collate, len(self._work.span.micro_batches))
+        if last is not None:
+            call_backward(last[1] * last[0].weight)
+        replica.synchronize()
+        return _take(replica, passes)
 
 
 def _take(replica: Speculating, passes: tuple[Pass, ...]) -> Extra:

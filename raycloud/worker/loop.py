@@ -299,6 +299,9 @@ class Loop:
             except TransportError:
                 replica.backward(work.span, collate, None)
                 raise
+            except BaseException:
+                replica.forward.randomness.release()
+                raise
             replica.backward(work.span, collate, 1.0 / sums.weight)
             done = bool(work.passes)
         finally:

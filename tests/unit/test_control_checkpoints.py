@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import Phase
-from raycloud.control.checkpoints import Failing, Saving, interval_s
+from raycloud.control.checkpoints import Checkpoints, Failing, Saving, interval_s
 from tests.control_events import part, published
 from tests.control_job import of, only, report
 from tests.control_three import formed, lost, three, to
@@ -273,3 +274,16 @@ def test_after_members_meet_anew_what_failed_is_tried_again():
     job.on(lost(2), 8.0)
     job.tick(8.0)
     assert saved(job.on(formed(job, 7), 9.0))
+
+
+def test_parts_of_two_generations_are_never_one_checkpoint() -> None:
+    kept, two = Checkpoints(), ((0, 0), (1, 0))
+    some: dict[str, Any] = {"step": 4}
+    assert kept.add(4, (0, 0), some, two, generation=1) is None
+    failed = e.PartFailed(member=1, step=4, why="full", generation=2)
+    kept.lack(failed, 1.0, ends=False, most=3)
+    assert kept.add(4, (1, 0), some, two, generation=1) is None  # divided anew by then
+    assert kept.add(4, (1, 0), some, two, generation=2) is None
+    whole = kept.add(4, (0, 0), some, two, generation=2)
+    assert whole is not None
+    assert set(whole) == set(two)

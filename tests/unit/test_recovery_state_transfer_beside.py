@@ -13,6 +13,7 @@ import torch
 from raycloud.clock import VirtualClock
 from raycloud.errors import TransportError
 from raycloud.net.stream import Sockets, Stream
+from raycloud.recovery import state_transfer
 from raycloud.recovery.rendezvous import HOST, Host
 from raycloud.recovery.state_transfer import Beside, Receiver, Sender, room_for
 from tests.lockstep import Fleet, NetTask, job
@@ -75,6 +76,18 @@ def test_it_comes_also_where_gradients_travel_all_the_time() -> None:
     newcomer = Receiver("127.0.0.1", SOURCES, HOST)
     sent = senders(made, [newcomer], range(SOURCES), busy=lambda: True)
     newcomer.hurry()
+    assert newcomer.whole(20.0)
+    for one in (*sent, newcomer):
+        one.close()
+
+
+def test_who_connects_after_a_newcomer_is_waited_for_hurries_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(state_transfer, "_GIVE_WAY_S", 60.0)
+    made, newcomer = fleet(), Receiver("127.0.0.1", SOURCES, HOST)
+    newcomer.hurry()
+    sent = senders(made, [newcomer], range(SOURCES), busy=lambda: True)
     assert newcomer.whole(20.0)
     for one in (*sent, newcomer):
         one.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -11,6 +11,7 @@ from raycloud.checkpoint import open_store
 from raycloud.errors import SpecError
 from raycloud.spec import Job, SpecErrors, check_resume, dump_job
 from raycloud.spec.secrets import filled, kept, kept_word, literal, place_of, secrets_of
+from raycloud.spec.sections import Section
 from raycloud.spec.yaml_text import parse
 
 
@@ -203,3 +204,12 @@ def test_a_run_goes_on_with_another_password(one: str, other: str) -> None:
 def test_a_run_does_not_go_on_elsewhere(one: str, other: str) -> None:
     with pytest.raises((SpecError, SpecErrors), match=r"data\.path"):
         check_resume(job(data={"path": one}), job(data={"path": other}))
+
+
+def test_sections_stand_in_sections_alone() -> None:
+    """`_changed` walks sections that are fields, not those in lists or mappings: there are none."""
+    for section in (Job, *Section.__subclasses__()):
+        for name, field in section.model_fields.items():
+            inner = [kind for one in get_args(field.annotation) for kind in get_args(one)]
+            held = [kind for kind in inner if isinstance(kind, type) and issubclass(kind, Section)]
+            assert not held, f"{section.__name__}.{name}"
