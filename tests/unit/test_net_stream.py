@@ -62,7 +62,7 @@ def test_what_arrives_is_what_was_sent() -> None:
 
 
 def test_the_format_is_known_byte_by_byte() -> None:
-    assert greeting(0x0102, 3) == b"raycloud" + bytes.fromhex("0001 0000000000000102 00000003")
+    assert greeting(0x0102, 3) == b"raycloud" + bytes.fromhex("0002 0000000000000102 00000003")
     with two_ends() as (sender, receiver):
         sender.tell({"values": None})
         sender.send(memoryview(b"abc"))
