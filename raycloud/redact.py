@@ -175,7 +175,6 @@ def redacted(record: Record) -> Record:
         value = getattr(record, field.name)
         if isinstance(value, str | Mapping | tuple):
             filtered = redact(value)
-            filtered = tuple(filtered) if isinstance(value, tuple) else filtered
             if filtered != value:
                 changed[field.name] = filtered
     return replace(record, **changed) if changed else record  # type: ignore[type-var]
@@ -190,7 +189,8 @@ def _filtered(value: Any, *, secret: bool) -> Any:
             for name, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_filtered(inner, secret=secret) for inner in value]
+        new = [_filtered(inner, secret=secret) for inner in value]
+        return tuple(new) if isinstance(value, tuple) else new
     return value
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from raycloud import redact
-from raycloud.events import MemberFailed, MemberLost
+from raycloud.events import GenerationFormed, MemberFailed, MemberLost
 from raycloud.redact import (
     is_secret_name,
     know,
@@ -124,3 +124,10 @@ def test_no_text_takes_long(part: str) -> None:
     letters = 2**20
     harmless_s = took_s(("the quick brown fox, " * letters)[:letters])
     assert took_s((part * letters)[:letters]) < 50 * harmless_s
+
+
+def test_a_record_without_secrets_is_the_same_one() -> None:
+    formed = GenerationFormed(
+        generation=0, members=(0, 1), shares=(5, 3), first_step=0, keys=((0, 0), (1, 0))
+    )
+    assert redacted(formed) is formed
