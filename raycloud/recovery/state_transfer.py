@@ -15,7 +15,6 @@ import hashlib
 import json
 import math
 import struct
-import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -329,7 +328,6 @@ class Receiver:
         self._parts: dict[int, _Part] = {}
         self._values: Any = None
         self._left, self._over, self._hurried = senders, False, False
-        self._giving = threading.Lock()  # an ask is one message, whoever sends it
         self._error: TransportError | None = None
         self._piece_bytes = min(PIECE_BYTES, host.sockets.chunk_bytes)
         self._arrivals = Arrivals(
@@ -362,7 +360,7 @@ class Receiver:
             self._hurried = True
         for stream in self._arrivals.streams:
             with suppress(TransportError):  # who has sent everything has hung up
-                self._give(stream, _HURRY)
+                stream.give(_ASK.pack(*_HURRY))
 
     def close(self) -> None:
         """Nothing more is taken."""
@@ -382,11 +380,11 @@ class Receiver:
         with self._turn:
             hurried = self._hurried
         if hurried:
-            self._give(stream, _HURRY)
+            stream.give(_ASK.pack(*_HURRY))
         asked: deque[Ask] = deque()
         while True:
             while len(asked) < _AHEAD and (ask := self._next(part)) is not None:
-                self._give(stream, ask)
+                stream.give(_ASK.pack(*ask))
                 asked.append(ask)
             if not asked:
                 break
@@ -395,14 +393,10 @@ class Receiver:
             self._turn.wait_for(lambda: self._over or part.missing == 0)
             if part.missing:
                 return  # another one has failed
-        self._give(stream, _DONE)
+        stream.give(_ASK.pack(*_DONE))
         with self._turn:
             self._left -= 1
             self._turn.notify_all()
-
-    def _give(self, stream: Stream, ask: Ask) -> None:
-        with self._giving:
-            stream.give(_ASK.pack(*ask))
 
     def _part(self, told: Mapping[str, Any]) -> _Part:
         """What this sender has, once one of those that have the same has told what that is."""
