@@ -273,7 +273,7 @@ class Sender:
             asked: Takes what is asked for meanwhile.
             began_s: When the bytes before them began to be sent.
         """
-        assert self._beside is not None  # noqa: S101
+        assert self._beside is not None  # noqa: S101 - beside training it is there
         clock, least_s = self._host.clock, _GIVE_WAY_S * self._beside.parts
         now_s = clock.monotonic_s()
         arrived, until_s = False, now_s + _LONGEST_S

@@ -100,6 +100,27 @@ def test_one_that_does_not_connect_is_given_up(
     assert group.made[0].aborted
 
 
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError),
+        (RuntimeError("CUDA error: device-side assert triggered"), RuntimeError),
+        (RuntimeError("NCCL communicator was aborted"), TransportError),
+    ],
+)
+def test_whose_fault_an_error_is(
+    error: Exception,
+    raised: type[Exception],
+    group: type[Group],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = joined()
+    monkeypatch.setattr(Group, "error", error)
+    with pytest.raises(raised) as found:
+        one.all_reduce(torch.zeros(1)).wait(1.0)
+    assert type(found.value) is raised
+
+
 @pytest.mark.parametrize("call", ["allreduce", "broadcast"])
 def test_what_torch_raises_of_others_is_the_end_of_an_exchange(
     call: str, group: type[Group], monkeypatch: pytest.MonkeyPatch
