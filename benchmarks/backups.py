@@ -21,8 +21,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import astuple, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,11 @@ from torch import Tensor, distributed, nn
 
 from benchmarks.statistics import paired_ratio
 from raycloud import Job, Splits, Task
+from raycloud.clock import SystemClock
 from raycloud.commands import Form
 from raycloud.events import MemberFailed, MemberReady, StepsCommitted
+from raycloud.net.rendezvous_store import Rendezvous
+from raycloud.net.stream import Place
 from raycloud.recovery.rendezvous import Meeting
 from raycloud.spec import CheckpointSection, ElasticSection
 from raycloud.worker.context import MemberConfig
@@ -128,7 +131,7 @@ def member(number: int, port: int, asked: Asked, slow: str) -> None:
                 store.get("form")
                 members, shares = tuple(range(asked.members)), (asked.share,) * asked.members
                 form = Form(generation=0, members=members, shares=shares, step=0)
-                one.form(_meeting(port, number, form))
+                one.form(Meeting.of(form, number, Place(*json.loads(store.get("place")))))
             elif isinstance(event, StepsCommitted):
                 steps = event.last_step - event.first_step
                 _write("committed", steps, event.micro_batches, event.cpu_s)
@@ -142,17 +145,6 @@ def member(number: int, port: int, asked: Asked, slow: str) -> None:
 def _write(what: str, *numbers: float) -> None:
     sys.stdout.write(json.dumps([what, time.monotonic(), *numbers]) + "\n")
     sys.stdout.flush()
-
-
-def _meeting(port: int, rank: int, form: Form) -> Meeting:
-    return Meeting(
-        host=_HOST,
-        port=port,
-        generation=form.generation,
-        rank=rank,
-        members=form.members,
-        shares=form.shares,
-    )
 
 
 @contextmanager
@@ -184,7 +176,8 @@ def measure(asked: Asked) -> dict[str, float]:
     """Steps per second while all are as fast, and while one is throttled."""
     store = distributed.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=_MEET)
     pause = threading.Event()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, closing(Rendezvous(_HOST, SystemClock())) as head:
+        store.set("place", json.dumps(list(astuple(head.place))))
         logs = [Path(folder) / str(number) for number in range(asked.members)]
         processes = [_started(number, store.port, asked, log) for number, log in enumerate(logs)]
         slow = _slow(logs[-1]) if asked.waits_s else None

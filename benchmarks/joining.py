@@ -31,8 +31,10 @@ from torch import Tensor, distributed, nn
 
 from benchmarks.testbed import NodeSpec, Spec, Testbed
 from raycloud import Job, Splits, Task
+from raycloud.clock import SystemClock
 from raycloud.commands import Form, Meet, Reshare
 from raycloud.events import MemberCaughtUp, MemberFailed, MemberReady
+from raycloud.net.rendezvous_store import Rendezvous
 from raycloud.order import deal
 from raycloud.recovery import quorum
 from raycloud.recovery.rendezvous import Meeting
@@ -186,7 +188,8 @@ class Bench:
 
     def __init__(self, address: str, store: Any, members: int) -> None:
         """At this address members meet, by this store, which also carries what they are told."""
-        self._address, self._store = address, store
+        self._store = store
+        self._head = Rendezvous(address, SystemClock())
         self._told = [0] * members
         self._pause = threading.Event()
 
@@ -238,15 +241,7 @@ class Bench:
         return called_s, joined_s, said
 
     def _meeting(self, told: Form | Meet, rank: int) -> Meeting:
-        return Meeting(
-            host=self._address,
-            port=_PORT,
-            generation=told.generation,
-            rank=rank,
-            members=told.members,
-            shares=told.shares,
-            following=told.following,
-        )
+        return Meeting.of(told, rank, self._head.place)
 
 
 def main() -> None:
