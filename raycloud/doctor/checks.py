@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
+from raycloud.doctor.facts import ClusterFacts, Facts, Gpus
 from raycloud.doctor.findings import Check, Finding, Kind, Level, well
-
-if TYPE_CHECKING:
-    from raycloud.doctor.facts import ClusterFacts, Facts, Gpus
 
 SOCKET_BYTES = 107  # sun_path of a Unix socket, less its final zero
 # What Ray puts below its temporary folder; the process id has at most seven digits (pid_max).
@@ -22,52 +20,66 @@ CLOCK_S = 1.0
 ROUND_TRIP_S = 0.05
 SLOW_PART = 0.1  # of the rate of the fastest link
 
-MISSING = Kind(
-    name="library-missing",
-    level=Level.CHANGE,
-    what="A library that raycloud needs is not installed there.",
-    remedy="Install the same raycloud there, in the Python that Ray runs with: `pip install` it, "
-    "and what it needs comes along.",
+CHECKS: list[Check] = []  # in the order in which they stand here
+_Look = Callable[[Facts], Iterator[Finding]]
+_note = partial(Kind, Level.NOTE)
+_change = partial(Kind, Level.CHANGE)
+_unwell = partial(Kind, Level.UNWELL)
+
+
+def _check(name: str, asks: str, *kinds: Kind) -> Callable[[_Look], _Look]:
+    def add(look: _Look) -> _Look:
+        CHECKS.append(Check(name=name, asks=asks, kinds=kinds, look=look))
+        return look
+
+    return add
+
+
+MISSING = _change(
+    "library-missing",
+    "A library that raycloud needs is not installed there.",
+    "Install the same raycloud there, in the Python that Ray runs with: `pip install` it, and what "
+    "it needs comes along.",
 )
-UNSUITED = Kind(
-    name="version-unsuited",
-    level=Level.CHANGE,
-    what="The installed version is not one that raycloud was built and tested for.",
-    remedy="Install a version in the range that is named: `pip install 'NAME RANGE'`.",
+UNSUITED = _change(
+    "version-unsuited",
+    "The installed version is not one that raycloud was built and tested for.",
+    "Install a version in the range that is named: `pip install 'NAME RANGE'`.",
 )
-DIFFERS = Kind(
-    name="version-differs",
-    level=Level.CHANGE,
-    what="A node has another version than this machine; results or messages may not agree.",
-    remedy="Install the same versions on every node: one image, or one file of constraints.",
+DIFFERS = _change(
+    "version-differs",
+    "A node has another version than this machine; results or messages may not agree.",
+    "Install the same versions on every node: one image, or one file of constraints.",
 )
 
 
+@_check(
+    "versions",
+    "Do raycloud, Ray, torch and Python fit each other, and are they the same on all nodes?",
+    MISSING,
+    UNSUITED,
+    DIFFERS,
+)
 def _versions(facts: Facts) -> Iterator[Finding]:
     here = facts.machine.versions
-    fine = list[str]()
-    for name, version in here.items():
-        asked = facts.required.get(name, "")
-        if version is None:
-            yield MISSING.at(facts.machine.name, name)
-        elif not satisfies(version, asked):
-            yield UNSUITED.at(facts.machine.name, f"{name} {version}; asked for: {asked}")
-        else:
-            fine.append(f"{name} {version}")
-    if fine:
-        yield well("versions", facts.machine.name, ", ".join(fine))
+    yield from _versions_of(facts.machine.name, here, facts.required, here)
     for node in facts.cluster.nodes if facts.cluster else ():
-        yield from _versions_there(node.name, node.versions, here)
+        yield from _versions_of(node.name, node.versions, {}, here)
 
 
-def _versions_there(
-    where: str, found: Mapping[str, str | None], here: Mapping[str, str | None]
+def _versions_of(
+    where: str,
+    found: Mapping[str, str | None],
+    required: Mapping[str, str],
+    here: Mapping[str, str | None],
 ) -> Iterator[Finding]:
     fine = list[str]()
     for name, version in found.items():
-        own = here.get(name)
+        asked, own = required.get(name, ""), here.get(name)
         if version is None:
             yield MISSING.at(where, name)
+        elif not satisfies(version, asked):
+            yield UNSUITED.at(where, f"{name} {version}; asked for: {asked}")
         elif own is not None and _compared(name, version) != _compared(name, own):
             yield DIFFERS.at(where, f"{name} {version}; on this machine: {own}")
         else:
@@ -101,35 +113,39 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in found.group().split(".")) if found else ()
 
 
-MODE_UNKNOWN = Kind(
-    name="auth-mode-unknown",
-    level=Level.CHANGE,
-    what="RAY_AUTH_MODE has a value that Ray does not know.",
-    remedy="Set RAY_AUTH_MODE=token, on every machine of the cluster and where you submit from.",
+MODE_UNKNOWN = _change(
+    "auth-mode-unknown",
+    "RAY_AUTH_MODE has a value that Ray does not know.",
+    "Set RAY_AUTH_MODE=token, on every machine of the cluster and where you submit from.",
 )
-AUTH_OFF = Kind(
-    name="auth-off",
-    level=Level.CHANGE,
-    what="Ray started from here asks for no token: who reaches its ports runs code as you.",
-    remedy="Unset RAY_AUTH_MODE or set it to `token`; `ray get-auth-token --generate` makes a "
-    "token for `ray start`.",
+AUTH_OFF = _change(
+    "auth-off",
+    "Ray started from here asks for no token: who reaches its ports runs code as you.",
+    "Unset RAY_AUTH_MODE or set it to `token`; `ray get-auth-token --generate` makes a token for "
+    "`ray start`.",
 )
-TOKEN_MISSING = Kind(
-    name="token-missing",
-    level=Level.CHANGE,
-    what="RAY_AUTH_MODE=token, and there is no token that this user can read.",
-    remedy="Copy the cluster's token to ~/.ray/auth_token (chmod 600), or name its file in "
+TOKEN_MISSING = _change(
+    "token-missing",
+    "RAY_AUTH_MODE=token, and there is no token that this user can read.",
+    "Copy the cluster's token to ~/.ray/auth_token (chmod 600), or name its file in "
     "RAY_AUTH_TOKEN_PATH; for a new cluster: `ray get-auth-token --generate`.",
 )
-CLUSTER_OPEN = Kind(
-    name="cluster-open",
-    level=Level.CHANGE,
-    what="The cluster asks for no token: who reaches its ports runs code on every node.",
-    remedy="`ray get-auth-token --generate` on the head, copy the file to each node, and start "
-    "Ray anew with RAY_AUTH_MODE=token. Until then keep its ports behind a firewall.",
+CLUSTER_OPEN = _change(
+    "cluster-open",
+    "The cluster asks for no token: who reaches its ports runs code on every node.",
+    "`ray get-auth-token --generate` on the head, copy the file to each node, and start Ray anew "
+    "with RAY_AUTH_MODE=token. Until then keep its ports behind a firewall.",
 )
 
 
+@_check(
+    "auth",
+    "Does Ray ask for a token, here and in the cluster, and is there one?",
+    MODE_UNKNOWN,
+    AUTH_OFF,
+    TOKEN_MISSING,
+    CLUSTER_OPEN,
+)
 def _auth(facts: Facts) -> Iterator[Finding]:
     mode, where = facts.settings.auth_mode, "RAY_AUTH_MODE"
     if mode is None:
@@ -151,27 +167,31 @@ def _auth(facts: Facts) -> Iterator[Finding]:
             yield well("auth", where, cluster.auth_mode or "cannot be seen from here")
 
 
-TEMP_LONG = Kind(
-    name="temp-too-long",
-    level=Level.CHANGE,
-    what="Ray's sockets would have paths longer than Linux allows (107 bytes): it cannot start.",
-    remedy="Set RAY_TMPDIR to a short path, e.g. /tmp/ray-me.",
+TEMP_LONG = _change(
+    "temp-too-long",
+    "Ray's sockets would have paths longer than Linux allows (107 bytes): it cannot start.",
+    "Set RAY_TMPDIR to a short path, e.g. /tmp/ray-me.",
 )
-TEMP_CLOSED = Kind(
-    name="temp-not-writable",
-    level=Level.CHANGE,
-    what="Ray cannot write where its sessions are to be kept.",
-    remedy="Set RAY_TMPDIR to a folder that you can write.",
+TEMP_CLOSED = _change(
+    "temp-not-writable",
+    "Ray cannot write where its sessions are to be kept.",
+    "Set RAY_TMPDIR to a folder that you can write.",
 )
-TEMP_FULL = Kind(
-    name="temp-full",
-    level=Level.UNWELL,
-    what="The disk of Ray's sessions is nearly full: Ray then stores nothing there, and fails.",
-    remedy="Remove old sessions (below RAY_TMPDIR, /tmp/ray by default) and other files, or set "
+TEMP_FULL = _unwell(
+    "temp-full",
+    "The disk of Ray's sessions is nearly full: Ray then stores nothing there, and fails.",
+    "Remove old sessions (below RAY_TMPDIR, /tmp/ray by default) and other files, or set "
     "RAY_TMPDIR to a larger disk.",
 )
 
 
+@_check(
+    "temp",
+    "Can Ray keep its sessions: is the path short, writable, and is there room?",
+    TEMP_LONG,
+    TEMP_CLOSED,
+    TEMP_FULL,
+)
 def _temp(facts: Facts) -> Iterator[Finding]:
     for machine in facts.machines:
         disk = machine.temp
@@ -187,15 +207,15 @@ def _temp(facts: Facts) -> Iterator[Finding]:
             yield well("temp", machine.name, value)
 
 
-SHM_SMALL = Kind(
-    name="shm-small",
-    level=Level.CHANGE,
-    what="Shared memory is too small for Ray's objects, which then go through a disk.",
-    remedy="In a container: `docker run --shm-size=8g`, or an emptyDir with `medium: Memory` at "
-    "/dev/shm in Kubernetes. Else: `mount -o remount,size=8g /dev/shm`.",
+SHM_SMALL = _change(
+    "shm-small",
+    "Shared memory is too small for Ray's objects, which then go through a disk.",
+    "In a container: `docker run --shm-size=8g`, or an emptyDir with `medium: Memory` at /dev/shm "
+    "in Kubernetes. Else: `mount -o remount,size=8g /dev/shm`.",
 )
 
 
+@_check("shm", "Is shared memory (/dev/shm) large enough?", SHM_SMALL)
 def _shm(facts: Facts) -> Iterator[Finding]:
     for machine in facts.machines:
         value = f"{machine.shm.path}: {_size(machine.shm.total_bytes)}"
@@ -203,14 +223,14 @@ def _shm(facts: Facts) -> Iterator[Finding]:
         yield SHM_SMALL.at(machine.name, value) if small else well("shm", machine.name, value)
 
 
-MEMORY_FULL = Kind(
-    name="memory-full",
-    level=Level.UNWELL,
-    what="Nearly all memory is in use: Ray kills workers on such a machine.",
-    remedy="End what uses it (`ps aux --sort=-rss`), or take the node out of the cluster.",
+MEMORY_FULL = _unwell(
+    "memory-full",
+    "Nearly all memory is in use: Ray kills workers on such a machine.",
+    "End what uses it (`ps aux --sort=-rss`), or take the node out of the cluster.",
 )
 
 
+@_check("memory", "Is memory left?", MEMORY_FULL)
 def _memory(facts: Facts) -> Iterator[Finding]:
     for machine in facts.machines:
         total, free = machine.memory_bytes, machine.memory_free_bytes
@@ -219,29 +239,21 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         yield MEMORY_FULL.at(machine.name, value) if full else well("memory", machine.name, value)
 
 
-GPU_ABSENT = Kind(
-    name="gpu-absent",
-    level=Level.UNWELL,
-    what="Ray hands out more GPUs than torch sees there: members placed on them fail.",
-    remedy="Look at `nvidia-smi` there. If the GPU is gone, restart the machine; if there is none, "
-    "start the node without `--num-gpus`; if torch is a CPU build, install a CUDA one.",
+GPU_ABSENT = _unwell(
+    "gpu-absent",
+    "Ray hands out more GPUs than torch sees there: members placed on them fail.",
+    "Look at `nvidia-smi` there. If the GPU is gone, restart the machine; if there is none, start "
+    "the node without `--num-gpus`; if torch is a CPU build, install a CUDA one.",
 )
-GPU_UNUSED = Kind(
-    name="gpu-unused",
-    level=Level.CHANGE,
-    what="The machine has GPUs that torch cannot use.",
-    remedy="Install a CUDA build of torch that fits the driver (`nvidia-smi` names its version); "
-    "look whether CUDA_VISIBLE_DEVICES hides them.",
-)
-GPU_KEPT = Kind(
-    name="gpu-not-offered",
-    level=Level.NOTE,
-    what="Torch sees more GPUs than Ray hands out there.",
-    remedy="Start the node with `ray start --num-gpus N`, unless the others are meant for "
-    "something else.",
+GPU_UNUSED = _change(
+    "gpu-unused",
+    "The machine has GPUs that torch cannot use.",
+    "Install a CUDA build of torch that fits the driver (`nvidia-smi` names its version); look "
+    "whether CUDA_VISIBLE_DEVICES hides them.",
 )
 
 
+@_check("gpus", "Do the driver, torch and Ray see the same GPUs?", GPU_ABSENT, GPU_UNUSED)
 def _gpus(facts: Facts) -> Iterator[Finding]:
     for machine in facts.machines:
         gpus, value = machine.gpus, _gpus_text(machine.gpus)
@@ -249,8 +261,6 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
             yield GPU_ABSENT.at(machine.name, value)
         elif gpus.torch is not None and gpus.driver > gpus.torch:
             yield GPU_UNUSED.at(machine.name, value)
-        elif gpus.torch is not None and gpus.ray is not None and gpus.ray < gpus.torch:
-            yield GPU_KEPT.at(machine.name, value)
         else:
             yield well("gpus", machine.name, value)
 
@@ -267,36 +277,27 @@ def _gpus_text(gpus: Gpus) -> str:
     return ", ".join(parts) + names
 
 
-AWAY = Kind(
-    name="cluster-away",
-    level=Level.UNWELL,
-    what="No Ray cluster answers at the address.",
-    remedy="Look at `ray status` on the head; is the port that of `ray start --head` (6379), and "
-    "open from here? Call the doctor on a node of the cluster: other machines cannot join it.",
+AWAY = _unwell(
+    "cluster-away",
+    "No Ray cluster answers at the address.",
+    "Look at `ray status` on the head; is the port that of `ray start --head` (6379), and open "
+    "from here? Call the doctor on a node of the cluster: other machines cannot join it.",
 )
-REFUSED = Kind(
-    name="cluster-refused",
-    level=Level.CHANGE,
-    what="The cluster does not take our token.",
-    remedy="Set RAY_AUTH_MODE=token, and copy the head's token (`ray get-auth-token` there) to "
+REFUSED = _change(
+    "cluster-refused",
+    "The cluster does not take our token.",
+    "Set RAY_AUTH_MODE=token, and copy the head's token (`ray get-auth-token` there) to "
     "~/.ray/auth_token here, chmod 600.",
 )
-SILENT = Kind(
-    name="node-silent",
-    level=Level.UNWELL,
-    what="A living node did not do what it was asked.",
-    remedy="Look at its logs (below RAY_TMPDIR, /tmp/ray by default, session_latest/logs), and "
-    "whether raycloud is installed there in the version of this machine.",
-)
-DEAD = Kind(
-    name="node-dead",
-    level=Level.NOTE,
-    what="Nodes have died since the cluster was started.",
-    remedy="Look whether it was meant: the head's logs, and the provider's notices for spot "
-    "machines.",
+SILENT = _unwell(
+    "node-silent",
+    "A living node did not do what it was asked.",
+    "Look at its logs (below RAY_TMPDIR, /tmp/ray by default, session_latest/logs), and whether "
+    "raycloud is installed there in the version of this machine.",
 )
 
 
+@_check("nodes", "Is the cluster reached, and do its nodes answer?", AWAY, REFUSED, SILENT)
 def _nodes(facts: Facts) -> Iterator[Finding]:
     cluster = facts.cluster
     if cluster is None:
@@ -308,22 +309,20 @@ def _nodes(facts: Facts) -> Iterator[Finding]:
     for node in cluster.nodes:
         if node.silence:
             yield SILENT.at(node.name, node.silence)
-    if cluster.dead:
-        yield DEAD.at(where, ", ".join(cluster.dead))
     answered = sum(not node.silence for node in cluster.nodes)
     yield well("nodes", where, f"{answered} of {len(cluster.nodes)} nodes answer")
 
 
-CLOCK_APART = Kind(
-    name="clock-apart",
-    level=Level.UNWELL,
-    what="A node's clock differs from this machine's: logs do not line up, and signed requests to "
+CLOCK_APART = _unwell(
+    "clock-apart",
+    "A node's clock differs from this machine's: logs do not line up, and signed requests to "
     "stores are refused.",
-    remedy="Keep all clocks by NTP: `timedatectl set-ntp true`, or chrony with the provider's time "
+    "Keep all clocks by NTP: `timedatectl set-ntp true`, or chrony with the provider's time "
     "server. This machine's clock may be the wrong one.",
 )
 
 
+@_check("clocks", "Do the nodes' clocks agree with this machine's?", CLOCK_APART)
 def _clocks(facts: Facts) -> Iterator[Finding]:
     cluster = _reached(facts)
     for node in cluster.nodes if cluster else ():
@@ -335,28 +334,31 @@ def _clocks(facts: Facts) -> Iterator[Finding]:
         yield CLOCK_APART.at(node.name, value) if apart else well("clocks", node.name, value)
 
 
-LINK_BLOCKED = Kind(
-    name="link-blocked",
-    level=Level.UNWELL,
-    what="One node cannot connect to another on a free port: members could not exchange gradients.",
-    remedy="Open all TCP ports between the nodes of the cluster, in a private network; give "
-    "`ray start --node-ip-address` an address that the others reach.",
+LINK_BLOCKED = _unwell(
+    "link-blocked",
+    "One node cannot connect to another on a free port: members could not exchange gradients.",
+    "Open all TCP ports between the nodes of the cluster, in a private network; give `ray start "
+    "--node-ip-address` an address that the others reach.",
 )
-LINK_FAR = Kind(
-    name="link-far",
-    level=Level.NOTE,
-    what="A round trip between two nodes takes long: each exchange waits for several of them.",
-    remedy="Keep the workers of a job in one zone (`resources.worker.labels`).",
+LINK_FAR = _note(
+    "link-far",
+    "A round trip between two nodes takes long: each exchange waits for several of them.",
+    "Keep the workers of a job in one zone (`resources.worker.labels`).",
 )
-LINK_SLOW = Kind(
-    name="link-slow",
-    level=Level.NOTE,
-    what="A link is ten times slower than the fastest one: a ring goes at the pace of its slowest "
-    "link.",
-    remedy="Keep the workers of a job on nodes with links of one kind (`resources.worker.labels`).",
+LINK_SLOW = _note(
+    "link-slow",
+    "A link is ten times slower than the fastest one: a ring goes at the pace of its slowest link.",
+    "Keep the workers of a job on nodes with links of one kind (`resources.worker.labels`).",
 )
 
 
+@_check(
+    "links",
+    "Do nodes reach each other on any port, and with `--links`: how fast?",
+    LINK_BLOCKED,
+    LINK_FAR,
+    LINK_SLOW,
+)
 def _links(facts: Facts) -> Iterator[Finding]:
     cluster = _reached(facts)
     links = cluster.links if cluster else ()
@@ -389,58 +391,7 @@ def _size(size_bytes: float) -> str:
     return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"  # noqa: PLR2004
 
 
-CHECKS: tuple[Check, ...] = (
-    Check(
-        name="versions",
-        asks="Do raycloud, Ray, torch and Python fit each other, and are they the same on all "
-        "nodes?",
-        kinds=(MISSING, UNSUITED, DIFFERS),
-        look=_versions,
-    ),
-    Check(
-        name="auth",
-        asks="Does Ray ask for a token, here and in the cluster, and is there one?",
-        kinds=(MODE_UNKNOWN, AUTH_OFF, TOKEN_MISSING, CLUSTER_OPEN),
-        look=_auth,
-    ),
-    Check(
-        name="temp",
-        asks="Can Ray keep its sessions: is the path short, writable, and is there room?",
-        kinds=(TEMP_LONG, TEMP_CLOSED, TEMP_FULL),
-        look=_temp,
-    ),
-    Check(
-        name="shm", asks="Is shared memory (/dev/shm) large enough?", kinds=(SHM_SMALL,), look=_shm
-    ),
-    Check(name="memory", asks="Is memory left?", kinds=(MEMORY_FULL,), look=_memory),
-    Check(
-        name="gpus",
-        asks="Do the driver, torch and Ray see the same GPUs?",
-        kinds=(GPU_ABSENT, GPU_UNUSED, GPU_KEPT),
-        look=_gpus,
-    ),
-    Check(
-        name="nodes",
-        asks="Is the cluster reached, and do its nodes answer?",
-        kinds=(AWAY, REFUSED, SILENT, DEAD),
-        look=_nodes,
-    ),
-    Check(
-        name="clocks",
-        asks="Do the nodes' clocks agree with this machine's?",
-        kinds=(CLOCK_APART,),
-        look=_clocks,
-    ),
-    Check(
-        name="links",
-        asks="Do nodes reach each other on any port, and with `--links`: how fast?",
-        kinds=(LINK_BLOCKED, LINK_FAR, LINK_SLOW),
-        look=_links,
-    ),
-)
-
-
 def examine(facts: Facts) -> tuple[Finding, ...]:
     """What the checks say of the facts: the worst first, otherwise in the order of the table."""
     found = [finding for check in CHECKS for finding in check.look(facts)]
-    return tuple(sorted(found, key=lambda finding: -finding.level.rank))
+    return tuple(sorted(found, key=lambda finding: -finding.level.value))

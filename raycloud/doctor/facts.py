@@ -9,15 +9,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What an environment says about Ray; the token itself is never kept.
+    """What an environment says about Ray, in its variables; the token itself is never kept.
 
-    Attributes:
-        auth_mode: `RAY_AUTH_MODE`, in small letters; None where it is not set.
-        token_variable: Whether `RAY_AUTH_TOKEN` holds a token.
-        token_path: The file that is read where it does not: `RAY_AUTH_TOKEN_PATH`, else
-            `~/.ray/auth_token`.
-        tls: Whether `RAY_USE_TLS` asks for encryption.
-        temp: Where Ray keeps its sessions (`RAY_TMPDIR`, else `TMPDIR`, else /tmp).
+    `auth_mode` is in small letters, None where it is not set; `token_path` is read where there is
+    no token in a variable.
     """
 
     auth_mode: str | None = None
@@ -47,13 +42,9 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disk:
-    """A folder, and the file system below it.
+    """A folder, and the file system below it: sizes are 0 where it cannot be asked.
 
-    Attributes:
-        path: The folder.
-        total_bytes: Size of the file system; 0 where it cannot be asked.
-        free_bytes: What this user may still write there.
-        writable: Whether this user can make files there, or make the folder.
+    `writable`: this user can make files there, or make the folder.
     """
 
     path: str
@@ -64,13 +55,9 @@ class Disk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpus:
-    """A machine's GPUs by the word of three.
+    """How many GPUs the driver shows, torch sees and Ray hands out; None: not asked, or no Ray.
 
-    Attributes:
-        driver: How many the NVIDIA driver shows as devices.
-        torch: How many torch sees; None where torch was not asked, since nobody speaks of GPUs.
-        ray: How many Ray hands out there; None without Ray.
-        names: What torch calls them.
+    `names` is what torch calls them.
     """
 
     driver: int = 0
@@ -81,16 +68,9 @@ class Gpus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """One machine.
+    """A machine, `name` as findings call it; `versions` are None where a library is not installed.
 
-    Attributes:
-        name: What findings call it, e.g. `this machine` or `node 10.0.0.2`.
-        versions: Python, raycloud, Ray and torch, by name; None where it is not installed.
-        temp: Where Ray keeps its sessions.
-        shm: Shared memory.
-        memory_bytes: Memory in all; 0 where Linux does not say.
-        memory_free_bytes: What programs could still get.
-        gpus: Its GPUs.
+    `temp` is where Ray keeps its sessions; memory is 0 where Linux does not say.
     """
 
     name: str
@@ -104,15 +84,10 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A living node of a cluster.
+    """A living node of a cluster; `silence` says why it did not tell of its `machine`.
 
-    Attributes:
-        name: What findings call it.
-        machine: What it said of itself; None where it could not.
-        versions: What is installed there; known also where `machine` is not.
-        silence: Why it could not; empty where it did.
-        ahead_s: By how much its clock is ahead of this machine's.
-        unsure_s: How wrong `ahead_s` may be: half of the quickest round trip.
+    Its clock is `ahead_s` of this machine's, give or take `unsure_s`, half of the quickest round
+    trip.
     """
 
     name: str
@@ -127,12 +102,7 @@ class Node:
 class Link:
     """From one node to another, over a socket of raycloud's own on a free port.
 
-    Attributes:
-        source: The node that connects.
-        target: The node that listens.
-        failure: Why they did not meet; empty where they did.
-        round_trip_s: The quickest of a few.
-        bytes_per_s: What went through in a second; None where it was not asked for.
+    `failure` says why they did not meet; the rate is None where it was not asked for.
     """
 
     source: str
@@ -144,16 +114,10 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterFacts:
-    """A cluster as seen from this machine.
+    """A cluster as seen from this machine; `failure` says why it was not reached.
 
-    Attributes:
-        address: Where it was looked for.
-        failure: Why it was not reached; empty where it was.
-        refused: Whether it answered, and did not take our token.
-        auth_mode: `token` or `disabled`, by the settings of its nodes; None where unknown.
-        nodes: The living nodes, the head first.
-        dead: Addresses of nodes that died since the cluster started.
-        links: Each node to the next.
+    It may have answered, and `refused` our token. `auth_mode` is that of its nodes, None where
+    unknown; the head stands first among its living `nodes`; `links` lead from each to the next.
     """
 
     address: str
@@ -161,7 +125,6 @@ class ClusterFacts:
     refused: bool = False
     auth_mode: str | None = None
     nodes: tuple[Node, ...] = ()
-    dead: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
 
 
@@ -169,12 +132,8 @@ class ClusterFacts:
 class Facts:
     """Everything the checks look at.
 
-    Attributes:
-        settings: What the environment of the command says.
-        machine: The machine the command runs on.
-        required: What raycloud asks of each library, e.g. `{"ray": ">=2.60,<2.61"}`.
-        token: Whether there is a token, in the environment or in its file.
-        cluster: The cluster, where an address was given.
+    `required` is what raycloud asks of each library, e.g. `{"ray": ">=2.60,<2.61"}`; `token`:
+    whether there is one, in the environment or in its file.
     """
 
     settings: Settings

@@ -18,40 +18,29 @@ FORMAT = 1
 
 
 class Level(Enum):
-    """How bad it is, from good to bad, with the exit code that it leads to."""
+    """How bad it is, from good to bad; `value` is its rank."""
 
-    WELL = ("well", 0)
-    NOTE = ("note", 0)
-    CHANGE = ("change", 2)
-    UNWELL = ("unwell", 3)
+    WELL = 0
+    NOTE = 1
+    CHANGE = 2
+    UNWELL = 3
 
     @property
     def word(self) -> str:
         """How it is written."""
-        return self.value[0]
+        return self.name.lower()
 
     @property
     def exit_code(self) -> int:
-        """What a command that finds it ends with."""
-        return self.value[1]
-
-    @property
-    def rank(self) -> int:
-        """Its place, from good to bad."""
-        return list(Level).index(self)
+        """What a command that finds it ends with: 0, 2 or 3."""
+        return 0 if self is Level.NOTE else self.value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """One thing that was looked at, and the `value` found `where`: a machine, link or setting.
 
-    Attributes:
-        name: The kind's name, or the check's where all is well.
-        level: How bad it is.
-        where: The machine, link or setting.
-        value: What was found.
-        what: What is the matter, in one sentence; empty where all is well.
-        remedy: What would do; empty where all is well.
+    `name` is the kind's, or the check's where all is well; then `what` and `remedy` are empty.
     """
 
     name: str
@@ -62,19 +51,12 @@ class Finding:
     remedy: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of finding: the row of a table, and of the page that explains it.
+    """A kind of finding, as a row of the page that explains it; its level is not `WELL`."""
 
-    Attributes:
-        name: Its name, for scripts.
-        level: How bad it is; not `WELL`.
-        what: What is the matter, in one sentence.
-        remedy: What would do.
-    """
-
-    name: str
     level: Level
+    name: str
     what: str
     remedy: str
 
@@ -85,14 +67,7 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One row of the table of checks.
-
-    Attributes:
-        name: Its name; what it finds well is told under it.
-        asks: The question it answers.
-        kinds: What it can find.
-        look: Judges facts. Yields findings of its kinds, and `well` ones.
-    """
+    """A question; `look` answers it with findings of its `kinds`, and `well` ones."""
 
     name: str
     asks: str
@@ -106,21 +81,14 @@ def well(name: str, where: str, value: str) -> Finding:
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """What the command ends with: the code of the worst finding.
-
-    >>> exit_code([])
-    0
-    """
+    """What the command ends with: the code of the worst finding."""
     return max((finding.level.exit_code for finding in findings), default=0)
 
 
 def as_text(facts: Facts, findings: Sequence[Finding], paint: Callable[[Level, str], str]) -> str:
     """What was found, the worst first, each with its remedy; then what is well; then a count.
 
-    Args:
-        facts: What was looked at.
-        findings: As `examine` gives them.
-        paint: Colours a level's word, or leaves it as it is.
+    `paint` colours a level's word, or leaves it as it is.
     """
     alike = dict[str, list[Finding]]()
     fine = list[str]()

@@ -36,9 +36,7 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, _SETTINGS, 0, 0
 class Ear:
     """Listens on a free port for one caller, in a thread of its own.
 
-    Args:
-        host: The address to listen at, as other machines know it.
-        limit_s: How long it waits for the caller, and for each thing that the caller sends.
+    It waits `limit_s` for the caller, and for each thing that the caller sends.
     """
 
     def __init__(self, host: str, *, limit_s: float = LIMIT_S) -> None:
@@ -122,11 +120,6 @@ def greet(host: str, port: int, *, tls: bool = False) -> None:
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
-    """As many bytes as asked for.
-
-    Raises:
-        ConnectionError: The other side closed before.
-    """
     found = b""
     while len(found) < size:
         more = connection.recv(size - len(found))
@@ -141,10 +134,7 @@ def ahead(clock: Clock, ask: Callable[[], float]) -> tuple[float, float]:
 
     The answer is taken to be from the middle of the quickest round trip, as in NTP (RFC 5905,
     section 8); it is wrong by at most half of that trip.
-
-    Args:
-        clock: This machine's.
-        ask: Gets the other's unix time, in seconds.
+    `ask` gets the other's unix time.
 
     >>> from raycloud.clock import VirtualClock
     >>> clock = VirtualClock(100.0)

@@ -93,7 +93,6 @@ def _asked(
         address=address,
         auth_mode=(known[0].auth_mode or "disabled") if known else None,
         nodes=nodes,
-        dead=tuple(node["NodeManagerAddress"] for node in listed if not node["Alive"]),
         links=tuple(_linked(able, measure=links)),
     )
 
