@@ -18,6 +18,7 @@ from raycloud.cli.shell import (
     echo_json,
     errors_told,
     load,
+    say,
 )
 from raycloud.clock import SystemClock
 
@@ -121,9 +122,6 @@ def _outcome(job: Job, faults: tuple[Fault, ...], out: Path | None, where: Where
     except RunDirectoryError as error:
         error.hint = "give a directory that is new or empty with --out"
         raise
-
-    def say(text: str) -> None:
-        typer.echo(text, err=True)
 
     for fault in faults:
         say(f"planned: {fault}")

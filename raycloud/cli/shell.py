@@ -106,7 +106,7 @@ def errors_told(*, debug: bool, interrupted: str = "") -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:  # the outermost place: nothing is above
         plain = is_plain(sys.stderr, plain=False)
         text, code = error_text(error, debug=debug, plain=plain, interrupted=interrupted)
-        typer.echo(text, err=True)
+        say(text)
         raise typer.Exit(code) from error
 
 
@@ -172,6 +172,11 @@ def is_plain(stream: TextIO, *, plain: bool) -> bool:
 
     environment = Environment.from_process()
     return plain or environment.no_color or environment.dumb_terminal or not stream.isatty()
+
+
+def say(text: str) -> None:
+    """A line on stderr, where progress, notes and errors go."""
+    typer.echo(text, err=True)
 
 
 def echo_json(record: Any) -> None:

@@ -22,6 +22,7 @@ from raycloud.cli.shell import (
     errors_told,
     is_plain,
     load,
+    say,
 )
 from raycloud.cli.supervise import RestartsOption  # noqa: TC001 - Typer reads it
 from raycloud.clock import SystemClock
@@ -97,13 +98,13 @@ def submit(
             return
         _say_left(found)
         for path in ignored_above(found.root):
-            typer.echo(f"not read: {path}; copy what is to count into .rayignore", err=True)
+            say(f"not read: {path}; copy what is to count into .rayignore")
         jobs = submission.client(address, insecure=insecure)
         name = _send(jobs, asked, job, found, overrides=overrides or [], restarts=restarts)
         typer.echo(name)
         back = _ways_back(name, jobs.get_address(), insecure=insecure)
         if detach:
-            typer.echo(back, err=True)
+            say(back)
             return
         raise typer.Exit(_followed(jobs, name, back, plain=is_plain(sys.stderr, plain=plain)))
 
@@ -125,7 +126,7 @@ def _send(
     name = packing.submission_id(asked.name, SystemClock().unix_s(), secrets.token_hex(2))
     where = packing.run_dir_of(name)
     command = packing.entrypoint(job, found.root, name, overrides=overrides, restarts=restarts)
-    typer.echo(f"sending {_total(found)}, to {jobs.get_address()}", err=True)
+    say(f"sending {_total(found)}, to {jobs.get_address()}")
     return submission.submit(
         jobs,
         found,
@@ -143,13 +144,13 @@ def _followed(jobs: JobsClient, name: str, back: str, *, plain: bool) -> int:
 
     try:
         lines = submission.log_lines(jobs, name)
-        show_log(lines, plain=plain, say=lambda text: typer.echo(text, err=True))
+        show_log(lines, plain=plain, say=say)
         ending = submission.outcome(jobs, name)
     except KeyboardInterrupt:
-        typer.echo(f"\ndetached; {name} goes on\n{back}", err=True)
+        say(f"\ndetached; {name} goes on\n{back}")
         return STOPPED
     except RaycloudError:
-        typer.echo(f"\nlost sight of {name}, which may go on\n{back}\n", err=True)
+        say(f"\nlost sight of {name}, which may go on\n{back}\n")
         raise
     return submission.exit_code(ending)
 
@@ -170,7 +171,7 @@ def _say_left(found: WorkingDir) -> None:
         _say_stays(path, reason)
     if len(told) > _MOST_TOLD:
         more = len(told) - _MOST_TOLD
-        typer.echo(f"stays here: {more} more; --dry-run shows all", err=True)
+        say(f"stays here: {more} more; --dry-run shows all")
 
 
 def _say_contents(found: WorkingDir, *, as_json: bool) -> None:
@@ -193,7 +194,7 @@ def _say_contents(found: WorkingDir, *, as_json: bool) -> None:
 
 def _say_stays(path: str, reason: str) -> None:
     shown = path.encode(errors="replace").decode()
-    typer.echo(f"stays here: {shown} ({reason})", err=True)
+    say(f"stays here: {shown} ({reason})")
 
 
 def _total(found: WorkingDir) -> str:

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from raycloud.cli.shell import MACHINE, STOPPED
+from raycloud.cli.shell import MACHINE, STOPPED, say
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -42,11 +41,7 @@ RestartsOption = Annotated[
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _LIVED_S = 300.0  # a driver that lived so long did not fail at once: the pause starts over
 _MAIN = "import sys; sys.argv[0] = 'raycloud'; from raycloud.cli import main; main()"
-_OURS = ("--restarts", "--resume", "--run-dir")
 _PR_SET_PDEATHSIG = 1
-
-
-_OPTION = "--resume"
 _ARGUMENTS = "raycloud.arguments"
 
 
@@ -67,29 +62,14 @@ class ResumingCommand(TyperCommand):
         return super().parse_args(ctx, worded(args))
 
 
-def typed(ctx: typer.Context) -> list[str]:
-    """What was typed behind the command's name, with a word behind `--resume`."""
-    return worded(list(ctx.meta[_ARGUMENTS]))
-
-
 def without_try(ctx: typer.Context) -> str:
     """The command as it was typed, but for `--try` and secrets."""
     return _command(ctx, [arg for arg in ctx.meta[_ARGUMENTS] if arg != "--try"])
 
 
 def resumed(ctx: typer.Context, how: str) -> str:
-    """The command as it was typed, but going on with its run, and without secrets.
-
-    Args:
-        ctx: Of the command.
-        how: The word after `--resume`.
-    """
-    words, skipped = [], False
-    for word in typed(ctx):
-        if not skipped and word != _OPTION and not word.startswith(f"{_OPTION}="):
-            words.append(word)
-        skipped = word == _OPTION
-    return _command(ctx, [*words, _OPTION, how])
+    """The command as it was typed, without secrets, but going on with its run: `--resume how`."""
+    return _command(ctx, [*_without(ctx, ["--resume"]), "--resume", how])
 
 
 def _command(ctx: typer.Context, words: list[str]) -> str:
@@ -98,7 +78,7 @@ def _command(ctx: typer.Context, words: list[str]) -> str:
     return f"raycloud {ctx.info_name} {shlex.join(map(kept_word, words))}"
 
 
-def worded(args: list[str]) -> list[str]:
+def worded(args: Sequence[str]) -> list[str]:
     """The arguments, with `must` behind a `--resume` that stands alone.
 
     >>> worded(["--resume", "--run-dir", "d"]), worded(["--resume", "allow", "job.yaml"])
@@ -106,88 +86,80 @@ def worded(args: list[str]) -> list[str]:
     >>> worded(["--resume", "job.yaml"]), worded(["--", "--resume"])
     (['--resume=must', 'job.yaml'], ['--', '--resume'])
     """
-    told = args.index("--") if "--" in args else len(args)
-    words = {word.value for word in Resuming}
-    return [
-        f"{_OPTION}={Resuming.MUST}"
-        if arg == _OPTION and at < told and args[at + 1 : at + 2] not in [[word] for word in words]
-        else arg
-        for at, arg in enumerate(args)
-    ]
+    told, words = list(args), set(Resuming)
+    for at, arg in enumerate(args):
+        if arg == "--":
+            break
+        if arg == "--resume" and not words.intersection(args[at + 1 : at + 2]):
+            told[at] = "--resume=must"
+    return told
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Restart:
-    """Start the driver again, after `pause_s` seconds."""
+def _without(ctx: typer.Context, options: Sequence[str]) -> list[str]:
+    """What was typed behind the command's name, but for these options and their values."""
+    kept: list[str] = []
+    rest = iter(worded(ctx.meta[_ARGUMENTS]))
+    for word in rest:
+        if word == "--":
+            kept += [word, *rest]
+        elif word in options:
+            next(rest, None)
+        elif word.partition("=")[0] not in options:
+            kept.append(word)
+    return kept
 
-    pause_s: float
+
+def pause_s(failures: int) -> float:
+    """Seconds before a driver is started again, after so many in a row that failed at once.
+
+    >>> [pause_s(n) for n in (1, 2, 3, 7, 99)]
+    [1.0, 2.0, 4.0, 60.0, 60.0]
+    """
+    return min(_FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16), _LONGEST_PAUSE_S)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class End:
-    """Do not start the driver again; `code` is the exit code of the whole."""
-
-    code: int
-
-
-def decide(code: int, *, asked: bool, left: int, failures: int) -> Restart | End:
-    """What follows the end of a driver.
+def final_code(code: int, *, asked: bool, left: int) -> int | None:
+    """The exit code of the whole, after a driver ended; None: it is to be started again.
 
     Args:
         code: Its exit code; -n if signal n killed it.
         asked: Whether it was asked to end.
         left: How many restarts are left.
-        failures: How many drivers in a row failed soon after their start, this one included.
 
-    >>> decide(-9, asked=False, left=1, failures=3), decide(2, asked=False, left=1, failures=1)
-    (Restart(pause_s=4.0), End(code=2))
+    >>> final_code(-9, asked=False, left=1), final_code(2, asked=False, left=1)
+    (None, 2)
     """
-    failed = code == MACHINE or code < 0
-    if asked and failed:
-        return End(code=STOPPED if code < 0 else code)
-    if not failed:
-        return End(code=code)
-    if left == 0:
-        return End(code=MACHINE)
-    doubled = _FIRST_PAUSE_S * 2.0 ** min(max(failures, 1) - 1, 16)
-    return Restart(pause_s=min(doubled, _LONGEST_PAUSE_S))
+    if code >= 0 and code != MACHINE:
+        return code
+    if asked:
+        return STOPPED if code < 0 else code
+    return None if left else MACHINE
 
 
-def supervise(
-    commands: Callable[[int], Sequence[str]],
-    *,
-    restarts: int,
-    clock: Clock,
-    say: Callable[[str], None],
-) -> int:
+def supervise(commands: Callable[[int], Sequence[str]], *, restarts: int, clock: Clock) -> int:
     """Run a command until it ends well, or may not be started again; returns the exit code.
 
     Args:
         commands: The command of the n-th start, from 0.
         restarts: How many times it may be started again.
         clock: Where seconds come from.
-        say: Prints a line.
     """
-    failures = 0
+    start = failures = 0
     with _signals() as signals:
-        for start in range(restarts + 1):
+        while True:
             began_s = clock.monotonic_s()
             code = _run(commands(start), signals)
             failures = failures + 1 if clock.monotonic_s() - began_s < _LIVED_S else 1
-            left = restarts - start
-            match decide(code, asked=signals.came, left=left, failures=failures):
-                case End(code=final):
-                    if restarts and final == MACHINE and not signals.came:
-                        say(f"the driver {_how(code)}; all {restarts} restarts are used up")
-                    return final
-                case Restart(pause_s=pause_s):
-                    say(
-                        f"the driver {_how(code)}; restart {start + 1} of {restarts} in "
-                        f"{pause_s:g} s, from the last checkpoint"
-                    )
-                    if signals.wait(None, pause_s):
-                        return STOPPED
-    raise AssertionError("the last start is never followed by a restart")  # `left` is 0 there
+            final = final_code(code, asked=signals.came, left=restarts - start)
+            if final is not None:
+                if restarts and final == MACHINE and not signals.came:
+                    say(f"the driver {_how(code)}; all {restarts} restarts are used up")
+                return final
+            start += 1
+            again = f"restart {start} of {restarts} in {pause_s(failures):g} s"
+            say(f"the driver {_how(code)}; {again}, from the last checkpoint")
+            if signals.wait(None, pause_s(failures)):
+                return STOPPED
 
 
 def supervised(
@@ -209,18 +181,14 @@ def supervised(
 
         run_dir = choose(None, name, resume=False).path
     command = [sys.executable, "-P", "-c", _MAIN, str(context.info_name)]
-    place = [] if run_dir is None else ["--run-dir", str(run_dir)]
-    words = _without(typed(context), _OURS)
+    command += [] if run_dir is None else ["--run-dir", str(run_dir)]
+    words = _without(context, ["--restarts", "--resume", "--run-dir"])
 
     def commands(start: int) -> list[str]:
         # Where a failed driver has left no checkpoint, `allow` sets its files aside and begins.
-        how = Resuming.ALLOW if start else resume
-        return [*command, *place, f"--resume={how}", *words]
+        return [*command, f"--resume={Resuming.ALLOW if start else resume}", *words]
 
-    def say(text: str) -> None:
-        typer.echo(text, err=True)
-
-    return supervise(commands, restarts=restarts, clock=clock, say=say)
+    return supervise(commands, restarts=restarts, clock=clock)
 
 
 class _Signals:
@@ -286,21 +254,3 @@ def _how(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
-
-
-def _without(words: Sequence[str], options: Sequence[str]) -> list[str]:
-    """The words without these options and their values.
-
-    >>> _without(["a.yaml", "--run-dir", "d", "--resume=must"], ["--run-dir", "--resume"])
-    ['a.yaml']
-    """
-    kept: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if word == "--":
-            kept += [word, *rest]
-        elif word in options:
-            next(rest, None)
-        elif word.partition("=")[0] not in options:
-            kept.append(word)
-    return kept

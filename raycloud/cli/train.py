@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raycloud.cli import shell
 from raycloud.cli.completion import complete_job, complete_run
 from raycloud.cli.shell import (
     EXIT_CODES,
@@ -24,8 +23,10 @@ from raycloud.cli.shell import (
     SetOption,
     app,
     errors_told,
+    is_plain,
     load,
     print_summary,
+    say,
 )
 from raycloud.cli.supervise import (
     RestartsOption,
@@ -242,16 +243,8 @@ def _shown(
     from raycloud.report import progress
 
     if cards:
-        from raycloud.report.progress import shown_as_cards
-        from raycloud.report.run_status import Identity
-
-        return shown_as_cards(
-            job,
-            clock,
-            typer.echo,
-            note=lambda text: typer.echo(text, err=True),
-            identity=Identity.of(run_dir),
-        )
-    if shell.is_plain(sys.stderr, plain=plain):
-        return progress.shown_plainly(job, clock, lambda text: typer.echo(text, err=True))
+        directory = None if run_dir is None else run_dir.absolute()
+        return progress.shown_as_cards(job, clock, typer.echo, note=say, directory=directory)
+    if is_plain(sys.stderr, plain=plain):
+        return progress.shown_plainly(job, clock, say)
     return progress.shown_live(job, clock)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from raycloud.events import Noticed, Observed, Printed
 from raycloud.report.progress import shown_as_cards
-from raycloud.report.run_status import MEASURES, TAGS, Identity, values
+from raycloud.report.run_status import MEASURES, TAGS, values
 from raycloud.report.state import Tally
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ class Registration:
     @classmethod
     def of(cls, job: Job, directory: Path) -> Registration:
         """That of a run that this process drives."""
-        whose = Identity.of(directory)
-        name = re.sub(r"[^A-Za-z0-9_.-]", "-", whose.run)[:80]
+        run = directory.absolute().name
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", run)[:80]
         return cls(
-            run=whose.run,
+            run=run,
             job=job.name,
-            directory=whose.directory,
+            directory=str(directory.absolute()),
             log=f"raycloud-{name}-{os.getpid()}.log",
             python=sys.executable,
         )
@@ -97,8 +97,8 @@ def logged(
         return
     with file:
         log = _Log(file, clock)
-        whose = Identity(run=registration.run, directory=registration.directory)
-        with shown_as_cards(job, clock, log.card, note=log.note, identity=whose) as see:
+        whose = Path(registration.directory)
+        with shown_as_cards(job, clock, log.card, note=log.note, directory=whose) as see:
 
             def both(event: Observed) -> None:
                 observer(event)
@@ -145,25 +145,19 @@ class Gauges:
     """
 
     def __init__(
-        self, job: Job, identity: Identity, clock: Clock, observer: Callable[[Observed], None]
+        self, job: Job, run: str, clock: Clock, observer: Callable[[Observed], None]
     ) -> None:
         """Ray is attached by now; nothing is set before this is entered."""
         from ray.util.metrics import Gauge
 
-        self._job, self._identity, self._clock = job, identity, clock
-        self._observer = observer
+        self._job, self._clock, self._observer = job, clock, observer
         self._tally = Tally()
         self._turn = Lock()  # of the tally
         self._over = ThreadEvent()
-        self._labels = dict(zip(TAGS, (job.name, identity.run), strict=True))
-        self._tags = {measure.name: measure.tag for measure in MEASURES}
+        self._labels = dict(zip(TAGS, (job.name, run), strict=True))
         self._gauges: dict[str, Any] = {
-            measure.name: Gauge(
-                measure.name,
-                description=measure.meaning,
-                tag_keys=TAGS + ((measure.tag,) if measure.tag else ()),
-            )
-            for measure in MEASURES
+            name: Gauge(name, description=meaning, tag_keys=TAGS + ((tag,) if tag else ()))
+            for name, (meaning, tag) in MEASURES.items()
         }
         self._thread = Thread(target=self._keep_set, name="gauges", daemon=True)
 
@@ -192,8 +186,7 @@ class Gauges:
 
     def _set(self) -> None:
         with self._turn:
-            known = list(values(self._tally, self._job, self._identity, self._clock.unix_s()))
-        for one in known:
-            tag = self._tags[one.name]
-            labels = self._labels | ({tag: one.of} if tag else {})
-            self._gauges[one.name].set(one.value, tags=labels)
+            known = list(values(self._tally, self._job, self._clock.unix_s()))
+        for name, value, of in known:
+            tag = MEASURES[name][1]
+            self._gauges[name].set(value, tags=self._labels | ({tag: of} if tag else {}))

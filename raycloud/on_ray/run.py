@@ -123,13 +123,12 @@ def _registered(
             yield observer
         return
     from raycloud.on_ray.registration import Gauges, Registration, logged
-    from raycloud.report.run_status import Identity
 
     registration = Registration.of(job, directory.path)
     with (
         attached(job, address, registration.to_metadata()),
         logged(job, registration, SystemClock(), observer) as told,
-        Gauges(job, Identity.of(directory.path), SystemClock(), told) as gauges,
+        Gauges(job, registration.run, SystemClock(), told) as gauges,
     ):
         yield gauges.see
 

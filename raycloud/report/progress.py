@@ -5,26 +5,22 @@ Displays are observers: they take a run's events and print through what they are
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raycloud.events import MemberFailed, Printed, RunFinished
 from raycloud.redact import redact_text
 from raycloud.report.figures import byte_count, counted, duration, figure, printable
 from raycloud.report.notes import brief, note
-from raycloud.report.run_status import (
-    Identity,
-    RunStatus,
-    parse_line,
-    status_of,
-    to_line,
-    total_steps,
-)
+from raycloud.report.run_status import RunStatus, parse_line, status_of, to_line, total_steps
 from raycloud.report.state import RunState
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.text import Text
 
     from raycloud.clock import Clock
@@ -100,9 +96,9 @@ class Follower:
         _, text = self._state.apply(now_s, event)
         if text is not None and not isinstance(event, RunFinished) and not self._is_known(event):
             self._say(text)
-        early = self._drawn_s is not None and now_s - self._drawn_s < self._every_s
-        first_step = self._state.tally.steps > 0 and self._drawn_steps == 0
-        if (not early or first_step) and (self._has_new_steps or not self._only_steps):
+        due = self._drawn_s is None or now_s - self._drawn_s >= self._every_s
+        first_step = self._has_new_steps and self._drawn_steps == 0
+        if (due or first_step) and (self._has_new_steps or not self._only_steps):
             self._show()
 
     def end(self, *, always: bool = False) -> None:
@@ -142,14 +138,11 @@ class Follower:
 @contextmanager
 def shown_plainly(job: Job, clock: Clock, say: Callable[[str], None]) -> Iterator[Observer]:
     """An observer that shows a run as lines that stay, one every 5 s; `say` prints a line."""
-    follower = Follower(
-        job,
-        clock,
-        say=say,
-        draw=lambda status: say(status_text(status)),
-        every_s=_LINE_S,
-        only_steps=True,
-    )
+
+    def draw(status: RunStatus) -> None:
+        say(status_text(status))
+
+    follower = Follower(job, clock, say=say, draw=draw, every_s=_LINE_S, only_steps=True)
     try:
         yield follower.see
     finally:
@@ -169,23 +162,25 @@ def shown_as_cards(
     clock: Clock,
     say: Callable[[str], None],
     *,
-    note: Callable[[str], None] = lambda _: None,
-    identity: Identity | None = None,
+    note: Callable[[str], None],
+    directory: Path | None,
 ) -> Iterator[Observer]:
     """An observer that makes status lines for a log, one every 5 s at most, and a last one.
 
     Args:
-        job: What runs.
+        job: What runs, in `directory`.
         clock: Where seconds come from.
         say: Prints a status line.
         note: Prints a note for people.
-        identity: Whose status it is.
+        directory: The run directory.
     """
+    where: dict[str, Any] = {}
+    if directory is not None:
+        where = {"run": directory.name, "directory": str(directory)}
 
     def draw(status: RunStatus) -> None:
-        say(to_line(replace(status, run=whose.run, directory=whose.directory)))
+        say(to_line(replace(status, **where)))
 
-    whose = identity or Identity()
     follower = Follower(job, clock, say=note, draw=draw, every_s=_LINE_S, only_steps=False)
     try:
         yield follower.see
@@ -193,48 +188,30 @@ def shown_as_cards(
         follower.end(always=True)
 
 
-class LogDisplay:
-    """Shows a log: status lines become the progress display, others pass without secrets.
-
-    Args:
-        say: Shows a line that stays.
-        draw: Shows how the run stands.
-    """
-
-    def __init__(self, *, say: Callable[[str], None], draw: Callable[[RunStatus], None]) -> None:
-        self._say, self._draw = say, draw
-        self.last: RunStatus | None = None
-
-    def see(self, line: str) -> None:
-        """Take in a line, with or without its newline; a status with nothing new is not drawn."""
-        status = parse_line(line)
-        if status is None:
-            self._say(printable(redact_text(line.rstrip("\r\n"))))
-            return
-        before, self.last = self.last, status
-        if before is None or status_text(before) != status_text(status):
-            self._draw(status)
-
-
 def show_log(lines: Iterable[str], *, plain: bool, say: Callable[[str], None]) -> RunStatus | None:
-    """Show a log as it comes, to its end; the last status in it.
+    """Show a log as it comes, to its end, without secrets; the last status in it.
 
     Args:
-        lines: Of the log.
-        plain: The status becomes lines that stay; else one line that changes, on the terminal
-            behind stderr, below the lines that stay.
+        lines: Of the log. A status with nothing new is not drawn.
+        plain: The status becomes lines that stay, printed by `say` as the others; else one line
+            that changes, on the terminal behind stderr, below the lines that stay.
         say: Prints a line, where it is plain.
     """
-    if plain:
-        display = LogDisplay(say=say, draw=lambda status: say(status_text(status)))
+
+    def draw(status: RunStatus) -> None:
+        say(status_text(status))
+
+    last: RunStatus | None = None
+    with contextlib.nullcontext((say, draw)) if plain else _live_line() as (told, drawn):
         for line in lines:
-            display.see(line)
-        return display.last
-    with _live_line() as (say_above, draw):
-        display = LogDisplay(say=say_above, draw=draw)
-        for line in lines:
-            display.see(line)
-        return display.last
+            status = parse_line(line)
+            if status is None:
+                told(printable(redact_text(line.rstrip("\r\n"))))
+                continue
+            if last is None or status_text(last) != status_text(status):
+                drawn(status)
+            last = status
+    return last
 
 
 @contextmanager

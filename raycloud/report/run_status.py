@@ -1,7 +1,6 @@
 """Run status: how a run stands at a moment, as a record, a line of a log, and Prometheus gauges.
 
-A submitted job's log is text that anything may be printed to. A line `raycloud-card {json}` in it
-is a `RunStatus`; all other lines are for people.
+A line `raycloud-card {json}` in the log of a job is a `RunStatus`; all others are for people.
 """
 
 from __future__ import annotations
@@ -9,9 +8,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -22,6 +20,8 @@ from raycloud.report.recoveries import NAMES, counts, counts_text
 from raycloud.report.summary import cost, recent
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from raycloud.report.state import Tally
     from raycloud.spec.job import Job
 
@@ -38,28 +38,20 @@ class RunStatus:
     """How a run stands. None: not known.
 
     Attributes:
-        run: The name of its run directory.
-        job: The job's name.
+        run: The name of its run directory, `directory`, which is on the machine of its driver.
         status: `starting`, `running`, `stopping`; `finished`, `stopped`, `failed` once it has
             ended; `killed` where its driver is gone and logged no end.
         t: Unix seconds of this moment.
-        step: Steps that every member has committed.
-        steps: Steps of the whole job.
-        samples: Samples in these steps.
+        step: Steps that every member has committed, of `steps` of the whole job, with `samples`.
         loss: Of the newest reported steps.
-        samples_per_s: Over the last quarter of a minute.
-        left_s: Seconds until the last step, at that rate.
-        workers: Members of the generation; while it starts, those that are asked for.
-        ready: Of these, how many are ready.
+        samples_per_s: Over the last quarter of a minute; at that rate the rest takes `left_s`.
+        workers: Members of the generation; while it starts, those asked for, some of them `ready`.
         members: Their numbers, in the order of `shares`, their micro-batches per step.
-        generation: None before the first.
         recoveries: Of all kinds, in all sessions; then how many of each, as `recoveries.counts`
             has them. A status of an older raycloud has none of these.
         bytes_sent: By all members, for the exchange of gradients.
         checkpoint_step: The newest checkpoint, published at `checkpoint_t` unix seconds.
         cost: So far, by the prices that nodes are labelled with, in the labels' currency.
-        error: Why it failed.
-        directory: The run directory, on the machine of its driver.
     """
 
     run: str
@@ -108,12 +100,9 @@ class RunStatus:
 
     def to_record(self) -> dict[str, Any]:
         """JSON-ready values with the format number, without what looks like a secret."""
-        record: dict[str, Any] = {"format": FORMAT}
-        for one in fields(self):
-            value = getattr(self, one.name)
-            record[one.name] = list(value) if isinstance(value, tuple) else value
-        redacted: dict[str, Any] = redact(record)
-        return redacted
+        lists = {"members": list(self.members), "shares": list(self.shares)}
+        record: dict[str, Any] = redact({"format": FORMAT, **asdict(self), **lists})
+        return record
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> RunStatus:
@@ -128,9 +117,10 @@ class RunStatus:
             found = _adapter().validate_json(json.dumps([record]))[0]
         except ValidationError as error:
             raise ValueError(str(error)) from error
-        values = ((one.name, getattr(found, one.name)) for one in fields(cls))
         texts: dict[str, Any] = {
-            name: value[:_MOST_TEXT] for name, value in values if isinstance(value, str)
+            name: value[:_MOST_TEXT]
+            for name, value in asdict(found).items()
+            if isinstance(value, str)
         }
         return replace(found, **texts)
 
@@ -141,39 +131,23 @@ def _adapter() -> TypeAdapter[list[RunStatus]]:
     return TypeAdapter(list[RunStatus], config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
-    """Whose status it is: the name of the run, and its directory on its driver's machine."""
-
-    run: str = ""
-    directory: str = ""
-
-    @classmethod
-    def of(cls, directory: Path | None) -> Identity:
-        """That of a run kept in `directory`, on this machine."""
-        if directory is None:
-            return cls()
-        return cls(run=directory.absolute().name, directory=str(directory.absolute()))
-
-
 def status_of(
     tally: Tally,
     *,
     now_t: float,
     unix_s: float | None = None,
     steps: int | None = None,
-    identity: Identity | None = None,
+    directory: Path | None = None,
 ) -> RunStatus:
-    """How the run of `tally` stands.
+    """How the run of `tally` stands, which is kept in `directory` and has `steps` in all.
 
     Args:
         tally: What has happened.
         now_t: The present, by the clock that the tally's events were stamped with.
         unix_s: The present in unix seconds; None: `now_t` is that.
         steps: Steps of the whole job.
-        identity: Whose status it is.
+        directory: The run directory.
     """
-    identity = identity or Identity()
     unix_s = now_t if unix_s is None else unix_s
     rate = recent(tally)
     loss = tally.points[-1].loss if tally.points else math.nan
@@ -185,7 +159,7 @@ def status_of(
         status = "running" if tally.members or tally.steps else "starting"
     saved_t = tally.checkpoint_t
     return RunStatus(
-        run=identity.run,
+        run="" if directory is None else directory.absolute().name,
         job=tally.job,
         status=status,
         t=round(unix_s, 3),
@@ -207,7 +181,7 @@ def status_of(
         checkpoint_t=None if saved_t is None else round(unix_s - (now_t - saved_t), 3),
         cost=cost(tally, now_t),
         error=tally.error,
-        directory=identity.directory,
+        directory="" if directory is None else str(directory),
     )
 
 
@@ -242,32 +216,6 @@ def parse_line(line: str) -> RunStatus | None:
         return None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measure:
-    """A Prometheus gauge of a run; Ray puts `ray_` before its name.
-
-    What only grows is a sum over this start of the run: `rate()` works on it as on a counter.
-
-    Attributes:
-        name: As Ray is told it.
-        meaning: In one sentence, with its unit.
-        tag: What it has beside the run's tags; empty: nothing.
-    """
-
-    name: str
-    meaning: str
-    tag: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Value:
-    """A number of this moment; `of` is the tag's value, where its measure has a tag."""
-
-    name: str
-    value: float
-    of: str = ""
-
-
 TAGS = ("job", "run")
 _MEANINGS = {
     "step": "Steps that every member has committed.",
@@ -294,23 +242,20 @@ _TAGGED = {
     "member_compute_s": ("Seconds of computing of a member, in this start of the run.", "member"),
     "held_out": ("Measures of the held-out samples.", "measure"),
 }
-MEASURES: tuple[Measure, ...] = (
-    *(Measure(name=f"raycloud_{name}", meaning=m) for name, m in _MEANINGS.items()),
-    *(Measure(name=f"raycloud_{name}", meaning=m, tag=tag) for name, (m, tag) in _TAGGED.items()),
-)
+MEASURES = {
+    f"raycloud_{name}": about
+    for name, about in ({name: (m, "") for name, m in _MEANINGS.items()} | _TAGGED).items()
+}
+"""Prometheus gauges of a run: what each means, and its tag beside the run's, if it has one.
+
+Ray puts `ray_` before the names. What only grows is a sum over this start of the run: `rate()`
+works on it as on a counter.
+"""
 
 
-def values(tally: Tally, job: Job, identity: Identity, now_t: float) -> Iterator[Value]:
-    """Every number that is known now, for the metrics port of the driver's node.
-
-    Args:
-        tally: Of the run.
-        job: What is asked.
-        identity: Whose numbers they are.
-        now_t: Unix seconds.
-    """
-    steps = total_steps(job, tally.epoch_samples)
-    status = status_of(tally, now_t=now_t, steps=steps, identity=identity)
+def values(tally: Tally, job: Job, now_t: float) -> Iterator[tuple[str, float, str]]:
+    """Each measure that is known at `now_t` unix seconds: name, number, and its tag's value."""
+    status = status_of(tally, now_t=now_t, steps=total_steps(job, tally.epoch_samples))
     known: dict[str, float | None] = {
         **{name: getattr(status, name, None) for name in _MEANINGS},
         "learning_rate": tally.learning_rate,
@@ -323,12 +268,11 @@ def values(tally: Tally, job: Job, identity: Identity, now_t: float) -> Iterator
     }
     for name, value in known.items():
         if value is not None and math.isfinite(value):
-            yield Value(name=f"raycloud_{name}", value=float(value))
+            yield f"raycloud_{name}", float(value), ""
     for member, share in zip(status.members, status.shares, strict=False):
-        yield Value(name="raycloud_member_share", value=float(share), of=str(member))
+        yield "raycloud_member_share", float(share), str(member)
         if member in tally.computed:
-            compute_s = tally.computed[member][0]
-            yield Value(name="raycloud_member_compute_s", value=compute_s, of=str(member))
+            yield "raycloud_member_compute_s", tally.computed[member][0], str(member)
     for measure, value in tally.metrics.items():
         if math.isfinite(value):
-            yield Value(name="raycloud_held_out", value=float(value), of=measure)
+            yield "raycloud_held_out", float(value), measure

@@ -16,13 +16,7 @@ from raycloud.errors import JobError, MachineError, RaycloudError, RunDirectoryE
 from raycloud.events import RunFinished
 from raycloud.report.figures import byte_count, duration, figure, printable_line, table
 from raycloud.report.log import Tail
-from raycloud.report.run_status import (
-    Identity,
-    RunStatus,
-    status_of,
-    to_line,
-    total_steps,
-)
+from raycloud.report.run_status import RunStatus, status_of, to_line, total_steps
 from raycloud.report.snapshot import state_of
 from raycloud.report.state import RunState, Tally
 from raycloud.spec.rundir import RUNS, RunDirectory, ask_range, parse_range
@@ -75,10 +69,10 @@ def status_or_why(directory: Path, clock: Clock) -> RunStatus:
     try:
         return status_in(directory, clock)
     except RaycloudError as error:
-        whose, now_t = Identity.of(directory), clock.unix_s()
+        place = directory.absolute()
         return RunStatus(
-            run=whose.run, job="", status="unreadable", t=now_t, error=error.message,
-            directory=whose.directory,
+            run=place.name, job="", status="unreadable", t=clock.unix_s(), error=error.message,
+            directory=str(place),
         )  # fmt: skip
 
 
@@ -213,7 +207,7 @@ def _status(directory: Path, tally: Tally, clock: Clock, *, alive: bool) -> RunS
     now_t, session = clock.unix_s(), tally.session
     if not alive and session is not None:
         now_t = session.ended_t or session.started_t
-    status = status_of(tally, now_t=now_t, steps=steps, identity=Identity.of(directory))
+    status = status_of(tally, now_t=now_t, steps=steps, directory=directory.absolute())
     return status if alive else status.after_end()
 
 

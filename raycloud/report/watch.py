@@ -22,7 +22,7 @@ from raycloud.report.figures import (
 )
 from raycloud.report.log import Tail
 from raycloud.report.notes import metrics_text
-from raycloud.report.run_status import Identity, RunStatus, status_of, total_steps
+from raycloud.report.run_status import RunStatus, status_of, total_steps
 from raycloud.report.state import RunState
 from raycloud.report.summary import rate_curve
 from raycloud.spec.rundir import RunDirectory
@@ -97,10 +97,8 @@ class Watched:
         """How the run stands at `now_t` unix seconds; one that has ended stands still."""
         if self.ended and self.state.last_t is not None:
             now_t = self.state.last_t
-        name = self.directory.name or str(self.directory)
-        identity = Identity(run=name, directory=str(self.directory))
         steps = total_steps(self.job, self.tally.epoch_samples) if self.job else None
-        return status_of(self.tally, now_t=now_t, steps=steps, identity=identity)
+        return status_of(self.tally, now_t=now_t, steps=steps, directory=self.directory)
 
     def read(self) -> list[tuple[float, Event]]:
         """The events that were logged since the last call, for `see`; also reads the job anew.

@@ -13,14 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from raycloud import cli
-from raycloud.cli.supervise import (
-    End,
-    Restart,
-    decide,
-    resumed,
-    supervise,
-    without_try,
-)
+from raycloud.cli.supervise import final_code, pause_s, resumed, supervise, without_try
 from raycloud.clock import SystemClock
 from raycloud.spec import RunDirectory, dump_job, load_job
 from tests.live import RAYCLOUD, command, ended, wait_for
@@ -31,9 +24,7 @@ from pathlib import Path
 from raycloud.cli.supervise import supervise
 from raycloud.clock import SystemClock
 child = [sys.executable, "-c", Path(sys.argv[2]).read_text()]
-say = lambda text: print(text, file=sys.stderr, flush=True)
-times = int(sys.argv[1])
-sys.exit(supervise(lambda _: child, restarts=times, clock=SystemClock(), say=say))
+sys.exit(supervise(lambda _: child, restarts=int(sys.argv[1]), clock=SystemClock()))
 """
 ASKED = """
 import os, signal, sys
@@ -47,20 +38,23 @@ sys.exit(130)
 
 @pytest.mark.parametrize("code", [0, 1, 2, 4, 130])
 def test_ends_that_another_start_would_not_mend(code: int) -> None:
-    assert decide(code, asked=False, left=9, failures=1) == End(code=code)
-    assert decide(code, asked=True, left=9, failures=1) == End(code=code)
+    assert final_code(code, asked=False, left=9) == code
+    assert final_code(code, asked=True, left=9) == code
 
 
 @pytest.mark.parametrize("code", [3, -signal.SIGKILL, -signal.SIGSEGV])
 def test_ends_that_another_start_may_mend(code: int) -> None:
-    pauses = [decide(code, asked=False, left=9, failures=n) for n in (1, 2, 3, 7, 99)]
-    assert pauses == [Restart(pause_s=s) for s in (1.0, 2.0, 4.0, 60.0, 60.0)]
-    assert decide(code, asked=False, left=0, failures=1) == End(code=3)
+    assert final_code(code, asked=False, left=9) is None
+    assert final_code(code, asked=False, left=0) == 3
+
+
+def test_pauses_grow_up_to_a_minute() -> None:
+    assert [pause_s(n) for n in (1, 2, 3, 7, 99)] == [1.0, 2.0, 4.0, 60.0, 60.0]
 
 
 def test_a_driver_that_was_asked_to_end_is_not_started_again() -> None:
-    assert decide(-signal.SIGKILL, asked=True, left=9, failures=1) == End(code=130)
-    assert decide(3, asked=True, left=9, failures=1) == End(code=3)
+    assert final_code(-signal.SIGKILL, asked=True, left=9) == 130
+    assert final_code(3, asked=True, left=9) == 3
 
 
 def counted(folder: Path, *ends: str) -> Callable[[int], list[str]]:
@@ -68,33 +62,23 @@ def counted(folder: Path, *ends: str) -> Callable[[int], list[str]]:
     return lambda start: ["sh", "-c", f"echo {start} >> '{folder}/starts'; {ends[start]}"]
 
 
-def test_it_starts_again_until_it_ends_well(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_it_starts_again_until_it_ends_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    code = supervise(
-        counted(tmp_path, "kill -KILL $$", "exit 0", "exit 0"),
-        restarts=2,
-        clock=SystemClock(),
-        say=said.append,
-    )
-    assert code == 0
+    commands = counted(tmp_path, "kill -KILL $$", "exit 0", "exit 0")
+    assert supervise(commands, restarts=2, clock=SystemClock()) == 0
     assert (tmp_path / "starts").read_text().split() == ["0", "1"]
-    assert said == [
-        "the driver was killed by SIGKILL; restart 1 of 2 in 1 s, from the last checkpoint"
-    ]
+    assert capsys.readouterr().err == (
+        "the driver was killed by SIGKILL; restart 1 of 2 in 1 s, from the last checkpoint\n"
+    )
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_it_gives_up(tmp_path: Path) -> None:
-    said: list[str] = []
-    code = supervise(
-        counted(tmp_path, "exit 3", "kill -SEGV $$"),
-        restarts=1,
-        clock=SystemClock(),
-        say=said.append,
-    )
-    assert code == 3
-    assert said == [
+def test_it_gives_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = counted(tmp_path, "exit 3", "kill -SEGV $$")
+    assert supervise(commands, restarts=1, clock=SystemClock()) == 3
+    assert capsys.readouterr().err.splitlines() == [
         "the driver ended with exit code 3; restart 1 of 1 in 1 s, from the last checkpoint",
         "the driver was killed by SIGSEGV; all 1 restarts are used up",
     ]
@@ -138,7 +122,7 @@ def test_only_the_main_thread_supervises(tmp_path: Path) -> None:
 
     def work() -> None:
         try:
-            supervise(lambda _: ["true"], restarts=0, clock=SystemClock(), say=seen.append)
+            supervise(lambda _: ["true"], restarts=0, clock=SystemClock())
         except ValueError as error:
             seen.append(error)
 

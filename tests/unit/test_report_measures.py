@@ -18,7 +18,7 @@ from raycloud.events import (
     RunStarted,
     StepsCommitted,
 )
-from raycloud.report.run_status import MEASURES, TAGS, Identity, values
+from raycloud.report.run_status import MEASURES, TAGS, values
 from raycloud.report.state import Tally
 from raycloud.spec import Job
 from tests import logs
@@ -62,8 +62,8 @@ def tally() -> Tally:
 
 def test_every_number_of_a_run_is_there() -> None:
     found = {
-        (one.name.removeprefix("raycloud_"), one.of): one.value
-        for one in values(tally(), JOB, Identity(run="line-1"), 15.0)
+        (name.removeprefix("raycloud_"), of): value
+        for name, value, of in values(tally(), JOB, 15.0)
     }
     expected = {
         ("step", ""): 4.0,
@@ -95,15 +95,13 @@ def test_every_number_of_a_run_is_there() -> None:
 
 
 def test_every_number_is_a_measure_with_its_tag() -> None:
-    tags = {measure.name: measure.tag for measure in MEASURES}
-    assert len(tags) == len(MEASURES)
-    found = list(values(tally(), JOB, Identity(run="line-1"), 12.0))
-    assert {one.name for one in found} == set(tags)
-    assert all(bool(one.of) == bool(tags[one.name]) for one in found)
+    found = list(values(tally(), JOB, 12.0))
+    assert {name for name, _, _ in found} == set(MEASURES)
+    assert all(bool(of) == bool(MEASURES[name][1]) for name, _, of in found)
 
 
 def test_a_run_that_has_not_begun_has_no_loss() -> None:
-    names = {one.name for one in values(Tally(), JOB, Identity(), 0.0)}
+    names = {name for name, _, _ in values(Tally(), JOB, 0.0)}
     assert "raycloud_loss" not in names
     assert "raycloud_step" in names
 
@@ -122,7 +120,7 @@ def test_the_dashboard_asks_for_what_is_exported() -> None:
     page = json.loads(DASHBOARD.read_text())
     asked = [text for text in expressions(page) if text != "prometheus"]
     assert len(asked) >= len(page["panels"])
-    tags = {PREFIX + measure.name: measure.tag for measure in MEASURES}
+    tags = {PREFIX + name: tag for name, (_, tag) in MEASURES.items()}
     shown = set()
     for text in asked:
         names = re.findall(r"\b[a-z_]*raycloud_\w+", text)
@@ -138,7 +136,7 @@ def test_the_dashboard_asks_for_what_is_exported() -> None:
 
 def test_the_dashboards_legends_name_labels_that_are_there() -> None:
     page = json.loads(DASHBOARD.read_text())
-    tags = {PREFIX + measure.name: measure.tag for measure in MEASURES}
+    tags = {PREFIX + name: tag for name, (_, tag) in MEASURES.items()}
     for panel in page["panels"]:
         for target in panel["targets"]:
             names = re.findall(r"\bray_raycloud_\w+", target["expr"])
@@ -150,6 +148,6 @@ def test_the_page_lists_every_number() -> None:
     text = (DASHBOARD.parent / "tracking.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| `ray_")]
     assert rows == [
-        f"| `{PREFIX}{m.name}`{f', by `{m.tag}`' if m.tag else ''} | {m.meaning} |"
-        for m in MEASURES
+        f"| `{PREFIX}{name}`{f', by `{tag}`' if tag else ''} | {meaning} |"
+        for name, (meaning, tag) in MEASURES.items()
     ]

@@ -6,6 +6,7 @@ import io
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -22,20 +23,8 @@ from raycloud.events import (
     StepsCommitted,
     StopRequested,
 )
-from raycloud.report.progress import (
-    LogDisplay,
-    show_log,
-    shown_as_cards,
-    status_text,
-)
-from raycloud.report.run_status import (
-    PREFIX,
-    Identity,
-    RunStatus,
-    parse_line,
-    status_of,
-    to_line,
-)
+from raycloud.report.progress import show_log, shown_as_cards, status_text
+from raycloud.report.run_status import PREFIX, RunStatus, parse_line, status_of, to_line
 from raycloud.report.state import Tally
 from raycloud.report.summary import cost, fold, nodes
 from raycloud.report.summary_text import summary_text
@@ -43,7 +32,7 @@ from raycloud.spec import Job
 from tests import logs
 from tests.lockstep import job
 
-WHOSE = Identity(run="one", directory="/runs/one")
+DIRECTORY = Path("/runs/one")
 STARTED = RunStarted(job="gpt", version="1")
 
 
@@ -80,7 +69,7 @@ def tally_of(*entries: tuple[float, Event]) -> Tally:
 
 
 def whole() -> RunStatus:
-    return status_of(tally_of(*EVENTS), now_t=112.0, unix_s=1012.0, steps=30, identity=WHOSE)
+    return status_of(tally_of(*EVENTS), now_t=112.0, unix_s=1012.0, steps=30, directory=DIRECTORY)
 
 
 def test_card_says_how_the_run_stands() -> None:
@@ -184,7 +173,7 @@ def test_a_newer_card_of_this_format_is_read() -> None:
 
 def test_cards_come_at_most_every_five_seconds_and_a_last_one() -> None:
     clock, lines, notes = VirtualClock(1000.0), list[str](), list[str]()
-    with shown_as_cards(_job(), clock, lines.append, note=notes.append, identity=WHOSE) as see:
+    with shown_as_cards(_job(), clock, lines.append, note=notes.append, directory=DIRECTORY) as see:
         for _, event in EVENTS[:6]:
             see(event)
         assert len(lines) == 1
@@ -202,21 +191,13 @@ def test_cards_come_at_most_every_five_seconds_and_a_last_one() -> None:
     assert notes == ["generation 0 from step 0: 2 workers, shares 3 1"]
 
 
-def test_display_draws_cards_and_passes_other_lines_on() -> None:
-    said, drawn = list[str](), list[RunStatus]()
-    display = LogDisplay(say=said.append, draw=drawn.append)
-    for line in ("hello\n", to_line(whole()) + "\n", to_line(whole()), "a\x1b[2Jb\r\n"):
-        display.see(line)
-    assert said == ["hello", "a?[2Jb"]
-    assert drawn == [whole()]  # once: the second says nothing new
-    assert display.last == whole()
-
-
-def test_a_line_is_shown_without_its_secrets() -> None:
+def test_a_log_is_shown_without_its_secrets() -> None:
     said = list[str]()
-    display = LogDisplay(say=said.append, draw=lambda _: None)
-    display.see("raycloud train a.yaml --set settings.api_key=hunter2 --set settings.n=3\n")
-    display.see("reads https://me:hunter2@host/a")
+    lines = [
+        "raycloud train a.yaml --set settings.api_key=hunter2 --set settings.n=3\n",
+        "reads https://me:hunter2@host/a",
+    ]
+    show_log(lines, plain=True, say=said.append)
     assert said == [
         "raycloud train a.yaml --set settings.api_key=[redacted] --set settings.n=3",
         "reads https://[redacted]@host/a",
@@ -225,9 +206,10 @@ def test_a_line_is_shown_without_its_secrets() -> None:
 
 def test_a_log_becomes_the_plain_progress_lines() -> None:
     said: list[str] = []
-    last = show_log(["note", to_line(whole())], plain=True, say=said.append)
-    assert last == whole()
-    assert said == ["note", status_text(status_of(tally_of(*EVENTS), now_t=112.0, steps=30))]
+    lines = ["note\n", to_line(whole()) + "\n", to_line(whole()), "a\x1b[2Jb\r\n"]
+    assert show_log(lines, plain=True, say=said.append) == whole()
+    shown = status_text(status_of(tally_of(*EVENTS), now_t=112.0, steps=30))
+    assert said == ["note", shown, "a?[2Jb"]  # once: the second says nothing new
     assert said[1].endswith(" · cost 0.005556")
     assert said[1].startswith("step 6/30 · loss 1.5 · 8 samples/s · 24.0 s left · 2 workers")
 
