@@ -7,10 +7,10 @@ lane that it holds it, and it takes effect at the same step everywhere, without 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-WorkerKey = tuple[int, int]  # replica and position: see `events.WorkerKey`
+from raycloud.events import Noticed, Recovered, WorkerKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,31 +166,6 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Notice:
-    """Say this in the run's log: something was not done, or done in another way than asked."""
-
-    what: str
-    member: int | None = None
-    detail: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TellRecovery:
-    """Say in the run's log that training goes on after a generation broke: see `Recovered`.
-
-    `lost_steps` is 0 where one is left who has the state: the next generation goes on where the
-    furthest of its members is, and a report that begins before a member's last one is refused.
-    """
-
-    generation: int
-    lost: tuple[int, ...]
-    cause: str
-    detected_s: float
-    resumed_s: float
-    lost_steps: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
     """End these members' processes and give their resources back."""
 
@@ -227,7 +202,7 @@ class Finish:
     blames: str = "JobError"
 
 
-Command = (
-    Spawn | Restore | Form | Prepare | Publish | Record | Notice | TellRecovery
+Command = (  # an event among them is to be said in the run's log
+    Spawn | Restore | Form | Prepare | Publish | Record | Noticed | Recovered
     | Release | LeaveOut | Readmit | Finish
 )  # fmt: skip

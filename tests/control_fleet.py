@@ -100,7 +100,7 @@ class Fleet(Samples, Following, Restoring, Troubles):
                     self.lines += [ledger_line(r) for r in records]
                 case c.Release() | c.LeaveOut() | c.Readmit():
                     self.obey(command)
-                case c.Notice() | c.Finish():
+                case e.Noticed() | c.Finish():
                     pass
 
     def spawn(self, members, joins):

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from raycloud.commands import Notice, Publish
+from raycloud.commands import Publish
+from raycloud.events import Noticed
 
 if TYPE_CHECKING:
     from raycloud.events import CheckpointFailed, PartFailed, PartWritten, WorkerKey
@@ -262,7 +263,7 @@ class Checkpoints:
         self._whole, self.damaged = step, False
         return self._publishing[step]
 
-    def lack(self, event: PartFailed, now_s: float, *, ends: bool, most: int) -> Notice | None:
+    def lack(self, event: PartFailed, now_s: float, *, ends: bool, most: int) -> Noticed | None:
         """A member could not write its part; it may still come, if that is waited for."""
         if event.step <= self._whole or event.generation < self._counts_from:
             return None
@@ -272,7 +273,7 @@ class Checkpoints:
 
     def fail(
         self, event: CheckpointFailed, now_s: float, *, ends: bool, most: int
-    ) -> Notice | None:
+    ) -> Noticed | None:
         """It could not be published; it is to be published again, if no newer one is there."""
         if event.step == self._whole:
             self._failed, self.damaged = event.step, event.damaged
@@ -290,7 +291,7 @@ class Checkpoints:
 
     def _not_kept(
         self, event: PartFailed | CheckpointFailed, now_s: float, *, ends: bool, most: int
-    ) -> Notice | None:
+    ) -> Noticed | None:
         """Training goes on without this checkpoint, and another one is tried."""
         failing = self.failing
         failing.step, failing.why, failing.hint = event.step, event.why, event.hint
@@ -298,7 +299,7 @@ class Checkpoints:
         pause_s = failing.failed(now_s, ends=ends)
         if pause_s is None or failing.in_a_row >= most:
             return None
-        return Notice(
+        return Noticed(
             what=f"the checkpoint of step {event.step} could not be kept, and another is tried",
             detail={"why": event.why, "in_a_row": failing.in_a_row, "again_s": pause_s},
         )

@@ -13,9 +13,10 @@ from operator import itemgetter
 from statistics import median_high
 from typing import TYPE_CHECKING, Any
 
-from raycloud.commands import Notice, Record
+from raycloud.commands import Record
 from raycloud.control.tables import MemberState
 from raycloud.errors import InternalError
+from raycloud.events import Noticed
 from raycloud.order import (
     Commit,
     Ledger,
@@ -378,9 +379,9 @@ def _write(ledger: Ledger, skips: Iterable[Skip]) -> Iterator[Command]:
         yield Record(records=tuple(skip_record(skip) for skip in new))
 
 
-def _grown(epoch: int, samples: int, *, before: int) -> Notice:
+def _grown(epoch: int, samples: int, *, before: int) -> Noticed:
     """What a person should know of more data."""
-    return Notice(
+    return Noticed(
         what=f"the data has grown from {before} to {samples} samples, from epoch {epoch} on",
         detail={"epoch": epoch, "samples": samples},
     )

@@ -15,7 +15,6 @@ from raycloud.commands import (
     Form,
     Halt,
     Meet,
-    Notice,
     Prepare,
     Release,
     Reshare,
@@ -26,7 +25,7 @@ from raycloud.control.scaling import hand_over_at_once, who_may_stay
 from raycloud.control.shares import asked_shares
 from raycloud.control.tables import MemberState, Phase
 from raycloud.errors import InternalError
-from raycloud.events import MemberCaughtUp, MemberDone
+from raycloud.events import MemberCaughtUp, MemberDone, Noticed
 
 if TYPE_CHECKING:
     from raycloud.commands import Change
@@ -189,7 +188,7 @@ def wait(state: JobState, now_s: float) -> Iterator[Command]:
     for member in membership.in_group():
         member.hear(now_s)
     what = f"{left} workers are left, at least {membership.workers[0]} are needed: waiting for more"
-    yield Notice(what=what, detail={"machines_hold": membership.capacity})
+    yield Noticed(what=what, detail={"machines_hold": membership.capacity})
     yield Release(members=tuple(n for n in lost if n not in membership.absent_since_s))
 
 

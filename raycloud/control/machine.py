@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from raycloud import events
-from raycloud.commands import Change, Command, Finish, Notice, Release, Spawn
+from raycloud.commands import Change, Command, Finish, Release, Spawn
 from raycloud.control import (
     generations,
     guards,
@@ -30,7 +30,7 @@ from raycloud.control.tables import (
     Phase,
 )
 from raycloud.errors import InternalError
-from raycloud.events import MemberEvent
+from raycloud.events import MemberEvent, Noticed
 
 if TYPE_CHECKING:
     from raycloud.control.heartbeats import Heard
@@ -163,7 +163,7 @@ class Control:
         if settings.workers == settings.max_workers:
             return (spawn,)
         what = f"the machines hold {settings.workers} of at most {settings.max_workers} workers"
-        return Notice(what=what), spawn
+        return Noticed(what=what), spawn
 
     def take_over(self, adoption: Adoption, now_s: float) -> tuple[Command, ...]:
         """Begin with members that compute already, in place of `start`.

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from raycloud.commands import Back, TellRecovery
+from raycloud.events import Recovered
 
 if TYPE_CHECKING:
+    from raycloud.commands import Back
     from raycloud.events import ExchangeBroken, StepNotFinite
 
 _REMEDY = "lower the learning rate, set clip_norm, or look at the samples of these steps"
@@ -183,12 +184,12 @@ class Recovery:
         self.meetings, self.losing, self.unmet = 1, 0, 0
         self.called_s = now_s
 
-    def recovered(self, generation: int, now_s: float) -> TellRecovery | None:
+    def recovered(self, generation: int, now_s: float) -> Recovered | None:
         """Training goes on; None: nothing had happened."""
         incident, self.incident = self.incident, None
         if incident is None:
             return None
-        return TellRecovery(
+        return Recovered(
             generation=generation,
             lost=tuple(incident.lost),
             cause=incident.cause,

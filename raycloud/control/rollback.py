@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from raycloud.commands import Back, Command, Form, Notice, Release, Restore
+from raycloud.commands import Back, Command, Form, Release, Restore
 from raycloud.control.generations import fit, withdraw
 from raycloud.control.membership import pause_s
 from raycloud.control.scaling import MOST_MISSES
 from raycloud.control.tables import MemberState, Phase
 from raycloud.errors import InternalError
+from raycloud.events import Noticed
 from raycloud.order import Ledger
 
 if TYPE_CHECKING:
@@ -112,10 +113,10 @@ def go_back(state: JobState, event: RolledBack) -> Iterator[Command]:
     if not_finite is None:
         fewest = membership.workers[0]
         what = f"no worker is left, at least {fewest} are needed: waiting for them"
-        yield Notice(what=what, detail={"machines_hold": membership.capacity})
+        yield Noticed(what=what, detail={"machines_hold": membership.capacity})
     else:
         what = f"step {there} is computed once more from step {event.step} on"
-        yield Notice(what=what, detail={"left_out": list(without)})
+        yield Noticed(what=what, detail={"left_out": list(without)})
 
 
 def gathered(state: JobState) -> bool:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from raycloud.commands import Command, LeaveOut, Notice, Readmit, Release, Spawn, Vacancy
+from raycloud.commands import Command, LeaveOut, Readmit, Release, Spawn, Vacancy
 from raycloud.control.shares import speed
 from raycloud.control.tables import FINAL, MemberState, Phase
+from raycloud.events import Noticed
 
 if TYPE_CHECKING:
     from raycloud.control.member import Member
@@ -110,7 +111,7 @@ def _none_joins(state: JobState, now_s: float) -> Iterator[Command]:
     membership, coming = state.membership, state.membership.joining()
     room = min(membership.workers[1], membership.capacity)
     if (coming or room > len(membership.group)) and state.tell_that_none_joins():
-        yield Notice(
+        yield Noticed(
             what="the data has grown in this run: no worker joins, and none is replaced, until it "
             "is resumed"
         )
@@ -228,7 +229,7 @@ def missed(state: JobState, member: Member, why: str, now_s: float) -> Iterator[
     last = membership.misses >= MOST_MISSES and state.phase not in _NOT_WITHOUT
     then = "no other is asked for" if last else f"another is asked for in {wait_s:g} s"
     what = f"a member could not join, {then}"
-    yield Notice(what=what, member=member.number, detail={"why": why})
+    yield Noticed(what=what, member=member.number, detail={"why": why})
 
 
 def hold(state: JobState, event: CapacityChanged) -> None:
@@ -264,7 +265,7 @@ def come_back(state: JobState, event: MemberReturned, now_s: float) -> Iterator[
     if state.resharing is not None:
         state.resharing.rename(before.number, number)
     yield Readmit(member=number, process=before.number)
-    yield Notice(
+    yield Noticed(
         what=f"it was silent and is back: its process goes on as member {number}",
         member=before.number,
         detail={"late_s": round(event.late_s, 1)},

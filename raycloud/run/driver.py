@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
 from raycloud.commands import (
@@ -17,7 +17,6 @@ from raycloud.commands import (
     Form,
     LeaveOut,
     Meet,
-    Notice,
     Prepare,
     Publish,
     Readmit,
@@ -25,7 +24,6 @@ from raycloud.commands import (
     Release,
     Restore,
     Spawn,
-    TellRecovery,
 )
 from raycloud.control.tables import Phase
 from raycloud.events import (
@@ -237,10 +235,8 @@ class Driver:
                     self._tell_members(command)
                 case Record() | Publish() | Restore():
                     self._keep(command)
-                case Notice():
-                    self._pending.append(Noticed(**asdict(command)))
-                case TellRecovery():
-                    self._pending.append(Recovered(**asdict(command)))
+                case Noticed() | Recovered():
+                    self._pending.append(command)
                 case Finish():
                     self.finish = command
                 case _:

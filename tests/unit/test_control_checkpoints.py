@@ -134,10 +134,10 @@ def test_a_part_that_fails_costs_that_checkpoint_and_another_is_asked_for_soon()
     to(job, 5)
     for member in (0, 2):
         assert not of(c.Publish, job.on(part(member, 5), 2.0))
-    told = only(c.Notice, job.on(failed(1, 5), 2.0))
+    told = only(e.Noticed, job.on(failed(1, 5), 2.0))
     assert "step 5 could not be kept" in told.what
     assert told.detail == {"why": "no room", "in_a_row": 1, "again_s": 5.0}
-    assert not of(c.Notice, job.on(failed(2, 6), 3.0))  # of the same incident
+    assert not of(e.Noticed, job.on(failed(2, 6), 3.0))  # of the same incident
     assert not saved(job.tick(6.0))
     saves(job, 7.0, 7)
     for member in (0, 1, 2):
@@ -145,7 +145,7 @@ def test_a_part_that_fails_costs_that_checkpoint_and_another_is_asked_for_soon()
     assert only(c.Publish, commands).step == 7
     job.on(published(7), 8.0)
     assert not saved(job.tick(1000.0))
-    assert only(c.Notice, job.on(failed(1, 9), 1001.0)).detail["in_a_row"] == 1  # begun anew
+    assert only(e.Noticed, job.on(failed(1, 9), 1001.0)).detail["in_a_row"] == 1  # begun anew
 
 
 def test_too_many_in_a_row_end_the_run_and_name_the_last_good_one():
@@ -154,9 +154,9 @@ def test_too_many_in_a_row_end_the_run_and_name_the_last_good_one():
     for member in (0, 1, 2):
         job.on(part(member, 5), 2.0)
     job.on(published(5), 2.0)
-    assert only(c.Notice, job.on(failed(1, 10), 10.0)).detail["again_s"] == 5.0
+    assert only(e.Noticed, job.on(failed(1, 10), 10.0)).detail["again_s"] == 5.0
     saves(job, 15.0, 11)
-    assert only(c.Notice, job.on(failed(0, 11), 15.0)).detail["again_s"] == 10.0
+    assert only(e.Noticed, job.on(failed(0, 11), 15.0)).detail["again_s"] == 10.0
     saves(job, 25.0, 12)
     finish = only(c.Finish, job.on(failed(0, 12, why="s3://b/c says 503"), 25.0))
     assert (finish.status, finish.blames) == ("failed", "CheckpointError")
@@ -181,7 +181,7 @@ def test_a_manifest_that_fails_is_published_again_with_the_parts_that_are_there(
     for member in (0, 1, 2):
         commands = job.on(part(member, 5), 2.0)
     first = only(c.Publish, commands)
-    only(c.Notice, job.on(e.CheckpointFailed(step=5, why="503"), 3.0))
+    only(e.Noticed, job.on(e.CheckpointFailed(step=5, why="503"), 3.0))
     assert not of(c.Publish, job.tick(7.0))
     commands = job.tick(8.0)
     assert only(c.Publish, commands) == first
@@ -220,8 +220,8 @@ def test_the_last_part_may_come_at_a_later_attempt():
     to(job, 5)
     for member in (0, 1):
         job.on(part(member, 6), 2.0)
-    only(c.Notice, job.on(failed(2, 6), 2.0))
-    only(c.Notice, job.on(failed(2, 6), 9.0))
+    only(e.Noticed, job.on(failed(2, 6), 2.0))
+    only(e.Noticed, job.on(failed(2, 6), 9.0))
     assert only(c.Publish, job.on(part(2, 6), 12.0)).step == 6
     assert not of(c.Finish, done_at(job, 6, 13.0))
     assert only(c.Finish, job.on(published(6), 14.0)).status == "finished"

@@ -27,7 +27,7 @@ def applied(member, step, change=1):
 
 
 def noticed(commands):
-    return [n.what for n in of(c.Notice, commands)]
+    return [n.what for n in of(e.Noticed, commands)]
 
 
 def grown_at(step, *, samples=120):

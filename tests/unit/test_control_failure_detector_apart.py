@@ -26,8 +26,8 @@ def test_where_nobody_is_gone_the_same_members_meet_anew():
     assert job.on(broke(1, 0), 5.4) == ()  # late: of the generation before
     assert tick(job, 9.0) == ()
     job.on(formed(job, 5), 9.0)
-    told = only(c.TellRecovery, job.on(report(job, 1, 5, 6, share=3), 9.1))
-    assert told == c.TellRecovery(
+    told = only(e.Recovered, job.on(report(job, 1, 5, 6, share=3), 9.1))
+    assert told == e.Recovered(
         generation=1, lost=(), cause="connection reset", detected_s=2.2, resumed_s=9.1
     )
 
@@ -52,7 +52,7 @@ def test_a_loss_behind_it_comes_first():
     form = only(c.Form, job.on(lost(1), 2.5))
     assert form.members == (0, 2)
     assert tick(job, 5.5) == ()
-    told = only(c.TellRecovery, job.on(report(job, 2, 5, 6), 6.0))
+    told = only(e.Recovered, job.on(report(job, 2, 5, 6), 6.0))
     assert (told.lost, told.detected_s) == ((1,), 2.0)
 
 

@@ -43,7 +43,7 @@ def test_who_is_ready_to_join_and_does_not_answer_is_lost_before_the_others_wait
     assert not of(c.Release, world.go(20.0))
     commands = world.go(23.0, silent=(2,))
     assert only(c.Release, commands).members == (2,)
-    assert only(c.Notice, commands).member == 2
+    assert only(e.Noticed, commands).member == 2
     assert job.phase is not Phase.RESTORING
     assert only(c.Spawn, world.go(25.0)).joins
 

@@ -19,7 +19,7 @@ def test_start_spawns_what_fits_but_at_least_the_minimum(low, high, capacity, co
     job = control(min_workers=low, max_workers=high, capacity=capacity, first_member=5)
     commands = job.start(0.0)
     assert only(c.Spawn, commands).members == tuple(range(5, 5 + count))
-    assert len(of(c.Notice, commands)) == (count < high)
+    assert len(of(e.Noticed, commands)) == (count < high)
     assert set(job.members.values()) == {MemberState.SPAWNING}
 
 

@@ -75,7 +75,7 @@ def test_who_follows_and_is_lost_is_missed_by_nobody():
     job = following()
     commands = job.on(lost(2), 10.0)
     assert only(c.Form, commands).members == (0, 1)
-    assert "a member could not join" in only(c.Notice, commands).what
+    assert "a member could not join" in only(e.Noticed, commands).what
 
 
 def test_who_leaves_is_not_kept_waiting():

@@ -41,12 +41,12 @@ def test_recovering_is_told_once_the_first_step_is_committed():
     job = three()
     to(job, 5)
     job.on(lost(1, "its node died"), 2.0)
-    assert not of(c.TellRecovery, job.on(formed(job, 5), 2.5))
-    told = only(c.TellRecovery, job.on(report(job, 0, 5, 6), 3.0))
-    assert told == c.TellRecovery(
+    assert not of(e.Recovered, job.on(formed(job, 5), 2.5))
+    told = only(e.Recovered, job.on(report(job, 0, 5, 6), 3.0))
+    assert told == e.Recovered(
         generation=1, lost=(1,), cause="its node died", detected_s=2.0, resumed_s=3.0
     )
-    assert not of(c.TellRecovery, job.on(report(job, 2, 5, 6), 3.0))
+    assert not of(e.Recovered, job.on(report(job, 2, 5, 6), 3.0))
 
 
 def test_a_word_of_the_new_generation_proves_that_it_has_met():
@@ -111,7 +111,7 @@ def test_another_is_lost_while_they_meet():
     job.on(lost(1), 2.0)
     form = only(c.Form, on_and_tick(job, lost(0, "it too"), 2.1))
     assert (form.generation, form.members, form.shares) == (2, (2,), (8,))
-    told = only(c.TellRecovery, job.on(report(job, 2, 5, 6), 3.0))
+    told = only(e.Recovered, job.on(report(job, 2, 5, 6), 3.0))
     assert (told.lost, told.detected_s) == ((1, 0), 2.0)
 
 
@@ -124,7 +124,7 @@ def test_recovering_is_told_where_no_step_was_left():
     job.on(formed(job, 5), 2.2)
     for member in (0, 1):
         job.on(part(member, 5, generation=1), 2.4)
-    told = only(c.TellRecovery, job.on(e.MemberDone(member=0, step=5, generation=1), 2.5))
+    told = only(e.Recovered, job.on(e.MemberDone(member=0, step=5, generation=1), 2.5))
     assert (told.lost, told.resumed_s) == ((2,), 2.5)
 
 

@@ -57,7 +57,7 @@ def test_what_they_committed_meanwhile_counts_once():
     job.on(formed(job, 20), 2.0)
     assert job.phase is Phase.TRAINING
     commands = [*job.on(report(job, 3, 19, 21), 3.0), *job.on(report(job, 4, 20, 21), 3.0)]
-    told = only(c.TellRecovery, commands)
+    told = only(e.Recovered, commands)
     assert (told.lost, told.detected_s, told.resumed_s) == ((), 0.0, 5.0)
     assert told.lost_steps == 0
     assert job.committed_step == 21

@@ -25,7 +25,7 @@ def waiting(**settings):
 
 def test_who_is_left_waits_and_others_are_asked_for():
     job, commands = waiting()
-    assert only(c.Notice, commands).what == (
+    assert only(e.Noticed, commands).what == (
         "2 workers are left, at least 3 are needed: waiting for more"
     )
     assert only(c.Release, commands) == c.Release(members=(1,))
@@ -46,7 +46,7 @@ def test_they_go_on_as_soon_as_enough_are_there():
     for member in (0, 2, 3):
         job.on(report(job, member, 5, 7), 10.0)
     assert (job.phase, job.committed_step) == (Phase.TRAINING, 7)
-    recovered = [x for x in to(job, 8, job.group, first=7) if isinstance(x, c.TellRecovery)]
+    recovered = [x for x in to(job, 8, job.group, first=7) if isinstance(x, e.Recovered)]
     assert not recovered  # it was told with the first step
     assert job.ledger.audit().exact
 
@@ -269,7 +269,7 @@ def test_a_leaver_may_die_before_its_own_word():
     job.on(formed(job, 5), 3.3)
     for member in (0, 2):
         commands = job.on(report(job, member, 5, 8), 4.0)
-    assert not of(c.TellRecovery, commands)
+    assert not of(e.Recovered, commands)
     assert isinstance(only(c.Prepare, job.on(stop(), 5.0)).change, c.Halt)
     assert job.phase is Phase.STOPPING
 
@@ -321,8 +321,8 @@ def test_more_workers_may_be_asked_for_before_the_first_are_there():
 def test_a_recovery_is_told_when_it_is_one():
     job, _ = waiting()
     told = [*job.on(report(job, 0, 5, 6), 2.1), *job.on(report(job, 2, 5, 6), 2.1)]
-    assert not of(c.TellRecovery, told)
+    assert not of(e.Recovered, told)
     job.on(ready(3), 9.0)
     job.on(formed(job, 6), 9.5)
-    told = only(c.TellRecovery, job.on(report(job, 0, 6, 7), 10.0))
+    told = only(e.Recovered, job.on(report(job, 0, 6, 7), 10.0))
     assert (told.detected_s, told.resumed_s) == (2.0, 10.0)

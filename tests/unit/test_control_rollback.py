@@ -56,7 +56,7 @@ def test_the_newest_checkpoint_is_looked_for_and_others_are_asked_for():
     assert not of(c.Spawn, tick(job, 2.5))  # what they are to load is not known yet
     commands = job.on(back, 3.0)
     assert only(c.Spawn, commands) == c.Spawn(members=(3, 4, 5), joins=True, back=5)
-    assert "no worker is left, at least 1 are needed" in only(c.Notice, commands).what
+    assert "no worker is left, at least 1 are needed" in only(e.Noticed, commands).what
     assert only(c.Record, commands).records == ({"restore": back.ledger},)
     assert (job.committed_step, job.ledger.next_step) == (5, 5)
 
@@ -69,7 +69,7 @@ def test_they_load_it_and_meet_and_what_was_lost_is_told():
     assert form.back == c.Back(step=5, generation=2)
     assert job.phase is Phase.REGROUPING
     job.on(formed(job, 5), 5.5)
-    told = only(c.TellRecovery, to(job, 9, (3, 4, 5), first=5))
+    told = only(e.Recovered, to(job, 9, (3, 4, 5), first=5))
     assert (told.lost, told.lost_steps, told.detected_s) == ((0, 1, 2), 3, 2.0)
     assert job.committed_step == 9
     assert job.ledger.audit().exact
@@ -233,7 +233,7 @@ def test_all_may_be_lost_again_before_a_step():
     form = only(c.Form, come(job, spawn.members, 9.0))
     assert form.back == c.Back(step=5, generation=form.generation)
     job.on(formed(job, 5), 9.5)
-    told = only(c.TellRecovery, to(job, 9, spawn.members, first=5))
+    told = only(e.Recovered, to(job, 9, spawn.members, first=5))
     assert (told.lost, told.lost_steps) == ((0, 1, 2, 3, 4, 5), 3)
 
 

@@ -64,10 +64,10 @@ def test_all_go_back_in_place_and_leave_it_out():
     assert not of(c.Spawn, commands)
     assert of(c.Release, commands) == []
     assert only(c.Record, commands).records == ({"restore": back.ledger},)
-    assert only(c.Notice, commands).detail == {"left_out": [8]}
+    assert only(e.Noticed, commands).detail == {"left_out": [8]}
     job.on(formed(job, 5), 2.2)
     assert job.phase is Phase.TRAINING
-    told = only(c.TellRecovery, to(job, 8, first=5))
+    told = only(e.Recovered, to(job, 8, first=5))
     assert (told.lost, told.lost_steps, told.cause) == ((), 3, "the loss is nan at step 8")
 
 

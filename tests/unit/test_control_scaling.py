@@ -176,7 +176,7 @@ def test_who_fails_before_it_has_computed_is_done_without():
     failed = e.MemberFailed(member=2, error="TaskError", message="out of memory")
     commands = job.on(failed, 9.0)
     assert only(c.Form, commands).members == (0, 1)
-    assert "a member could not join" in only(c.Notice, commands).what
+    assert "a member could not join" in only(e.Noticed, commands).what
     assert asked_for(tick(job, 9.5)) == []
 
 
@@ -237,7 +237,7 @@ def test_who_was_to_join_and_died_is_tried_again_later_and_later():
     for number in range(2, 1 + MOST_MISSES):
         commands = job.on(e.MemberLost(member=number, reason="no memory"), now_s)
         assert only(c.Release, commands).members == (number,)
-        assert "a member could not join" in only(c.Notice, commands).what
+        assert "a member could not join" in only(e.Noticed, commands).what
         assert job.phase is Phase.TRAINING
         began_s = now_s
         while not asked_for(tick(job, now_s)):
@@ -260,7 +260,7 @@ def test_an_error_of_who_was_to_join_does_not_end_the_run():
     job.on(e.CapacityChanged(workers=3), 2.0)
     failed = e.MemberFailed(member=2, error="SpecError", message="another place")
     commands = job.on(failed, 3.0)
-    assert only(c.Notice, commands).detail == {"why": "SpecError: another place"}
+    assert only(e.Noticed, commands).detail == {"why": "SpecError: another place"}
     assert job.phase is Phase.TRAINING
     failed = e.MemberFailed(member=1, error="TaskError", message="no")
     assert only(c.Finish, job.on(failed, 4.0)).status == "failed"
@@ -282,7 +282,7 @@ def test_where_data_has_grown_nobody_joins():
     job.on(e.CapacityChanged(workers=3), 2.0)
     commands = job.on(e.DataGrew(version=1, samples=10_000), 3.0)
     assert (2,) in [x.members for x in of(c.Release, commands)]
-    assert "no worker joins" in only(c.Notice, commands).what
+    assert "no worker joins" in only(e.Noticed, commands).what
     assert asked_for(job.on(e.CapacityChanged(workers=4), 4.0)) == []
 
 

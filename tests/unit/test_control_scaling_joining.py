@@ -142,6 +142,7 @@ def test_one_that_does_not_see_what_the_others_do_does_not_join() -> None:
     assert job.members[2] is MemberState.RELEASED
     assert only(c.Release, commands).members == (2,)
     assert (
-        "gives it other samples than the others: train/63" in only(c.Notice, commands).detail["why"]
+        "gives it other samples than the others: train/63"
+        in only(e.Noticed, commands).detail["why"]
     )
     assert not of(c.Finish, commands)

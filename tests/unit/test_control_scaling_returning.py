@@ -44,7 +44,7 @@ def test_it_joins_as_another_member_and_nobody_is_built_beside_it():
     commands = job.on(returned(1), 40.0)
     assert only(c.Readmit, commands) == c.Readmit(member=4, process=1)
     assert released(commands) == [3]  # it has found no place
-    told = only(c.Notice, commands)
+    told = only(e.Noticed, commands)
     assert (told.member, told.detail) == (1, {"late_s": 20.0})
     assert "goes on as member 4" in told.what
     assert (job.members[1], job.members[4]) == (MemberState.LOST, MemberState.SPAWNING)
