@@ -291,7 +291,7 @@ def _first_read(index: Index, job: Job) -> list[str]:
     run = job.global_batch // lanes
     layout = Layout(partitions=index.partitions, lanes=lanes, run=run, window=job.data.window)
     order = Order(samples=index.rows, seed=job.seed, shuffle=job.data.shuffle, layout=layout)
-    partitions = order.partitions_ahead(0, 0, index.rows).tolist()
+    partitions = order.partitions(0).tolist()
     starts, keys = index.starts, list[str]()
     for partition in partitions:
         first, last = index.partitions[partition], index.partitions[partition + 1] - 1

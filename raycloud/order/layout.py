@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +24,9 @@ MOST_LANES = 64
 class Layout:
     """What a shuffle must know of a data set to keep its reads together.
 
-    An epoch is a sequence of rounds. A round takes `run` rows of each lane in turn. A lane owns the
-    same partitions in every epoch, so whoever computes its rows reads the same part of the data
-    set. Each epoch permutes a lane's partitions anew, and mixes the rows of `window` partitions
-    that follow each other. Lanes of unequal length drop out of the rounds once they have less than
-    a run left; that follows at the end, lane by lane.
+    A round takes `run` rows of each lane in turn. A lane owns the same partitions in every epoch,
+    so whoever computes its rows reads the same part of the data set. Each epoch permutes a lane's
+    partitions anew, and mixes the rows of `window` partitions that follow each other.
 
     With `lanes_of` lanes and `run = global_batch // lanes`, a round of all lanes is a step, and
     micro-batch k of every step comes from the same lane, until the shortest lane drops out.
@@ -48,15 +45,10 @@ class Layout:
     window: int
 
     def __post_init__(self) -> None:
-        """Refuse a layout that cannot be dealt.
-
-        Raises:
-            ValueError: Names the field, its value and what would do.
-        """
+        """Refuse a layout that cannot be dealt, with a `ValueError`."""
         for name in ("lanes", "run", "window"):
-            value: int = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         starts = self.partitions
         if len(starts) < 2 or starts[0] != 0:  # noqa: PLR2004 (one partition has two ends)
             raise ValueError(
@@ -135,129 +127,76 @@ class _Epoch:
     chunks: list[tuple[int, Ids] | None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Turns:
-    """Whose turn it is: which lane gives the row at which offset of an epoch.
-
-    A stage is the rounds among lanes that all have a full run left. Each stage ends where lanes
-    have no more; after the last one, the remainders follow lane by lane.
-
-    Attributes:
-        run: Rows that a lane gives in a round.
-        rounds: Full runs that each lane has, (lanes,).
-        rest: Rows that each lane has left then, fewer than a run, (lanes,).
-        stages: Rounds that stand before each stage, and before the remainders; rising.
-        begins: Offset at which each stage begins, and the remainders.
-        tail: Offset at which each lane's remainder begins, and the end, (lanes + 1,).
-    """
-
-    run: int
-    rounds: Ids
-    rest: Ids
-    stages: list[int]
-    begins: list[int]
-    tail: Ids
-
-    @classmethod
-    def of(cls, rows: Ids, run: int) -> Self:
-        """The turns of lanes that have so many rows."""
-        rounds, rest = np.divmod(rows, run)
-        stages = np.unique(np.append(rounds, 0))
-        in_turn = len(rounds) - np.searchsorted(np.sort(rounds), stages[:-1], side="right")
-        begins = np.cumsum(np.append(0, np.diff(stages) * in_turn * run))
-        return cls(
-            run=run,
-            rounds=rounds,
-            rest=rest,
-            stages=stages.tolist(),
-            begins=begins.tolist(),
-            tail=begins[-1] + np.append(0, np.cumsum(rest)),
-        )
-
-    def taken(self, offset: int) -> Ids:
-        """Rows of each lane that stand before `offset`."""
-        if offset >= self.begins[-1]:
-            taken: Ids = self.rounds * self.run + np.clip(offset - self.tail[:-1], 0, self.rest)
-            return taken
-        stage, lanes = self._stage(offset)
-        rounds, into = divmod(offset - self.begins[stage], self.run * len(lanes))
-        taken = self.rounds * self.run
-        further = np.clip(into - np.arange(len(lanes)) * self.run, 0, self.run)
-        taken[lanes] = (self.stages[stage] + rounds) * self.run + further
-        return taken
-
-    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Offsets [start, stop) as (lane, first place in the lane, number of rows)."""
-        run, at = self.run, start
-        while at < min(stop, self.begins[-1]):
-            stage, found = self._stage(at)
-            begin, until, lanes = self.begins[stage], self.begins[stage + 1], found.tolist()
-            until = min(stop, until)
-            while at < until:
-                runs, into = divmod(at - begin, run)
-                rounds, turn = divmod(runs, len(lanes))
-                count = min(run - into, until - at)
-                yield lanes[turn], (self.stages[stage] + rounds) * run + into, count
-                at += count
-        while at < stop:
-            lane = int(np.searchsorted(self.tail, at, side="right")) - 1
-            count = min(int(self.tail[lane + 1]), stop) - at
-            yield lane, int(self.rounds[lane] * run + at - self.tail[lane]), count
-            at += count
-
-    def _stage(self, offset: int) -> tuple[int, Ids]:
-        """The stage that `offset` lies in, and its lanes, rising."""
-        stage = bisect_right(self.begins, offset) - 1
-        return stage, np.flatnonzero(self.rounds > self.stages[stage])
-
-
 class Lanes:
     """A layout's partitions, dealt to lanes, and the sequence of every epoch.
 
     Each `lanes` consecutive partitions are dealt one to a lane, so that every lane reads from all
     over the data set, and a partition keeps its lane when others are added behind it.
+
+    Lanes take turns. A stage is the rounds among lanes that all have a full run left: it ends where
+    one has no more. After the last stage, the remainders follow lane by lane.
     """
 
     def __init__(self, layout: Layout, seed: int) -> None:
-        self.layout = layout
+        self.layout, self.samples = layout, layout.samples
         self._seed = seed
         self._row = np.array(layout.partitions, np.int64)
         self._rows_of = np.diff(self._row)
         keys = numbers(stream_seed(seed, _DEAL), layout.count).reshape(-1, layout.lanes)
-        within = np.argsort(keys, axis=1)
         groups = np.arange(0, layout.count, layout.lanes)[:, None]
-        self._dealt = np.ascontiguousarray((groups + within).T)
-        self._turns = _Turns.of(self._rows_of[self._dealt].sum(axis=1), layout.run)
+        self._dealt = np.ascontiguousarray((groups + np.argsort(keys, axis=1)).T)
         self._epochs: list[_Epoch | None] = [None] * _EPOCHS_KEPT
+        rows = self._rows_of[self._dealt].sum(axis=1)
+        self._rounds, rest = np.divmod(rows, layout.run)  # full runs of each lane
+        stages = np.unique(np.append(self._rounds, 0))
+        in_turn = (self._rounds[:, None] > stages[:-1]).sum(axis=0)
+        begins = np.cumsum(np.append(0, np.diff(stages) * in_turn * layout.run))
+        # Rounds before each stage, and the offset at which it begins; of the remainders last.
+        self._stages, self._begins = stages.tolist(), begins.tolist()
+        self._tail = begins[-1] + np.append(0, np.cumsum(rest))  # where each remainder begins
 
     def ids(self, epoch: int, start: int, stop: int) -> Ids:
         """Row ids at offsets [start, stop) of `epoch`."""
         tables = self._tables(epoch)
         found = [
             part
-            for lane, first, count in self._turns.pieces(start, stop)
+            for lane, first, count in self._pieces(start, stop)
             for part in self._looked_up(tables, lane, first, first + count)
         ]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
-    def partitions(self, epoch: int, lane: int) -> Ids:
+    def lane(self, epoch: int, lane: int) -> Ids:
         """The partitions of `lane` in the order of `epoch`."""
         found: Ids = self._tables(epoch).partitions[lane].copy()
         return found
 
-    def ahead(self, epoch: int, start: int, stop: int) -> Ids:
-        """The partitions of all windows that offsets [start, stop) lie in, soonest needed first."""
-        tables, layout = self._tables(epoch), self.layout
-        low, high = self._turns.taken(start)[:, None], self._turns.taken(stop)[:, None]
-        begins, ends = tables.windows[:, :-1], tables.windows[:, 1:]
-        lane, window = np.nonzero((begins < high) & (ends > low) & (low < high))
-        soonest = np.lexsort((lane, np.maximum(begins - low, 0)[lane, window]))
-        places = window[soonest, None] * layout.window + np.arange(layout.window)
-        lanes = np.broadcast_to(lane[soonest, None], places.shape)
-        there = places < tables.partitions.shape[1]
-        named = tables.partitions[lanes[there], places[there]]
-        found: Ids = named[self._rows_of[named] > 0]
-        return found
+    def partitions(self, epoch: int) -> Ids:
+        """The partitions of all lanes that have rows, by when their windows are reached."""
+        tables, window = self._tables(epoch), self.layout.window
+        begins = np.repeat(tables.windows[:, :-1], window, axis=1)
+        begins = begins[:, : tables.partitions.shape[1]]
+        found = tables.partitions.ravel()[np.argsort(begins, axis=None, kind="stable")]
+        read: Ids = found[self._rows_of[found] > 0]
+        return read
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Offsets [start, stop) as (lane, first place in the lane, number of rows)."""
+        run, at = self.layout.run, start
+        while at < min(stop, self._begins[-1]):
+            stage = bisect_right(self._begins, at) - 1
+            lanes = np.flatnonzero(self._rounds > self._stages[stage]).tolist()
+            begin, until = self._begins[stage], min(stop, self._begins[stage + 1])
+            while at < until:
+                runs, into = divmod(at - begin, run)
+                rounds, turn = divmod(runs, len(lanes))
+                count = min(run - into, until - at)
+                yield lanes[turn], (self._stages[stage] + rounds) * run + into, count
+                at += count
+        while at < stop:
+            lane = int(np.searchsorted(self._tail, at, side="right")) - 1
+            count = min(int(self._tail[lane + 1]), stop) - at
+            yield lane, int(self._rounds[lane] * run + at - self._tail[lane]), count
+            at += count
 
     def _looked_up(self, tables: _Epoch, lane: int, first: int, last: int) -> Iterator[Ids]:
         """Rows at places [first, last) of `lane`, in parts."""

@@ -6,6 +6,7 @@ an epoch of any length without storing the epoch.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -25,8 +26,7 @@ class _Whole:
     """An epoch permuted as a whole, or not at all."""
 
     def __init__(self, samples: int, seed: int, *, shuffle: bool) -> None:
-        self._seed = seed
-        self._shuffle = shuffle
+        self.samples, self._seed, self._shuffle = samples, seed, shuffle
         self._size = np.array([samples], np.uint64)
         half = max(1, ((samples - 1).bit_length() + 1) // 2)  # equal halves, always
         self._bits = np.array([[half], [half]], np.uint64)
@@ -51,7 +51,7 @@ class Order:
         layout: Shuffle so that reads stay together; None permutes the epoch as a whole.
 
     Attributes:
-        samples: Of the first extent; see `extended`.
+        samples: Of the first epoch; see `extended`.
     """
 
     def __init__(
@@ -61,7 +61,10 @@ class Order:
         self.samples = samples
         self.seed = seed
         self.shuffle = shuffle
-        self._extents: tuple[_Extent, ...] = (_Extent(0, samples, seed, layout, shuffle=shuffle),)
+        # By the first epoch of each.
+        self._extents: tuple[tuple[int, Lanes | _Whole], ...] = (
+            (0, self._sequence_of(samples, layout)),
+        )
 
     def ids(self, epoch: int, start: int, stop: int) -> Ids:
         """Sample ids at offsets [start, stop) of `epoch`, shape (stop - start,).
@@ -73,68 +76,53 @@ class Order:
         Raises:
             IndexError: The range reaches outside the epoch.
         """
-        extent = self._within(epoch, start, stop)
-        return extent.sequence.ids(epoch, start, stop)
+        sequence = self._at(epoch)
+        if not 0 <= start <= stop <= sequence.samples:
+            raise IndexError(f"offsets [{start}, {stop}) outside an epoch of {sequence.samples}")
+        return sequence.ids(epoch, start, stop)
 
-    def partitions_ahead(self, epoch: int, start: int, stop: int) -> Ids:
-        """Partitions that offsets [start, stop) of `epoch` read from, for fetching them ahead.
+    def partitions(self, epoch: int) -> Ids:
+        """Partitions with rows, in the order in which a shuffled `epoch` reads their windows.
 
-        A window's rows are mixed, so all its partitions are named once the range reaches it; empty
-        partitions are left out. In a shuffled epoch those needed soonest come first. Without a
-        layout there are none.
-
-        >>> from raycloud.order import Layout
-        >>> layout = Layout(partitions=(0, 4, 8, 12, 16), lanes=2, run=2, window=1)
-        >>> order = Order(samples=16, seed=0, layout=layout)
-        >>> sorted(set((order.ids(0, 0, 4) // 4).tolist()))
-        [0, 3]
-        >>> order.partitions_ahead(0, 0, 4).tolist()
-        [0, 3]
-
-        Raises:
-            IndexError: The range reaches outside the epoch.
+        Without a layout, or unshuffled, there are none.
         """
-        extent = self._within(epoch, start, stop)
-        if isinstance(extent.sequence, Lanes):
-            return extent.sequence.ahead(epoch, start, stop)
-        if extent.layout is None or start == stop:
-            return np.empty(0, np.int64)
-        starts = np.array(extent.layout.partitions)
-        touched = (starts[:-1] < stop) & (starts[1:] > start) & (starts[:-1] < starts[1:])
-        return np.flatnonzero(touched)
+        sequence = self._at(epoch)
+        if isinstance(sequence, Lanes):
+            return sequence.partitions(epoch)
+        return np.empty(0, np.int64)
 
     def lanes_in(self, epoch: int) -> int:
         """Lanes that `epoch` is read in; 0 without a layout or unshuffled."""
-        sequence = self._extent(epoch).sequence
+        sequence = self._at(epoch)
         return sequence.layout.lanes if isinstance(sequence, Lanes) else 0
 
     def lane_partitions(self, epoch: int, lane: int) -> Ids:
         """The partitions of `lane` in the order in which `epoch` reads them.
 
-        They are the same in every epoch (of an extent), in another order.
+        They are the same in every epoch until the data grows, in another order.
 
         Raises:
             IndexError: The epoch has no such lane.
         """
-        sequence, lanes = self._extent(epoch).sequence, self.lanes_in(epoch)
+        sequence, lanes = self._at(epoch), self.lanes_in(epoch)
         if not isinstance(sequence, Lanes) or not 0 <= lane < lanes:
             raise IndexError(f"lane {lane} of epoch {epoch}, which has {lanes} lanes")
-        return sequence.partitions(epoch, lane)
+        return sequence.lane(epoch, lane)
 
     @property
     def newest_from(self) -> int:
         """The first epoch of the newest samples and layout; 0 where nothing was extended."""
-        return self._extents[-1].epoch
+        return self._extents[-1][0]
 
     def samples_in(self, epoch: int) -> int:
         """Number of samples of `epoch`."""
-        return self._extent(epoch).samples
+        return self._at(epoch).samples
 
     def extended(self, epoch: int, samples: int, layout: Layout | None) -> Self:
         """The order of data that has grown: from `epoch` on it has `samples` and `layout`.
 
-        Earlier epochs stay as they are. Of two changes at the same epoch the later one holds. A
-        partition keeps its lane if the new layout adds partitions behind the old ones.
+        Of two changes at the same epoch the later one holds. A partition keeps its lane if the new
+        layout adds partitions behind the old ones.
 
         >>> order = Order(samples=4, seed=0).extended(2, 6, None)
         >>> order.samples_in(1), order.samples_in(2), order.samples
@@ -143,57 +131,30 @@ class Order:
         Raises:
             ValueError: `epoch` lies before the newest change or is the first, or the data shrinks.
         """
-        newest = self._extents[-1]
-        if epoch < max(1, newest.epoch):
-            raise ValueError(
-                f"data can grow from epoch {max(1, newest.epoch)} on, not from epoch {epoch}"
-            )
+        first, newest = self._extents[-1]
+        if epoch < max(1, first):
+            raise ValueError(f"data can grow from epoch {max(1, first)} on, not from epoch {epoch}")
         if samples < newest.samples:
             raise ValueError(
                 f"data can only grow: it has {newest.samples} samples, and from epoch {epoch} on "
                 f"would have {samples}"
             )
-        kept = tuple(extent for extent in self._extents if extent.epoch < epoch)
-        grown = type(self)(
-            samples=self.samples,
-            seed=self.seed,
-            shuffle=self.shuffle,
-            layout=self._extents[0].layout,
-        )
-        added = _Extent(epoch, samples, self.seed, layout, shuffle=self.shuffle)
-        grown._extents = (*kept, added)  # noqa: SLF001 (its own kind)
+        grown = copy(self)
+        kept = self._extents if first < epoch else self._extents[:-1]
+        grown._extents = (*kept, (epoch, self._sequence_of(samples, layout)))  # noqa: SLF001
         return grown
 
-    def _within(self, epoch: int, start: int, stop: int) -> _Extent:
-        extent = self._extent(epoch)
-        if not 0 <= start <= stop <= extent.samples:
-            raise IndexError(f"offsets [{start}, {stop}) outside an epoch of {extent.samples}")
-        return extent
-
-    def _extent(self, epoch: int) -> _Extent:
-        for extent in reversed(self._extents):
-            if extent.epoch <= epoch:
-                return extent
-        return self._extents[0]
-
-
-class _Extent:
-    """What holds from `epoch` on."""
-
-    def __init__(
-        self, epoch: int, samples: int, seed: int, layout: Layout | None, *, shuffle: bool
-    ) -> None:
+    def _sequence_of(self, samples: int, layout: Layout | None) -> Lanes | _Whole:
         if samples < 1:
             raise ValueError(f"an epoch needs at least one sample, got samples={samples}")
         if layout is not None and layout.samples != samples:
             raise ValueError(
                 f"the layout's partitions hold {layout.samples} rows, but samples={samples}"
             )
-        self.epoch = epoch
-        self.samples = samples
-        self.layout = layout
-        self.sequence: Lanes | _Whole
-        if layout is not None and shuffle:
-            self.sequence = Lanes(layout, seed)
-        else:
-            self.sequence = _Whole(samples, seed, shuffle=shuffle)
+        if layout is not None and self.shuffle:
+            return Lanes(layout, self.seed)
+        return _Whole(samples, self.seed, shuffle=self.shuffle)
+
+    def _at(self, epoch: int) -> Lanes | _Whole:
+        later = (one for first, one in reversed(self._extents) if first <= epoch)
+        return next(later, self._extents[0][1])

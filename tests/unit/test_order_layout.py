@@ -90,24 +90,17 @@ def test_unshuffled_stands_in_its_own_order_with_a_layout_too():
     order = Order(samples=30, seed=7, shuffle=False, layout=SMALL)
     assert order.ids(2, 3, 9).tolist() == [3, 4, 5, 6, 7, 8]
     assert order.lanes_in(2) == 0
-    assert order.partitions_ahead(2, 4, 11).tolist() == [0, 1, 2]
-    assert order.partitions_ahead(2, 5, 5).tolist() == []
+    assert order.partitions(2).tolist() == []
 
 
 def test_without_a_layout_there_are_no_lanes_and_no_partitions():
     order = Order(samples=30, seed=7)
     assert order.lanes_in(0) == 0
-    assert order.partitions_ahead(0, 0, 30).tolist() == []
+    assert order.partitions(0).tolist() == []
     with pytest.raises(IndexError, match="lane 0 of epoch 0, which has 0 lanes"):
         order.lane_partitions(0, 0)
     with pytest.raises(IndexError, match="lane 2 of epoch 5, which has 2 lanes"):
         order_of(SMALL).lane_partitions(5, 2)
-
-
-def test_places_outside_the_epoch_are_refused():
-    for start, stop in [(-1, 2), (3, 2), (0, 31)]:
-        with pytest.raises(IndexError, match="outside an epoch of 30"):
-            order_of(SMALL).partitions_ahead(0, start, stop)
 
 
 def test_an_epoch_without_end_costs_no_more_than_its_partitions():
@@ -180,25 +173,15 @@ def test_an_order_travels_between_processes():
         assert copy.ids(epoch, 0, samples).tolist() == order.ids(epoch, 0, samples).tolist()
 
 
-def test_partitions_are_named_when_they_are_needed():
+def test_partitions_are_named_in_the_order_of_reading_and_empty_ones_are_not():
     order = order_of(even(3_200, 32, window=2))
-    step = 8 * 16
-    first = order.partitions_ahead(0, 0, step)
-    heads = [set(order.lane_partitions(0, lane)[:2].tolist()) for lane in range(8)]
-    assert [set(pair) for pair in first.reshape(8, 2).tolist()] == heads
-    assert sorted(order.partitions_ahead(0, 0, 3_200).tolist()) == list(range(32))
-    # A window of 200 rows lasts 12.5 steps of 16 rows: the 13th step needs the next one too.
-    assert len(order.partitions_ahead(0, 0, 12 * step)) == 16
-    longer = order.partitions_ahead(0, 0, 13 * step).tolist()
-    assert longer[:16] == first.tolist()
-    assert set(longer[16:]) == set(range(32)) - set(longer[:16])
-
-
-def test_empty_partitions_are_never_read():
+    read = order.partitions(0)
+    for window in range(2):
+        heads = [order.lane_partitions(0, lane)[2 * window :][:2].tolist() for lane in range(8)]
+        assert read[16 * window :][:16].reshape(8, 2).tolist() == heads
     layout = Layout(partitions=(0, 0, 6, 6, 6, 8, 8), lanes=2, run=1, window=2)
-    order = order_of(layout)
-    assert set(order.partitions_ahead(0, 0, 8).tolist()) == {1, 4}
-    assert sorted(order.ids(0, 0, 8).tolist()) == list(range(8))
+    assert set(order_of(layout).partitions(0).tolist()) == {1, 4}
+    assert sorted(order_of(layout).ids(0, 0, 8).tolist()) == list(range(8))
 
 
 def test_data_that_grew():
