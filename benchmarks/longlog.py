@@ -25,7 +25,7 @@ from typing import Any
 from raycloud.clock import SystemClock, VirtualClock
 from raycloud.control import Control
 from raycloud.events import Event, RunStarted, StepsCommitted
-from raycloud.report.log import entries_of, read_log
+from raycloud.report.log import Tail, entries_of
 from raycloud.report.recorder import Recorder
 from raycloud.report.snapshot import EVERY, keep
 from raycloud.report.state import RunState
@@ -80,7 +80,7 @@ def simulated(run: RunDirectory) -> None:
 def lengthened(log: Path) -> None:
     """Repeat the newest report of all members, a second apart, and make the last snapshot."""
     fold = RunState()
-    for entry in read_log(log):
+    for entry in Tail(log).rest():
         fold.apply(*entry)
     before = log.read_text().splitlines()
     record = next(record for record in map(json.loads, reversed(before)) if _is_of_all(record))

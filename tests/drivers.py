@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raycloud.events import CheckpointPublished, Recovered, RunStarted, StepsCommitted
-from raycloud.report.log import read_log
+from raycloud.report.log import Tail
 from raycloud.spec import Job, dump_job
 from tests.heads import TOKEN, Head
 from tests.live import RAYCLOUD, ROOT, Command, command, events, of_kind, processes_below
@@ -71,7 +71,7 @@ def joined(one: Command, run_dir: Path) -> bool:
 def check_words(run_dir: Path) -> None:
     """Every word of every worker is in the log, once, and in its order."""
     told: dict[int, list[int]] = {}
-    for _, _, word in read_log(run_dir / "events.jsonl"):
+    for _, _, word in Tail(run_dir / "events.jsonl").rest():
         if word is not None:
             told.setdefault(word[0], []).append(word[1])
     assert told

@@ -15,11 +15,17 @@ from raycloud.events import (
     RunStarted,
     StepsCommitted,
 )
-from raycloud.report.log import to_line
+from raycloud.report.log import Entry, entries_of, to_line
 from raycloud.report.summary import of_run, write_summary
 
 JOB = "name: gpt\ntask: raycloud.metrics:Mean\nglobal_batch: 8\nmicro_batch: 4\n"
 STARTED_T = 1_800_000_000.0
+
+
+def from_line(line: str) -> tuple[float, Event]:
+    """The event of a line that holds one, with its time."""
+    (entry,) = entries_of(line)
+    return entry.t, entry.event
 
 
 def commit(
@@ -100,3 +106,8 @@ def run_directory(path: Path, job: str, told: list[tuple[float, Event]]) -> Path
     (path / "events.jsonl").write_text(text(told))
     write_summary(path / "summary.json", of_run(path))
     return path
+
+
+def pairs(found: list[Entry]) -> list[tuple[float, Event]]:
+    """Times and events of entries."""
+    return [(entry.t, entry.event) for entry in found]

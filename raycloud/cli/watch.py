@@ -79,7 +79,7 @@ def _follow_to_the_end(watched: Watched, lines: Lines) -> None:
     clock, gone = SystemClock(), False
     while True:
         entries = watched.read()
-        for t, event in entries:
+        for t, event, _ in entries:
             for line in lines.see(t, event):
                 typer.echo(line)
         if entries:
@@ -108,7 +108,7 @@ def _show_page(watched: Watched) -> None:
         drawn_s = -_REDRAW_S
         while True:
             entries = watched.read()
-            for t, event in entries:
+            for t, event, _ in entries:
                 watched.see(t, event)
             now_s = clock.monotonic_s()
             if not entries or now_s - drawn_s >= _REDRAW_S:

@@ -14,6 +14,7 @@ from raycloud.report.figures import (
     byte_count,
     duration,
     figure,
+    leaves,
     percent,
     printable_line,
     sparkline,
@@ -184,7 +185,7 @@ def flat(job: Job) -> dict[str, Any]:
     """
     values = job.resolved().model_dump(mode="json")
     values["task"] = TaskReference.parse(str(values["task"])).portable
-    return dict(_leaves(values, ""))
+    return dict(leaves(values))
 
 
 def earlier(directory: Path) -> Path | None:
@@ -198,17 +199,6 @@ def earlier(directory: Path) -> Path | None:
         if RunDirectory(candidate).summary_json.is_file():
             return candidate
     return None
-
-
-def _leaves(values: Mapping[str, Any], above: str) -> list[tuple[str, Any]]:
-    leaves: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        place = f"{above}{name}"
-        if isinstance(value, Mapping) and value:
-            leaves += _leaves(value, f"{place}.")
-        elif not isinstance(value, Mapping):
-            leaves.append((place, value))
-    return leaves
 
 
 _CURVE_CELLS = 16

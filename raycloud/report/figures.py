@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raycloud.redact import redact_text
@@ -82,6 +82,19 @@ def finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: finite(inner) for name, inner in value.items()}
     return [finite(inner) for inner in value] if isinstance(value, list) else value
+
+
+def leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested values by their dotted names; a section that is empty has none.
+
+    >>> dict(leaves({"steps": 3, "data": {"path": None, "kinds": ["a"]}}))
+    {'steps': 3, 'data.path': None, 'data.kinds': ['a']}
+    """
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
 
 
 def row(label: str, text: str, width: int = 14) -> str:

@@ -20,7 +20,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from raycloud.bounded import LARGEST_BYTES, json_value, open_regular, text_lines
+from raycloud.bounded import LARGEST_BYTES, json_value, open_regular
 from raycloud.errors import InternalError, RunDirectoryError
 from raycloud.events import FORMAT, Event, StepsCommitted
 from raycloud.redact import redact
@@ -108,21 +108,11 @@ def to_merged_line(reports: Sequence[Entry]) -> str:
     return _text({**record, "same": same, "each": each}, event)
 
 
-def from_line(line: str) -> tuple[float, Event]:
-    """The inverse of `to_line`, but for what was redacted.
-
-    Raises:
-        ValueError: The line is no JSON object, or is of a newer format or an unknown kind.
-    """
-    t, event, _ = next(entries_of(line))
-    return t, event
-
-
 def entries_of(line: str) -> Iterator[Entry]:
     """What a line holds: one event, or several members' reports.
 
     Raises:
-        ValueError: As `from_line`.
+        ValueError: The line is no JSON object, or is of a newer format or an unknown kind.
     """
     record = json_value(line)
     if not isinstance(record, dict):
@@ -135,7 +125,9 @@ def entries_of(line: str) -> Iterator[Entry]:
         )
     try:
         t = _time(record["t"])
-        kind = _kind_of(record)
+        kind = _EVENTS.get(str(record.get("event")))
+        if kind is None:
+            raise ValueError(f"unknown event {record.get('event')!r}: written by a newer raycloud?")
         if merged:
             yield from _parted(t, kind, record)
         else:
@@ -165,54 +157,6 @@ def _word(member: Any, number: Any) -> tuple[int, int]:
     if type(member) is not int or type(number) is not int:
         raise TypeError(f"{member!r:.80}, {number!r:.80} names no word")
     return member, number
-
-
-def read_events(path: Path) -> Iterator[tuple[float, Event]]:
-    """The (unix seconds, event) of each entry in order; a torn last line is left out.
-
-    Raises:
-        RunDirectoryError: The log is missing, a line is damaged, or a newer raycloud wrote it.
-    """
-    return ((t, event) for t, event, _ in read_log(path))
-
-
-def read_log(path: Path, at: int = 0, lines_before: int = 0) -> Iterator[Entry]:
-    """The entries of a log in order; a torn last line is left out.
-
-    Args:
-        path: The log.
-        at: So many bytes are left out, and with them `lines_before` lines.
-        lines_before: Are counted where a damaged line is named.
-
-    Raises:
-        RunDirectoryError: The log is missing, a line is damaged, or a newer raycloud wrote it.
-    """
-    try:
-        file = open_regular(path)
-    except OSError as error:
-        raise _no_log(path, error) from error
-    with file:
-        file.seek(at)
-        lines, number = text_lines(file), lines_before
-        while True:
-            number, line = number + 1, None
-            try:
-                if (line := next(lines, None)) is None:
-                    return
-                if not line.endswith("\n"):
-                    list(entries_of(line))  # torn: its writer was killed, or writes it just now
-                yield from entries_of(line)
-            except ValueError as error:
-                if line is not None and not line.endswith("\n"):
-                    return
-                raise _bad_line(path, number, error) from error
-
-
-def _kind_of(record: Mapping[str, Any]) -> type[Event]:
-    kind = _EVENTS.get(str(record.get("event")))
-    if kind is None:
-        raise ValueError(f"unknown event {record.get('event')!r}: written by a newer raycloud?")
-    return kind
 
 
 def _time(value: Any) -> float:
@@ -327,21 +271,24 @@ def _spelled(value: Any) -> Any:
 class Tail:
     """The lines of a log that are whole, each once, as they come.
 
-    A line without its newline is still being written, or torn: it waits. The file need not be there
-    yet. One that is replaced by a shorter one is read from its start, as a new log.
+    A line without its newline is still being written, or torn: it waits. One that is replaced by a
+    shorter one is read from its start, as a new log.
+
+    Args:
+        path: The log; it need not be there yet.
+        at: So many bytes are left out, and with them `lines` lines.
+        lines: Are counted where a damaged line is named.
 
     Attributes:
-        path: The log.
+        at: Bytes that have been read, and `lines`.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._at = 0  # bytes that have been read
-        self._lines = 0
+    def __init__(self, path: Path, *, at: int = 0, lines: int = 0) -> None:
+        self.path, self.at, self.lines = path, at, lines
         self._torn: tuple[int, int] | None = None  # the file, when no whole line was left
 
-    def read(self) -> list[tuple[float, Event]]:
-        """The (unix seconds, event) of what has come since; a part of it if that is much.
+    def read(self) -> list[Entry]:
+        """The entries that have come since; a part of them if that is much.
 
         Raises:
             RunDirectoryError: The log cannot be read, a line is damaged or without end, or a newer
@@ -351,23 +298,46 @@ class Tail:
         whole = block[: block.rfind(b"\n") + 1]
         if not whole and len(block) > LARGEST_BYTES:
             raise RunDirectoryError(
-                f"{self.path}, line {self._lines + 1} is longer than {LARGEST_BYTES} bytes",
+                f"{self.path}, line {self.lines + 1} is longer than {LARGEST_BYTES} bytes",
                 hint="it is no event log, or is damaged",
             )
-        self._at += len(whole)
-        return [entry for line in whole.splitlines() for entry in self._entries(line)]
+        self.at += len(whole)
+        entries: list[Entry] = []
+        for line in whole.splitlines():
+            self.lines += 1
+            try:
+                entries += entries_of(line.decode("utf-8", errors="replace"))
+            except ValueError as error:
+                raise RunDirectoryError(
+                    f"{self.path}, line {self.lines} cannot be read: {error}",
+                    hint="read this run with the raycloud that wrote it, or a newer one",
+                ) from error
+        return entries
+
+    def rest(self) -> Iterator[Entry]:
+        """All entries that have come since, of a log that has to be there.
+
+        Raises:
+            RunDirectoryError: As `read`; or the log is missing.
+        """
+        try:
+            self.path.stat()
+        except OSError as error:
+            raise _no_log(self.path, error) from error
+        while entries := self.read():
+            yield from entries
 
     def _block(self) -> bytes:
         """What stands behind the lines that have been read, if it may hold a whole one by now."""
         try:
             with open_regular(self.path) as file:
                 found = os.fstat(file.fileno())
-                if found.st_size < self._at:
-                    self._at = self._lines = 0
+                if found.st_size < self.at:
+                    self.at = self.lines = 0
                 now = (found.st_size, found.st_mtime_ns)
                 if now == self._torn:
                     return b""
-                file.seek(self._at)
+                file.seek(self.at)
                 block = file.read(_MOST_BYTES)
                 if b"\n" not in block:  # a line that is longer than a block
                     block += file.readline(LARGEST_BYTES + 1 - len(block))
@@ -378,14 +348,6 @@ class Tail:
         except OSError as error:
             raise _no_log(self.path, error) from error
 
-    def _entries(self, line: bytes) -> list[tuple[float, Event]]:
-        self._lines += 1
-        try:
-            entries = entries_of(line.decode("utf-8", errors="replace"))
-            return [(t, event) for t, event, _ in entries]
-        except ValueError as error:
-            raise _bad_line(self.path, self._lines, error) from error
-
 
 def _no_log(path: Path, error: OSError) -> RunDirectoryError:
     return RunDirectoryError(
@@ -394,8 +356,10 @@ def _no_log(path: Path, error: OSError) -> RunDirectoryError:
     )
 
 
-def _bad_line(path: Path, number: int, error: ValueError) -> RunDirectoryError:
-    return RunDirectoryError(
-        f"{path}, line {number} cannot be read: {error}",
-        hint="read this run with the raycloud that wrote it, or a newer one",
-    )
+def read_events(path: Path) -> Iterator[tuple[float, Event]]:
+    """The (unix seconds, event) of each entry in order; a torn last line is left out.
+
+    Raises:
+        RunDirectoryError: The log is missing, a line is damaged, or a newer raycloud wrote it.
+    """
+    return ((t, event) for t, event, _ in Tail(path).rest())

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from raycloud.errors import MachineError, RunDirectoryError
 from raycloud.events import Evaluated, Event, Noticed, RunStarted, StepsCommitted
 from raycloud.redact import redact
+from raycloud.report import snapshot
 from raycloud.report.log import (
     MOST_MERGED,
     Entry,
@@ -27,7 +28,6 @@ from raycloud.report.log import (
     to_merged_line,
     to_microseconds,
 )
-from raycloud.report.snapshot import Snapshotter
 from raycloud.report.summary import Summary, summarize, write_summary
 
 if TYPE_CHECKING:
@@ -88,9 +88,9 @@ class Recorder:
             self.lock = _hold(self._events, run.path)
             for path in (run.events_jsonl, run.ledger):
                 cut_torn_line(path)
-            self._snapshotter = Snapshotter(run.events_jsonl)
+            self.state, tail, self._unkept = snapshot.continued(run.events_jsonl)
+            self._size, self._lines = tail.at, tail.lines
             self._snapshot_failed = False
-            self.state = self._snapshotter.state
             self._ledger = run.ledger.open("a", encoding="utf-8", buffering=1)
 
     @property
@@ -169,10 +169,21 @@ class Recorder:
                     metrics = entry.event.metrics
                     values = {f"eval/{name}": value for name, value in metrics.items()}
                     self._publish(entry.t, entry.event.step, values)
-        error = self._snapshotter.wrote(line, len(entries))
-        if error is not None and not self._snapshot_failed:
-            self._snapshot_failed = True
-            self.record(Noticed(what="the log has no snapshot", detail={"why": str(error)}))
+        self._size, self._lines = self._size + len(line) + 1, self._lines + 1  # it is ASCII
+        self._unkept += len(entries)
+        if self._unkept >= snapshot.EVERY:
+            self._unkept = 0
+            self._keep()
+
+    def _keep(self) -> None:
+        """Make a snapshot; one that cannot be written is tried later, as the log has all of it."""
+        log = self._run.events_jsonl
+        try:
+            snapshot.keep(log, self.state, size=self._size, lines=self._lines)
+        except OSError as error:
+            if not self._snapshot_failed:
+                self._snapshot_failed = True
+                self.record(Noticed(what="the log has no snapshot", detail={"why": str(error)}))
 
     def append_ledger(self, lines: Iterable[str]) -> None:
         """Append lines to the ledger, given without their newlines.

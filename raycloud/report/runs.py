@@ -189,9 +189,9 @@ def log_lines(directory: Path, clock: Clock, *, follow: bool) -> Iterator[str]:
     while True:
         held = driver_of(directory) is not None  # before reading: the end of its log is read
         while entries := tail.read():
-            for t, event in entries:
-                _, text = state.apply(t, event)
-                if text is not None and not isinstance(event, RunFinished):
+            for entry in entries:
+                _, text = state.apply(*entry)
+                if text is not None and not isinstance(entry.event, RunFinished):
                     yield text
         alive = _is_alive(directory, state.tally, clock, held=held)
         yield to_line(_status(directory, state.tally, clock, alive=alive))

@@ -17,14 +17,13 @@ from typing import IO, Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from raycloud.bounded import json_value, open_regular, read_whole
-from raycloud.report.log import read_log
+from raycloud.report.log import Tail
 from raycloud.report.state import RunState
 
 FORMAT = 1  # raised whenever `RunState` comes to something else, or is kept otherwise
 EVERY = 10_000  # entries of the log; to read as many takes about a second
 
 _DIGESTED_BYTES = 1 << 16
-_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +32,7 @@ class Snapshot:
 
     Attributes:
         format: See `FORMAT`.
-        size: Bytes of the log, whole lines.
-        lines: As many.
+        size: Bytes of the log, which are so many whole `lines`.
         digest: Of the last of these bytes.
         fold: The state they come to.
     """
@@ -57,57 +55,6 @@ def path_of(log: Path) -> Path:
     return log.with_suffix(".snapshot.json")
 
 
-class Snapshotter:
-    """Makes a snapshot of a log that this process writes, each time that it has grown by `EVERY`.
-
-    Args:
-        log: It ends with a whole line.
-
-    Attributes:
-        state: What the log comes to.
-
-    Raises:
-        RunDirectoryError: As `read_log`.
-    """
-
-    def __init__(self, log: Path) -> None:
-        self._log = log
-        kept = snapshot_of(log)
-        size, lines = (0, 0) if kept is None else (kept.size, kept.lines)
-        self.state = state_of(log, kept)
-        with open_regular(log) as file:
-            self._size = os.fstat(file.fileno()).st_size
-            file.seek(size)
-            blocks = iter(lambda: file.read(_BLOCK_BYTES), b"")
-            self._new = sum(block.count(b"\n") for block in blocks)
-        self._lines = lines + self._new
-
-    def wrote(self, line: str, entries: int) -> OSError | None:
-        """Count a line that was appended, given without its newline, and its `entries`.
-
-        Returns:
-            Why a snapshot could not be written: one is tried later, and the log has all of it.
-        """
-        self._size += len(line.encode()) + 1
-        self._lines += 1
-        self._new += entries
-        if self._new >= EVERY:
-            try:
-                self.keep()
-            except OSError as error:
-                return error
-        return None
-
-    def keep(self) -> None:
-        """Make a snapshot now; the one before stays whole until then.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        self._new = 0
-        keep(self._log, self.state, size=self._size, lines=self._lines)
-
-
 def keep(log: Path, state: RunState, *, size: int, lines: int) -> None:
     """Write the snapshot of a log: what its first `size` bytes, which are `lines`, come to.
 
@@ -125,21 +72,27 @@ def keep(log: Path, state: RunState, *, size: int, lines: int) -> None:
     draft.replace(path)
 
 
-def state_of(log: Path, kept: Snapshot | None = None) -> RunState:
+def state_of(log: Path) -> RunState:
     """The state that a log comes to.
 
-    Args:
-        log: Which.
-        kept: Its snapshot; None: it is looked for.
+    Raises:
+        RunDirectoryError: As `Tail.rest`.
+    """
+    return continued(log)[0]
+
+
+def continued(log: Path) -> tuple[RunState, Tail, int]:
+    """The same, the tail of the log behind it, and how many lines its snapshot has not seen.
 
     Raises:
-        RunDirectoryError: As `read_log`.
+        RunDirectoryError: As `Tail.rest`.
     """
-    kept = snapshot_of(log) if kept is None else kept
+    kept = snapshot_of(log)
     state, size, lines = (RunState(), 0, 0) if kept is None else (kept.fold, kept.size, kept.lines)
-    for entry in read_log(log, size, lines):
+    tail = Tail(log, at=size, lines=lines)
+    for entry in tail.rest():
         state.apply(*entry)
-    return state
+    return state, tail, tail.lines - lines
 
 
 def snapshot_of(log: Path) -> Snapshot | None:

@@ -10,19 +10,18 @@ import json
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from raycloud.bounded import json_value, read_whole
 from raycloud.errors import JobError
 from raycloud.events import Noticed
 from raycloud.redact import redact_text
-from raycloud.spec.secrets import kept
+from raycloud.report.figures import leaves
+from raycloud.spec.load import kept_values
 
 if TYPE_CHECKING:
     from raycloud.spec.job import Job
-    from raycloud.spec.sections import WandbSection
 
 FORMAT = 1
 FILE = "tracking.json"
@@ -38,32 +37,12 @@ _MOST_PARAMS = 100
 _MLFLOW_ENDS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Numbers:
+class Numbers(NamedTuple):
     """Measures after `step` steps, at unix second `t`; all of them finite."""
 
     t: float
     step: int
     values: Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class About:
-    """What a tracker learns of a run first.
-
-    Attributes:
-        run: The name of the run directory.
-        job: The job's name.
-        asked: The job as it is kept, without secrets: dotted field to value, as text.
-        version: Of raycloud.
-        known: What the tracker called this run earlier; empty for a new one.
-    """
-
-    run: str
-    job: str
-    asked: Mapping[str, str]
-    version: str
-    known: str = ""
 
 
 class Tracker(Protocol):
@@ -73,8 +52,8 @@ class Tracker(Protocol):
     must count once.
     """
 
-    def begin(self, about: About) -> str:
-        """The run begins or goes on; returns the name that the tracker knows it by."""
+    def begin(self, known: str) -> str:
+        """The run begins, or goes on if it is `known` by a name; returns that name."""
         ...
 
     def add(self, numbers: Sequence[Numbers]) -> None:
@@ -87,42 +66,37 @@ class Tracker(Protocol):
 
 
 class MlflowTracker:
-    """A run in MLflow, on a server or in a database file.
+    """A run in MLflow, on a server or in a database file; its experiment is made if missing.
 
     Numbers that arrive twice are one: they have the same name, step, time and value.
-
-    Args:
-        uri: Where runs are kept.
-        experiment: Made if it is missing.
     """
 
-    def __init__(self, uri: str, experiment: str) -> None:
-        self._uri, self._experiment = uri, experiment
+    def __init__(self, job: Job, folder: Path, version: str) -> None:
+        self._job, self._name, self._version = job, folder.resolve().name, version
         self._client: Any = None
         self._entities: Any = None
         self._run = ""
 
-    def begin(self, about: About) -> str:
+    def begin(self, known: str) -> str:
         """Go on with the run of before, or begin one with the job's fields as parameters."""
+        job, asked = self._job, self._job.tracking.mlflow
         # An extra, and it takes seconds to import.
-        client = importlib.import_module("mlflow").MlflowClient(tracking_uri=self._uri)
+        client = importlib.import_module("mlflow").MlflowClient(tracking_uri=str(asked.uri))
         self._entities = importlib.import_module("mlflow.entities")
-        if about.known:
-            client.update_run(about.known, status="RUNNING")
-            self._client, self._run = client, about.known
-            return about.known
-        experiment = client.get_experiment_by_name(self._experiment)
-        if experiment is None:
-            number = client.create_experiment(self._experiment)
+        if known:
+            client.update_run(known, status="RUNNING")
         else:
-            number = experiment.experiment_id
-        tags = {"raycloud.version": about.version, "raycloud.job": about.job}
-        run = client.create_run(number, run_name=about.run, tags=tags)
-        params = [self._entities.Param(_mlflow_name(n), text) for n, text in about.asked.items()]
-        for first in range(0, len(params), _MOST_PARAMS):
-            client.log_batch(run.info.run_id, params=params[first : first + _MOST_PARAMS])
-        self._client, self._run = client, str(run.info.run_id)
-        return self._run
+            name = asked.experiment or job.name
+            experiment = client.get_experiment_by_name(name)
+            number = experiment.experiment_id if experiment else client.create_experiment(name)
+            tags = {"raycloud.version": self._version, "raycloud.job": job.name}
+            run = client.create_run(number, run_name=self._name, tags=tags)
+            known = str(run.info.run_id)
+            params = [self._entities.Param(_mlflow_name(n), x) for n, x in fields_of(job).items()]
+            for first in range(0, len(params), _MOST_PARAMS):
+                client.log_batch(known, params=params[first : first + _MOST_PARAMS])
+        self._client, self._run = client, known
+        return known
 
     def add(self, numbers: Sequence[Numbers]) -> None:
         """In as few calls as the server takes."""
@@ -145,25 +119,21 @@ def _mlflow_name(name: str) -> str:
 
 
 class WandbTracker:
-    """A run in Weights & Biases: offline into the run directory, or online.
+    """A run in Weights & Biases: offline into `wandb/` of the run directory, or online.
 
     Its own view of the machine, the command line, the code and the terminal is switched off: they
     would show what this project takes out of everything it writes.
-
-    Args:
-        asked: What the job says of it.
-        project: The project's name.
-        folder: The run directory; what it writes goes to `wandb/` there.
     """
 
-    def __init__(self, asked: WandbSection, project: str, folder: Path) -> None:
-        self._asked, self._project, self._folder = asked, project, folder
+    def __init__(self, job: Job, folder: Path, version: str) -> None:
+        self._job, self._folder, self._version = job, folder, version
         self._run: Any = None
         self._newest_t = -1.0  # of the numbers taken in
 
-    def begin(self, about: About) -> str:
+    def begin(self, known: str) -> str:
         """Begin a run with the job's fields as its configuration, or go on with it."""
         wandb: Any = importlib.import_module("wandb")  # an extra, and it takes a second
+        asked = self._job.tracking.wandb
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -177,14 +147,14 @@ class WandbTracker:
             init_timeout=_WANDB_WAIT_S,
         )
         self._run = wandb.init(
-            project=self._project,
-            entity=self._asked.entity,
-            mode="online" if self._asked.mode == "online" else "offline",
-            name=about.run,
-            id=about.known or None,
-            resume="allow" if about.known else None,
+            project=asked.project or self._job.name,
+            entity=asked.entity,
+            mode=asked.mode,
+            name=self._folder.resolve().name,
+            id=known or None,
+            resume="allow" if known else None,
             dir=str(self._folder),
-            config={**about.asked, "raycloud": about.version},
+            config={**fields_of(self._job), "raycloud": self._version},
             reinit="create_new",
             settings=settings,
         )
@@ -228,7 +198,7 @@ def require(job: Job) -> None:
 
 
 class Trackers:
-    """All trackers of one start of a run.
+    """All trackers of one start of a run; none is called before the first numbers.
 
     Args:
         job: What is asked, with its secrets.
@@ -237,31 +207,21 @@ class Trackers:
     """
 
     def __init__(self, job: Job, folder: Path, *, version: str) -> None:
-        """No tracker is called before the first numbers."""
         self._file = folder / FILE
         self._known = _read(self._file)
-        asked, about = (
-            job.tracking,
-            About(
-                run=folder.resolve().name,
-                job=job.name,
-                asked=flat(kept(job.resolved()).model_dump(mode="json")),
-                version=version,
-            ),
-        )
-        self._feeds = []
-        for name in asked_for(job):
-            tracker: Tracker
-            if name == "mlflow":
-                tracker = MlflowTracker(str(asked.mlflow.uri), asked.mlflow.experiment or job.name)
-            else:
-                tracker = WandbTracker(asked.wandb, asked.wandb.project or job.name, folder)
-            self._feeds.append(Feed(name, tracker, replace(about, known=self._known.get(name, ""))))
+        kinds: dict[str, type[MlflowTracker | WandbTracker]] = {
+            "mlflow": MlflowTracker,
+            "wandb": WandbTracker,
+        }
+        self._feeds = [
+            Feed(name, kinds[name](job, folder, version), self._known.get(name, ""))
+            for name in asked_for(job)
+        ]
 
     def add(self, t: float, step: int, values: Mapping[str, float]) -> None:
         """Numbers after `step` steps at unix second `t`. Returns at once."""
         for feed in self._feeds:
-            feed.add(Numbers(t=t, step=step, values=dict(values)))
+            feed.add(Numbers(t, step, dict(values)))
 
     def notices(self) -> list[Noticed]:
         """What went wrong since the last call; also keeps what trackers call the run.
@@ -293,14 +253,12 @@ class Feed:
     Args:
         name: Of the tracker, for notices.
         tracker: Who is called.
-        about: What it learns first.
+        known: What the tracker called this run earlier; empty for a new one.
     """
 
-    def __init__(self, name: str, tracker: Tracker, about: About) -> None:
-        """The thread starts with the first numbers: it imports the tracker's package."""
-        self.name = name
+    def __init__(self, name: str, tracker: Tracker, known: str = "") -> None:
+        self.name, self._tracker, self._known = name, tracker, known
         self.called = ""
-        self._tracker, self._about = tracker, about
         self._waiting: deque[Numbers] = deque()
         self._news = threading.Condition()
         self._notices: deque[Noticed] = deque()
@@ -318,7 +276,7 @@ class Feed:
                 self._waiting.popleft()
                 self._left_out += 1
             self._waiting.append(numbers)
-            if self._thread is None:
+            if self._thread is None:  # it imports the tracker's package
                 name = f"tracker-{self.name}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
@@ -356,44 +314,32 @@ class Feed:
                 status = self._status
             try:
                 if not self.called:
-                    self.called = self._tracker.begin(self._about)
+                    self.called = self._tracker.begin(self._known)
                 if batch:
                     self._tracker.add(batch)
                     batch = []
                 if status is not None:
                     self._tracker.end(status)
                     return
-            except Exception as error:  # noqa: BLE001 - a tracker's trouble is never the run's
-                self._failed(error)
-            else:
                 self._failures = 0
-
-    def _failed(self, error: Exception) -> None:
-        self._failures += 1
-        why = redact_text(f"{type(error).__name__}: {error}").strip().splitlines()[0]
-        if self._failures == 1:
-            self._notice("failed, and is tried again", why=why)
-        elif self._failures == TRIES:
-            self._notice("is told nothing more of this run", why=why)
+            except Exception as error:  # noqa: BLE001 - a tracker's trouble is never the run's
+                self._failures += 1
+                why = redact_text(f"{type(error).__name__}: {error}").strip().splitlines()[0]
+                if self._failures == 1:
+                    self._notice("failed, and is tried again", why=why)
+                elif self._failures == TRIES:
+                    self._notice("is told nothing more of this run", why=why)
 
     def _notice(self, what: str, **detail: object) -> None:
         self._notices.append(Noticed(what=f"tracking: {self.name} {what}", detail=detail))
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested values as dotted names with texts.
-
-    >>> flat({"steps": 3, "data": {"path": None, "shuffle": True}})
-    {'steps': '3', 'data.path': 'null', 'data.shuffle': 'true'}
-    """
-    found: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            plain = value is None or isinstance(value, bool)
-            text = json.dumps(value) if plain else str(value)
-            found[prefix + str(name)] = text[:LONGEST]
+def fields_of(job: Job) -> dict[str, str]:
+    """The job as it is kept, without secrets: dotted field to value, as text."""
+    found = {}
+    for name, value in leaves(kept_values(job)):
+        plain = value is None or isinstance(value, bool)
+        found[name] = (json.dumps(value) if plain else str(value))[:LONGEST]
     return found
 
 

@@ -20,7 +20,7 @@ from raycloud.report.figures import (
     printable_line,
     sparkline,
 )
-from raycloud.report.log import Tail
+from raycloud.report.log import Entry, Tail
 from raycloud.report.notes import metrics_text
 from raycloud.report.run_status import RunStatus, status_of, total_steps
 from raycloud.report.state import RunState
@@ -100,14 +100,14 @@ class Watched:
         steps = total_steps(self.job, self.tally.epoch_samples) if self.job else None
         return status_of(self.tally, now_t=now_t, steps=steps, directory=self.directory)
 
-    def read(self) -> list[tuple[float, Event]]:
-        """The events that were logged since the last call, for `see`; also reads the job anew.
+    def read(self) -> list[Entry]:
+        """The entries that were logged since the last call, for `see`; also reads the job anew.
 
         Raises:
             RunDirectoryError: As `Tail.read`.
         """
         entries = self.tail.read()
-        started = [t for t, event in entries if isinstance(event, RunStarted)]
+        started = [t for t, event, _ in entries if isinstance(event, RunStarted)]
         run = RunDirectory(self.directory)
         if started and run.job_yaml.is_file():  # a resumed run may have changed it
             try:

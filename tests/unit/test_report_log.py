@@ -27,9 +27,10 @@ from raycloud.events import (
 )
 from raycloud.redact import redact, redact_text
 from raycloud.report.data import brief
-from raycloud.report.log import cut_torn_line, from_line, read_events, to_line
+from raycloud.report.log import cut_torn_line, read_events, to_line
 from raycloud.report.recorder import Recorder, ScalarFile
 from raycloud.spec.rundir import RunDirectory
+from tests.logs import from_line
 
 GOLDEN = Path(__file__).parent / "golden" / "events.jsonl"
 

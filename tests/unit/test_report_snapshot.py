@@ -24,7 +24,7 @@ from raycloud.events import (
 )
 from raycloud.report import log, snapshot
 from raycloud.report.recorder import Recorder
-from raycloud.report.snapshot import Snapshotter, path_of, snapshot_of, state_of
+from raycloud.report.snapshot import continued, keep, path_of, snapshot_of, state_of
 from raycloud.report.state import RunState
 from raycloud.report.summary import summarize
 from raycloud.spec.rundir import RunDirectory
@@ -76,6 +76,12 @@ def written(path: Path) -> Path:
     return path
 
 
+def kept(path: Path) -> None:
+    """Make its snapshot now."""
+    state, tail, _ = continued(path)
+    keep(path, state, size=tail.at, lines=tail.lines)
+
+
 def as_kept(fold: RunState) -> str:
     """All that a fold holds."""
     whole = snapshot.Snapshot(format=0, size=0, lines=0, digest="", fold=fold)
@@ -91,7 +97,7 @@ def test_whoever_goes_on_from_it_comes_to_the_same(tmp_path: Path) -> None:
         run.mkdir()
         path = run / "events.jsonl"
         path.write_text("".join(lines[:cut]))
-        Snapshotter(path).keep()
+        kept(path)
         assert snapshot_of(path) is not None
         with path.open("a") as file:
             file.writelines(lines[cut:])
@@ -100,7 +106,7 @@ def test_whoever_goes_on_from_it_comes_to_the_same(tmp_path: Path) -> None:
 
 def test_what_was_kept_is_not_read_again(tmp_path: Path) -> None:
     path = written(tmp_path / "events.jsonl")
-    Snapshotter(path).keep()
+    kept(path)
     before = as_kept(state_of(path))
     with path.open("a") as file:
         file.write(log.to_line(STARTED_T + 99, Noticed(what="more")) + "\n")
@@ -127,7 +133,7 @@ def test_the_bytes_before_those_that_are_digested_are_not_looked_at(
     monkeypatch.setattr(snapshot, "_DIGESTED_BYTES", 16)
     path = written(tmp_path / "events.jsonl")
     expected = as_kept(state_of(path))
-    Snapshotter(path).keep()
+    kept(path)
     with path.open("r+b") as file:
         file.write(b"#" * 200)
     assert as_kept(state_of(path)) == expected
@@ -161,7 +167,7 @@ def test_a_recorder_keeps_it_as_the_log_grows_and_goes_on_from_it(
 def test_a_summary_is_the_same(tmp_path: Path) -> None:
     path = written(tmp_path / "events.jsonl")
     expected = summarize(state_of(path).tally)
-    Snapshotter(path).keep()
+    kept(path)
     assert repr(summarize(state_of(path).tally)) == repr(expected)
 
 
@@ -203,7 +209,7 @@ DAMAGES = {
 def test_one_that_is_damaged_is_passed_over(damage: str, tmp_path: Path) -> None:
     path = written(tmp_path / "events.jsonl")
     expected = as_kept(state_of(path))
-    Snapshotter(path).keep()
+    kept(path)
     text = DAMAGES[damage](path_of(path).read_bytes())
     path_of(path).unlink() if text is None else path_of(path).write_bytes(text)
     assert snapshot_of(path) is None
@@ -212,7 +218,7 @@ def test_one_that_is_damaged_is_passed_over(damage: str, tmp_path: Path) -> None
 
 def test_one_of_another_log_is_passed_over(tmp_path: Path) -> None:
     path = written(tmp_path / "events.jsonl")
-    Snapshotter(path).keep()
+    kept(path)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:-1], lines[-1].replace("0.1", "0.2"), lines[-1]]))
     assert snapshot_of(path) is None

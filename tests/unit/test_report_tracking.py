@@ -19,12 +19,10 @@ import pytest
 from raycloud.errors import JobError
 from raycloud.events import Noticed
 from raycloud.report import tracking
-from raycloud.report.tracking import About, Feed, Numbers, Trackers, flat, require
+from raycloud.report.tracking import Feed, Numbers, Trackers, fields_of, require
 from raycloud.spec import Job
 from tests.live import command, wait_for
 from tests.tiers import variants
-
-ABOUT = About(run="r", job="j", asked={}, version="1")
 
 
 class Told:
@@ -34,9 +32,9 @@ class Told:
         self.fails, self.gate = fails, gate
         self.calls: list[Any] = []
 
-    def begin(self, about: About) -> str:
-        self.calls.append(("begin", about.known))
-        return about.known or "new"
+    def begin(self, known: str) -> str:
+        self.calls.append(("begin", known))
+        return known or "new"
 
     def add(self, numbers: Sequence[Numbers]) -> None:
         if self.gate is not None:
@@ -51,7 +49,7 @@ class Told:
 
 
 def number(step: int) -> Numbers:
-    return Numbers(t=float(step), step=step, values={"train/loss": 1.0 / step})
+    return Numbers(float(step), step, {"train/loss": 1.0 / step})
 
 
 def steps_of(told: Told) -> list[int]:
@@ -66,7 +64,7 @@ def closed(feed: Feed, status: str = "finished", wait_s: float = 30.0) -> list[N
 
 def test_numbers_are_told_in_order_and_the_end_last() -> None:
     told = Told()
-    feed = Feed("t", told, ABOUT)
+    feed = Feed("t", told)
     for step in range(1, 6):
         feed.add(number(step))
     assert closed(feed, "stopped") == []
@@ -78,13 +76,13 @@ def test_numbers_are_told_in_order_and_the_end_last() -> None:
 
 def test_a_tracker_that_is_told_nothing_is_never_begun() -> None:
     told = Told()
-    assert closed(Feed("t", told, ABOUT)) == []
+    assert closed(Feed("t", told)) == []
     assert told.calls == []
 
 
 def test_what_failed_is_told_again() -> None:
     told = Told(fails=2)
-    feed = Feed("t", told, ABOUT)
+    feed = Feed("t", told)
     feed.add(number(1))
     notices = closed(feed)
     assert steps_of(told) == [1]
@@ -95,7 +93,7 @@ def test_what_failed_is_told_again() -> None:
 
 def test_a_tracker_that_keeps_failing_is_given_up() -> None:
     told = Told(fails=99)
-    feed = Feed("t", told, ABOUT)
+    feed = Feed("t", told)
     feed.add(number(1))
     whats = [notice.what for notice in closed(feed)]
     assert whats == [
@@ -110,7 +108,7 @@ def test_a_slow_tracker_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(tracking, "MOST_WAITING", 5)
     gate = threading.Event()
     told = Told(gate=gate)
-    feed = Feed("t", told, ABOUT)
+    feed = Feed("t", told)
     feed.add(number(1))
     feed.finish("finished")
     wait_for("the first call", lambda: not feed._waiting)
@@ -154,8 +152,11 @@ def test_a_folder_called_like_a_package_is_none(
 
 
 def test_fields_are_flat_texts() -> None:
-    assert flat(job().model_dump(mode="json"))["tracking.wandb.mode"] == "off"
-    assert flat({"a": {"b": [1, 2]}, "c": "x" * 900}) == {"a.b": "[1, 2]", "c": "x" * 500}
+    settings = {"a": {"b": [1, 2]}, "c": "x" * 900, "api_key": "hunter2"}
+    found = fields_of(job().model_copy(update={"settings": settings}))
+    assert (found["tracking.wandb.mode"], found["tracking.mlflow.uri"]) == ("off", "null")
+    assert (found["settings.a.b"], found["settings.c"]) == ("[1, 2]", "x" * 500)
+    assert found["settings.api_key"] == "[redacted]"
 
 
 def run_with(asked: Job, folder: Path, steps: range, status: str) -> list[Noticed]:
