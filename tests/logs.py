@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from raycloud.events import (
     CheckpointPublished,
@@ -16,7 +19,8 @@ from raycloud.events import (
     StepsCommitted,
 )
 from raycloud.report.log import Entry, entries_of, to_line
-from raycloud.report.summary import of_run, write_summary
+from raycloud.report.state import Tally
+from raycloud.report.summary import Summary, of_run, summarize, write_summary
 
 JOB = "name: gpt\ntask: raycloud.metrics:Mean\nglobal_batch: 8\nmicro_batch: 4\n"
 STARTED_T = 1_800_000_000.0
@@ -26,6 +30,26 @@ def from_line(line: str) -> tuple[float, Event]:
     """The event of a line that holds one, with its time."""
     (entry,) = entries_of(line)
     return entry.t, entry.event
+
+
+def tally_of(told: Iterable[tuple[float, Event]]) -> Tally:
+    """What these events come to."""
+    tally = Tally()
+    for t, event in told:
+        tally.apply(t, event)
+    return tally
+
+
+def fold(
+    told: Iterable[tuple[float, Event]], *, predicted: Mapping[str, Any] | None = None
+) -> Summary:
+    """The summary of these events."""
+    return summarize(tally_of(told), predicted=predicted)
+
+
+def read_summary(path: Path) -> Summary:
+    """The summary in a `summary.json`."""
+    return Summary.from_record(json.loads(path.read_text()))
 
 
 def commit(

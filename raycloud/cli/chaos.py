@@ -113,23 +113,23 @@ def _outcome(job: Job, faults: tuple[Fault, ...], out: Path | None, where: Where
     from raycloud.errors import RunDirectoryError
     from raycloud.faults import schedule_text
     from raycloud.on_ray.chaos import Telling, under_faults
-    from raycloud.report.chaos_report import Kept
+    from raycloud.report.chaos_report import PAGE, RECORD, SCHEDULE, keep, keep_outcome
     from raycloud.report.progress import shown_plainly
     from raycloud.spec import choose
 
     try:
-        kept, clock = Kept(choose(out, f"{job.name}-chaos", resume=False).path), SystemClock()
+        place = choose(out, f"{job.name}-chaos", resume=False).path
     except RunDirectoryError as error:
         error.hint = "give a directory that is new or empty with --out"
         raise
 
     for fault in faults:
         say(f"planned: {fault}")
-    kept.write_schedule(schedule_text(faults))
-    say(f"the schedule is kept in {kept.schedule}; --schedule takes it again")
-    telling = Telling(say=say, shown=lambda job: shown_plainly(job, clock, say))
+    keep(place / SCHEDULE, schedule_text(faults))
+    say(f"the schedule is kept in {place / SCHEDULE}; --schedule takes it again")
+    telling = Telling(say=say, shown=lambda job: shown_plainly(job, SystemClock(), say))
     with contextlib.redirect_stdout(sys.stderr):  # Ray prints there that a worker has died
-        outcome = under_faults(job, faults, kept.path, telling, where=where)
-    kept.write(outcome)
-    say(f"the report is in {kept.page} and {kept.record}")
+        outcome = under_faults(job, faults, place, telling, where=where)
+    keep_outcome(place, outcome)
+    say(f"the report is in {place / PAGE} and {place / RECORD}")
     return outcome

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,54 +53,34 @@ ol { padding-left: 1.5em } code { font-size: .9em }
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What is kept of it beside the two runs, in one directory."""
+SCHEDULE, RECORD, PAGE = "schedule.yaml", "chaos.json", "chaos.html"
+"""What is kept beside the two runs: the faults, to be asked for again, and the outcome twice."""
 
-    path: Path
 
-    @property
-    def schedule(self) -> Path:
-        """The faults, to be asked for again."""
-        return self.path / "schedule.yaml"
+def keep(path: Path, text: str) -> None:
+    """Write one of these files, whole or not at all.
 
-    @property
-    def record(self) -> Path:
-        """The outcome."""
-        return self.path / "chaos.json"
+    Raises:
+        RunDirectoryError: It cannot be written.
+    """
+    draft = path.with_name(path.name + ".draft")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be written: {error.strerror}", hint="give another --out"
+        ) from error
 
-    @property
-    def page(self) -> Path:
-        """The outcome, for people."""
-        return self.path / "chaos.html"
 
-    def write_schedule(self, text: str) -> None:
-        """Keep the faults, before any happens.
+def keep_outcome(folder: Path, outcome: Outcome) -> None:
+    """Keep the outcome, as a record and as a page.
 
-        Raises:
-            RunDirectoryError: It cannot be written.
-        """
-        self._write(self.schedule, text)
-
-    def write(self, outcome: Outcome) -> None:
-        """Keep the outcome, as a record and as a page.
-
-        Raises:
-            RunDirectoryError: It cannot be written.
-        """
-        record = json.dumps(outcome.to_record(), indent=2, allow_nan=False)
-        self._write(self.record, record + "\n")
-        self._write(self.page, outcome_page(outcome))
-
-    def _write(self, path: Path, text: str) -> None:
-        draft = path.with_name(path.name + ".draft")
-        try:
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(path)
-        except OSError as error:
-            raise RunDirectoryError(
-                f"{path} cannot be written: {error.strerror}", hint="give another --out"
-            ) from error
+    Raises:
+        RunDirectoryError: It cannot be written.
+    """
+    keep(folder / RECORD, json.dumps(outcome.to_record(), indent=2, allow_nan=False) + "\n")
+    keep(folder / PAGE, outcome_page(outcome))
 
 
 def outcome_text(outcome: Outcome) -> str:

@@ -120,6 +120,10 @@ class DataTally:
     def to_record(self, *, samples: int, epoch_samples: int) -> dict[str, Any]:
         """Plain values; none where no data was prepared.
 
+        By split what the latest session prepared; the `bytes` on disk of all splits, `access_s` of
+        reading one epoch out of the cache, `access_s_per_gb` of it, `cost_per_month` where a price
+        is given, and `efficiency` (see `storage_efficiency`).
+
         Args:
             samples: That `read_s` was spent on.
             epoch_samples: Samples of an epoch.

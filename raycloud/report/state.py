@@ -48,6 +48,14 @@ _MOST_POINTS = 4096
 _FRESH_POINTS = 1024  # the newest ones, never merged
 _MOST_NOTICES = 100
 _MOST_NOTES = 200
+_STATES: dict[type[Event], str] = {  # of a member, after such an event of it
+    DataPreparing: "waiting for data",
+    MemberReady: "ready",
+    MemberDone: "done",
+    MemberLeaving: "leaving",
+    MemberLost: "lost",
+    MemberFailed: "failed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +115,10 @@ class Member:
     """One member as it was last heard of.
 
     Attributes:
-        state: `starting`, `waiting for data`, `ready`, `training`, `done`, `lost` or `failed`.
+        state: `starting`, `training` or one of `_STATES`.
         share: Its micro-batches per step in the newest generation; None outside of it.
         step: The step after the last one that it reported.
-        compute_s: Seconds of computing per step in its newest report.
-        exchange_s: Seconds of waiting for the exchange per step in it.
+        compute_s: Seconds of computing per step in its newest report; `exchange_s`: of waiting.
         heard_t: Unix seconds of its newest event.
     """
 
@@ -456,9 +463,7 @@ class RunState:
         return point, text
 
     def _apply_report(self, t: float, event: StepsCommitted) -> None:
-        member = self.members.get(event.member)
-        if member is None:
-            member = self.members[event.member] = Member()
+        member = self.members.get(event.member) or self.members.setdefault(event.member, Member())
         steps = max(1, event.last_step - event.first_step)
         member.heard_t, member.state, member.step = t, "training", event.last_step
         member.compute_s = event.compute_s / steps
@@ -480,29 +485,17 @@ class RunState:
                     member.state, member.share = "training", share
             case _:
                 said_by = getattr(event, "member", None)
-                if isinstance(said_by, int):
-                    member = self.members.setdefault(said_by, Member())
-                    member.heard_t = t
-                    self._apply_to_member(member, event)
-
-    def _apply_to_member(self, member: Member, event: Event) -> None:
-        match event:
-            case MemberSpawned():
-                member.node = event.node or member.node
-            case DataPreparing():
-                member.state = "waiting for data"
-            case MemberReady():
-                member.state, member.node = "ready", event.node or member.node
-            case MemberDone():
-                member.state, member.step = "done", event.step
-            case MemberLeaving():
-                member.state = "leaving"
-            case MemberLost():
-                member.state, member.share = "lost", None
-            case MemberFailed():
-                member.state, member.share = "failed", None
-            case _:
-                pass
+                if not isinstance(said_by, int):
+                    return
+                member = self.members.setdefault(said_by, Member())
+                member.heard_t = t
+                member.state = _STATES.get(type(event), member.state)
+                if isinstance(event, MemberSpawned | MemberReady):
+                    member.node = event.node or member.node
+                elif isinstance(event, MemberDone):
+                    member.step = event.step
+                elif isinstance(event, MemberLost | MemberFailed):
+                    member.share = None
 
 
 def _merged(a: Point, b: Point) -> Point:

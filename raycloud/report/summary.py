@@ -6,7 +6,7 @@ import json
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
@@ -17,11 +17,10 @@ from raycloud.errors import RunDirectoryError
 from raycloud.redact import redact
 from raycloud.report.figures import finite
 from raycloud.report.snapshot import state_of
-from raycloud.report.state import Tally
 from raycloud.spec.rundir import RunDirectory
 
 if TYPE_CHECKING:
-    from raycloud.events import Event
+    from raycloud.report.state import Tally
     from raycloud.spec.job import Job
 
 FORMAT = 1
@@ -43,45 +42,32 @@ class Summary:
 
     Attributes:
         status: `finished`, `stopped`, `failed`; `unfinished` while it runs or after it was killed.
-        steps: Steps that every member of the generation has committed, less those taken back.
-        samples: Samples in these steps, each counted once.
+        steps: Steps that every member of the generation has committed, less those taken back;
+            each of their `samples` is counted once.
         first_step_s: From the start of the (latest) command to the report of its first committed
             step by the slowest member.
-        train_s: From the first report of committed steps to the last, added up over sessions;
-            pauses between them (evaluation, checkpoints) are in it.
-        samples_per_s: Samples committed within `train_s`: those of the first report are left out,
-            as is the time before it. With one report only: its samples over its steps' own seconds.
-        step_s: Seconds per step within `train_s`.
+        train_s: See `train_s` of this module, as for `samples_per_s`, `step_s` and `final_loss`.
         wall_s: From the start of the command to its last event, added up over sessions.
-        final_loss: Weighted mean training loss of the last reports that hold at least ten steps.
         eval: Metrics on the held-out samples, by name; `eval_step` is the step they belong to.
         workers: Members of the last generation; `shares` are their micro-batches per step.
         generations: Generations formed, those of earlier sessions included.
         recoveries: What was lost and resumed: `kind`, `t` (unix seconds), `step`, `seconds` until
-            training went on (None: it did not), `lost_steps`, and more by kind; where members went
-            on in place, `generation`, `cause`, `detected_s` and `resumed_s` as in `Recovered`.
+            training went on (None: it did not), and more by kind (see `report.recoveries`).
         bytes_sent: Bytes that all members sent for the exchange of gradients; `bytes_dense`: what
             uncompressed exchanges would have sent.
         cpu_s: Processor seconds of all members' steps; with `compute_share`, `data_share` and
             `exchange_share` (fractions of the members' step seconds) this includes repeated steps.
-        goodput: Where the workers' time went, by `report.goodput.Parts`: seconds that add up to
-            `whole_s`, and as `goodput` the fraction that computed steps that count.
+        goodput: Where the workers' time went: see `report.goodput.Parts`.
         cold_data_share: `data_share` in the first epoch of each session, with `data_waited_s`, the
             seconds that members waited for the data to be prepared; `warm_data_share`: later.
         data_read_s: Seconds of reading samples, and `data_collate_s` of `Task.batch`, in all
             members' threads beside the training.
-        data: Of data that was prepared: by split its rows, bytes, blocks, how many were in the
-            cache and how many were made in how many seconds, and its bad rows, in the latest
-            session; then the `bytes` on disk of all splits, `access_s` of reading one epoch out of
-            the cache, `access_s_per_gb` of it, `cost_per_month` where a price is given, and
-            `efficiency` (see `report.data.storage_efficiency`).
+        data: Of data that was prepared: see `report.data.DataTally.to_record`.
         checkpoint_blocked_s: Seconds that members' training stood still for checkpoints, added up.
         predicted: What the plan expected, by name. `measured` has what came true, under the same
             names: `compute_s` is that of the member which takes longest per step, `bytes_per_step`
             what a member sends, both averaged over the steps it computed.
-        cost: What the nodes of the run cost, by the prices that they are labelled with, in the
-            labels' currency: each from its first member's readiness to its session's end. None
-            where no node has a price; `priced_nodes` of all `nodes` have one.
+        cost: See `cost` of this module; `priced_nodes` of all `nodes` have a price.
         loss_curve: [step, loss] at up to 120 places; `rate_curve`: [step, samples per second up to
             it], likewise.
     """
@@ -149,25 +135,11 @@ class Summary:
         """The inverse of `to_record`; unknown names are left out.
 
         Raises:
-            ValueError: Another format, or a name is missing.
+            ValueError: It is of another format.
         """
         if record.get("format") != FORMAT:
             raise ValueError(f"format is {record.get('format')!r}, this raycloud reads {FORMAT}")
-        names = {f.name for f in fields(cls)}
-        try:
-            return cls(**{name: value for name, value in record.items() if name in names})
-        except TypeError as error:
-            raise ValueError(str(error)) from error
-
-
-def fold(
-    entries: Iterable[tuple[float, Event]], *, predicted: Mapping[str, Any] | None = None
-) -> Summary:
-    """The summary of a log's entries, `(unix seconds, event)` in their order."""
-    tally = Tally()
-    for t, event in entries:
-        tally.apply(t, event)
-    return summarize(tally, predicted=predicted)
+        return cls(**{f.name: record[f.name] for f in fields(cls) if f.name in record})
 
 
 def summarize(tally: Tally, *, predicted: Mapping[str, Any] | None = None) -> Summary:
@@ -183,8 +155,8 @@ def summarize(tally: Tally, *, predicted: Mapping[str, Any] | None = None) -> Su
         "compute_s": max((s / n for s, n in tally.computed.values() if n), default=None),
         "bytes_per_step": spent.bytes_sent / member_steps if member_steps else None,
     }
-    same: dict[str, Any] = {name: getattr(tally, name) for name in _AS_IN_TALLY}
     priced_nodes, all_nodes = nodes(tally)
+    same: dict[str, Any] = {name: getattr(tally, name) for name in _AS_IN_TALLY}
     return Summary(
         **same,
         first_step_s=first_step_s,
@@ -276,28 +248,6 @@ def write_summary(path: Path, summary: Summary) -> None:
     draft.replace(path)
 
 
-def read_summary(path: Path) -> Summary:
-    """The summary in a `summary.json`.
-
-    Raises:
-        RunDirectoryError: The file is missing, damaged or of another format.
-    """
-    try:
-        record = json_value(read_whole(path))
-        if not isinstance(record, dict):
-            raise ValueError("it is no JSON object")  # noqa: TRY004, TRY301 - told as one error below
-        return Summary.from_record(record)
-    except OSError as error:
-        raise RunDirectoryError(
-            f"cannot read {path}: {error.strerror}", hint="name the directory of a run"
-        ) from error
-    except ValueError as error:
-        raise RunDirectoryError(
-            f"{path} cannot be read: {error}",
-            hint="delete it: it is made again from events.jsonl",
-        ) from error
-
-
 def _share(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 else None
 
@@ -343,7 +293,10 @@ def recent(tally: Tally) -> tuple[float, float] | None:
 
 
 def train_s(tally: Tally) -> float:
-    """Seconds from the first report of committed steps to the last, added up over sessions."""
+    """Seconds from the first report of committed steps to the last, added up over sessions.
+
+    Pauses between them (evaluation, checkpoints) are in it.
+    """
     return sum(s.last[0] - s.first[0] for s in tally.sessions if s.first and s.last)
 
 
@@ -356,7 +309,7 @@ def step_s(tally: Tally) -> float | None:
 def samples_per_s(tally: Tally) -> float | None:
     """Samples committed in `train_s`, so without those of each session's first report.
 
-    Of a run so short that it made one report only: its samples over its steps' own seconds.
+    Of a run that made one report only: its samples over its steps' own seconds.
     """
     seconds = train_s(tally)
     if seconds > 0:

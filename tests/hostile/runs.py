@@ -14,7 +14,7 @@ from raycloud.on_ray.cluster import read_known
 from raycloud.order import Position, read_ledger
 from raycloud.planner.plan import from_json
 from raycloud.report.audit import audit, audited_text
-from raycloud.report.summary import of_run, read_summary
+from raycloud.report.summary import of_run
 from raycloud.spec import RunDirectory, choose
 from tests.hostile.jobs import Payload
 from tests.hostile_forks import Case
@@ -41,10 +41,6 @@ def _events(content: Any, says: str) -> Case:
 
 def _event(says: str, **fields: Any) -> Case:
     return _events(_STARTED + json.dumps({"format": 1, "t": 2.0, **fields}) + "\n", says)
-
-
-def _summary(content: Any, says: str = "summary.json") -> Case:
-    return _case("summary.json", content, says, lambda f: read_summary(f / "summary.json"))
 
 
 def _plan(content: Any, says: str = "plan") -> Case:
@@ -153,13 +149,6 @@ CASES = {
     ),
     "events: a time that is no number": _events(_STARTED.replace("1.0", '"x"'), "line 1"),
     "events: a time beyond all": _events(_STARTED.replace("1.0", "1e999"), "line 1"),
-    "summary: deep": _summary(_DEEP),
-    "summary: a pickle": _summary(pickle.dumps(Payload())),
-    "summary: 1 TB": _summary(_sparse),
-    "summary: a list": _summary("[]"),
-    "summary: another format": _summary('{"format": "../../x"}'),
-    "summary: empty": _summary('{"format": 1}'),
-    "summary: a pipe": _summary(os.mkfifo),
     "plan: deep": _plan(_DEEP),
     "plan: a pickle": _plan(pickle.dumps(Payload(), 0)),
     "plan: names that do not belong": _plan('{"format":1,"members":[{"__class__":"os"}]}'),

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from raycloud.events import Evaluated, GenerationFormed, RunStarted
-from raycloud.report.summary import read_summary
 from raycloud.spec import dump_job
 from tests.live import (
     RAYCLOUD,
@@ -31,6 +30,7 @@ from tests.live import (
     wait_for,
 )
 from tests.live_tasks import Steady
+from tests.logs import read_summary
 
 GPT = ROOT / "jobs/gpt.yaml"
 SMALL = ("--set", "settings.width=32", "--set", "settings.depth=1", "--set", "steps=12")

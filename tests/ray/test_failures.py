@@ -19,7 +19,6 @@ from raycloud.errors import (
     TaskError,
 )
 from raycloud.events import RunFinished
-from raycloud.report.summary import read_summary
 from raycloud.spec import dump_job
 from tests.live import (
     RAYCLOUD,
@@ -31,6 +30,7 @@ from tests.live import (
     ran,
     wait_for,
 )
+from tests.logs import read_summary
 from tests.tiers import variants
 
 CPUS = 2

@@ -15,7 +15,6 @@ from raycloud.events import (
     StepsCommitted,
     StopRequested,
 )
-from raycloud.report.summary import read_summary
 from raycloud.spec import dump_job
 from tests.live import (
     RAYCLOUD,
@@ -32,6 +31,7 @@ from tests.live import (
     wait_for,
 )
 from tests.live_tasks import Steady
+from tests.logs import read_summary
 from tests.terminals import terminal
 
 MANY = 100_000  # steps: more than any run here gets to

@@ -29,8 +29,8 @@ from raycloud.errors import (
 )
 from raycloud.events import Event, GenerationFormed, RunFinished, RunStarted, StepsCommitted
 from raycloud.report.log import to_line
-from raycloud.report.summary import fold
 from tests import logs
+from tests.logs import fold
 
 JOB = "task: raycloud.metrics:Mean\nsteps: 4\nglobal_batch: 8\nmicro_batch: 4\n"
 

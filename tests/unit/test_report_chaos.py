@@ -20,7 +20,7 @@ from raycloud.report.chaos import (
     bound_of,
     side_of,
 )
-from raycloud.report.chaos_report import Kept, outcome_page, outcome_text
+from raycloud.report.chaos_report import RECORD, keep_outcome, outcome_page, outcome_text
 from tests.logs import STARTED_T, commit, entries, run_directory
 from tests.unit.test_report_audit import records
 
@@ -101,9 +101,8 @@ def test_a_loss_is_of_the_last_that_was_done_to_a_worker(outcome: Outcome) -> No
 
 
 def test_the_record_is_whole(outcome: Outcome, tmp_path: Path) -> None:
-    place = Kept(tmp_path)
-    place.write(outcome)
-    record = json.loads(place.record.read_text())
+    keep_outcome(tmp_path, outcome)
+    record = json.loads((tmp_path / RECORD).read_text())
     assert (record["format"], record["proved"], record["seed"]) == (1, True, 3)
     assert record["difference"]["largest"] == 4e-15
     kill, cut = record["faults"]

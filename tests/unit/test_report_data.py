@@ -11,8 +11,9 @@ import pytest
 from raycloud.events import DataPrepared, Event, GenerationFormed, MemberReady, RunStarted
 from raycloud.report.data import storage_efficiency
 from raycloud.report.notes import note
-from raycloud.report.summary import Summary, fold, read_summary
+from raycloud.report.summary import Summary
 from raycloud.report.summary_text import summary_text
+from tests.logs import fold, read_summary
 from tests.unit.test_report_summary import GOLDEN, commit
 
 EPOCH = 40  # samples: five steps

@@ -20,9 +20,8 @@ from raycloud.on_ray.records import for_the_log
 from raycloud.report.log import to_line
 from raycloud.report.notes import note
 from raycloud.report.state import Tally
-from raycloud.report.summary import fold
 from raycloud.report.summary_text import summary_text
-from tests.logs import commit, from_line, ready
+from tests.logs import commit, fold, from_line, ready
 
 CAUSE = "its process died"
 

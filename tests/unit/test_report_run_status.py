@@ -26,11 +26,12 @@ from raycloud.events import (
 from raycloud.report.progress import show_log, shown_as_cards, status_text
 from raycloud.report.run_status import PREFIX, RunStatus, parse_line, status_of, to_line
 from raycloud.report.state import Tally
-from raycloud.report.summary import cost, fold, nodes
+from raycloud.report.summary import cost, nodes
 from raycloud.report.summary_text import summary_text
 from raycloud.spec import Job
 from tests import logs
 from tests.lockstep import job
+from tests.logs import fold
 
 DIRECTORY = Path("/runs/one")
 STARTED = RunStarted(job="gpt", version="1")

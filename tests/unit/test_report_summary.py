@@ -28,16 +28,9 @@ from raycloud.events import (
 )
 from raycloud.report.log import to_line
 from raycloud.report.state import Tally
-from raycloud.report.summary import (
-    Summary,
-    final_loss,
-    fold,
-    of_run,
-    read_summary,
-    recent,
-    write_summary,
-)
+from raycloud.report.summary import Summary, final_loss, of_run, recent, write_summary
 from tests import logs
+from tests.logs import fold, read_summary
 
 GOLDEN = Path(__file__).parent / "golden" / "summary.json"
 
@@ -312,15 +305,6 @@ def test_of_run_reads_the_log_and_the_plan(tmp_path: Path) -> None:
 def test_no_run(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="cannot read the event log"):
         of_run(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1}'])
-def test_a_summary_that_cannot_be_read(tmp_path: Path, text: str) -> None:
-    (tmp_path / "summary.json").write_text(text)
-    with pytest.raises(RunDirectoryError, match="cannot be read"):
-        read_summary(tmp_path / "summary.json")
-    with pytest.raises(RunDirectoryError, match="No such file"):
-        read_summary(tmp_path / "missing.json")
 
 
 def test_summary_has_the_promised_names() -> None:

@@ -22,8 +22,8 @@ from raycloud.report.goodput import Goodput
 from raycloud.report.log import entries_of, to_line
 from raycloud.report.notes import note
 from raycloud.report.state import RunState, Tally
-from raycloud.report.summary import fold, summarize
-from tests.logs import commit, from_line, ready
+from raycloud.report.summary import summarize
+from tests.logs import commit, fold, from_line, ready
 
 
 def before() -> list[tuple[float, Event]]:

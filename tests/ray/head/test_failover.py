@@ -21,7 +21,6 @@ from raycloud.events import (
     RunFinished,
     RunStarted,
 )
-from raycloud.report.summary import read_summary
 from raycloud.spec import Job
 from tests import live_data
 from tests.drivers import (
@@ -51,6 +50,7 @@ from tests.live import (
     wait_for,
 )
 from tests.live_tasks import Paced
+from tests.logs import read_summary
 
 STEPS = 500
 BACK_S = 12.0  # from the command to the next commit

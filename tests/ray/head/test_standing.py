@@ -13,7 +13,6 @@ import pytest
 from raycloud.events import CheckpointPublished, MemberReady, RunFinished, StopRequested
 from raycloud.on_ray.jobs_api import JobsApi
 from raycloud.report.run_status import RunStatus, parse_line
-from raycloud.report.summary import read_summary
 from raycloud.spec import dump_job
 from tests.heads import END_S, PRICE, START_S, TOKEN, Head
 from tests.live import (
@@ -29,6 +28,7 @@ from tests.live import (
     ran,
     wait_for,
 )
+from tests.logs import read_summary
 
 MANY = 100_000  # steps: more than any run here gets to
 pytestmark = [pytest.mark.timeout(560), pytest.mark.alone]
