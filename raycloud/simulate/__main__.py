@@ -13,16 +13,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from raycloud.clock import SystemClock
 from raycloud.errors import RaycloudError
 from raycloud.simulate.run import simulate
-from raycloud.simulate.scenario import faults_of_trace, large, small, speeds_of_trace
-
-if TYPE_CHECKING:
-    from raycloud.simulate.history import Outcome
-    from raycloud.simulate.scenario import Scenario
+from raycloud.simulate.scenario import (
+    Scenario,
+    faults_of_trace,
+    large,
+    small,
+    speeds_of_trace,
+)
 
 _MODULE = "python -m raycloud.simulate"
 
@@ -31,9 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate what the command line asks for; the exit code is 1 where a promise was broken."""
     asked = _parser().parse_args(arguments)
     try:
-        if asked.seeds is not None:
-            return _many(asked)
-        return _one(asked)
+        return _run(asked)
     except RaycloudError as error:
         print(error, file=sys.stderr)
         return 2
@@ -73,56 +72,41 @@ def _scenario(asked: argparse.Namespace, seed: int) -> Scenario:
 
 
 def _repeat(asked: argparse.Namespace, seed: int) -> str:
-    if asked.small:
-        return f"{_MODULE} --small --seed {seed}"
-    words = [_MODULE, "--seed", seed, "--members", asked.members, "--days", asked.days]
-    options = {
-        "--faults-per-day": asked.faults_per_day,
-        "--spot": asked.spot,
-        "--speeds": asked.speeds,
-    }
-    for name, value in options.items():
-        words += [] if value is None else [name, value]
+    words = [_MODULE, *(["--small"] if asked.small else []), "--seed", seed]
+    names = ("members", "days", "faults_per_day", "spot", "speeds")
+    for name in () if asked.small else names:
+        if (value := getattr(asked, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", value]
     return " ".join(map(str, words))
 
 
-def _one(asked: argparse.Namespace) -> int:
-    clock = SystemClock()
-    began_s = clock.monotonic_s()
-    outcome = simulate(_scenario(asked, asked.seed), clock)
-    if outcome.broken:
-        _tell_broken(outcome, _repeat(asked, asked.seed))
-    elif asked.json:
-        print(json.dumps(outcome.numbers()))
-    else:
-        print("\n".join(outcome.told()))
-        print(f"{clock.monotonic_s() - began_s:.1f} real seconds")
-    return 1 if outcome.broken else 0
-
-
-def _many(asked: argparse.Namespace) -> int:
+def _run(asked: argparse.Namespace) -> int:
     clock = SystemClock()
     began_s = clock.monotonic_s()
     statuses: Counter[str] = Counter()
     faults: Counter[str] = Counter()
     recoveries = broken = 0
-    for seed in asked.seeds:
+    seeds = range(asked.seed, asked.seed + 1) if asked.seeds is None else asked.seeds
+    for seed in seeds:
         outcome = simulate(_scenario(asked, seed), clock)
         statuses[outcome.status] += 1
         faults.update(outcome.faults)
         recoveries += outcome.recoveries
+        broken += bool(outcome.broken)
         if outcome.broken:
-            broken += 1
-            _tell_broken(outcome, _repeat(asked, seed))
-    told = ", ".join(f"{kind} {count}" for kind, count in sorted(faults.items()))
-    ended = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
-    print(f"{len(asked.seeds)} seeds: {ended}; {recoveries} recoveries; faults: {told}")
-    print(f"{clock.monotonic_s() - began_s:.1f} real seconds")
+            repeat = f"repeat: {_repeat(asked, seed)}\n"
+            print("\n".join([*outcome.tail, *outcome.told(), repeat]))
+        elif asked.json:
+            print(json.dumps(outcome.numbers()))
+        elif asked.seeds is None:
+            print("\n".join(outcome.told()))
+    if asked.seeds is not None:
+        told = ", ".join(f"{kind} {count}" for kind, count in sorted(faults.items()))
+        ended = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+        print(f"{len(seeds)} seeds: {ended}; {recoveries} recoveries; faults: {told}")
+    if not asked.json:
+        print(f"{clock.monotonic_s() - began_s:.1f} real seconds")
     return 1 if broken else 0
-
-
-def _tell_broken(outcome: Outcome, repeat: str) -> None:
-    print("\n".join([*outcome.tail, *outcome.told(), f"repeat: {repeat}", ""]))
 
 
 if __name__ == "__main__":

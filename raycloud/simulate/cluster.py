@@ -49,11 +49,8 @@ class Stopwatch:
     """Measures one thing after the other.
 
     To ask for processor seconds takes as long as a short decision. So what takes less than a
-    millisecond by the clock is told by the clock, which never says less; of what takes longer the
-    processor seconds are told, others being busy here, too: at most 0.5 ms too many.
-
-    Args:
-        clock: Whose seconds.
+    millisecond is told by the clock, which never says less; of what takes longer the processor
+    seconds are told, others being busy here, too: at most 0.5 ms too many.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -78,15 +75,7 @@ class Stopwatch:
 
 
 class WatchedControl(Control):
-    """The real one.
-
-    Args:
-        settings: Its own.
-        world: Whose log its commands go to.
-        fleet: Says who is well.
-        story: What is known of the run: decisions, and what is wrong with them.
-        clock: To measure them with.
-    """
+    """The real one: what it decides is logged, timed, and held to its promises."""
 
     def __init__(
         self, settings: ControlSettings, world: World, fleet: Fleet, story: History, clock: Clock
@@ -152,14 +141,7 @@ _PUBLISH_S = 0.2
 
 
 class VirtualCluster:
-    """The members of one start, and what it keeps.
-
-    Args:
-        control: Decides; what it asks for is checked against what it knows.
-        ending: What befalls members.
-        computing: What they do together.
-        story: What is known of the run; this start is added.
-    """
+    """The members of one start, and what it keeps; what control asks for is checked."""
 
     busy = False
 
@@ -377,16 +359,6 @@ class Start:
 
     While nothing goes on it is thinned out: no word comes and no second ticks until the next
     happening. Just before that, everyone tells how far it is.
-
-    Args:
-        scenario: What is simulated.
-        world: Whose time and chance.
-        machines: Where members find places.
-        story: What is known of the run.
-        clock: To measure decisions with.
-
-    Attributes:
-        room: How many members the machines hold, as the driver knows.
     """
 
     def __init__(

@@ -23,6 +23,7 @@ from raycloud.simulate.fleet import SimulatedMember, committed
 from raycloud.simulate.lockstep import Lockstep
 
 if TYPE_CHECKING:
+    from raycloud.commands import Form
     from raycloud.simulate.fleet import Fleet, Messages
     from raycloud.simulate.history import Kept
     from raycloud.simulate.scenario import Scenario
@@ -49,14 +50,7 @@ class Ahead:
 
 
 class Changes:
-    """The change that was sent ahead; there is one at a time.
-
-    Args:
-        computing: What members do together.
-
-    Attributes:
-        ahead: The newest; None: all are in force or withdrawn.
-    """
+    """The change that was sent ahead; there is one at a time, and none once it is in force."""
 
     def __init__(self, computing: Computing) -> None:
         self._computing = computing
@@ -139,37 +133,18 @@ class Changes:
 
     def become(self, before: Lockstep, change: Meet) -> None:
         """Those that have met ahead are another generation; newcomers follow it."""
-        if self._computing.called > change.generation:
-            self._computing.stopped_s = self._computing.world.now_s
-            return  # they were called elsewhere meanwhile
-        seats = self._computing.fleet.seats
-        if any(n not in seats or not seats[n].alive for n in change.members):
-            self._computing.stopped_s = self._computing.world.now_s
+        computing, seats = self._computing, self._computing.fleet.seats
+        elsewhere = computing.called > change.generation  # they were called there meanwhile
+        if elsewhere or any(n not in seats or not seats[n].alive for n in change.members):
+            computing.stopped_s = computing.world.now_s
             return
-        newcomers = frozenset(n for n in change.following if not seats[n].begun)
-        self._computing.group = group = Lockstep(
-            cut=self._computing.cut,
-            members=change.members,
-            shares=change.shares,
-            formed_as=change.generation,
-            generation=change.generation,
-            first_step=before.step,
-            step=before.step,
-            at=before.at,
-            value=before.value,
-            begun_s=self._computing.world.now_s,
-            step_s=self._computing.step_s(change.members, change.shares),
-            newcomers=newcomers,
-            idle=frozenset(change.following),
-            saved_step=self._computing.origin.step,
-        )
+        group = computing.begin(change, before.step, before.at, before.value)
         if any(seats[n].frozen for n in change.members):
-            group.stalled_s = self._computing.world.now_s
-            self._computing.stopped_s = self._computing.world.now_s
-        self._computing.follow(group)
+            group.stalled_s = computing.stopped_s = computing.world.now_s
+        computing.follow(group)
         if group.stalled_s is None:
-            self._computing.announce(group)
-            self._computing.go_on(group)
+            computing.announce(group)
+            computing.go_on(group)
 
 
 _MANY = 64  # of so many members, each reports in every round
@@ -198,31 +173,11 @@ class Origin:
 
 
 class Computing:
-    """The generations of one start of a run, one after the other.
-
-    Args:
-        scenario: What is simulated.
-        world: Whose time and chance.
-        fleet: The members.
-        words: What they say.
-        origin: Where they begin; later, what they have gone back to.
-
-    Attributes:
-        group: The generation that computes; None: none does.
-        called: The newest generation that the driver has called for.
-        changes: What is sent ahead.
-        full: There is no room on the disk of the checkpoints.
-        reached: One past the newest step that anyone has committed.
-        stopped_s: Since when nobody computes although members had begun; None: they do.
-        pauses_s: How long that was, each time.
-        useful_s: Seconds in which steps were computed.
-        wrong: What cannot be: the simulation or the run is broken.
-    """
+    """The generations of one start of a run, one after the other."""
 
     def __init__(
         self, scenario: Scenario, world: World, fleet: Fleet, words: Messages, origin: Origin
     ) -> None:
-        """Nobody computes before they are told to meet."""
         self.scenario, self.world, self.fleet, self.words = scenario, world, fleet, words
         self.origin = origin
         self.cut = Steps(
@@ -233,17 +188,17 @@ class Computing:
             later=origin.sizes.later,
         )
         self.last_step = scenario.steps or _FAR
-        self.group: Lockstep | None = None
-        self.called = -1
+        self.group: Lockstep | None = None  # that computes
+        self.called = -1  # the newest generation that the driver has called for
         self.gather: Callable[[], None] = lambda: None  # `Meetings` knows how
         self.changes = Changes(self)
-        self.full = False
-        self.reached = origin.step
-        self.stopped_s: float | None = None
+        self.full = False  # there is no room on the disk of the checkpoints
+        self.reached = origin.step  # one past the newest step that anyone has committed
+        self.stopped_s: float | None = None  # since when nobody computes, who had begun to
         self.pauses_s: list[float] = []
-        self.useful_s = 0.0
-        self.wrong = ""
-        self.stop: Callable[[], None] = lambda: None  # `Ending` knows how
+        self.useful_s = 0.0  # in which steps were computed
+        self.wrong = ""  # what cannot be: the simulation or the run is broken
+        self.stop: Callable[[], object] = lambda: None  # `Ending` knows how
         self._counted = ((0, 0), 0)
 
     def position(self, step: int) -> Position:
@@ -319,6 +274,27 @@ class Computing:
                 first_step=group.step,
             )
             self.words.say(first, word)
+
+    def begin(self, told: Form | Meet, step: int, at: Position, value: int) -> Lockstep:
+        """Those that have met compute from `step` on; some follow."""
+        following = (self.fleet.seats[number] for number in told.following)
+        self.group = Lockstep(
+            cut=self.cut,
+            members=told.members,
+            shares=told.shares,
+            formed_as=told.generation,
+            generation=told.generation,
+            first_step=step,
+            step=step,
+            at=at,
+            value=value,
+            begun_s=self.world.now_s,
+            step_s=self.step_s(told.members, told.shares),
+            newcomers=frozenset(body.number for body in following if not body.begun),
+            idle=frozenset(told.following),
+            saved_step=self.origin.step,
+        )
+        return self.group
 
     def resumed(self) -> None:
         """They compute, again."""
@@ -405,22 +381,19 @@ class Computing:
         """What is due before the present step."""
         self.reached = max(self.reached, group.step)
         ranks = range(len(group.members))
-        if group.step >= self.last_step:
+        change, over = None, group.step >= self.last_step
+        ahead = self.changes.ahead
+        if not over and ahead is not None and ahead.due == group.step:
+            self.changes.ahead, change = None, ahead.told.change
+            self.changes.apply(group, ahead, ranks)
+        if over or isinstance(change, Halt):
             self.finish(group, ranks)
             self.end(group)
             return
-        ahead = self.changes.ahead
-        if ahead is not None and ahead.due == group.step:
-            self.changes.ahead = None
-            self.changes.apply(group, ahead, ranks)
-            if isinstance(ahead.told.change, Halt):
-                self.finish(group, ranks)
-                self.end(group)
-                return
-            if isinstance(ahead.told.change, Meet):
-                self.end(group)
-                self.changes.become(group, ahead.told.change)
-                return
+        if isinstance(change, Meet):
+            self.end(group)
+            self.changes.become(group, change)
+            return
         self.changes.agree(group)
         self.plan(group)
 
@@ -485,18 +458,17 @@ class Computing:
         for rank in ranks:
             if (body := bodies[rank]) is None or body.number in group.idle:
                 continue
+            number, step, generation = body.number, group.step, group.generation
             word: PartWritten | PartFailed = PartWritten(
-                member=body.number,
-                step=group.step,
+                member=number,
+                step=step,
                 part={"value": group.value},
                 blocked_s=0.0,
                 write_s=_WRITE_S,
-                generation=group.generation,
+                generation=generation,
                 replica=rank,
             )
             if self.full:
                 why = "no space left on device"
-                word = PartFailed(
-                    member=body.number, step=group.step, why=why, generation=group.generation
-                )
+                word = PartFailed(member=number, step=step, why=why, generation=generation)
             self.words.say(body, word, self.world.between(0.0, delay_s))

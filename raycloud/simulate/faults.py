@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from raycloud.control import Phase
 from raycloud.events import CapacityChanged, RangeChanged, StopRequested
+from raycloud.simulate.fleet import SimulatedMember
 from raycloud.simulate.machines import Notice
 from raycloud.simulate.scenario import Fault, Kind
 
 if TYPE_CHECKING:
     from raycloud.simulate.cluster import Start
-    from raycloud.simulate.fleet import SimulatedMember
     from raycloud.simulate.history import History
     from raycloud.simulate.machines import Machines
     from raycloud.simulate.scenario import Scenario
@@ -31,34 +30,19 @@ _DRIVER_ONLY = 0.3  # the chance that a cut is one from the driver, and not from
 
 
 class Faults:
-    """Lets faults befall a run.
-
-    Args:
-        scenario: Which faults.
-        world: Whose time and chance.
-        machines: The machines.
-        story: What is known of the run.
-
-    Attributes:
-        start: The present start of the run; None between two.
-        counts: How many faults of each kind befell it.
-        calm: Nothing befalls it any more, and all is well again.
-        full: There is no room on the disk of the checkpoints.
-        turns: How often something has befallen it or was mended.
-    """
+    """Lets faults befall a run."""
 
     def __init__(
         self, scenario: Scenario, world: World, machines: Machines, story: History
     ) -> None:
         self._scenario, self._world, self._machines = scenario, world, machines
         self._story = story
-        self.start: Start | None = None
-        self.counts: Counter[str] = Counter()
-        self.calm = False
-        self.full = False
-        self.turns = 0
-        self._mends: dict[int, Callable[[], None]] = {}
-        self._mended = 0
+        self.start: Start | None = None  # the present one
+        self.counts: Counter[str] = Counter()  # by kind
+        self.calm = False  # nothing befalls it any more, and all is well again
+        self.full = False  # there is no room on the disk of the checkpoints
+        self.turns = 0  # how often something has befallen it or was mended
+        self._mends: list[Callable[[], None]] = []
         self._notices = Notices(self, world, machines)
         for fault in sorted(scenario.faults):
             world.at(fault.at_s, partial(self._befall, fault))
@@ -84,14 +68,23 @@ class Faults:
             case Kind.JUMP:
                 self._world.ahead_s += fault.lasts_s
             case Kind.DEAF:
-                if self.start is not None:
-                    self.start.words.deaf_until_s = self._world.now_s + fault.lasts_s
+                self._deafen(fault.lasts_s)
             case Kind.FULL:
-                self._full(fault)
-            case Kind.STOP | Kind.RANGE | Kind.GROW:
-                self._from_outside(fault)
+                self._fill(full=True)
+                self.mend_after(fault.lasts_s, lambda: self._fill(full=False))
+            case Kind.STOP:
+                self._tell(StopRequested(reason="asked"))
+            case Kind.RANGE:
+                self._tell_range(min(fault.many, self._scenario.members))
+            case Kind.GROW:  # files are added; they are found and read after a while
+                self._story.samples += 1 + self._world.below(self._scenario.samples)
+                self._world.after(self._world.between(0.0, _READ_S), self._read)
             case _:
                 assert_never(fault.kind)
+
+    def _deafen(self, seconds: float) -> None:
+        if self.start is not None:
+            self.start.words.deaf_until_s = self._world.now_s + seconds
 
     def _wake(self) -> None:
         if self.start is not None:
@@ -101,16 +94,18 @@ class Faults:
         if self.start is not None:
             self.start.words.tell(event, self._world.now_s)
 
+    def _tell_range(self, most: int) -> None:
+        least = self._scenario.least
+        self._tell(RangeChanged(min_workers=least, max_workers=max(least, most)))
+
     def mend_after(self, seconds: float, mend: Callable[[], None]) -> None:
         """Do this then, or when all becomes well."""
-        self._mended += 1
-        number = self._mended
-        self._mends[number] = mend
-        self._world.after(seconds, lambda: self._mend(number))
+        self._mends.append(mend)
+        self._world.after(seconds, lambda: self._mend(mend))
 
-    def _mend(self, number: int) -> None:
-        mend = self._mends.pop(number, None)
-        if mend is not None:
+    def _mend(self, mend: Callable[[], None]) -> None:
+        if mend in self._mends:
+            self._mends.remove(mend)
             self._wake()
             mend()
             self.turns += 1
@@ -118,15 +113,13 @@ class Faults:
     def _calm(self) -> None:
         self._wake()
         self._world.log.add(f"{self._world.now_s:.6f} ! calm")
-        for number in list(self._mends):
-            self._mend(number)
+        for mend in list(self._mends):
+            self._mend(mend)
         for node in self._machines.away:
             self._machines.come(node)
         self.calm = True
         self.look_soon()
-        self._tell(
-            RangeChanged(min_workers=self._scenario.least, max_workers=self._scenario.members)
-        )
+        self._tell_range(self._scenario.members)
         if self._scenario.steps is None:
             self._tell(StopRequested(reason="the time is over"))
 
@@ -147,30 +140,10 @@ class Faults:
                 ending.die(alive[i])
                 fleet.lose(alive[i], "its process died", self._world.between(*_DIES_S))
 
-    def _full(self, fault: Fault) -> None:
-        self._fill(full=True)
-        self.mend_after(fault.lasts_s, lambda: self._fill(full=False))
-
     def _fill(self, *, full: bool) -> None:
         self.full = full
         if self.start is not None:
             self.start.computing.full = full
-
-    # ---- people, and data
-
-    def _from_outside(self, fault: Fault) -> None:
-        if fault.kind is Kind.STOP:
-            self._tell(StopRequested(reason="asked"))
-        elif fault.kind is Kind.RANGE:
-            most = max(self._scenario.least, min(fault.many, self._scenario.members))
-            self._tell(RangeChanged(min_workers=self._scenario.least, max_workers=most))
-        else:
-            self._grow()
-
-    def _grow(self) -> None:
-        """Files are added; they are found and read after a while."""
-        self._story.samples += 1 + self._world.below(self._scenario.samples)
-        self._world.after(self._world.between(0.0, _READ_S), self._read)
 
     def _read(self) -> None:
         if self.start is not None:
@@ -235,7 +208,9 @@ class Faults:
         there = self._machines.there
         nodes = [there[i] for i in self._world.some(fault.many, len(there))]
         if fault.kind is Kind.SLOW:
-            self._slow(nodes, fault)
+            factor = self._world.between(1.5, 6.0)
+            self._turn(nodes, factor)
+            self.mend_after(fault.lasts_s, lambda: self._turn(nodes, 1 / factor))
         elif fault.kind is Kind.FREEZE:
             for node in nodes:
                 self._hold(node, fault.lasts_s, driver_only=False)
@@ -244,25 +219,23 @@ class Faults:
             for node, begin_s in zip(nodes, begins_s, strict=True):
                 last_s = fault.lasts_s * self._world.between(0.5, 1.0) - begin_s
                 only = self._world.likely(_DRIVER_ONLY)
-                self._world.after(begin_s, self._cutting(node, last_s, driver_only=only))
+                self._world.after(begin_s, partial(self._cut, node, last_s, driver_only=only))
 
-    def _cutting(self, node: int, lasts_s: float, *, driver_only: bool) -> Callable[[], None]:
-        def cut() -> None:
-            if not self.calm:
-                self._wake()
-                self.turns += 1
-                self._hold(node, lasts_s, driver_only=driver_only, resets=True)
-
-        return cut
+    def _cut(self, node: int, lasts_s: float, *, driver_only: bool) -> None:
+        if not self.calm:
+            self._wake()
+            self.turns += 1
+            self._hold(node, lasts_s, driver_only=driver_only, resets=True)
 
     def _hold(self, node: int, lasts_s: float, *, driver_only: bool, resets: bool = False) -> None:
         """Members of a node stand still, or cannot be reached, until it is mended."""
         start = self.start
         self._machines.cut[node] += 1
         self._machines.unreached[node] += resets  # else its processes are frozen, not its kernel
-        bodies = start.fleet.on_node(node) if start is not None else []
-        for body in bodies:
-            if start is not None:
+        bodies = list[SimulatedMember]()
+        if start is not None:
+            bodies = start.fleet.on_node(node)
+            for body in bodies:
                 (start.ending.lose_sight if driver_only else start.ending.freeze)(body)
 
         def mend() -> None:
@@ -287,11 +260,6 @@ class Faults:
             self._wake()
             self._die(node, "its node was declared dead", 0.0)
 
-    def _slow(self, nodes: list[int], fault: Fault) -> None:
-        factor = self._world.between(1.5, 6.0)
-        self._turn(nodes, factor)
-        self.mend_after(fault.lasts_s, lambda: self._turn(nodes, 1 / factor))
-
     def _turn(self, nodes: list[int], factor: float) -> None:
         for node in nodes:
             self._machines.speeds[node] *= factor
@@ -308,24 +276,8 @@ _CHANGE_S = 3.0  # of each, beside words and steps
 _KNOWN_S = (0.05, 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """How things stood when a notice was given, where nothing else was the matter."""
-
-    start: Start
-    bodies: tuple[SimulatedMember, ...]
-    turns: int
-    gone_s: float
-
-
 class Notices:
-    """Gives notice, and keeps to it.
-
-    Args:
-        befalling: Whatever else befalls the run.
-        world: Whose time and chance.
-        machines: The machines.
-    """
+    """Gives notice, and keeps to it."""
 
     def __init__(self, befalling: Faults, world: World, machines: Machines) -> None:
         self._befalling, self._world, self._machines = befalling, world, machines
@@ -347,10 +299,10 @@ class Notices:
         for body in bodies:
             if start is not None and body.built:
                 start.fleet.warn(body, notice, f"node-{machines.node_of(body.place or 0)}")
-        watched = self._watch(bodies, gone_s)
+        look = self._watch(bodies, gone_s)
 
         def go() -> None:
-            self._look(watched)
+            look()
             leaving = [node for node in nodes if machines.notices.get(node) is notice]
             self._befalling.leave(leaving, fault)
 
@@ -365,10 +317,10 @@ class Notices:
         bodies = [alive[i] for i in world.some(fault.many, len(alive))]
         for body in bodies:
             start.fleet.warn(body, notice)
-        watched = self._watch(bodies, notice.gone_s)
+        look = self._watch(bodies, notice.gone_s)
 
         def go() -> None:
-            self._look(watched)
+            look()
             for body in bodies if start is self._befalling.start else ():
                 if body.alive:
                     start.ending.die(body)
@@ -378,41 +330,35 @@ class Notices:
 
     # ---- the promise
 
-    def _watch(self, bodies: list[SimulatedMember], gone_s: float) -> _Watched | None:
-        """Remember it where there is time enough, and nothing else is the matter."""
-        start, world = self._befalling.start, self._world
-        if start is None or not self._well(start):
-            return None
-        group, delay_s = start.computing.group, start.computing.scenario.delay_s
-        if group is None:
-            return None
-        step_s = group.step_s * (1 + len(bodies))  # of those that are left, too
-        due_s = _CHANGES * (2 * delay_s + 4 * step_s + _CHANGE_S)
-        if gone_s - world.now_s < due_s:
-            return None
-        return _Watched(start, tuple(bodies), self._befalling.turns, gone_s)
+    def _watch(self, bodies: list[SimulatedMember], gone_s: float) -> Callable[[], None]:
+        """What looks that they compute no more then, if there is time and nothing else happens."""
+        befalling, world = self._befalling, self._world
+        start, turns = befalling.start, befalling.turns
+        if start is None or not self._well(start, gone_s - world.now_s, len(bodies)):
+            return lambda: None
 
-    def _well(self, start: Start) -> bool:
-        """All compute, and enough of them stay."""
+        def look() -> None:
+            undisturbed = start is befalling.start and turns == befalling.turns
+            if not undisturbed or befalling.calm or world.now_s < gone_s:
+                return
+            group = start.computing.group
+            for body in bodies:
+                if group is not None and body.number in group.members:
+                    what = f"member {body.number} still computes when it is gone"
+                    start.computing.wrong = f"{what}, as was said in time"
+
+        return look
+
+    def _well(self, start: Start, left_s: float, leaving: int) -> bool:
+        """All compute, enough of them stay, and there is time for so many to leave."""
         control, seats = start.driver.control, start.fleet.seats
         group = start.computing.group
         if group is None or control.phase is not Phase.TRAINING:
             return False
+        step_s = group.step_s * (1 + leaving)  # of those that are left, too
+        delay_s = start.computing.scenario.delay_s
+        due_s = _CHANGES * (2 * delay_s + 4 * step_s + _CHANGE_S)
         deaf = start.words.deaf_until_s > self._world.now_s
         stay = sum(not (n in seats and seats[n].warned) for n in group.members)
-        enough = stay >= max(1, control.workers[0])
+        enough = stay >= max(1, control.workers[0]) and left_s >= due_s
         return enough and not deaf and all(body.well for body in seats.values())
-
-    def _look(self, watched: _Watched | None) -> None:
-        """Those of which notice was given do not compute any more."""
-        start = self._befalling.start
-        if watched is None or watched.start is not start or self._befalling.calm:
-            return
-        if self._world.now_s < watched.gone_s or watched.turns != self._befalling.turns:
-            return
-        group = start.computing.group
-        for body in watched.bodies:
-            if group is not None and body.number in group.members:
-                start.computing.wrong = (
-                    f"member {body.number} still computes when it is gone, as was said in time"
-                )

@@ -37,50 +37,28 @@ _FEW = 8  # words that find their places among the others one by one
 
 @dataclass(slots=True, eq=False)
 class SimulatedMember:
-    """One simulated member.
-
-    Attributes:
-        number: Its number.
-        place: Where it is; None: it waits for a place.
-        joins: It is to join others that compute.
-        alive: Its process lives.
-        built: It has model and data.
-        warned: It is going to be gone, and has said so or the driver knows.
-        away: The driver has left it out, and does not listen to it.
-        frozen: By how many faults it is kept from computing, and from speaking.
-        unheard: By how many faults it is kept from the driver only.
-        withheld: What it says meanwhile, with the seconds after which it would have come.
-        begun: It has the state of the training.
-        step: The step that it is to commit next.
-        value: Its parameters before that step.
-        told: One past the last step that it has told of.
-        generation: As which it computed last.
-        owes: Micro-batches that it has computed and not told of.
-        kept: The micro-batches of its step that it has computed and kept.
-        outbox_s: Its last word arrives then.
-        heard_until_s: Dead, and later words of it are lost.
-        well_since_s: Since when nothing has befallen it, or its node.
-    """
+    """One simulated member."""
 
     number: int
-    place: int | None = None
-    joins: bool = False
+    place: int | None = None  # None: it waits for one
+    joins: bool = False  # others, that compute
     alive: bool = True
-    built: bool = False
-    warned: bool = False
-    away: bool = False
-    frozen: int = 0
-    unheard: int = 0
+    built: bool = False  # it has model and data
+    warned: bool = False  # it is going to be gone, and the driver may know
+    away: bool = False  # the driver has left it out, and does not listen to it
+    frozen: int = 0  # by so many faults: it does not compute, nor speak
+    unheard: int = 0  # by so many faults: the driver cannot be reached
+    # What it would say, and the seconds after which that would have come.
     withheld: list[tuple[Event, float]] = field(default_factory=list)
-    begun: bool = False
-    step: int = 0
-    value: int = 0
-    told: int = 0
-    generation: int = 0
-    owes: int = 0
-    kept: tuple[int, ...] | range = ()
-    outbox_s: float = 0.0
-    heard_until_s: float = float("inf")
+    begun: bool = False  # it has the state of the training
+    step: int = 0  # that it is to commit next
+    value: int = 0  # its parameters before that step
+    told: int = 0  # one past the last step that it has told of
+    generation: int = 0  # as which it computed last
+    owes: int = 0  # micro-batches computed, and not told of
+    kept: tuple[int, ...] | range = ()  # micro-batches of its step
+    outbox_s: float = 0.0  # its last word arrives then
+    heard_until_s: float = float("inf")  # dead, and later words of it are lost
     well_since_s: float = 0.0
 
     @property
@@ -100,15 +78,7 @@ _Word = tuple[float, int, SimulatedMember | None, Event]
 
 
 class Messages:
-    """Words on their way.
-
-    Args:
-        world: Whose time and chance.
-        delay_s: A word is at most this long on its way.
-
-    Attributes:
-        deaf_until_s: The driver takes nothing in before.
-    """
+    """Words on their way, each for at most `delay_s`."""
 
     def __init__(self, world: World, delay_s: float) -> None:
         self._world = world
@@ -117,7 +87,7 @@ class Messages:
         self._due: list[_Word] = []  # sorted
         self._count = 0
         self._drawn_s: list[float] = []  # delays
-        self.deaf_until_s = 0.0
+        self.deaf_until_s = 0.0  # the driver takes nothing in before
 
     def __len__(self) -> int:
         """How many are on their way."""
@@ -178,31 +148,12 @@ class Messages:
         self._new.clear()
 
 
-def ready(body: SimulatedMember, *, samples: int, micro_batch_s: float, node: int) -> MemberReady:
-    """A member's word that it can compute."""
-    return MemberReady(
-        member=body.number,
-        samples=samples,
-        parameters=1,
-        state_bytes=8,
-        gradient_bytes=8,
-        fixed_s=0.0,
-        micro_batch_s=micro_batch_s,
-        node=f"node-{node}",
-    )
-
-
 def committed(
     body: SimulatedMember, last_step: int, at: Position, computed: int, micro_batch_s: float
 ) -> StepsCommitted:
     """A member's word that it committed all steps from what it told last to before `last_step`.
 
-    Args:
-        body: Whose.
-        last_step: One past the last step.
-        at: Where the sequence stands then.
-        computed: Micro-batches of these steps, of all members.
-        micro_batch_s: How long a micro-batch takes it.
+    The sequence stands `at` then, and all members together computed so many micro-batches.
     """
     compute_s = body.owes * micro_batch_s
     word: StepsCommitted = _Draft(
@@ -240,33 +191,23 @@ _ANEW_S = (0.05, 2.0)  # until a process that is back has ended what it did
 
 
 class Fleet:
-    """Members of one start of a run.
-
-    Attributes:
-        seats: Members whose processes the driver holds, dead ones too until it knows.
-        away: Those that it has left out, and whose processes it keeps.
-        waiting: Members for which there is no place yet.
-        building: How many are not ready yet.
-        samples: Of the data, as those find it that are built in this start.
-        over: The start is over: nothing that was planned happens any more.
-    """
+    """Members of one start of a run; who is away has been left out, and its process is kept."""
 
     def __init__(
         self, scenario: Scenario, world: World, machines: Machines, words: Messages, samples: int
     ) -> None:
         self._scenario, self._world, self._machines = scenario, world, machines
         self._words = words
-        self.seats: dict[int, SimulatedMember] = {}
+        self.seats: dict[int, SimulatedMember] = {}  # dead ones too until the driver knows
         self.away: dict[int, SimulatedMember] = {}
-        self.waiting: dict[int, SimulatedMember] = {}
+        self.waiting: dict[int, SimulatedMember] = {}  # for a place
         self.building = 0
         self.samples = samples
-        self.over = False
+        self.over = False  # nothing that was planned happens any more
         self._due_s: dict[int, float] = {}  # of those that do not answer
         self._cut_since_s: dict[int, float] = {}  # ... because their machines do not
-        self.die: Callable[[SimulatedMember], None] = (
-            self.kill
-        )  # whoever knows more of a death replaces it
+        # Whoever knows more of a death replaces it.
+        self.die: Callable[[SimulatedMember], None] = self.kill
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
         """Let `act` happen so many seconds from now, unless this start is over by then."""
@@ -308,7 +249,17 @@ class Fleet:
         # A probe of a few micro-batches is noisy.
         probed_s = self.micro_batch_s(body) * self._world.between(0.8, 1.3)
         node = self._machines.node_of(body.place or 0)
-        self._words.say(body, ready(body, samples=self.samples, micro_batch_s=probed_s, node=node))
+        ready = MemberReady(
+            member=body.number,
+            samples=self.samples,
+            parameters=1,
+            state_bytes=8,
+            gradient_bytes=8,
+            fixed_s=0.0,
+            micro_batch_s=probed_s,
+            node=f"node-{node}",
+        )
+        self._words.say(body, ready)
         if node in self._machines.notices:
             self.warn(body, self._machines.notices[node], f"node-{node}")
 
@@ -438,15 +389,15 @@ class Fleet:
     def heard(self) -> Heard:
         """Who has answered since the last call, and until when the next answers are due."""
         clock_s, chance = self._world.clock_s, self._world.chance
-        answering = [n for n in self.seats if n not in self._due_s] if self._due_s else self.seats
-        late_s = dict.fromkeys(answering, 0.0)
+        late_s = dict.fromkeys((n for n in self.seats if n not in self._due_s), 0.0)
         if len(late_s) <= _FEW_MEMBERS:
             lateness = chance.exponential(0.05, len(late_s)).tolist()
             late_s = dict(zip(late_s, lateness, strict=True))
         due_s = dict.fromkeys(self.seats, clock_s + _POLL_S)
         due_s.update(self._due_s)
         cut_s = self._cut() if self._due_s else {}
-        reached = frozenset(self._reached()) if cut_s else frozenset[int]()
+        seats = self.seats if cut_s else ()
+        reached = frozenset(n for n in seats if n not in self._due_s or self._acknowledged(n))
         return Heard(looked_s=clock_s, late_s=late_s, due_s=due_s, cut_s=cut_s, reached=reached)
 
     def _cut(self) -> dict[int, float]:
@@ -457,9 +408,6 @@ class Fleet:
         self._cut_since_s = {n: self._cut_since_s.get(n, now_s) for n in quiet}
         silent_s = {n: now_s - since_s for n, since_s in self._cut_since_s.items()}
         return {n: seconds for n, seconds in silent_s.items() if seconds >= least_s}
-
-    def _reached(self) -> list[int]:
-        return [n for n in self.seats if n not in self._due_s or self._acknowledged(n)]
 
     def _acknowledged(self, number: int) -> bool:
         """Its process may be frozen; where it is dead, and its machine not, nobody is asked."""

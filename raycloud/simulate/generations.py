@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from raycloud.commands import Halt, Meet
 from raycloud.events import ExchangeBroken, MemberFailed
 from raycloud.order import deal
-from raycloud.simulate.lockstep import Lockstep
 
 if TYPE_CHECKING:
     from raycloud.commands import Form
     from raycloud.simulate.computing import Computing
     from raycloud.simulate.fleet import SimulatedMember
+    from raycloud.simulate.lockstep import Lockstep
 
 _MEET_S = 0.1
 
@@ -29,14 +29,7 @@ class Meeting:
 
 
 class Meetings:
-    """The meetings that the driver calls for; only the newest counts.
-
-    Args:
-        computing: What members do together.
-
-    Attributes:
-        coming: The newest.
-    """
+    """The meetings that the driver calls for; only the newest counts."""
 
     def __init__(self, computing: Computing) -> None:
         self._computing = computing
@@ -79,44 +72,25 @@ class Meetings:
 
     def _begin(self, meeting: Meeting) -> None:
         """They have met: whoever is behind takes the state, and all go on from there."""
-        told = meeting.told
-        if meeting is not self.coming or meeting.begun or self._computing.absent(told.members):
+        told, computing = meeting.told, self._computing
+        if meeting is not self.coming or meeting.begun or computing.absent(told.members):
             return
         meeting.begun = True
-        self._computing.changes.settle(told.settled, told.members)
-        bodies = [self._computing.fleet.seats[number] for number in told.members]
+        computing.changes.settle(told.settled, told.members)
+        bodies = [computing.fleet.seats[number] for number in told.members]
         step, value = self._ground(bodies)
         adopted, fresh = self._adopt(bodies, told.shares, step)
-        newcomers = frozenset(
-            b.number for b in bodies if b.number in told.following and not b.begun
-        )
+        group = computing.begin(told, step, computing.position(step), value)
+        group.adopted, group.fresh = adopted, fresh
         for body in bodies:
-            if body.number not in newcomers:
-                self._computing.catch_up(body, step, value)
-        self._computing.group = group = Lockstep(
-            cut=self._computing.cut,
-            members=told.members,
-            shares=told.shares,
-            formed_as=told.generation,
-            generation=told.generation,
-            first_step=step,
-            step=step,
-            at=self._computing.position(step),
-            value=value,
-            begun_s=self._computing.world.now_s,
-            step_s=self._computing.step_s(told.members, told.shares),
-            adopted=adopted,
-            fresh=fresh,
-            newcomers=newcomers,
-            idle=frozenset(told.following),
-            saved_step=self._computing.origin.step,
-        )
-        self._computing.announce(group)
-        self._computing.follow(group)
-        self._computing.resumed()
-        if step > self._computing.origin.step:
-            self._computing.between(group, range(len(group.members)))
-        self._computing.go_on(group)
+            if body.number not in group.newcomers:
+                computing.catch_up(body, step, value)
+        computing.announce(group)
+        computing.follow(group)
+        computing.resumed()
+        if step > computing.origin.step:
+            computing.between(group, range(len(group.members)))
+        computing.go_on(group)
 
     def _ground(self, bodies: Sequence[SimulatedMember]) -> tuple[int, int]:
         """The step where all go on, and the parameters before it."""
@@ -126,9 +100,7 @@ class Meetings:
         step = max(body.step for body in begun)
         values = {body.value for body in begun if body.step == step}
         if len(values) > 1:
-            self._computing.wrong = (
-                f"members that stand before step {step} have different parameters"
-            )
+            self._computing.wrong = f"members before step {step} have different parameters"
         return step, min(values)
 
     def _adopt(
@@ -155,25 +127,16 @@ _HEARD_OF = 16  # members that tell that their exchange broke; control needs one
 
 
 class Ending:
-    """What befalls the members of a start.
-
-    Args:
-        computing: What they do together.
-    """
+    """What befalls the members of a start."""
 
     def __init__(self, computing: Computing) -> None:
-        """From now on it is asked when a generation is to stop."""
         self._computing, self._world = computing, computing.world
         self._fleet, self._words = computing.fleet, computing.words
         computing.stop = self.stop
         computing.fleet.die = self.die
 
-    def stop(self) -> None:
-        """The generation stops in the midst of its step."""
-        self._stop()
-
-    def _stop(self) -> list[SimulatedMember]:
-        """Returns those of it that wait for another meeting now."""
+    def stop(self) -> list[SimulatedMember]:
+        """The generation stops in the midst of its step; those wait for another meeting now."""
         computing, world = self._computing, self._world
         group = computing.group
         if group is None:
@@ -262,7 +225,7 @@ class Ending:
         generation = -1
         if group is not None and body.number in group.members:
             generation = group.formed_as
-            waiting = self._stop()
+            waiting = self.stop()
         self._fleet.kill(body)
         self._complain(waiting, generation, "connection reset by peer")
         self._miss(body)
@@ -278,14 +241,10 @@ class Ending:
             peers = [other for other in others if other is not None]
             self._complain(peers, change.generation, "it cannot be met")
 
-    def breaks(self) -> bool:
+    def breaks(self) -> None:
         """Connections are reset: nobody is gone, and nobody can go on."""
-        group = self._computing.group
-        if group is None:
-            return False
-        generation = group.formed_as
-        self._complain(self._stop(), generation, "connection reset", all_of_them=True)
-        return True
+        if (group := self._computing.group) is not None:
+            self._complain(self.stop(), group.formed_as, "connection reset", all_of_them=True)
 
     def _complain(
         self,
@@ -361,13 +320,13 @@ class Ending:
         """The driver lets the others go on without this member, and keeps its process."""
         group = self._computing.group
         if group is not None and member in group.members:
-            self._stop()
+            self.stop()
         self._fleet.leave_out(member)
 
     def release(self, members: Sequence[int]) -> None:
         """The driver ends these members' processes."""
         group = self._computing.group
         if group is not None and not set(members).isdisjoint(group.members):
-            self._stop()
+            self.stop()
         for number in members:
             self._fleet.drop(number)

@@ -25,92 +25,53 @@ class Kept:
 
 @dataclass(eq=False)
 class History:
-    """What is known of a run over all of its starts.
+    """What is known of a run over all of its starts."""
 
-    Attributes:
-        samples: Of the data by now, with all that were added.
-        lines: Of its ledger's file.
-        kept: The newest published checkpoint.
-        values: The parameters in each published checkpoint, by step.
-        generation: The newest.
-        spawned: One past the newest member's number.
-        recoveries: How often training went on after a generation broke.
-        generations: How many were formed.
-        returned: How often a process came back that was given up.
-        mistaken: How often a member was given up that was well.
-        wrong: Which promises were broken.
-        took_s: Processor seconds of each decision.
-        worst: The longest decision's kind.
-    """
-
-    samples: int
-    lines: list[str] = field(default_factory=list)
-    kept: Kept | None = None
-    values: dict[int, int] = field(default_factory=dict)
-    generation: int = 0
-    spawned: int = 0
+    samples: int  # of the data by now
+    lines: list[str] = field(default_factory=list)  # of its ledger's file
+    kept: Kept | None = None  # the newest published checkpoint
+    values: dict[int, int] = field(default_factory=dict)  # parameters in each, by step
+    generation: int = 0  # the newest
+    spawned: int = 0  # one past the newest member's number
     recoveries: int = 0
     generations: int = 0
-    returned: int = 0
-    mistaken: int = 0
-    wrong: list[str] = field(default_factory=list)
-    took_s: array[float] = field(default_factory=lambda: array("d"))
-    worst: str = ""
+    returned: int = 0  # processes that came back after they were given up
+    mistaken: int = 0  # members that were given up, and were well
+    wrong: list[str] = field(default_factory=list)  # broken promises
+    took_s: array[float] = field(default_factory=lambda: array("d"))  # of each decision
+    worst: str = ""  # the longest decision's kind
     worst_s: float = 0.0
 
     @property
     def next_generation(self) -> int:
-        """Number of the first generation of the next start."""
+        """The first generation of the next start."""
         return 0 if self.kept is None else max(self.kept.generation, self.generation) + 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one scenario. What is measured in processor seconds differs from time to time.
+    """What came of one scenario; what is measured differs from time to time."""
 
-    Attributes:
-        status: `finished`, `stopped`, or `broken` where a promise was.
-        steps: Steps that count.
-        virtual_s: Seconds from the beginning to the end.
-        faults: How many of each kind.
-        starts: How often the run was started.
-        generations: How many there were.
-        recoveries: How often training went on after a generation broke.
-        members: How many there were, one after the other.
-        returned: How often a process came back that was given up.
-        mistaken: How often a member was given up that was well.
-        pauses_s: How long nobody computed, each time.
-        goodput: The part of the time in which steps were computed that count.
-        digest: Of the log; the same scenario has the same.
-        lines: Of the log.
-        tail: Its last lines.
-        broken: Which promises.
-        decisions: How often control was asked.
-        worst_s: Its longest decision, in processor seconds.
-        worst: Which that was.
-        usual_s: 999 of 1000 decisions took no longer.
-    """
-
-    status: str
-    steps: int
+    status: str  # `finished`, `stopped`, or `broken` where a promise was
+    steps: int  # that count
     virtual_s: float
-    faults: Mapping[str, int]
+    faults: Mapping[str, int]  # by kind
     starts: int
     generations: int
     recoveries: int
-    members: int
-    returned: int
-    mistaken: int
-    pauses_s: tuple[float, ...]
-    goodput: float
-    digest: str
-    lines: int
+    members: int  # one after the other
+    returned: int  # processes that came back after they were given up
+    mistaken: int  # members that were given up, and were well
+    pauses_s: tuple[float, ...]  # in which nobody computed
+    goodput: float  # the part of the time in which steps were computed that count
+    digest: str  # of the log; the same scenario has the same
+    lines: int  # of the log
     tail: tuple[str, ...] = field(repr=False)
-    broken: tuple[str, ...]
+    broken: tuple[str, ...]  # promises
     decisions: int
     worst_s: float = field(compare=False)
     worst: str = field(compare=False)
-    usual_s: float = field(compare=False)
+    usual_s: float = field(compare=False)  # 999 of 1000 decisions took no longer
 
     def numbers(self) -> dict[str, Any]:
         """As plain values, without the log's lines."""

@@ -64,9 +64,7 @@ def pieces(cut: Steps, step: int, at: Position, steps: int) -> Iterator[Piece]:
 def parts(piece: Piece, bounds: npt.NDArray[np.int64]) -> Words:
     """What each member's samples of all steps of `piece` add together.
 
-    Args:
-        piece: The steps.
-        bounds: Of the samples of a step, member r takes [bounds[r], bounds[r + 1]).
+    Of the samples of a step, member r takes [bounds[r], bounds[r + 1]).
     """
     steps = np.arange(piece.steps, dtype=np.uint64)
     scattered = _scattered(piece.epoch, steps + np.uint64(piece.step))
@@ -101,13 +99,7 @@ def total(values: Words) -> int:
 def undisturbed(
     at: Sequence[int], *, sizes: EpochSizes, global_batch: int, drop_last: bool
 ) -> dict[int, tuple[int, int]]:
-    """One loop that knows of nobody: the parameters after so many steps, and the samples taken.
-
-    Args:
-        at: After how many steps, rising.
-        sizes: Samples of every epoch.
-        global_batch: Samples of a step.
-        drop_last: Leave out the short last step of an epoch.
+    """One loop that knows of nobody: the parameters and the samples taken after each of `at` steps.
 
     >>> sizes = EpochSizes(10, later=((1, 12),))
     >>> [taken for _, taken in undisturbed([3, 6, 7], sizes=sizes, global_batch=4, drop_last=False)
@@ -154,50 +146,31 @@ Counts = npt.NDArray[np.int64]
 class Lockstep:
     """The members of one generation, and how far they are.
 
-    Attributes:
-        cut: How the sequence is cut into steps.
-        members: In order of rank.
-        shares: Their micro-batches of a full step.
-        formed_as: The generation as which they met.
-        generation: The same, or that of their last new shares.
-        first_step: Where they began.
-        step: The step that they compute.
-        at: Where the sequence stands before it.
-        value: The parameters before it.
-        begun_s: When they began to compute it; later than now: they still come together.
-        step_s: How long a step takes.
-        barrier: Before this step something is due.
-        adopted: By rank, the micro-batches of the first step that each has kept or is to compute,
-            where that is not what its share says.
-        fresh: By rank, how many of those it has to compute.
-        newcomers: Members that follow the others, and take the state from them meanwhile.
-        idle: Members that write nothing: newcomers, and those that have no share yet.
-        stalled_s: Since when one of them stands still; None: nobody does.
-        saved_step: The step of their last checkpoint.
-        ticket: What was planned under an older one is void.
-        useful_s: Seconds in which steps were computed.
+    Those that `adopted` something take, by rank, these micro-batches of the first step, of which
+    `fresh` are still to be computed. Newcomers follow the others and take the state meanwhile;
+    those that are `idle` write nothing: newcomers, and who has no share yet.
     """
 
     cut: Steps
     members: tuple[int, ...]
     shares: tuple[int, ...]
-    formed_as: int
-    generation: int
+    formed_as: int  # the generation as which they met
+    generation: int  # the same, or that of their last new shares
     first_step: int
     step: int
     at: Position
     value: int
-    begun_s: float
+    begun_s: float  # later than now: they still come together
     step_s: float
-    barrier: int = _FAR
+    barrier: int = _FAR  # before this step something is due
     adopted: Sequence[Sequence[int]] | None = None
     fresh: Sequence[int] = ()
     newcomers: frozenset[int] = frozenset()
     idle: frozenset[int] = frozenset()
-    stalled_s: float | None = None
+    stalled_s: float | None = None  # since when one of them stands still
     saved_step: int = -1
-    ticket: int = 0
-    useful_s: float = 0.0
+    ticket: int = 0  # what was planned under an older one is void
+    useful_s: float = 0.0  # in which steps were computed
     micro: Counts = field(init=False)
     told: Counts = field(init=False)
 

@@ -12,12 +12,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """What is said of a node, or of a process, that is going to be gone.
+    """What is said of a node, or of a process, that will be gone at `gone_s`.
 
-    Attributes:
-        gone_s: When it will be.
-        told: That moment is told, too.
-        drained: Ray says it, and places nothing there any more; else each member hears it.
+    `drained`: Ray says it, and places nothing there any more; else each member hears it.
     """
 
     gone_s: float
@@ -28,18 +25,11 @@ class Notice:
 class Machines:
     """Nodes with places, numbered from 0; each node has the next `per_node` places.
 
-    Args:
-        scenario: How many there are.
-
-    Attributes:
-        speeds: Seconds per micro-batch, by node.
-        cut: By node, how many faults keep it from being reached now.
-        unreached: By node, how many of them keep packets from it, or from the driver.
-        notices: By node that is going to be gone: what is said of it.
+    By node: `speeds` are seconds per micro-batch, `cut` counts the faults that keep it from being
+    reached, `unreached` those of them that keep packets from it.
     """
 
     def __init__(self, scenario: Scenario) -> None:
-        """Those that are there at the beginning are there."""
         number = scenario.machines
         there = scenario.there or number
         self._per_node = scenario.per_node

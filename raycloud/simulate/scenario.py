@@ -48,13 +48,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Fault:
-    """One thing that befalls the run.
+    """One thing that befalls the run `at_s`, in virtual seconds.
 
-    Attributes:
-        at_s: When, in virtual seconds.
-        kind: What.
-        many: How many members or nodes it concerns; of a range, the most members.
-        lasts_s: For how long; of a jump, how far.
+    It concerns so `many` members or nodes (a range: the most members); a jump is `lasts_s` far.
     """
 
     at_s: float
@@ -69,33 +65,23 @@ class Scenario:
 
     Attributes:
         seed: Of everything that is left to chance.
-        members: Most members the job may use; `elastic.max_workers`.
-        least: Fewest it may run with; `elastic.min_workers`.
+        members: Most members the job may use, and `least` fewest.
         samples: Samples per epoch, before any are added.
-        global_batch: Samples per step.
-        micro_batch: Samples per micro-batch.
-        drop_last: Leave out the short last step of an epoch.
-        shares: `auto` or `equal`; see `ControlSettings`.
-        steps: Steps to compute; None: until `lasts_s`, when a stop is asked for.
-        lasts_s: Faults come until then.
+        shares: `auto` or `equal`; see `ControlSettings`, as for `silence_s`.
+        steps: Steps to compute; None: until `lasts_s`, when a stop is asked for. Faults end then.
         every_steps: Steps between two checkpoints; `auto`: as often as control finds them worth it;
             None: one at the end.
-        faults: What befalls it.
         speeds: Seconds per micro-batch of the nodes, over and over.
-        exchange_s: Seconds of a step's exchange.
-        per_node: Places for members on a node.
-        nodes: How many nodes there are when all are there; 0: as many as the members need.
+        nodes: How many there are when all are, each with `per_node` places; 0: as many as needed.
         there: How many of them are there at the beginning; 0: all.
         zones: Nodes are dealt to so many zones.
         delay_s: A word is at most this long on its way.
-        build_s: A member takes at most this long to be ready.
-        spread: By so large a part of it, one may be ready earlier than another.
+        build_s: A member takes at most this long to be ready, and at least all but `spread` of it.
         stillborn: The chance that a member that joins dies before it is ready.
         report_s: Seconds between two reports of a member while something goes on; None: as long as
             in a real run of so many.
         awake_s: So long after something has happened all is simulated word by word; then reports
             are thinned out to one round before the next happening. Infinite: always.
-        silence_s: See `ControlSettings`.
     """
 
     seed: int
@@ -130,41 +116,29 @@ class Scenario:
         Raises:
             SpecError: A field is out of its range.
         """
-        for field in ("members", "samples", "global_batch", "micro_batch", "per_node", "zones"):
-            self._at_least(field, 1)
-        for field in ("exchange_s", "delay_s", "build_s", "lasts_s", "there", "nodes"):
-            self._at_least(field, 0)
-        if not 1 <= self.least <= self.members:
-            raise SpecError("least", self.least, f"1 to {self.members} members are possible")
-        if self.steps is not None and self.steps < 1:
-            raise SpecError("steps", self.steps, "a run has at least one step")
-        if self.drop_last and self.samples < self.global_batch:
-            raise SpecError(
-                "samples",
-                self.samples,
-                f"no step of {self.global_batch} samples fits into an epoch",
-                hint="more samples, a smaller global batch, or without drop_last",
-            )
-        if self.every is not None and self.every < 1:
-            raise SpecError("every_steps", self.every_steps, "between checkpoints is a step")
-        if not self.speeds or min(self.speeds) <= 0:
-            raise SpecError("speeds", self.speeds, "a micro-batch takes seconds > 0")
-        if self.nodes and self.nodes * self.per_node < self.least:
-            raise SpecError("nodes", self.nodes, f"there is no place for {self.least} members")
-        for field in ("stillborn", "spread"):
-            if not 0 <= getattr(self, field) < 1:
-                raise SpecError(field, getattr(self, field), "a part is from 0 to below 1")
-        if self.report_s is not None and self.report_s <= 0:
-            raise SpecError("report_s", self.report_s, "between reports is some time")
-
-    def _at_least(self, field: str, least: int) -> None:
-        value = getattr(self, field)
-        if not value >= least:
-            raise SpecError(field, value, f"at least {least} is needed")
+        ones = ("members", "samples", "global_batch", "micro_batch", "per_node", "zones")
+        some = ("exchange_s", "delay_s", "build_s", "lasts_s", "there", "nodes")
+        lows = dict.fromkeys(ones, 1) | dict.fromkeys(some, 0)
+        part = "a part is from 0 to below 1"
+        small = f"a step of {self.global_batch} samples, as with drop_last, needs so many"
+        for field, fine, problem in (
+            *((f, getattr(self, f) >= low, f"at least {low} is needed") for f, low in lows.items()),
+            ("least", 1 <= self.least <= self.members, f"1 to {self.members} are possible"),
+            ("steps", self.steps is None or self.steps >= 1, "a run has at least one step"),
+            ("samples", not self.drop_last or self.samples >= self.global_batch, small),
+            ("every_steps", self.every is None or self.every >= 1, "at least 1 is needed"),
+            ("speeds", min(self.speeds, default=0.0) > 0, "a micro-batch takes seconds > 0"),
+            ("nodes", not self.nodes or self.nodes * self.per_node >= self.least, "too few places"),
+            ("stillborn", 0 <= self.stillborn < 1, part),
+            ("spread", 0 <= self.spread < 1, part),
+            ("report_s", self.report_s is None or self.report_s > 0, "more than 0 is needed"),
+        ):
+            if not fine:
+                raise SpecError(field, getattr(self, field), problem)
 
     @property
     def every(self) -> int | None:
-        """Steps between two checkpoints that are due by arithmetic; None: there are none."""
+        """Steps between two checkpoints that are due by arithmetic."""
         return None if self.every_steps == "auto" else self.every_steps
 
     @property
@@ -203,8 +177,6 @@ OFTEN: Final[Mapping[Kind, tuple[float, float]]] = {
 
 
 class _Chance:
-    """Numbers by chance."""
-
     def __init__(self, seed: int) -> None:
         self._chance = np.random.Generator(np.random.PCG64(stream_seed(seed, 2)))
 
@@ -228,13 +200,9 @@ class _Chance:
 def faults_by_chance(
     seed: int, *, per_day: float, lasts_s: float, many: int = 1
 ) -> tuple[Fault, ...]:
-    """Faults at random moments, now and then two at once.
+    """Faults at random moments until `lasts_s`, now and then two at once.
 
-    Args:
-        seed: Of what is drawn.
-        per_day: How many a day, in the mean.
-        lasts_s: Until when.
-        many: At most so many members or nodes each, but of a zone.
+    Each befalls at most so `many` members or nodes, but of a zone.
     """
     chance, found, at_s = _Chance(seed), list[Fault](), 0.0
     while per_day > 0:
@@ -353,12 +321,7 @@ _USUAL = 100.0  # a batch time of this is a second per micro-batch
 
 
 def faults_of_trace(path: Path, *, nodes: int, until_s: float) -> tuple[Fault, ...]:
-    """So many nodes are there as the trace has machines, of as many as it has at most.
-
-    Args:
-        path: A spot trace.
-        nodes: As many are there where the trace has most.
-        until_s: What comes later is left out.
+    """So many nodes are there as a spot trace has machines; where it has most, `nodes` are.
 
     Raises:
         DataError: The file is no such trace.

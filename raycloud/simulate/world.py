@@ -6,36 +6,24 @@ import hashlib
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, assert_never
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
-from raycloud.commands import Form, Meet, Prepare, Publish, Release, Reshare, Spawn
-from raycloud.events import ChangeApplied, GenerationFormed, PartWritten, StepsCommitted
+from raycloud.events import ChangeApplied, StepsCommitted
 from raycloud.order import stream_seed
-
-if TYPE_CHECKING:
-    from raycloud.commands import Command
-    from raycloud.events import Event
 
 _TAIL = 60  # lines
 _BATCH = 2000  # lines from one look at the digest to the next
 
 
 class World:
-    """Time that stands still until something happens.
+    """Virtual time, chance and a log; at the same moment, what was asked for first happens first.
 
-    What happens at the same moment happens in the order in which it was asked for.
-
-    Args:
-        seed: Of everything that is left to chance.
-
-    Attributes:
-        now_s: Seconds since the beginning.
-        ahead_s: How far the driver's clock has jumped ahead.
-        chance: Where all that is left to chance comes from.
-        log: All that happened.
+    The driver's clock has jumped `ahead_s`.
     """
 
     def __init__(self, seed: int) -> None:
@@ -89,12 +77,7 @@ class World:
 
 
 class Log:
-    """Every word and every decision as a line: a digest of all, and the last ones.
-
-    Attributes:
-        lines: How many there were.
-        tail: The last ones, but for numbers.
-    """
+    """Every word and every decision as a line: a digest of all, and the last ones in `tail`."""
 
     def __init__(self) -> None:
         self.lines = 0
@@ -136,7 +119,13 @@ class Log:
         self._pending.clear()
 
 
-_SHOWN = 64
+_SHOWN = 64  # entries
+
+# What comes of each member, where they are too many to tell in words.
+_NUMBERS: Mapping[type, Callable[[Any], tuple[int, ...]]] = {
+    StepsCommitted: attrgetter("member", "generation", "first_step", "last_step", "micro_batches"),
+    ChangeApplied: attrgetter("member", "change", "step"),
+}
 
 
 def few(numbers: tuple[int, ...]) -> str:
@@ -146,63 +135,22 @@ def few(numbers: tuple[int, ...]) -> str:
 
 
 def numbers(event: StepsCommitted | ChangeApplied) -> tuple[int, ...]:
-    """What comes of each member, one after the other, where they are too many to tell in words."""
-    match event:
-        case StepsCommitted():
-            steps = event.first_step, event.last_step
-            return event.member, event.generation, *steps, event.micro_batches
-        case ChangeApplied():
-            return event.member, event.change, event.step
-        case _:
-            assert_never(event)
+    """Such an event as a line of nothing but numbers."""
+    return _NUMBERS[type(event)](event)
 
 
-def short(record: Event | Command) -> str:
-    """A record in one line, without what is long."""
-    match record:
-        case StepsCommitted() | ChangeApplied() | PartWritten():
-            return _of_all(record)
-        case Form():
-            of = f"step={record.step}, settled={record.settled}"
-            named = f"members={few(record.members)}, shares={few(record.shares)}"
-            return f"Form(generation={record.generation}, {of}, {named})"
-        case Prepare():
-            to = f"members={few(record.members)}"
-            return f"Prepare(number={record.number}, {to}, {_change(record)})"
-        case Publish():
-            replicas = tuple(replica for replica, _ in record.parts)
-            return f"Publish(step={record.step}, parts={few(replicas)})"
-        case Spawn():
-            return f"Spawn(members={few(record.members)}, joins={record.joins})"
-        case Release():
-            return f"Release(members={few(record.members)})"
-        case GenerationFormed():
-            of = f"first_step={record.first_step}, members={few(record.members)}"
-            return f"GenerationFormed(generation={record.generation}, {of})"
-        case _:
-            return repr(record)
+def short(record: Any) -> str:
+    """An event or a command in one line, without what is long."""
+    name = type(record).__name__
+    if isinstance(record, StepsCommitted | ChangeApplied):
+        return f"{name}{numbers(record)}"
+    told = (f"{f.name}={_brief(getattr(record, f.name))}" for f in fields(record) if f.repr)
+    return f"{name}({', '.join(told)})"
 
 
-def _of_all(record: StepsCommitted | ChangeApplied | PartWritten) -> str:
-    """What each member says, one after the other."""
-    match record:
-        case StepsCommitted():
-            steps = f"{record.first_step} to {record.last_step}, {record.micro_batches}"
-            return f"{record.member} committed {steps} micro-batches as {record.generation}"
-        case ChangeApplied():
-            return f"{record.member} applied change {record.change} at step {record.step}"
-        case PartWritten():
-            part = f"{record.part} of step {record.step}"
-            return f"{record.member} wrote {part} as {record.generation}"
-        case _:
-            assert_never(record)
-
-
-def _change(prepare: Prepare) -> str:
-    match prepare.change:
-        case Reshare(generation=generation, shares=shares):
-            return f"Reshare(generation={generation}, shares={few(shares)})"
-        case Meet(generation=generation, members=members):
-            return f"Meet(generation={generation}, members={few(members)})"
-        case change:
-            return repr(change)
+def _brief(value: Any) -> str:
+    if is_dataclass(value):
+        return short(value)
+    if isinstance(value, tuple):
+        return few(value)
+    return "{...}" if isinstance(value, Mapping) and len(value) > 1 else repr(value)
