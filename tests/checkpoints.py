@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from raycloud.checkpoint import Manifest, PartRecord, Store, open_store, publish
+from raycloud.checkpoint.naming import is_draft
 from raycloud.checkpoint.payload import load_tensors, write_part
 from raycloud.checkpoint.values import Tagged
 
@@ -94,6 +95,11 @@ def damage(store: Store, name: str) -> None:
     content = bytearray(store.read(name))
     content[len(content) // 2] ^= 1
     store.write(name, [bytes(content)])
+
+
+def drafts(store: Store) -> list[str]:
+    """Unfinished files, of live and killed writers."""
+    return [name for name in store.sizes() if is_draft(name)]
 
 
 def memory_store() -> Store:

@@ -14,18 +14,14 @@ import hashlib
 import heapq
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from raycloud.bounded import MOST_VALUES, json_value
-from raycloud.checkpoint.naming import (
-    check_final_name,
-    damaged,
-    part_name,
-    step_of,
-)
+from raycloud.checkpoint.naming import damaged, part_name, step_of
 from raycloud.checkpoint.values import decode, encode
 from raycloud.errors import CheckpointError
 from raycloud.order import Position
@@ -61,21 +57,25 @@ ELEMENT_BYTES: dict[str, int] = {
 LARGEST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 LARGEST_PARTS = 65_536
 LONGEST_TENSOR_NAME = 4096
-_LARGEST_RANK = 64
 _HEADER_BYTES = 128  # the metadata and the padding
 _TENSOR_BYTES = 128  # the words of an entry, its type and its place
 _CHARACTER_BYTES = 12  # a character outside of the basic plane, escaped
 _SIZE_BYTES = 20  # a number of a shape
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _LARGEST = 2**53  # above any counter or size, and exact wherever JSON numbers are doubles
+
+T = TypeVar("T")
+_Count = Annotated[int, Field(strict=True, ge=0, le=_LARGEST)]
+_TensorName = Annotated[str, Field(min_length=1, max_length=LONGEST_TENSOR_NAME)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorRecord:
     """A tensor's type, in the words of the safetensors format, and shape."""
 
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: Annotated[str, Field(pattern=f"^(?:{'|'.join(ELEMENT_BYTES)})$")]
+    shape: Annotated[tuple[_Count, ...], Field(max_length=64)]
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     @property
     def nbytes(self) -> int:
@@ -85,25 +85,6 @@ class TensorRecord:
     def to_plain(self) -> dict[str, Any]:
         """As JSON values."""
         return {"dtype": self.dtype, "shape": list(self.shape)}
-
-    @classmethod
-    def parse(cls, value: object, where: str) -> TensorRecord:
-        """From JSON values.
-
-        Raises:
-            DamagedError: A key, type or size is wrong; names the key path.
-        """
-        fields = _record(value, ("dtype", "shape"), where)
-        dtype = _text(fields["dtype"], f"{where}.dtype")
-        if dtype not in ELEMENT_BYTES:
-            raise damaged(f"{where}.dtype", f"is {dtype[:40]!r}, which is unknown")
-        shape = _sequence(fields["shape"], f"{where}.shape")
-        if len(shape) > _LARGEST_RANK:
-            raise damaged(f"{where}.shape", f"has {len(shape)} dimensions")
-        sizes = tuple(_integer(size, f"{where}.shape") for size in shape)
-        made = cls(dtype=dtype, shape=sizes)
-        _integer(made.nbytes, f"{where} (bytes)")
-        return made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,13 +103,15 @@ class PartRecord:
     """
 
     file: str
-    rank: int
-    replica: int
-    position: int
-    parts: int
-    bytes: int
-    sha256: str
-    tensors: Mapping[str, TensorRecord]
+    rank: _Count
+    replica: _Count
+    position: _Count
+    parts: Annotated[int, Field(strict=True, ge=1, le=LARGEST_PARTS)]
+    bytes: _Count
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    tensors: Mapping[_TensorName, TensorRecord]
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     def to_plain(self, *, keyed: bool = False) -> dict[str, Any]:
         """As JSON values; `parse` is the inverse. Whether `keyed` by replica and position, too."""
@@ -147,42 +130,24 @@ class PartRecord:
         """From JSON values; where they are not `keyed`, the rank is the number of a replica.
 
         Raises:
-            CheckpointError: The file name is not one a checkpoint may use.
-            DamagedError: A key, type or size is wrong; names the key path.
+            DamagedError: A key, type, name or size is wrong; names the key path.
         """
-        keys = ("file", "rank", "parts", "bytes", "sha256", "tensors")
-        fields = _record(value, (*keys, "replica", "position") if keyed else keys, where)
-        file = _text(fields["file"], f"{where}.file")
-        check_final_name(file)
-        parts = _integer(fields["parts"], f"{where}.parts", least=1, most=LARGEST_PARTS)
-        rank = _integer(fields["rank"], f"{where}.rank", most=parts - 1)
-        step = step_of(file)
-        if step is None or file != part_name(step, rank, parts):
-            raise damaged(f"{where}.file", f"is {file!r}, not part {rank} of {parts}")
-        tensors: dict[str, TensorRecord] = {}
-        for name, tensor in _mapping(fields["tensors"], f"{where}.tensors").items():
-            if not 0 < len(name) <= LONGEST_TENSOR_NAME:
-                raise damaged(f"{where}.tensors", f"has a name of {len(name)} characters")
-            tensors[name] = TensorRecord.parse(tensor, f"{where}.tensors[{name!r}]")
-        size = _integer(fields["bytes"], f"{where}.bytes")
-        content = sum(tensor.nbytes for tensor in tensors.values())
+        if not keyed and isinstance(value, Mapping):
+            value = {**value, "replica": value.get("rank"), "position": 0}
+        part = _checked(_PART, value, where)
+        step = step_of(part.file)
+        if step is None or part.file != part_name(step, part.rank, part.parts):
+            problem = f"is {part.file[:200]!r}, not part {part.rank} of {part.parts}"
+            raise damaged(f"{where}.file", problem)
+        content = sum(tensor.nbytes for tensor in part.tensors.values())
         # What `write_part` puts into a header, at its longest: no more of it is ever parsed.
         header = _HEADER_BYTES + sum(
             _TENSOR_BYTES + _CHARACTER_BYTES * len(name) + _SIZE_BYTES * len(tensor.shape)
-            for name, tensor in tensors.items()
+            for name, tensor in part.tensors.items()
         )
-        if not content + 8 <= size <= content + 8 + min(header, LARGEST_HEADER_BYTES):
-            raise damaged(f"{where}.bytes", f"is {size}, with {content} bytes of tensors")
-        return cls(
-            file=file,
-            rank=rank,
-            replica=_integer(fields["replica"], f"{where}.replica") if keyed else rank,
-            position=_integer(fields["position"], f"{where}.position") if keyed else 0,
-            parts=parts,
-            bytes=size,
-            sha256=_sha256(fields["sha256"], f"{where}.sha256"),
-            tensors=tensors,
-        )
+        if not content + 8 <= part.bytes <= content + 8 + min(header, LARGEST_HEADER_BYTES):
+            raise damaged(f"{where}.bytes", f"is {part.bytes}, with {content} bytes of tensors")
+        return part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,6 +155,7 @@ class Manifest:
     """One published checkpoint: the state after `step` committed steps.
 
     Attributes:
+        format: Number of this layout.
         step: Steps committed.
         epoch: Position of the next sample: its epoch.
         offset: Position of the next sample: samples from the start of that epoch.
@@ -202,21 +168,22 @@ class Manifest:
         parts: The files, in order of rank, and so of replica and position.
         raycloud_version: Who wrote it.
         torch_version: Who wrote it.
-        format: Number of this layout.
     """
 
-    step: int
-    epoch: int
-    offset: int
-    generation: int
-    samples_per_epoch: int
+    format: Annotated[int, Field(strict=True, ge=1)] = FORMAT
+    step: _Count
+    epoch: _Count
+    offset: _Count
+    generation: _Count
+    samples_per_epoch: _Count
     job: Mapping[str, Any]
     values: Mapping[str, Any]
     ledger: Mapping[str, Any]
     parts: tuple[PartRecord, ...]
     raycloud_version: str
     torch_version: str
-    format: int = FORMAT
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     @property
     def position(self) -> Position:
@@ -234,12 +201,9 @@ class Manifest:
             if (part.file, part.rank, part.parts) != (expected, rank, count):
                 raise damaged(f"manifest.parts[{rank}].file", f"is not {expected!r}")
             for name in part.tensors:
-                if name in holder:
-                    raise damaged(
-                        f"manifest.parts[{rank}].tensors",
-                        f"has {name!r}, which parts[{holder[name]}] has as well",
-                    )
-                holder[name] = rank
+                if holder.setdefault(name, rank) != rank:
+                    problem = f"has {name!r}, which parts[{holder[name]}] has as well"
+                    raise damaged(f"manifest.parts[{rank}].tensors", problem)
         keys = [(part.replica, part.position) for part in self.parts]
         if keys != sorted(set(keys)):
             raise damaged("manifest.parts", "are not each of another replica and position")
@@ -256,30 +220,20 @@ class Manifest:
             CheckpointError: It would be over 32 MiB, or hold over a million values.
             TaskError: `job`, `values` or `ledger` holds what JSON cannot carry; names the key path.
         """
-        plain = {
-            "format": self.format,
-            "step": self.step,
-            "epoch": self.epoch,
-            "offset": self.offset,
-            "generation": self.generation,
-            "samples_per_epoch": self.samples_per_epoch,
-            "job": encode(dict(self.job), where="job"),
-            "values": encode(dict(self.values), where="values"),
-            "ledger": encode(dict(self.ledger), where="ledger"),
-            "parts": [part.to_plain(keyed=self.format >= _KEYED) for part in self.parts],
-            "raycloud_version": self.raycloud_version,
-            "torch_version": self.torch_version,
-        }
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name in _STATE:
+            plain[name] = encode(dict(plain[name]), where=name)
+        plain["parts"] = [part.to_plain(keyed=self.format >= _KEYED) for part in self.parts]
         body = json.dumps(plain, allow_nan=False).encode("ascii")
         content = _OPEN + _digest(body) + _MIDDLE + body + _CLOSE
+        over = None
         if len(content) > LARGEST_BYTES:
+            over = f"has {len(content)} bytes, over {LARGEST_BYTES}"
+        elif sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
+            over = f"holds more than {MOST_VALUES} values"
+        if over:
             raise CheckpointError(
-                f"the manifest of step {self.step} has {len(content)} bytes, over {LARGEST_BYTES}",
-                hint="keep large state in tensors, not in lists of numbers",
-            )
-        if sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
-            raise CheckpointError(
-                f"the manifest of step {self.step} holds more than {MOST_VALUES} values",
+                f"the manifest of step {self.step} {over}",
                 hint="keep large state in tensors, not in lists of numbers",
             )
         return content
@@ -289,111 +243,52 @@ class Manifest:
         """Read what `to_bytes` gave.
 
         Raises:
-            CheckpointError: It has another format, or a file name is not a plain one.
+            CheckpointError: It has another format.
             DamagedError: It is truncated, altered, or not a manifest; names `place` and what.
         """
-        plain = _mapping(_parsed(_body(content, place), place), place)
-        number = _integer(plain.get("format"), f"{place}: format", least=1)
-        if number > FORMAT:
+        body = memoryview(content)[_BODY_AT : -len(_CLOSE)]
+        head = _OPEN + _digest(body) + _MIDDLE
+        if content[:_BODY_AT] != head or not content.endswith(_CLOSE):
+            raise damaged(place, "is not what was written: its digest differs")
+        try:
+            plain = json_value(str(body, "ascii"))
+        except ValueError as error:
+            raise damaged(place, f"is not JSON: {error}") from error
+        if not isinstance(plain, dict):
+            raise damaged(place, f"is a {type(plain).__name__}, not an object")
+        number = plain.setdefault("format", None)
+        if isinstance(number, int) and number > FORMAT:
             raise CheckpointError(
                 f"{place} has format {number}; this raycloud reads 1 to {FORMAT}",
                 hint="resume with the version of raycloud that wrote it, or a newer one",
             )
-        _record(plain, tuple(field.name for field in fields(cls)), place)
-
-        def count(key: str) -> int:
-            return _integer(plain[key], f"{place}: {key}")
-
-        def state(key: str) -> Mapping[str, Any]:
-            return _mapping(decode(plain[key], where=f"{place}: {key}"), f"{place}: {key}")
-
-        parts = _sequence(plain["parts"], f"{place}: parts")
-        return cls(
-            step=count("step"),
-            epoch=count("epoch"),
-            offset=count("offset"),
-            generation=count("generation"),
-            samples_per_epoch=count("samples_per_epoch"),
-            job=state("job"),
-            values=state("values"),
-            ledger=state("ledger"),
-            parts=tuple(
-                PartRecord.parse(part, f"{place}: parts[{rank}]", keyed=number >= _KEYED)
+        for name in _STATE & plain.keys():
+            plain[name] = decode(plain[name], where=f"{place}: {name}")
+        if isinstance(parts := plain.get("parts"), list):
+            keyed = isinstance(number, int) and number >= _KEYED
+            plain["parts"] = tuple(
+                PartRecord.parse(part, f"{place}: parts[{rank}]", keyed=keyed)
                 for rank, part in enumerate(parts)
-            ),
-            raycloud_version=_text(plain["raycloud_version"], f"{place}: raycloud_version"),
-            torch_version=_text(plain["torch_version"], f"{place}: torch_version"),
-            format=number,
-        )
+            )
+        return _checked(_MANIFEST, plain, f"{place}: manifest")
+
+
+_STATE = {"job", "values", "ledger"}  # what may hold any state that is no tensor
+_PART = TypeAdapter(PartRecord)
+_MANIFEST = TypeAdapter(Manifest)
+
+
+def _checked(kind: TypeAdapter[T], value: object, where: str) -> T:
+    try:
+        return kind.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in first["loc"])
+        raise damaged(f"{where}{path}:", first["msg"]) from None
 
 
 def _digest(body: bytes | memoryview) -> bytes:
     return hashlib.sha256(body).hexdigest().encode("ascii")
-
-
-def _body(content: bytes, place: str) -> memoryview:
-    """The bytes of the inner object, once they are known to be the ones that were written."""
-    body = memoryview(content)[_BODY_AT : -len(_CLOSE)]
-    head = _OPEN + _digest(body) + _MIDDLE
-    if content[:_BODY_AT] != head or not content.endswith(_CLOSE):
-        raise damaged(place, "is not what was written: its digest differs")
-    return body
-
-
-def _parsed(body: memoryview, place: str) -> object:
-    try:
-        return json_value(str(body, "ascii"))
-    except ValueError as error:
-        raise damaged(place, f"is not JSON: {error}") from error
-
-
-def _mapping(value: object, where: str) -> Mapping[str, Any]:
-    """A JSON object."""
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise damaged(where, f"is a {type(value).__name__}, not an object")
-    return value
-
-
-def _record(value: object, keys: tuple[str, ...], where: str) -> Mapping[str, Any]:
-    """A JSON object with exactly these keys."""
-    fields = _mapping(value, where)
-    missing = sorted(set(keys) - set(fields))
-    unknown = sorted(set(fields) - set(keys))
-    if missing:
-        raise damaged(where, f"lacks {', '.join(missing)}")
-    if unknown:
-        raise damaged(where, f"has unknown keys: {', '.join(unknown)[:200]}")
-    return fields
-
-
-def _sequence(value: object, where: str) -> list[Any]:
-    """A JSON array (or a tuple, for records that have not been written yet)."""
-    if not isinstance(value, (list, tuple)):
-        raise damaged(where, f"is a {type(value).__name__}, not an array")
-    return list(value)
-
-
-def _integer(value: object, where: str, *, least: int = 0, most: int = _LARGEST) -> int:
-    """An integer from `least` to `most`; a bool is not one."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise damaged(where, f"is a {type(value).__name__}, not an integer")
-    if not least <= value <= most:
-        raise damaged(where, f"is not from {least} to {most}")
-    return value
-
-
-def _text(value: object, where: str) -> str:
-    """A string."""
-    if not isinstance(value, str):
-        raise damaged(where, f"is a {type(value).__name__}, not a string")
-    return value
-
-
-def _sha256(value: object, where: str) -> str:
-    """64 lower-case hexadecimal digits."""
-    if _SHA256.fullmatch(_text(value, where)) is None:
-        raise damaged(where, "is not a SHA-256 digest")
-    return _text(value, where)
 
 
 def split_names(sizes: Mapping[str, int], parts: int) -> tuple[tuple[str, ...], ...]:

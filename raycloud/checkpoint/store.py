@@ -13,16 +13,16 @@ fsspec, written atomically in one of two ways:
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from raycloud.checkpoint.naming import (
     DamagedError,
@@ -38,6 +38,8 @@ from raycloud.threads import THREADS
 
 if TYPE_CHECKING:
     from raycloud.threads import Threads
+
+T = TypeVar("T")
 
 ATOMIC_PUT = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
 LEAST_S = 60.0  # without any progress; what libraries try again takes less
@@ -71,30 +73,42 @@ class Store:
         a power cut (local) or is acknowledged by the service (remote). What `chunks` raises passes
         through, and nothing is written.
         """
-        raise NotImplementedError
+        check_final_name(name)
+        self._write(name, chunks)
 
     def read(self, name: str) -> bytes:
         """All bytes of `name`."""
-        raise NotImplementedError
+        check_final_name(name)
+        with self._blaming("read", name):
+            return self._read(name)
 
     def stream(self, name: str) -> Iterator[bytes]:
         """The bytes of `name`, 4 MiB at a time."""
-        raise NotImplementedError
+        check_final_name(name)
+        with self._blaming("read", name), self._open(name) as file:
+            while chunk := file.read(_READ_BYTES):
+                yield bytes(chunk)
 
     def size(self, name: str) -> int:
         """Bytes of `name`."""
-        raise NotImplementedError
+        check_final_name(name)
+        with self._blaming("read", name):
+            return self._size(name)
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         """All files whose names start with `prefix`, sorted, drafts among them, and their bytes.
 
         Few calls, however many files there are.
         """
-        raise NotImplementedError
+        with self._blaming("list"):
+            found = self._below(prefix.rpartition("/")[0])
+        return {name: found[name] for name in sorted(found) if name.startswith(prefix)}
 
     def remove_all(self, names: Sequence[str]) -> None:
         """Remove files or drafts, durably, in few calls; some may be gone already."""
-        raise NotImplementedError
+        for name in names:
+            check_name(name)
+        self._remove_all(names)
 
     def exists(self, name: str) -> bool:
         """Whether `name` is there."""
@@ -108,15 +122,7 @@ class Store:
         """All complete files that start with `prefix`, sorted."""
         return [name for name in self.sizes(prefix) if not is_draft(name)]
 
-    def drafts(self, prefix: str = "") -> list[str]:
-        """Unfinished files that start with `prefix`, sorted: of live and killed writers."""
-        return [name for name in self.sizes(prefix) if is_draft(name)]
-
-    def remove(self, name: str) -> None:
-        """Remove a file or a draft, durably; nothing happens if it is not there."""
-        self.remove_all([name])
-
-    @contextlib.contextmanager
+    @contextmanager
     def _blaming(self, action: str, name: str = "") -> Iterator[None]:
         """Turn what the file system raises into a CheckpointError."""
         try:
@@ -126,6 +132,24 @@ class Store:
         except self._raises as error:
             raise blamed(action, f"{self.place}/{name}".rstrip("/"), error) from error
 
+    def _write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+        raise NotImplementedError
+
+    def _read(self, name: str) -> bytes:
+        raise NotImplementedError
+
+    def _open(self, name: str) -> Any:
+        raise NotImplementedError
+
+    def _size(self, name: str) -> int:
+        raise NotImplementedError
+
+    def _below(self, folder: str) -> dict[str, int]:
+        raise NotImplementedError
+
+    def _remove_all(self, names: Sequence[str]) -> None:
+        raise NotImplementedError
+
 
 class LocalStore(Store):
     """Files below a directory of this machine, or of a file system it has mounted."""
@@ -134,9 +158,8 @@ class LocalStore(Store):
         self._root = root.absolute()
         self.place = str(self._root)
 
-    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+    def _write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Write to a draft beside the target, then rename it over the target."""
-        check_final_name(name)
         target, draft = self._root / name, self._root / draft_name(name)
         with self._blaming("write", name):
             _make_directory(target.parent)
@@ -161,50 +184,34 @@ class LocalStore(Store):
                 draft.unlink(missing_ok=True)
             raise
 
-    def read(self, name: str) -> bytes:
-        """See `Store.read`."""
-        check_final_name(name)
-        with self._blaming("read", name):
-            return (self._root / name).read_bytes()
+    def _read(self, name: str) -> bytes:
+        return (self._root / name).read_bytes()
 
-    def stream(self, name: str) -> Iterator[bytes]:
-        """See `Store.stream`."""
-        check_final_name(name)
-        with self._blaming("read", name), (self._root / name).open("rb", buffering=0) as file:
-            while chunk := file.read(_READ_BYTES):
-                yield chunk
+    def _open(self, name: str) -> Any:
+        return (self._root / name).open("rb", buffering=0)
 
-    def size(self, name: str) -> int:
-        """See `Store.size`."""
-        check_final_name(name)
-        with self._blaming("read", name):
-            found = (self._root / name).stat()
-            if not stat.S_ISREG(found.st_mode):
-                raise FileNotFoundError
-            return found.st_size
+    def _size(self, name: str) -> int:
+        found = (self._root / name).stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise FileNotFoundError
+        return found.st_size
 
-    def sizes(self, prefix: str = "") -> dict[str, int]:
-        """See `Store.sizes`."""
-
+    def _below(self, folder: str) -> dict[str, int]:
         def refuse(error: OSError) -> None:
             # A directory may be removed between being listed and being entered.
             if not isinstance(error, FileNotFoundError):
                 raise error
 
         found = {}
-        with self._blaming("list"):
-            for top, _, files in os.walk(self._root / prefix.rpartition("/")[0], onerror=refuse):
-                for path in (Path(top) / file for file in files):
-                    name = path.relative_to(self._root).as_posix()
-                    if name.startswith(prefix):
-                        with suppress(FileNotFoundError):  # removed since it was listed
-                            found[name] = path.stat().st_size
-        return dict(sorted(found.items()))
+        for top, _, files in os.walk(self._root / folder, onerror=refuse):
+            for path in (Path(top) / file for file in files):
+                with suppress(FileNotFoundError):  # removed since it was listed
+                    found[path.relative_to(self._root).as_posix()] = path.stat().st_size
+        return found
 
-    def remove_all(self, names: Sequence[str]) -> None:
+    def _remove_all(self, names: Sequence[str]) -> None:
         """Unlink; make that durable once for each directory, and drop those that are empty then."""
         for name in names:
-            check_name(name)
             with self._blaming("remove", name):
                 (self._root / name).unlink(missing_ok=True)
         for parent in {(self._root / name).parent: None for name in names}:
@@ -261,9 +268,8 @@ class RemoteStore(Store):
         self._root = str(root).rstrip("/")
         self._direct = protocol in ATOMIC_PUT
 
-    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+    def _write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Put the object, or write a draft and move it; see the module."""
-        check_final_name(name)
         target = self._path(name)
         if self._direct:
             self._put(name, target, chunks)
@@ -280,46 +286,31 @@ class RemoteStore(Store):
                 self._system.rm_file(draft)
             raise
 
-    def read(self, name: str) -> bytes:
-        """See `Store.read`."""
-        check_final_name(name)
-        with self._blaming("read", name):
-            return bytes(self._system.cat_file(self._path(name)))
+    def _read(self, name: str) -> bytes:
+        return bytes(self._system.cat_file(self._path(name)))
 
-    def stream(self, name: str) -> Iterator[bytes]:
-        """See `Store.stream`."""
-        check_final_name(name)
-        with self._blaming("read", name), self._system.open(self._path(name), "rb") as file:
-            while chunk := file.read(_READ_BYTES):
-                yield bytes(chunk)
+    def _open(self, name: str) -> Any:
+        return self._system.open(self._path(name), "rb")
 
-    def size(self, name: str) -> int:
-        """See `Store.size`."""
-        check_final_name(name)
-        with self._blaming("read", name):
-            self._system.invalidate_cache()
-            found = self._system.info(self._path(name))
-            if found["type"] != "file":
-                raise FileNotFoundError
-            return int(found["size"])
+    def _size(self, name: str) -> int:
+        self._system.invalidate_cache()
+        found = self._system.info(self._path(name))
+        if found["type"] != "file":
+            raise FileNotFoundError
+        return int(found["size"])
 
-    def sizes(self, prefix: str = "") -> dict[str, int]:
-        """See `Store.sizes`: one listing, page by page."""
-        below = f"{self._root}/{prefix.rpartition('/')[0]}".rstrip("/")
-        with self._blaming("list"):
-            self._system.invalidate_cache()
-            try:
-                found = self._system.find(below, detail=True)
-            except FileNotFoundError:
-                return {}
-            start = len(self._root) + 1
-            sizes = {path[start:]: int(about.get("size") or 0) for path, about in found.items()}
-        return {name: sizes[name] for name in sorted(sizes) if name.startswith(prefix)}
+    def _below(self, folder: str) -> dict[str, int]:
+        """One listing, page by page."""
+        self._system.invalidate_cache()
+        try:
+            found = self._system.find(self._path(folder).rstrip("/"), detail=True)
+        except FileNotFoundError:
+            return {}
+        start = len(self._root) + 1
+        return {path[start:]: int(about.get("size") or 0) for path, about in found.items()}
 
-    def remove_all(self, names: Sequence[str]) -> None:
-        """See `Store.remove_all`: object stores take a thousand in one call."""
-        for name in names:
-            check_name(name)
+    def _remove_all(self, names: Sequence[str]) -> None:
+        """Object stores take a thousand in one call."""
         if not names:
             return
         with self._blaming("remove", names[0]):
@@ -386,12 +377,9 @@ def open_store(url_or_path: str | Path) -> Store:
 class _Call:
     """One call under way in a thread of its own, and how far it has come."""
 
-    def __init__(self, work: Callable[[], Any], threads: Threads) -> None:
-        self._work, self._threads = work, threads
-        self._turn = threads.condition()
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._over = self._abandoned = False
+    def __init__(self, threads: Threads) -> None:
+        self._threads, self._turn = threads, threads.condition()
+        self._abandoned = False
         self._pieces, self._given_bytes = 0, 0
 
     def counted(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
@@ -405,34 +393,29 @@ class _Call:
                 self._turn.notify_all()
             yield chunk
 
-    def result(self, least_s: float, what: str) -> Any:
-        """What the call returns or raises.
+    def result(self, work: Callable[[], T], least_s: float, what: str) -> T:
+        """What `work` returns or raises.
 
         Raises:
             StoreError: It has come no further for too long.
         """
-        self._threads.thread(self._run, name="store").start()
+        over: Future[T] = Future()
+        self._threads.thread(self._run, work, over, name="store").start()
         with self._turn:
-            while not self._over:
+            while not over.done():
                 limit_s = min(least_s + self._given_bytes / _SLOWEST_BYTES_PER_S, _MOST_S)
-                if not self._turn.wait_for(partial(self._moved, self._pieces), limit_s):
+                moved = partial(lambda before: over.done() or self._pieces != before, self._pieces)
+                if not self._turn.wait_for(moved, limit_s):
                     self._abandoned = True
                     raise StoreError(f"{what}: no answer for {limit_s:.0f} s", hint=_SLOW_HINT)
-        if self._error is not None:
-            raise self._error
-        return self._result
+        return over.result()
 
-    def _moved(self, pieces: int) -> bool:
-        return self._over or self._pieces != pieces
-
-    def _run(self) -> None:
-        result, error = None, None
+    def _run(self, work: Callable[[], T], over: Future[T]) -> None:
         try:
-            result = self._work()
+            over.set_result(work())
         except BaseException as raised:  # noqa: BLE001 - raised to who waits
-            error = raised
+            over.set_exception(raised)
         with self._turn:
-            self._result, self._error, self._over = result, error, True
             self._turn.notify_all()
 
 
@@ -457,9 +440,9 @@ class LimitedStore(Store):
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Write, as long as it comes further."""
-        call = _Call(lambda: self._store.write(name, counted), self._threads)
-        counted = call.counted(chunks)
-        call.result(self._least_s, f"cannot write {self.place}/{name}")
+        call = _Call(self._threads)
+        work = partial(self._store.write, name, call.counted(chunks))
+        call.result(work, self._least_s, f"cannot write {self.place}/{name}")
 
     def read(self, name: str) -> bytes:
         """Read, however long it takes."""
@@ -471,21 +454,22 @@ class LimitedStore(Store):
 
     def size(self, name: str) -> int:
         """See `Store.size`."""
-        call = _Call(partial(self._store.size, name), self._threads)
-        return int(call.result(self._least_s, f"cannot read {self.place}/{name}"))
+        return self._limited(f"read {self.place}/{name}", partial(self._store.size, name))
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         """See `Store.sizes`."""
-        call = _Call(partial(self._store.sizes, prefix), self._threads)
-        return dict(call.result(self._least_s, f"cannot list {self.place}"))
+        return self._limited(f"list {self.place}", partial(self._store.sizes, prefix))
 
     def remove_all(self, names: Sequence[str]) -> None:
         """See `Store.remove_all`."""
-        call = _Call(partial(self._store.remove_all, names), self._threads)
-        call.result(self._least_s, f"cannot remove {len(names)} files of {self.place}")
+        what = f"remove {len(names)} files of {self.place}"
+        self._limited(what, partial(self._store.remove_all, names))
+
+    def _limited(self, what: str, work: Callable[[], T]) -> T:
+        return _Call(self._threads).result(work, self._least_s, f"cannot {what}")
 
 
-@contextlib.contextmanager
+@contextmanager
 def marked(store: Store) -> Iterator[str]:
     """Write a mark that whoever sees this store can see, until the block is left; its name.
 
@@ -499,7 +483,7 @@ def marked(store: Store) -> Iterator[str]:
         yield name
     finally:
         with suppress(CheckpointError):  # the store is gone: nobody is misled
-            store.remove(name)
+            store.remove_all([name])
 
 
 def check_shared(store: Store, mark: str, node: str) -> None:

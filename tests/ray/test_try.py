@@ -21,6 +21,7 @@ from raycloud.events import (
 )
 from raycloud.on_ray.dry_run import try_out
 from raycloud.spec import Job
+from tests.checkpoints import drafts
 from tests.live import RAYCLOUD, asked, check_result, of_kind, ran
 from tests.live_tasks import Steady
 
@@ -50,6 +51,7 @@ import os
 
 import torch
 from tests.live_tasks import Steady
+from tests.checkpoints import drafts
 
 
 class Changing(Steady):
@@ -114,7 +116,7 @@ def test_the_place_of_checkpoints_is_tried_and_left_as_it_was(here: Path, cluste
     before = sorted(here.rglob("*"))
     assert try_out(job, run_dir=here / "run").checkpoint_place == str(kept)
     assert sorted(here.rglob("*")) == before
-    assert open_store(str(kept)).drafts() == []
+    assert drafts(open_store(str(kept))) == []
     new = asked("Steady", checkpoint={"path": str(here / "not" / "there")})
     assert try_out(new, run_dir=here / "run").steps == 2
     assert sorted(here.rglob("*")) == before

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from raycloud.checkpoint import (
     verify,
 )
 from raycloud.checkpoint.payload import load_tensors, write_part
+from tests.checkpoints import drafts
 
 PARTS = 2
 
@@ -42,10 +44,6 @@ class KillingStore:
         self._inner = inner
         self._fatal = fatal
         self.moments = 0
-
-    @property
-    def place(self) -> str:
-        return self._inner.place
 
     def _moment(self) -> None:
         self.moments += 1
@@ -80,35 +78,14 @@ class KillingStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
 
-    def remove(self, name: str) -> None:
-        self._moment()
-        self._inner.remove(name)
-        self._moment()
-
     def remove_all(self, names: Sequence[str]) -> None:
         for name in names:
-            self.remove(name)
+            self._moment()
+            self._inner.remove_all([name])
+            self._moment()
 
-    def sizes(self, prefix: str = "") -> dict[str, int]:
-        return self._inner.sizes(prefix)
-
-    def read(self, name: str) -> bytes:
-        return self._inner.read(name)
-
-    def stream(self, name: str) -> Iterator[bytes]:
-        return self._inner.stream(name)
-
-    def size(self, name: str) -> int:
-        return self._inner.size(name)
-
-    def exists(self, name: str) -> bool:
-        return self._inner.exists(name)
-
-    def names(self, prefix: str = "") -> list[str]:
-        return self._inner.names(prefix)
-
-    def drafts(self, prefix: str = "") -> list[str]:
-        return self._inner.drafts(prefix)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def tensors_of(step: int, rank: int) -> dict[str, torch.Tensor]:
@@ -200,7 +177,7 @@ def test_killed_anywhere_the_previous_or_the_new_one_loads(
         expected = {f"step-{step:08d}" for step in steps(store)}
         assert {name.split("/")[0] for name in store.names()} == expected
         if keep == 1:
-            assert store.drafts() == []
+            assert drafts(store) == []
     assert seen == sorted(seen)
     assert set(seen) == {200, 300}
 

@@ -29,6 +29,7 @@ from tests.checkpoints import (
     HELD,
     assert_holds,
     damage,
+    drafts,
     manifest_of,
     memory_store,
     save,
@@ -57,7 +58,7 @@ def test_publish_and_load(store: Store) -> None:
 
 def test_some_tensors_read_only_their_parts(store: Store) -> None:
     manifest = save(store, 1)
-    store.remove("step-00000001/part-1-of-2.safetensors")
+    store.remove_all(["step-00000001/part-1-of-2.safetensors"])
     assert set(load_tensors(store, manifest, ["buffer/steps"])) == {"buffer/steps"}
     with pytest.raises(DamagedError, match=r"part-1-of-2.* is missing"):
         load_tensors(store, manifest)
@@ -78,7 +79,7 @@ def test_nothing_is_published_before_all_parts_are_there(store: Store) -> None:
         write_part(store, step=5, rank=rank, parts=2, tensors=tensors)
         for rank, tensors in enumerate(tensors_of(5))
     ]
-    store.remove(parts[1]["file"])
+    store.remove_all([parts[1]["file"]])
     with pytest.raises(DamagedError, match="is missing") as caught:
         publish(store, manifest_of(5, parts))
     assert "all nodes share" in caught.value.hint
@@ -104,7 +105,7 @@ def test_latest_goes_back_over_damage_and_says_so(store: Store, file: str, how: 
     if how == "flip":
         damage(store, name)
     elif how == "remove":
-        store.remove(name)
+        store.remove_all([name])
     else:
         store.write(name, [store.read(name)[:-1] if how == "truncate" else b""])
     damage(store, "step-00000200/part-0-of-2.safetensors")
@@ -169,7 +170,7 @@ def test_retain_leaves_nothing_behind_but_what_is_being_written(tmp_path: Path) 
         "step-00000300",
         "step-00000350",
     }
-    assert [draft.split("/")[0] for draft in store.drafts()] == ["step-00000300", "step-00000350"]
+    assert [name.split("/")[0] for name in drafts(store)] == ["step-00000300", "step-00000350"]
     assert retain(store, 1) == (200,)
     assert steps(store) == [300]
     assert not (tmp_path / "step-00000200").exists()

@@ -16,6 +16,7 @@ import pytest
 from raycloud.checkpoint import DamagedError, Store, check_shared, marked, open_store, steps
 from raycloud.checkpoint import store as store_module
 from raycloud.errors import CheckpointError, RaycloudError, SpecError
+from tests.checkpoints import drafts
 
 
 @pytest.fixture(params=["local", "file-url", "memory"])
@@ -34,7 +35,7 @@ def test_what_is_written_is_read(store: Store) -> None:
     store.write("b", [])
     assert store.names() == ["b", "step-1/a.json"]
     assert store.names("step-") == ["step-1/a.json"]
-    assert store.drafts() == []
+    assert drafts(store) == []
     assert store.read("step-1/a.json") == b"one two"
     assert b"".join(store.stream("step-1/a.json")) == b"one two"
     assert (store.size("step-1/a.json"), store.size("b")) == (7, 0)
@@ -53,10 +54,10 @@ def test_a_write_replaces(store: Store) -> None:
 def test_remove(store: Store) -> None:
     store.write("d/a", [b"1"])
     store.write("d/b", [b"2"])
-    store.remove("d/a")
-    store.remove("d/a")
+    store.remove_all(["d/a"])
+    store.remove_all(["d/a"])
     assert store.names() == ["d/b"]
-    store.remove("d/b")
+    store.remove_all(["d/b"])
     assert store.names() == []
 
 
@@ -70,7 +71,7 @@ def test_a_writer_that_raises_leaves_what_was_there(store: Store) -> None:
     with pytest.raises(ZeroDivisionError):
         store.write("a", broken())
     assert store.read("a") == b"before"
-    assert store.drafts() == []
+    assert drafts(store) == []
 
 
 def test_drafts_are_not_files(store: Store) -> None:
@@ -80,11 +81,11 @@ def test_drafts_are_not_files(store: Store) -> None:
     draft = Path(store.place) / "d" / "a.00ff.draft"
     draft.write_bytes(b"half")
     assert store.names() == ["d/a"]
-    assert store.drafts() == ["d/a.00ff.draft"]
+    assert drafts(store) == ["d/a.00ff.draft"]
     with pytest.raises(CheckpointError, match="draft"):
         store.read("d/a.00ff.draft")
-    store.remove("d/a.00ff.draft")
-    assert store.drafts() == []
+    store.remove_all(["d/a.00ff.draft"])
+    assert drafts(store) == []
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_a_disk_that_refuses(
     assert hint in caught.value.hint
     monkeypatch.undo()
     assert store.read("d/a") == b"before"
-    assert store.drafts() == []
+    assert drafts(store) == []
 
 
 def test_a_file_in_the_way(tmp_path: Path) -> None:

@@ -296,7 +296,7 @@ def test_a_part_that_cannot_be_read_ends_it_for_the_others_once_they_are_told(
 ) -> None:
     store, over = open_store(tmp_path), threading.Event()
     manifest, _ = published(store, 2, 10)
-    store.remove(manifest.parts[1].file)
+    store.remove_all([manifest.parts[1].file])
     first, second = Loopback(2).members
 
     def reader() -> str:
