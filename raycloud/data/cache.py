@@ -20,16 +20,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Self
+
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from raycloud.bounded import expanded, json_value, read_whole
-from raycloud.data.block import (
-    DRAFT,
-    DamagedBlock,
-    open_block,
-    publish,
-    write_block,
-)
+from raycloud.data.block import DRAFT, DamagedBlock, open_block, publish, write_block
 from raycloud.data.index import BadRow, Block
 from raycloud.errors import DataError, InternalError, MachineError, SpecError
 
@@ -43,8 +39,7 @@ __all__ = ["BlockCache", "DamagedBlock", "DataSet", "Held", "Listing", "Removal"
 
 FORMAT = 1  # of records
 
-_SUFFIX = ".arrow"
-_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # no name that leads out of the cache
+_KEY = "[A-Za-z0-9][A-Za-z0-9_-]*"  # no name that leads out of the cache
 _LARGEST_BYTES = 2**28  # of a record: a key for each of some million blocks
 
 _FULL = (
@@ -61,6 +56,7 @@ _HINTS = {
     errno.EIO: "the disk fails: see the node's log; data.cache.path moves the cache",
 }
 _ELSE = "set data.cache.path to a directory that can be written"
+_Key = Annotated[str, Field(pattern=f"^{_KEY}$")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,8 +85,8 @@ class DataSet:
     task: str
     split: str
     source: str
-    keys: tuple[str, ...]
-    parts: tuple[str, ...] = ()
+    keys: tuple[_Key, ...]
+    parts: tuple[_Key, ...] = ()
     sizes: tuple[int, ...] = ()
     rows: int = 0
     bad_rows: int = 0
@@ -99,41 +95,22 @@ class DataSet:
     complete: bool = False
     used_unix_s: float = 0.0
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
     @property
     def blocks(self) -> tuple[str, ...]:
         """The names of all its blocks."""
         return (*self.keys, *self.parts)
 
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Rebuild from a record of JSON-ready values.
 
-        Raises:
-            ValueError: Another format, a value missing, or a key that is none.
-        """
-        try:
-            values = dict(record)
-            if (found := values.pop("format")) != FORMAT:
-                raise ValueError(f"a data set of format {found!r}, not {FORMAT}")
-            values |= {name: tuple(values[name]) for name in ("keys", "parts", "sizes")}
-            data_set = cls(**{**values, "bad": tuple(BadRow(**row) for row in values["bad"])})
-            for key in data_set.blocks:
-                if _KEY.fullmatch(key) is None:
-                    raise ValueError(f"{key!r:.80} is no key of a block")
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"no data set of format {FORMAT}: {error}") from error
-        return data_set
+_RECORD = TypeAdapter(DataSet)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
-    """A data set in a cache.
+    """A data set in a cache: how many of its blocks are there, and their bytes.
 
-    Attributes:
-        data_set: Its record.
-        blocks: How many of its blocks are there.
-        bytes: Their size. Data sets may have blocks in common.
-        users: Who uses it now, such as `run gpt-3 (process 4711)`.
+    Data sets may have blocks in common. `users` use it now: `run gpt-3 (process 4711)`.
     """
 
     data_set: DataSet
@@ -144,14 +121,9 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listing:
-    """All that is in a cache.
+    """All that is in a cache: its data sets, the most recently used first.
 
-    Attributes:
-        root: Its directory.
-        sets: The data sets, the most recently used first.
-        bytes: Size of all blocks, each counted once.
-        loose_blocks: Blocks that belong to no data set.
-        loose_bytes: Their size.
+    `bytes` counts each block once. Loose blocks belong to no data set.
     """
 
     root: Path
@@ -163,14 +135,7 @@ class Listing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Removal:
-    """What was removed from a cache, and what was not.
-
-    Attributes:
-        removed: Data sets that are gone.
-        refused: Those that are in use.
-        blocks: Blocks that are gone.
-        bytes: Their size.
-    """
+    """What was removed from a cache; and what was refused, as it is in use."""
 
     removed: tuple[DataSet, ...] = ()
     refused: tuple[Held, ...] = ()
@@ -179,10 +144,12 @@ class Removal:
 
 
 class BlockCache:
-    """A directory of blocks. Cheap to make, picklable, and safe between threads and processes."""
+    """A directory of blocks. Cheap to make, picklable, and safe between threads and processes.
+
+    `root` is made when something is written; `disk_bytes` is what `evict` goes down to.
+    """
 
     def __init__(self, root: Path, disk_bytes: int | None = None) -> None:
-        """`root` is made when something is written; `disk_bytes` is what `evict` goes down to."""
         self.root = expanded(root).absolute()
         self.disk_bytes = disk_bytes
 
@@ -209,9 +176,9 @@ class BlockCache:
         Raises:
             InternalError: The key is no name: it could lead out of the cache.
         """
-        if _KEY.fullmatch(key) is None:
+        if re.fullmatch(_KEY, key) is None:
             raise InternalError(f"{key[:80]!r} is no key of a block")
-        return self.root / "blocks" / key[:2] / f"{key}{_SUFFIX}"
+        return self.root / "blocks" / key[:2] / f"{key}.arrow"
 
     def has(self, key: str) -> bool:
         """Whether the block's file is there; `open` tells whether it is whole."""
@@ -248,12 +215,7 @@ class BlockCache:
     def add(
         self, key: str, tables: Iterable[pa.Table], facts: Mapping[str, Any] | None = None
     ) -> Block:
-        """Write a block, all of it or nothing. Where several processes do, either's stays.
-
-        Args:
-            key: Its name.
-            tables: The rows, all of one schema.
-            facts: JSON-ready values, found again by `block.facts_of`.
+        """Write a block as `write_block` does. Where several processes do, either's stays.
 
         Raises:
             MachineError: The disk is full or fails.
@@ -283,12 +245,10 @@ class BlockCache:
         return Block(key=key, rows=len(self.open(key)), bytes=size)
 
     def use(self, data_set: DataSet, clock: Clock, who: str) -> Use:
-        """Claim a data set, before its blocks are made or read; its record is written.
+        """Claim a data set, before its blocks are made or read.
 
-        Args:
-            data_set: What is used. A complete record that is there already is kept.
-            clock: For when it was used, now and when the use is closed.
-            who: Told to those who would remove it, e.g. `run gpt-3`.
+        Its record is written; a complete one that is there already is kept. `who`, such as `run
+        gpt-3`, is told to those who would remove it.
 
         Raises:
             MachineError: The disk is full or fails.
@@ -309,8 +269,10 @@ class BlockCache:
     def find(self, id: str) -> DataSet | None:  # noqa: A002  # it is what it is called
         """The record of a data set; None where there is none that this version can read."""
         try:
-            text = read_whole(_record_path(self.root, id), _LARGEST_BYTES)
-            return DataSet.from_record(json_value(text))
+            record = json_value(read_whole(_record_path(self.root, id), _LARGEST_BYTES))
+            if not isinstance(record, dict) or record.pop("format", None) != FORMAT:
+                return None
+            return _RECORD.validate_python(record)
         except (FileNotFoundError, ValueError):
             return None
 
@@ -417,7 +379,7 @@ class BlockCache:
     def _sizes(self) -> dict[str, int]:
         """Bytes of each block, by key."""
         found = {}
-        for path in (self.root / "blocks").glob(f"*/*{_SUFFIX}"):
+        for path in (self.root / "blocks").glob("*/*.arrow"):
             with suppress(FileNotFoundError):
                 found[path.stem] = path.stat().st_size
         return found
