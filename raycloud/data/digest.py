@@ -15,7 +15,7 @@ import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain
@@ -66,14 +66,9 @@ def inputs_of(source: Source, files: Sequence[File], root: Path, clock: Clock) -
     """Each file with a digest: of its content where it is local, else of what its store says.
 
     What a store says is the path, the size, the time of the last change and the tag of its content
-    (S3's ETag). One that says neither time nor tag is read.
-
-    Args:
-        source: Of the files.
-        files: In order.
-        root: The directory of a cache. The digest of a local file is remembered there, until its
-            size, time or inode changes.
-        clock: To tell files that may have changed since, but show the same time.
+    (S3's ETag). One that says neither time nor tag is read. The digest of a local file is
+    remembered in `root`, a cache, until its size, time or inode changes; `clock` tells files that
+    may have changed since, but show the same time.
 
     Raises:
         DataError: A file cannot be read.
@@ -82,40 +77,36 @@ def inputs_of(source: Source, files: Sequence[File], root: Path, clock: Clock) -
     fresh: dict[str, _Known] = {}
     settled_ns = int((clock.unix_s() - _SETTLED_S) * 1e9)
 
-    def digest(file: File) -> str:
+    def digested(file: File) -> Input:
         if is_local(file.path):
-            return local(Path(file.path))
-        if file.tag is None and file.modified_ns is None:
+            digest = local(Path(file.path))
+        elif file.tag is None and file.modified_ns is None:
             with open_file(source, file.path) as stream:
-                return _content(stream.read)
-        return combined("remote", file.path, file.bytes, file.modified_ns, file.tag)
+                digest = _content(stream.read)
+        else:
+            digest = combined("remote", file.path, file.bytes, file.modified_ns, file.tag)
+        return Input(path=file.path, bytes=file.bytes, digest=digest, modified_ns=file.modified_ns)
 
     def local(path: Path) -> str:
         name = str(path.absolute())
-        try:
+        with _readable(path):
             status = path.stat()
             seen = (status.st_size, status.st_mtime_ns, status.st_ino)
             if name in known and tuple(known[name][:3]) == seen:
                 return known[name][3]
             with path.open("rb", buffering=0) as file:
                 content = _content(file.read)
-        except OSError as error:
-            raise _unreadable(path, error) from error
         if status.st_mtime_ns < settled_ns:
             fresh[name] = (*seen, content)
         return content
 
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
-        digests = list(threads.map(digest, files))
+        inputs = tuple(threads.map(digested, files))
     if fresh:
         with locked(root):  # another process may have added others meanwhile
             record = {"format": FORMAT, "files": {**_remembered(root), **fresh}}
-            text = json.dumps(record).encode()
-            publish(root / "digests.json", text)
-    return tuple(
-        Input(path=file.path, bytes=file.bytes, digest=digest, modified_ns=file.modified_ns)
-        for file, digest in zip(files, digests, strict=True)
-    )
+            publish(root / "digests.json", json.dumps(record).encode())
+    return inputs
 
 
 def check_unchanged(inputs: Iterable[Input]) -> None:
@@ -130,14 +121,12 @@ def check_unchanged(inputs: Iterable[Input]) -> None:
         if one.modified_ns is None or not is_local(one.path):
             continue
         path = Path(one.path)
-        try:
+        with _readable(path):
             status = path.stat()
             if (status.st_size, status.st_mtime_ns) == (one.bytes, one.modified_ns):
                 continue
             with path.open("rb", buffering=0) as file:
                 digest = _content(file.read)
-        except OSError as error:
-            raise _unreadable(path, error) from error
         if digest != one.digest:
             raise DataError(
                 f"{one.path!r} has changed while it was read",
@@ -145,19 +134,19 @@ def check_unchanged(inputs: Iterable[Input]) -> None:
             )
 
 
-def _unreadable(path: Path, error: OSError) -> DataError:
-    return DataError(
-        f"{path} cannot be read: {error.strerror}",
-        hint="let the user that runs raycloud read it, or leave it out with Source.select",
-    )
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}",
+            hint="let the user that runs raycloud read it, or leave it out with Source.select",
+        ) from error
 
 
 def table_digest(parts: Iterable[pa.Table]) -> str:
-    """The digest of a table's rows.
-
-    Args:
-        parts: The table, cut at the same rows each time; how the parts are chunked does not matter.
-    """
+    """The digest of a table's rows, cut at the same rows each time; chunks do not matter."""
     total = blake2b(digest_size=_DIGEST_BYTES)
     for part in parts:
         table = plain_table(part.combine_chunks()).combine_chunks()
@@ -228,17 +217,15 @@ class _Walk:
         if name in self._own:
             return self._named(f"self.{name}", self._own[name])
         found = []
-        for kind in type(self._task).__mro__:
-            if name in vars(kind):
-                value = vars(kind)[name]
-                if isinstance(value, types.MemberDescriptorType):  # of __slots__
-                    found.append(self._named(f"self.{name}", getattr(self._task, name, None)))
-                elif self._project.has_class(kind):
-                    found.append(self._named(f"self.{name}", value))
-                else:
-                    found.append(_digest("name", kind.__module__, kind.__qualname__, name))
-                if not all_of_them:
-                    break
+        holders = [kind for kind in type(self._task).__mro__ if name in vars(kind)]
+        for kind in holders if all_of_them else holders[:1]:
+            value = vars(kind)[name]
+            if isinstance(value, types.MemberDescriptorType):  # of __slots__
+                found.append(self._named(f"self.{name}", getattr(self._task, name, None)))
+            elif self._project.has_class(kind):
+                found.append(self._named(f"self.{name}", value))
+            else:
+                found.append(_digest("name", kind.__module__, kind.__qualname__, name))
         return _digest("attribute", *found)
 
     def _named(self, name: str, value: Any) -> bytes:
@@ -288,7 +275,7 @@ class _Walk:
         return self._copied(value)
 
     def _all(self, what: str, values: Iterable[Any]) -> bytes:
-        return _digest(what, *(self.of(value) for value in values))
+        return _digest(what, *map(self.of, values))
 
     def _copied(self, value: Any) -> bytes:
         """Any object, by what it would be copied from."""
@@ -405,22 +392,20 @@ class _Project:
 def _names(code: types.CodeType) -> tuple[set[str], set[str], set[str]]:
     """What code and the code inside of it name: globals, attributes, and imported modules."""
     globals_, attributes, imported = set(), set(), set()
-    for part in _codes(code):
-        for step in dis.get_instructions(part):
-            if step.opname in {"LOAD_GLOBAL", "LOAD_NAME"}:
-                globals_.add(str(step.argval))
-            elif step.opname == "IMPORT_NAME":
-                imported.add(str(step.argval))
-            elif step.opcode in dis.hasname:
-                attributes.add(str(step.argval))
-    return globals_, attributes, imported
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
+    for step in dis.get_instructions(code):
+        if step.opname in {"LOAD_GLOBAL", "LOAD_NAME"}:
+            globals_.add(str(step.argval))
+        elif step.opname == "IMPORT_NAME":
+            imported.add(str(step.argval))
+        elif step.opcode in dis.hasname:
+            attributes.add(str(step.argval))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+            for names, within in zip(
+                (globals_, attributes, imported), _names(constant), strict=True
+            ):
+                names.update(within)
+    return globals_, attributes, imported
 
 
 def _is_member(name: str, value: Any) -> bool:
@@ -440,10 +425,8 @@ def _parts_of_code(code: types.CodeType, doc: str | None = None) -> Iterable[Any
 
 
 _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
-    list: iter,
-    tuple: iter,
-    dict: lambda value: chain.from_iterable(value.items()),
-    types.MappingProxyType: lambda value: chain.from_iterable(value.items()),
+    **dict.fromkeys((list, tuple), iter),
+    **dict.fromkeys((dict, types.MappingProxyType), lambda v: chain.from_iterable(v.items())),
     np.ndarray: lambda value: (
         value.dtype.str,
         value.shape,
@@ -452,8 +435,7 @@ _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     types.CodeType: _parts_of_code,
     types.MethodType: lambda value: (value.__self__, value.__func__),
     types.ModuleType: lambda value: (value.__name__,),
-    staticmethod: lambda value: (value.__func__,),
-    classmethod: lambda value: (value.__func__,),
+    **dict.fromkeys((staticmethod, classmethod), lambda value: (value.__func__,)),
     property: lambda value: (value.fget,),
     cached_property: lambda value: (value.func,),
 }

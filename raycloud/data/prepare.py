@@ -50,14 +50,6 @@ def make_block(
 
     A damaged block is made again. Safe to run twice at once, and to be killed at any moment.
 
-    Args:
-        recipe: Of the split.
-        work: What to make.
-        task: Preprocesses; the one whose code `recipe` has the digest of.
-        cache: Where to.
-        clock: For how long reading takes.
-        node: Where this runs.
-
     Raises:
         DataError: The input cannot be read or has changed, or rows are bad and `data.bad_rows`
             refuses them.
@@ -70,18 +62,21 @@ def make_block(
         return replace(_made(recipe, work, there, cache.block(work.key, there, node)), cached=True)
     read_s = 0.0
 
-    def timed(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    def pieces() -> Iterator[Piece]:
         nonlocal read_s
-        while True:
-            before_s = clock.monotonic_s()
-            piece = next(pieces, None)
+        if work.table is not None:
+            numbers = work.slice.start + np.arange(len(work.table))
+            yield Piece(table=work.table, file=work.slice.inputs[0].path, numbers=numbers)
+            return
+        before_s = clock.monotonic_s()
+        for piece in read(recipe.source, work.slice):
             read_s += clock.monotonic_s() - before_s
-            if piece is None:
-                return
             yield piece
+            before_s = clock.monotonic_s()
+        read_s += clock.monotonic_s() - before_s
 
     skip = recipe.data.bad_rows == "skip"
-    cleaned = clean(recipe.source, task.preprocess, timed(_pieces(recipe, work)), skip=skip)
+    cleaned = clean(recipe.source, task.preprocess, pieces(), skip=skip)
     if work.table is None:
         check_unchanged(work.slice.inputs)
     # A bad row is kept by the place of its file among the inputs, so that files that are moved keep
@@ -91,14 +86,6 @@ def make_block(
     block = cache.add(work.key, cleaned.tables, {"bad_rows": cleaned.bad_rows, "bad": bad})
     made = _made(recipe, work, cache.open(work.key), replace(block, nodes=(node,)))
     return replace(made, read_s=read_s)
-
-
-def _pieces(recipe: Recipe, work: Work) -> Iterator[Piece]:
-    if work.table is None:
-        yield from read(recipe.source, work.slice)  # from here on, so that opening is timed
-    else:
-        numbers = work.slice.start + np.arange(len(work.table))
-        yield Piece(table=work.table, file=work.slice.inputs[0].path, numbers=numbers)
 
 
 def _made(recipe: Recipe, work: Work, table: pa.Table, block: Block) -> Made:
@@ -140,9 +127,14 @@ def make_index(
     _check_columns(works, made)
     partitions = [0]
     for places in by_version(works):
-        first = partitions[-1]
-        starts = _partitions(recipe, [made[place] for place in places], lanes)
-        partitions += [first + start for start in starts[1:]]
+        of_version = made[places.start : places.stop]
+        rows, size = _rows(of_version), recipe.data.partition_bytes
+        if recipe.data.partition_by == "bytes" and rows:
+            widths = [np.broadcast_to(one.row_bytes, one.block.rows) for one in of_version]
+            starts = equal_bytes(np.concatenate(widths), lanes, size)
+        else:
+            starts = equal_rows(rows, _count(recipe, of_version, lanes))
+        partitions += [partitions[-1] + start for start in starts[1:]]
     return Index(
         blocks=tuple(one.block for one in made if one.block.rows),
         partitions=tuple(partitions),
@@ -152,20 +144,15 @@ def make_index(
     )
 
 
-def _partitions(recipe: Recipe, made: Sequence[Made], lanes: int) -> tuple[int, ...]:
-    rows = sum(one.block.rows for one in made)
-    if recipe.data.partition_by == "bytes" and rows:
-        widths = [np.broadcast_to(one.row_bytes, one.block.rows) for one in made]
-        return equal_bytes(np.concatenate(widths), lanes, recipe.data.partition_bytes)
-    return equal_rows(rows, _count(recipe, made, lanes))
-
-
 def _count(recipe: Recipe, made: Sequence[Made], lanes: int) -> int:
     """How many partitions of equal rows the blocks of one version make."""
-    rows = sum(one.block.rows for one in made)
-    total_bytes = sum(one.block.bytes for one in made)
+    rows, total_bytes = _rows(made), sum(one.block.bytes for one in made)
     largest = rows_of_bytes(rows, total_bytes, recipe.data.partition_bytes)
     return partition_count(rows, largest, lanes)
+
+
+def _rows(made: Sequence[Made]) -> int:
+    return sum(one.block.rows for one in made)
 
 
 def _check_columns(works: Sequence[Work], made: Sequence[Made]) -> None:
@@ -252,12 +239,8 @@ def deal_shares(
 ) -> tuple[Share, ...]:
     """Deal the rows of one version to partitions: the shares, in order, some perhaps empty.
 
-    Args:
-        recipe: Of the split.
-        works: Of one version.
-        made: Their blocks.
-        labels: Of each block that has rows, by `labels_of`; of others anything.
-        lanes: The number of partitions is a multiple of it.
+    `labels` are those of each block that has rows, by `labels_of`; of others anything. The number
+    of partitions is a multiple of `lanes`.
 
     Raises:
         DataError: There is no row, or blocks differ in their columns.
@@ -289,13 +272,10 @@ def codes_of(labels: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
 
 
 def make_partition(share: Share, pieces: Iterable[pa.Table], cache: BlockCache, node: str) -> Block:
-    """Write the block of a share.
+    """Write the block of a share that is not empty.
 
-    Args:
-        share: What to make; not an empty one.
-        pieces: The rows of `share.rows`, in the order of blocks: as `table.take(rows)` gives them.
-        cache: Where to; where it has the block whole, `pieces` are not asked for.
-        node: Where this runs.
+    `pieces` are its rows, in the order of blocks, as `table.take(rows)` gives them; where the cache
+    has the block whole, they are not asked for.
 
     Raises:
         MachineError: The cache's disk is full or fails.
@@ -309,19 +289,12 @@ def make_partition(share: Share, pieces: Iterable[pa.Table], cache: BlockCache, 
 def make_stratified_index(
     inputs: Sequence[Input], sets: Sequence[DataSet], blocks: Mapping[str, Block]
 ) -> Index:
-    """The index of a stratified split.
-
-    Args:
-        inputs: Of all versions.
-        sets: The complete record of each version, in order.
-        blocks: The dealt blocks, by key.
+    """The index of a stratified split, by the complete record of each version, in order.
 
     Raises:
         DataError: Versions differ in their columns.
     """
-    firsts: dict[int, str] = {}
-    for file in inputs:
-        firsts.setdefault(file.version, file.path)
+    firsts = {file.version: file.path for file in reversed(inputs)}
     names = [firsts[version] for version in sorted(firsts)]
     if len(names) != len(sets):  # a version without rows
         names = [one.source for one in sets]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -103,11 +104,7 @@ class Made:
 
 
 def recipe_of(task: Task, source: Source, job: Job, split: str = "train") -> Recipe:
-    """The recipe of a split. `source.dataset` is dropped from it.
-
-    Raises:
-        TaskError: `preprocess` reads an attribute that cannot be told apart from another.
-    """
+    """The recipe of a split, without `source.dataset`; raises as `code_digest` does."""
     return Recipe(
         source=replace(source, dataset=None),
         code=code_digest(task),
@@ -149,11 +146,9 @@ def plan(
         DataError: As they do, or the source has both files and a data set, or neither.
     """
     if (source.path is None) == (source.dataset is None):
-        both = "both a path and a dataset" if source.path else "neither a path nor a dataset"
-        raise DataError(
-            f"Source has {both}",
-            hint="give one of them; a path may come from data.path, which the job sets",
-        )
+        has = "both a path and a dataset" if source.path else "neither a path nor a dataset"
+        hint = "give one of them; a path may come from data.path, which the job sets"
+        raise DataError(f"Source has {has}", hint=hint)
     if source.dataset is not None:
         return plan_table(recipe, source.dataset, known)
     return plan_work(recipe, cache, clock, known)
@@ -164,31 +159,24 @@ def plan_work(
 ) -> Planned:
     """Find the files, digest them, and cut them into works, in the order of their rows.
 
-    Args:
-        recipe: Of the split.
-        cache: Remembers digests of local files.
-        clock: To tell files that may still be written to.
-        known: Inputs that a run has already, with their versions. They keep their place; new ones
-            follow, with the next version. Where nothing is new, the inputs are `known`.
+    The inputs that a run has already, `known`, keep their place and version; new ones follow, with
+    the next version.
 
     Raises:
         DataError: Nothing is there, or a known input is gone or has changed.
     """
     source = recipe.source
     inputs = _placed(inputs_of(source, locate(source), cache.root, clock), known)
-    versions = sorted({one.version for one in inputs})
-    slices = [
-        piece
-        for version in versions
+    works = [
+        Work(slice=piece, key=key_of(recipe, piece))
+        for version in sorted({one.version for one in inputs})
         for piece in cut(source, [one for one in inputs if one.version == version])
     ]
-    return inputs, tuple(Work(slice=piece, key=key_of(recipe, piece)) for piece in slices)
+    return inputs, tuple(works)
 
 
 def plan_table(recipe: Recipe, dataset: Any, known: Sequence[Input] = ()) -> Planned:
-    """The same for rows in hand: a `pyarrow.Table` or a Hugging Face `datasets.Dataset`.
-
-    Each work carries its rows (of about 32 MB).
+    """The same for a `pyarrow.Table` or a `datasets.Dataset`; works carry their rows, about 32 MB.
 
     Raises:
         DataError: It is something else, has no rows, or is not what `known` says.
@@ -200,10 +188,10 @@ def plan_table(recipe: Recipe, dataset: Any, known: Sequence[Input] = ()) -> Pla
             "the data set has no rows: Source.dataset is empty",
             hint="give one with rows, or name files in Source.path",
         )
-    if source.key is not None:
-        digest = combined("key", source.key)
-    else:
-        digest = table_digest(_parts(between, rows, _PART_ROWS))
+    named = source.key is not None
+    digest = (
+        combined("key", source.key) if named else table_digest(_parts(between, rows, _PART_ROWS))
+    )
     found = Input(path=source.key or "Source.dataset", bytes=size, digest=digest)
     inputs = _placed([found], known)
     works: list[Work] = []
@@ -226,10 +214,9 @@ def compacted(table: pa.Table) -> pa.Table:
 
 def by_version(works: Sequence[Work]) -> list[range]:
     """The places of each version's works, rising; a version without works is left out."""
-    places: dict[int, list[int]] = {}
-    for number, work in enumerate(works):
-        places.setdefault(work.version, []).append(number)
-    return [range(place[0], place[-1] + 1) for place in places.values()]
+    versions = [work.version for work in works]
+    starts = [versions.index(version) for version in dict.fromkeys(versions)]
+    return [range(*edges) for edges in pairwise([*starts, len(works)])]
 
 
 def _placed(found: Sequence[Input], known: Sequence[Input]) -> tuple[Input, ...]:
@@ -286,9 +273,7 @@ def _selected(table: pa.Table, columns: Sequence[str]) -> pa.Table:
 def data_set_of(recipe: Recipe, works: Sequence[Work], lanes: int) -> DataSet:
     """The cache's record of the works of one version: what to claim before making them.
 
-    Where the split is stratified, the id also follows from `lanes` and the partition's size, and a
-    complete record of that id (`cache.find(id)`) names the dealt blocks: then neither works nor
-    dealing are needed.
+    Where the split is stratified, a complete record of this id names the dealt blocks.
     """
     keys = tuple(work.key for work in works)
     dealing = None
@@ -306,12 +291,9 @@ def data_set_of(recipe: Recipe, works: Sequence[Work], lanes: int) -> DataSet:
 def completed(
     data_set: DataSet, made: Sequence[Made], dealt: Sequence[Block | None] | None = None
 ) -> DataSet:
-    """The record once its blocks are there, for `cache.complete`.
+    """The record of `data_set_of` once its works have `made` their blocks.
 
-    Args:
-        data_set: By `data_set_of`.
-        made: What its works gave.
-        dealt: Where it is stratified, the block of each share; None for an empty one.
+    Where it is stratified, `dealt` is the block of each share; None for an empty one.
     """
     told = replace(
         data_set,
