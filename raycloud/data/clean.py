@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,13 +37,7 @@ Preprocess = Callable[[Rows], "Rows | Mapping[str, Any]"]
 
 @dataclass(slots=True)
 class Cleaned:
-    """The rows of a slice that are kept.
-
-    Attributes:
-        tables: The rows, in their order.
-        bad_rows: How many rows are left out.
-        bad: The first of those, at most 20.
-    """
+    """The rows of a slice that are kept, in their order; and the first 20 that are left out."""
 
     tables: list[pa.Table] = field(default_factory=list)
     bad_rows: int = 0
@@ -61,11 +54,8 @@ def clean(
 ) -> Cleaned:
     """Convert, check and preprocess the rows of a slice, in their order.
 
-    Args:
-        source: Its types and required values.
-        preprocess: Called with many rows; where it raises, with fewer, down to one.
-        pieces: The rows.
-        skip: Whether bad rows are left out; otherwise they end in an error, once all are counted.
+    `preprocess` is called with many rows; where it raises, with fewer, down to one. Bad rows are
+    left out with `skip`; otherwise they end in an error, once all are counted.
 
     Raises:
         DataError: Rows are bad and not to be skipped; or a column is not there, or of types that
@@ -98,19 +88,12 @@ def _refusal(cleaned: Cleaned) -> DataError:
 # Types and required values.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Converted:
-    """What is left of some rows.
-
-    Attributes:
-        table: The good rows.
-        kept: Their numbers before; None: all are left.
-        bad: By its number before, rising, why a row is bad.
-    """
+class Converted(NamedTuple):
+    """Good rows; their numbers before, None where all are left; and why others are bad, rising."""
 
     table: pa.Table
-    kept: np.ndarray[Any, Any] | None = None
-    bad: Mapping[int, str] = field(default_factory=dict)
+    kept: np.ndarray[Any, Any] | None
+    bad: Mapping[int, str]
 
 
 def types_of(types: Mapping[str, str] | None) -> dict[str, pa.DataType]:
@@ -160,9 +143,9 @@ def convert_columns(
         for row in np.flatnonzero(is_missing.to_numpy()).tolist():
             why.setdefault(row, f"{column!r} is missing")
     if not why:
-        return Converted(table=table)
+        return Converted(table, None, {})
     kept = np.delete(np.arange(table.num_rows), list(why))
-    return Converted(table=table.take(kept), kept=kept, bad=dict(sorted(why.items())))
+    return Converted(table.take(kept), kept, dict(sorted(why.items())))
 
 
 def plain_table(table: pa.Table) -> pa.Table:
@@ -190,15 +173,15 @@ def _converted(
     failed: list[int] = []
     chunks: list[pa.Array] = []
     at = 0
-    for chunk in given.chunks:
-        try:
+    try:
+        for chunk in given.chunks:
             chunks += _halved(_readable(chunk, kind, at, failed), kind, at, failed)
-        except pa.ArrowNotImplementedError as error:
-            raise DataError(
-                f"column {column!r} of {given.type} cannot become {kind}",
-                hint="give another type in `Source.types`, or convert it in `preprocess`",
-            ) from error
-        at += len(chunk)
+            at += len(chunk)
+    except pa.ArrowNotImplementedError as error:
+        raise DataError(
+            f"column {column!r} of {given.type} cannot become {kind}",
+            hint="give another type in `Source.types`, or convert it in `preprocess`",
+        ) from error
     return pa.chunked_array(chunks, type=kind), failed
 
 
@@ -254,7 +237,7 @@ def _checked(source: Source, pieces: Iterable[Piece], cleaned: Cleaned) -> Itera
     """The pieces, without rows that do not convert or lack what is required."""
     types = types_of(source.types)
     for piece in pieces:
-        cleaned.leave_out(piece.bad_rows, piece.bad)
+        cleaned.leave_out(len(piece.bad), (piece.bad_number(*one) for one in piece.bad.items()))
         good = convert_columns(plain_table(piece.table), types, source.required)
         cleaned.leave_out(len(good.bad), (piece.bad_row(*one) for one in good.bad.items()))
         if good.table.num_rows:
@@ -264,17 +247,18 @@ def _checked(source: Source, pieces: Iterable[Piece], cleaned: Cleaned) -> Itera
 # Batches of rows, as `preprocess` gets them.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Batch:
+class _Batch(NamedTuple):
     """Rows of several pieces, and where each is from."""
 
     table: pa.Table
-    pieces: tuple[Piece, ...]
+    pieces: Sequence[Piece]
 
     def bad_row(self, row: int, why: str) -> BadRow:
-        starts = list(accumulate((piece.table.num_rows for piece in self.pieces), initial=0))
-        number = bisect_right(starts, row) - 1
-        return self.pieces[number].bad_row(row - starts[number], why)
+        for piece in self.pieces:
+            if row < piece.table.num_rows:
+                break
+            row -= piece.table.num_rows
+        return piece.bad_row(row, why)
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[_Batch]:
@@ -300,16 +284,16 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[_Batch]:
 
 def _joined(pieces: list[Piece]) -> _Batch:
     first = pieces[0]
-    for piece in pieces[1:]:
-        if set(piece.table.column_names) != set(first.table.column_names):
+    names, schema = set(first.table.column_names), first.table.schema
+    for piece in pieces:
+        if set(piece.table.column_names) != names:
             raise _unlike(first, piece)
     try:
         table = pa.concat_tables([piece.table for piece in pieces], promote_options="default")
     except pa.ArrowException:
-        schema = first.table.schema
         other = next(piece for piece in pieces if not piece.table.schema.equals(schema))
         raise _unlike(first, other) from None
-    return _Batch(table=table, pieces=tuple(pieces))
+    return _Batch(table, pieces)
 
 
 def _unlike(one: Piece, other: Piece) -> DataError:
@@ -372,13 +356,9 @@ def _fault(error: BaseException, *, single: bool) -> RaycloudError | None:
             return MachineError(what, hint=hint)
         case SystemExit():  # no row's fault: it asks to end
             return TaskError(what, hint="let it raise another error, or return fewer rows")
-        case (
-            NameError()
-            | ImportError()
-            | NotImplementedError()
-            | SyntaxError()
-            | MissingColumnError()
-        ):
+        case NameError() | ImportError() | NotImplementedError() | SyntaxError():
+            return TaskError(what, hint="correct the task")
+        case MissingColumnError():
             return TaskError(what, hint="correct the task")
         case _ if "read-only" in str(error):
             return TaskError(what, hint="copy a column before writing into it")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from raycloud.task import Format, Source
 
-NAMED_BAD_ROWS = 20
-"""How many bad rows are named, at most; all are counted."""
+NAMED_BAD_ROWS = 20  # at most; all are counted
 
 _SUFFIXES: dict[str, Format] = {
     **dict.fromkeys(("csv", "tsv"), "csv"),
@@ -64,14 +63,13 @@ class Piece:
     """Some of the rows of a slice, in the order of the file.
 
     Attributes:
-        table: The rows.
+        table: The rows that could be read.
         file: Where they are from.
         numbers: The number of each row in the file, from the slice's beginning; None: 0, 1, 2, ...
         before: Counts the rows of the file before the slice, which nobody needs to know unless one
             is bad; `int` returns 0.
-        files: The file of each row, where each is a file of its own; None: `file`.
-        bad: Rows that could not be read, the first 20 of them.
-        bad_rows: How many could not be read.
+        files: By number, where each row is a file of its own; None: all are of `file`.
+        bad: By number, rising, why a row could not be read.
     """
 
     table: pa.Table
@@ -79,28 +77,24 @@ class Piece:
     numbers: np.ndarray[Any, Any] | None = None
     before: Callable[[], int] = int
     files: Sequence[str] | None = None
-    bad: Sequence[BadRow] = ()
-    bad_rows: int = 0
+    bad: Mapping[int, str] = field(default_factory=dict)
 
     def bad_row(self, row: int, why: str) -> BadRow:
         """A row of the table that is bad, by its file and its number there."""
+        return self.bad_number(row if self.numbers is None else int(self.numbers[row]), why)
+
+    def bad_number(self, number: int, why: str) -> BadRow:
+        """The same of a row that is known by its number."""
         if self.files is not None:
-            return BadRow(file=self.files[row], row=0, why=why)
-        number = row if self.numbers is None else int(self.numbers[row])
+            return BadRow(file=self.files[number], row=0, why=why)
         return BadRow(file=self.file, row=number + self.before(), why=why)
 
     def only(self, kept: np.ndarray[Any, Any] | None, table: pa.Table) -> Piece:
         """These rows alone, which `table` holds; None: all. What is bad is told of already."""
         if kept is None:
-            return replace(self, table=table, bad=(), bad_rows=0)
-        return replace(
-            self,
-            table=table,
-            numbers=kept if self.numbers is None else self.numbers[kept],
-            files=None if self.files is None else [self.files[row] for row in kept],
-            bad=(),
-            bad_rows=0,
-        )
+            return replace(self, table=table, bad={})
+        numbers = kept if self.numbers is None else self.numbers[kept]
+        return replace(self, table=table, numbers=numbers, bad={})
 
     def part(self, start: int, stop: int) -> Piece:
         """The rows from `start` to `stop` alone."""
@@ -113,8 +107,7 @@ def suffix_of(path: str) -> str:
     >>> suffix_of("s3://bucket/part-0.CSV.gz"), suffix_of("https://host/a.png?size=1")
     ('csv', 'png')
     """
-    name = _name(path)
-    stem, dot, last = name.rpartition(".")
+    stem, dot, last = _name(path).rpartition(".")
     if dot and last in _CODECS:
         stem, dot, last = stem.rpartition(".")
     return last if dot else ""
@@ -192,11 +185,9 @@ def columns_to_read(source: Source, there: Sequence[str], file: str) -> list[str
         return list(there)
     missing = [name for name in source.columns if name not in there]
     if set(missing) - folders_of(file).keys():
-        raise DataError(
-            f"{file!r} has no column {', '.join(map(repr, missing))}; it has "
-            f"{', '.join(map(repr, there)) or 'none'}",
-            hint="correct Source.columns",
-        )
+        lacks, has = (", ".join(map(repr, names)) for names in (missing, there))
+        what = f"{file!r} has no column {lacks}; it has {has or 'none'}"
+        raise DataError(what, hint="correct Source.columns")
     return [name for name in source.columns if name in there]
 
 

@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 from pyarrow import csv
 
 from raycloud.data.clean import convert_columns, types_of
-from raycloud.data.formats import NAMED_BAD_ROWS, Piece, Slice, columns_to_read, suffix_of
+from raycloud.data.formats import Piece, Slice, columns_to_read, suffix_of
 from raycloud.data.formats_text import check_encoding, text_of
-from raycloud.data.index import BadRow, Input
 from raycloud.data.location import open_input
 from raycloud.errors import DataError
 
 if TYPE_CHECKING:
+    from raycloud.data.index import Input
     from raycloud.data.retry import Pause
     from raycloud.task import Source
 
@@ -239,13 +239,12 @@ def _piece(
     short: dict[int, str],
 ) -> Piece:
     good = convert_columns(table, types)
-    bad = sorted([*short.items(), *((int(numbers[row]), why) for row, why in good.bad.items())])
+    bad = short | {int(numbers[row]): why for row, why in good.bad.items()}
     return Piece(
         table=good.table,
         file=file,
         numbers=numbers if good.kept is None else numbers[good.kept],
-        bad=[BadRow(file=file, row=number, why=why) for number, why in bad[:NAMED_BAD_ROWS]],
-        bad_rows=len(bad),
+        bad=dict(sorted(bad.items())),
     )
 
 

@@ -7,25 +7,26 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from raycloud.data.clean import convert_columns
-from raycloud.data.formats import NAMED_BAD_ROWS, Piece, Slice, codec_of, columns_to_read
-from raycloud.data.index import BadRow, Input
+from raycloud.data.formats import Piece, Slice, codec_of, columns_to_read
 from raycloud.data.location import is_local, open_input
 from raycloud.errors import DataError
 
 if TYPE_CHECKING:
+    from raycloud.data.index import Input
     from raycloud.data.retry import Pause
     from raycloud.task import Source
 
 _BLOCK_BYTES = 32 * 2**20
 _REST_BYTES = 2**16
 _LARGEST_BYTES = 64 * 2**20  # a line, or a file that is unpacked: a few bytes can do so without end
+_TOO_LONG = f"a line is longer than {_LARGEST_BYTES} bytes"
 _READ_BYTES = 2**20
 _BOM = b"\xef\xbb\xbf"
 _AT_ONCE = 16  # files of another machine, each of which is mostly waited for
@@ -57,11 +58,7 @@ def is_utf8(source: Source) -> bool:
 
 
 def check_encoding(source: Source, file: Input, head: bytes) -> None:
-    """Refuse UTF-16 that is taken for UTF-8.
-
-    Raises:
-        DataError: It is.
-    """
+    """Refuse UTF-16 that is taken for UTF-8, by a `DataError`."""
     if is_utf8(source) and head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(
             f"{file.path!r} is UTF-16 text, by its first two bytes",
@@ -71,14 +68,7 @@ def check_encoding(source: Source, file: Input, head: bytes) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lines:
-    """Whole lines of a file.
-
-    Attributes:
-        data: Their bytes.
-        file: Where they are from.
-        first: The number of the first one, in the slice.
-        before: Counts the lines of the file before the slice.
-    """
+    """Whole lines of a file; the first one's number in the slice; `before` counts those before."""
 
     data: bytes
     file: str
@@ -97,17 +87,12 @@ class Lines:
     ) -> Piece:
         """The rows of these lines, by their numbers among these; None: all, one after another."""
         numbers = np.arange(table.num_rows) if numbers is None else numbers
-        first = self.first + self.before() if bad else 0
         return Piece(
             table=table,
             file=self.file,
             numbers=numbers + self.first,
             before=self.before,
-            bad=[
-                BadRow(file=self.file, row=first + row, why=why)
-                for row, why in islice(bad.items(), NAMED_BAD_ROWS)
-            ],
-            bad_rows=len(bad),
+            bad={self.first + row: why for row, why in bad.items()},
         )
 
 
@@ -159,7 +144,7 @@ def _blocks(stream: pa.NativeFile) -> Iterator[bytes]:
             rest = []
         rest.append(data[end:])
         if sum(map(len, rest)) > _LARGEST_BYTES:
-            raise OSError(f"a line is longer than {_LARGEST_BYTES} bytes")
+            raise OSError(_TOO_LONG)
     if last := b"".join(rest):
         yield last
 
@@ -182,7 +167,7 @@ def _lines_between(source: Source, file: Input, piece: Slice, pause: Pause) -> I
         while not parts[-1].endswith(b"\n") and (more := opened.read(_REST_BYTES)):
             parts.append(more[: more.find(b"\n") + 1] or more)
             if len(parts) > _LARGEST_BYTES // _REST_BYTES:
-                raise OSError(f"a line is longer than {_LARGEST_BYTES} bytes")
+                raise OSError(_TOO_LONG)
 
     @cache
     def before() -> int:
@@ -208,12 +193,9 @@ def read_whole(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
     yield Piece(
         table=good.table.select(columns_to_read(source, good.table.column_names, paths[0])),
         file=paths[0],
-        files=paths if good.kept is None else [paths[row] for row in good.kept],
-        bad=[
-            BadRow(file=paths[row], row=0, why=_NOT_UTF8)
-            for row in islice(good.bad, NAMED_BAD_ROWS)
-        ],
-        bad_rows=len(good.bad),
+        files=paths,
+        numbers=good.kept,
+        bad=dict.fromkeys(good.bad, _NOT_UTF8),
     )
 
 

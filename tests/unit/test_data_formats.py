@@ -29,7 +29,7 @@ def rows(path: Path, **options: Any) -> list[dict[str, Any]]:
     found = []
     for piece in cut(source, inputs_of(source)):
         for one in read(source, piece):
-            assert not one.bad_rows, one.bad
+            assert not one.bad
             found += one.table.to_pylist()
     return found
 
@@ -57,7 +57,7 @@ def test_without_a_header_rows_are_numbered_from_the_first_line(tmp_path: Path) 
     (piece,) = cut(source, inputs_of(source))
     (one,) = read(source, piece)
     assert one.table.to_pylist() == [{"x": 1, "y": 2}, {"x": 4, "y": 5}]
-    assert [(bad.row, bad.why) for bad in one.bad] == [(1, "has 1 values, not 2")]
+    assert one.bad == {1: "has 1 values, not 2"}
 
 
 def test_numbers_in_the_place_of_names_are_refused(tmp_path: Path) -> None:
