@@ -119,14 +119,13 @@ def _elements(data: bytes, file: str, *, whole: bool) -> bytes:
 
 def _parsed(lines: Lines, types: Types) -> Parsed:
     table = None if _may_go_deep(lines.data) else _all_at_once(lines, types)
-    if table is None:
-        return _one_by_one(lines, types)
-    if table.num_rows == lines.data.count(b"\n") + (not lines.data.endswith(b"\n")):
-        return table, None, {}
-    filled = [row for row, line in enumerate(lines.split()) if line.strip()]
-    if table.num_rows != len(filled):  # several on one line
-        return _one_by_one(lines, types)
-    return table, np.array(filled), {}
+    if table is not None:
+        if table.num_rows == lines.data.count(b"\n") + (not lines.data.endswith(b"\n")):
+            return table, None, {}
+        filled = [row for row, line in enumerate(lines.split()) if line.strip()]
+        if table.num_rows == len(filled):  # else several on one line
+            return table, np.array(filled), {}
+    return _one_by_one(lines, types)
 
 
 def _may_go_deep(data: bytes) -> bool:
@@ -166,23 +165,18 @@ def _one_by_one(lines: Lines, types: Types) -> Parsed:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            rows[number] = json.loads(line)
+            if not isinstance(rows[number], dict):
+                bad[number] = f"is no JSON object, but {type(rows.pop(number)).__name__}"
         except RecursionError:
             bad[number] = "goes too deep"
         except ValueError as error:
             bad[number] = f"is no JSON: {error}"
-        else:
-            if isinstance(row, dict):
-                rows[number] = row
-            else:
-                bad[number] = f"is no JSON object, but {type(row).__name__}"
     columns = {}
     for name in dict.fromkeys((*types, *chain.from_iterable(rows.values()))):
         values = {number: row.get(name) for number, row in rows.items()}
-        if name in types:
-            columns[name] = _typed(name, values, types[name], bad)
-        else:
-            columns[name] = _untyped(name, values, lines.file, bad)
+        kind = types[name] if name in types else _usual_type(name, values, lines.file)
+        columns[name] = _typed(name, values, kind, bad)
     table = pa.table(columns)
     numbers = np.array(list(rows), dtype=np.int64)
     good = np.flatnonzero([number not in bad for number in rows])
@@ -191,25 +185,23 @@ def _one_by_one(lines: Lines, types: Types) -> Parsed:
     return table, numbers, dict(sorted(bad.items()))
 
 
-def _untyped(name: str, values: dict[int, Any], file: str, bad: dict[int, str]) -> pa.Array:
-    """A column of the type that most of its values have."""
+def _usual_type(name: str, values: dict[int, Any], file: str) -> pa.DataType:
+    """The type that all of the values have, or most."""
     try:
-        return pa.array(list(values.values()))
+        return pa.array(list(values.values())).type
     except (pa.ArrowException, OverflowError) as error:
         kinds = Counter(type(value) for value in values.values() if value is not None)
         numbers = kinds[int] + kinds[float]
         if kinds[str] >= max(numbers, kinds[bool], 1):
-            kind = pa.string()
-        elif kinds[bool] > numbers:
-            kind = pa.bool_()
-        elif numbers:
-            kind = pa.float64() if kinds[float] else pa.int64()
-        else:
-            raise DataError(
-                f"column {name!r} of {file!r} holds values of several types: {error}",
-                hint="leave it out by Source.columns, or write it the same in every row",
-            ) from error
-    return _typed(name, values, kind, bad)
+            return pa.string()
+        if kinds[bool] > numbers:
+            return pa.bool_()
+        if numbers:
+            return pa.float64() if kinds[float] else pa.int64()
+        raise DataError(
+            f"column {name!r} of {file!r} holds values of several types: {error}",
+            hint="leave it out by Source.columns, or write it the same in every row",
+        ) from error
 
 
 def _typed(name: str, values: dict[int, Any], kind: pa.DataType, bad: dict[int, str]) -> pa.Array:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,10 +43,8 @@ _AS_THEY_ARE = csv.ConvertOptions(check_utf8=False)
 def holds_bytes(source: Source, file: Input, format_: str, pause: Pause) -> bool:
     """Whether rows hold bytes, such as images, which grow when they are decoded."""
     with open_input(source, file, pause) as opened:
-        if format_ == "parquet":
-            schema = pq.ParquetFile(opened).schema_arrow
-        else:
-            schema = _arrow_reader(opened).schema
+        is_parquet = format_ == "parquet"
+        schema = pq.read_schema(opened) if is_parquet else _arrow_reader(opened).schema
         names = columns_to_read(source, schema.names, file.path)
         return any(_has_bytes(schema.field(name).type) for name in names)
 
@@ -57,7 +55,14 @@ def parquet_parts(source: Source, file: Input, pause: Pause) -> list[int]:
         parquet = pq.ParquetFile(opened)
         names = set(columns_to_read(source, parquet.schema_arrow.names, file.path))
         groups = map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups))
-        return [_encoded_bytes(group, names) for group in groups]
+        return [
+            sum(
+                column.total_compressed_size
+                for column in map(group.column, range(group.num_columns))
+                if column.path_in_schema.partition(".")[0] in names
+            )
+            for group in groups
+        ]
 
 
 def arrow_parts(source: Source, file: Input, pause: Pause) -> list[int]:
@@ -103,7 +108,11 @@ def read_arrow(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
             reader = _arrow_reader(opened)
             names = columns_to_read(source, reader.schema.names, file.path)
             row = 0
-            for batch in _batches(reader, piece):
+            batches = reader
+            if isinstance(reader, pa.ipc.RecordBatchFileReader):
+                stop = piece.stop or reader.num_record_batches
+                batches = map(reader.get_batch, range(piece.start, stop))
+            for batch in batches:
                 batch.validate(full=True)  # else texts may lie where the file has ended
                 yield Piece(
                     table=pa.Table.from_batches([batch]).select(names),
@@ -114,28 +123,11 @@ def read_arrow(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
                 row += batch.num_rows
 
 
-def _batches(reader: Any, piece: Slice) -> Iterator[pa.RecordBatch]:
-    if isinstance(reader, pa.ipc.RecordBatchFileReader):
-        for number in range(piece.start, piece.stop or reader.num_record_batches):
-            yield reader.get_batch(number)
-    else:
-        yield from reader
-
-
 def _arrow_reader(opened: pa.NativeFile) -> Any:
     """A reader of a file or of a stream, whichever it is."""
     head = opened.read(len(_MAGIC))
     opened.seek(0)
     return pa.ipc.open_file(opened) if head == _MAGIC else pa.ipc.open_stream(opened)
-
-
-def _encoded_bytes(group: Any, names: set[str]) -> int:
-    columns = map(group.column, range(group.num_columns))
-    return sum(
-        column.total_compressed_size
-        for column in columns
-        if column.path_in_schema.partition(".")[0] in names
-    )
 
 
 def _has_bytes(kind: pa.DataType) -> bool:
@@ -151,12 +143,7 @@ def _has_bytes(kind: pa.DataType) -> bool:
 class _Text:
     """A file's text, from its beginning, and what pyarrow must know of it.
 
-    Attributes:
-        source: Names the columns, if the file does not.
-        stream: Where the text comes from.
-        delimiter: What separates values.
-        header: The names of the columns.
-        short: By its number, why a row is refused: it has another number of values than names.
+    `short` says, by its number, why a row is refused: it has another number of values than names.
     """
 
     source: Source
@@ -219,33 +206,23 @@ def read_csv(source: Source, piece: Slice, pause: Pause) -> Iterator[Piece]:
             )
             reader = text.open(convert, _CSV_BYTES)
             row = told = 0
-            for batch in reader:
+            # Short rows at the end are known once pyarrow has given the last batch.
+            for batch in chain(reader, [pa.RecordBatch.from_pylist([], reader.schema)]):
                 numbers = np.arange(row, row + batch.num_rows + len(text.short))
                 numbers = numbers[~np.isin(numbers, list(text.short))][: batch.num_rows]
                 row = int(numbers[-1]) + 1 if len(numbers) else row
                 short = dict(islice(text.short.items(), told, None))
+                if not (batch.num_rows or short):
+                    continue
                 told += len(short)
-                yield _piece(pa.Table.from_batches([batch]), numbers, types, file.path, short)
-            if short := dict(islice(text.short.items(), told, None)):
-                nothing = pa.Table.from_batches([], reader.schema)
-                yield _piece(nothing, np.arange(0), types, file.path, short)
-
-
-def _piece(
-    table: pa.Table,
-    numbers: np.ndarray[Any, Any],
-    types: dict[str, pa.DataType],
-    file: str,
-    short: dict[int, str],
-) -> Piece:
-    good = convert_columns(table, types)
-    bad = short | {int(numbers[row]): why for row, why in good.bad.items()}
-    return Piece(
-        table=good.table,
-        file=file,
-        numbers=numbers if good.kept is None else numbers[good.kept],
-        bad=dict(sorted(bad.items())),
-    )
+                good = convert_columns(pa.Table.from_batches([batch]), types)
+                bad = short | {int(numbers[row]): why for row, why in good.bad.items()}
+                yield Piece(
+                    table=good.table,
+                    file=file.path,
+                    numbers=numbers if good.kept is None else numbers[good.kept],
+                    bad=dict(sorted(bad.items())),
+                )
 
 
 @contextmanager
@@ -268,10 +245,9 @@ def _opened(source: Source, file: Input, pause: Pause) -> Iterator[_Text]:
 
 def _header(source: Source, head: bytes, delimiter: str, file: Input) -> list[str]:
     names: list[str] = _Text(source, BytesIO(head), delimiter).open(_AS_THEY_ARE).schema.names
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
+    if twice := sorted({repr(name) for name in names if names.count(name) > 1}):
         raise DataError(
-            f"{file.path!r} has several columns named {', '.join(map(repr, sorted(twice)))}",
+            f"{file.path!r} has several columns named {', '.join(twice)}",
             hint="give each column its own name in the file's header",
         )
     if source.columns is None and all(map(_is_number, names)):
