@@ -8,31 +8,11 @@ from __future__ import annotations
 
 import sys
 
-from raycloud.cli import (  # each adds its commands to the app
-    cache,
-    chaos,
-    project,
-    results,
-    runs,
-    submit,
-    train,
-    watch,
-)
+from raycloud.cli import cache, chaos, project, runs, submit, train  # each adds its commands
 from raycloud.cli.shell import app
 from raycloud.clock import SystemClock
 
-__all__ = [
-    "app",
-    "cache",
-    "chaos",
-    "main",
-    "project",
-    "results",
-    "runs",
-    "submit",
-    "train",
-    "watch",
-]
+__all__ = ["app", "cache", "chaos", "main", "project", "runs", "submit", "train"]
 
 
 def main() -> None:

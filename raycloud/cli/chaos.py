@@ -84,7 +84,7 @@ def chaos(
         if as_json:
             echo_json(outcome.to_record())
         else:
-            from raycloud.report.chaos_report import outcome_text
+            from raycloud.report.chaos import outcome_text
 
             typer.echo(outcome_text(outcome))
     if not outcome.proved:
@@ -113,7 +113,13 @@ def _outcome(job: Job, faults: tuple[Fault, ...], out: Path | None, where: Where
     from raycloud.errors import RunDirectoryError
     from raycloud.faults import schedule_text
     from raycloud.on_ray.chaos import Telling, under_faults
-    from raycloud.report.chaos_report import PAGE, RECORD, SCHEDULE, keep, keep_outcome
+    from raycloud.report.chaos import (
+        PAGE,
+        RECORD,
+        SCHEDULE,
+        keep,
+        keep_outcome,
+    )
     from raycloud.report.progress import shown_plainly
     from raycloud.spec import choose
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raycloud.cli import shell
-from raycloud.cli.completion import complete_job
 from raycloud.cli.shell import (
     EXIT_CODES,
     AddressOption,
@@ -20,8 +18,10 @@ from raycloud.cli.shell import (
     PlainOption,
     SetOption,
     app,
+    complete_job,
     echo_json,
     errors_told,
+    is_plain,
     load,
 )
 from raycloud.clock import SystemClock
@@ -159,7 +159,7 @@ def doctor(
         if as_json:
             typer.echo(told_as_json(facts, findings))
         else:
-            bare = shell.is_plain(sys.stdout, plain=plain)
+            bare = is_plain(sys.stdout, plain=plain)
 
             def painted(level: Level, word: str) -> str:
                 text = f"{word:<6}"

@@ -1,33 +1,47 @@
-"""Runs that go on, here or on a cluster: `status`, `logs`, `stop`, `scale`."""
+"""Runs: what they left (`report`, `compare`, `audit`), and those that go on, here or on a cluster.
+
+`status`, `logs`, `stop`, `scale` and `watch` are for the latter.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import select
+import shutil
+import signal
 import sys
-from collections.abc import Iterable
+import termios
+import tty
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raycloud.bounded import expanded
-from raycloud.cli.completion import complete_run
 from raycloud.cli.shell import (
     EXIT_CODES,
     STOPPED,
     DebugOption,
     PlainOption,
+    RunDirectoryArgument,
     app,
+    complete_run,
     echo_json,
     errors_told,
     is_plain,
+    print_summary,
 )
 from raycloud.clock import SystemClock
 
 if TYPE_CHECKING:
     from raycloud.on_ray.jobs_api import ClusterRun, JobsApi
+    from raycloud.report.run_status import RunStatus
     from raycloud.report.runs import Listed
+    from raycloud.report.watch import Lines, Watched
 
 JobsAddress = Annotated[
     str | None,
@@ -49,6 +63,95 @@ Run = Annotated[
         autocompletion=complete_run,
     ),
 ]
+
+
+_NOT_EXACT = 1
+AUDIT_EXIT_CODES = (
+    "Exit codes: 0 exact; 1 not exact: the samples are named; 2 there is no such run, or its log "
+    "or ledger is damaged; 3 a disk failed; 4 raycloud's own fault."
+)
+
+
+@app.command(epilog=EXIT_CODES)
+def report(
+    run: RunDirectoryArgument,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON.")] = False,
+    plain: PlainOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show the summary of a run, also of one that is still going or was killed."""
+    with errors_told(debug=debug):
+        from raycloud.report.summary import of_run
+
+        summary = of_run(run)
+        if as_json:
+            echo_json(summary.to_record())
+        else:
+            print_summary(summary, run, plain=plain)
+
+
+@app.command(epilog=EXIT_CODES)
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN RUN...", help="The directories of the runs.", autocompletion=complete_run
+        ),
+    ],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="The comparison as JSON.")] = False,
+    plain: PlainOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Set runs side by side: in what their jobs differ, then what came of them.
+
+    Runs may be in any state, also still going. Percentages are the distance from the first run.
+    """
+    if len(runs) < 2:  # noqa: PLR2004 - one run has nothing to be compared with
+        raise typer.BadParameter("give two runs or more", param_hint="RUN RUN...")
+    with errors_told(debug=debug):
+        from raycloud.report import comparison
+
+        found = comparison.compare(runs)
+        if as_json:
+            echo_json(found.to_record())
+            return
+        width = shutil.get_terminal_size((100, 24)).columns
+        lines = comparison.comparison_lines(found, width=width)
+        if is_plain(sys.stdout, plain=plain):
+            typer.echo("\n".join(text for _, text in lines))
+            return
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(highlight=False)
+        for style, text in lines:
+            console.print(Text(text, style=style, no_wrap=True, overflow="ignore"))
+
+
+@app.command(epilog=AUDIT_EXIT_CODES)
+def audit(
+    run: RunDirectoryArgument,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="The audit as JSON.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Prove from a run's ledger that each sample counted exactly once, or name those that did not.
+
+    Of a run in any state, as far as it has come. Beside it stand the members that were lost, and
+    how the run recovered.
+    """
+    with errors_told(debug=debug):
+        from raycloud.report import audit as auditing
+
+        found = auditing.audit(run)
+        if as_json:
+            echo_json(found.to_record())
+        else:
+            typer.echo(auditing.audited_text(found))
+    if not found.exact:
+        raise typer.Exit(_NOT_EXACT)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -279,3 +382,139 @@ def _record(line: str, *, is_entry: bool) -> str:
     status = parse_line(line)
     note = {"kind": "note", "text": redact_text(line)}
     return json.dumps(note if status is None else {"kind": "card", **status.to_record()})
+
+
+_REDRAW_S = 0.25
+_LINE_S = 5.0
+_CARD_S = 1.0
+
+
+@app.command(epilog=EXIT_CODES)
+def watch(
+    run: RunDirectoryArgument,
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="How the run stands as lines of JSON, until it ends.")
+    ] = False,
+    plain: PlainOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Watch a run on a terminal page, also over SSH: it reads the run's log, and nothing else.
+
+    The page stays until q or Ctrl-C, which do not touch the run. In a pipe, or with --plain, it is
+    lines, and they end with the run.
+    """
+    with errors_told(debug=debug), _ended_by_signals():
+        from raycloud.report.progress import status_text
+        from raycloud.report.watch import Lines, Watched
+
+        watched = Watched.of(run)
+        if as_json:
+            lines = Lines(watched, line=_card_json, every_s=_CARD_S, notes=False)
+            _follow_to_the_end(watched, lines)
+        elif is_plain(sys.stdout, plain=plain):
+            lines = Lines(watched, line=status_text, every_s=_LINE_S, notes=True)
+            _follow_to_the_end(watched, lines)
+        else:
+            _show_page(watched)
+            # The page is gone from the screen; what it said last stays.
+            typer.echo(status_text(watched.status(SystemClock().unix_s())))
+
+
+def _card_json(status: RunStatus) -> str:
+    return json.dumps(status.to_record(), allow_nan=False)
+
+
+def _follow_to_the_end(watched: Watched, lines: Lines) -> None:
+    """Print the lines of each event, until the log ends with its run, or its driver is gone."""
+    from raycloud.report.runs import is_driven
+
+    clock, gone = SystemClock(), False
+    while True:
+        entries = watched.read()
+        for t, event, _ in entries:
+            for line in lines.see(t, event):
+                typer.echo(line)
+        if entries:
+            gone = False
+            continue
+        if watched.ended:
+            return
+        if gone:
+            for line in lines.gone():
+                typer.echo(line)
+            return
+        gone = watched.tail.path.exists() and not is_driven(watched.directory, clock)
+        sys.stdout.flush()
+        if not gone:  # else the end of its log is read first
+            select.select([], [], [], _REDRAW_S)  # until the log may have grown
+
+
+def _show_page(watched: Watched) -> None:
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    from raycloud.report.watch import page_lines
+
+    clock, console = SystemClock(), Console(highlight=False, markup=False, emoji=False)
+    with _keys() as asked_to_end, Live(console=console, auto_refresh=False, screen=True) as live:
+        drawn_s = -_REDRAW_S
+        while True:
+            entries = watched.read()
+            for t, event, _ in entries:
+                watched.see(t, event)
+            now_s = clock.monotonic_s()
+            if not entries or now_s - drawn_s >= _REDRAW_S:
+                width, height = console.size
+                page = page_lines(watched, now_t=clock.unix_s(), width=width, height=height)
+                live.update(Group(*page), refresh=True)
+                drawn_s = now_s
+            if asked_to_end(0.0 if entries else _REDRAW_S):
+                return
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """Keys come one by one and are not shown.
+
+    Yields:
+        A function that waits for a key, so many seconds at most, and says whether it asked to end.
+    """
+    if sys.stdin is None or not sys.stdin.isatty():  # None: it was closed
+        yield lambda seconds: bool(select.select([], [], [], seconds)[0])
+        return
+    descriptor = sys.stdin.fileno()
+
+    def asked_to_end(seconds: float) -> bool:
+        if not select.select([descriptor], [], [], seconds)[0]:
+            return False
+        keys = os.read(descriptor, 64)
+        return not keys or any(key in b"qQ" for key in keys)  # none: the terminal is gone
+
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield asked_to_end
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """A signal that ends this process lets it put the terminal back first, as Ctrl-C does.
+
+    Raises:
+        typer.Exit: With 130, after one.
+    """
+
+    def end(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(STOPPED) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""What every command shares: the app, its options, how errors are shown, and what is plain."""
+"""What every command shares: the app, its options, what Tab offers, how errors are shown."""
 
 from __future__ import annotations
 
@@ -13,12 +13,85 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from raycloud.cli.completion import complete_field, complete_job, complete_run
+from raycloud.bounded import expanded, open_regular
 from raycloud.errors import InternalError, JobError, MachineError, RaycloudError
 
 if TYPE_CHECKING:
     from raycloud.report.summary import Summary
     from raycloud.spec.job import Job
+
+_RUNS = "runs"
+_MOST_BYTES = 2**16  # that are looked at of a file
+
+
+def complete_job(incomplete: str) -> list[str]:
+    """Job files, and folders that may hold some.
+
+    A YAML file counts as a job when a line of it begins with `task:`.
+    """
+    found = []
+    for path, text in _entries(incomplete):
+        if _is_folder(path):
+            found.append(f"{text}/")
+        elif path.suffix in {".yaml", ".yml"} and _is_job(path):
+            found.append(text)
+    return found
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Directories of runs: those below `runs/`, newest first, or what is being typed."""
+    if incomplete and not _RUNS.startswith(incomplete):
+        runs = [(path, text) for path, text in _entries(incomplete) if _is_folder(path)]
+        return [text if _is_run(path) else f"{text}/" for path, text in runs]
+    try:
+        here = [path for path in Path(_RUNS).iterdir() if _is_run(path)]
+        here.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        return [str(path) for path in here]
+    except OSError:
+        return []
+
+
+def complete_field(incomplete: str) -> list[tuple[str, str]]:
+    """`field=value` for `--set`: each word a field takes, else its default, which one changes."""
+    from raycloud.spec.job import Job
+    from raycloud.spec.schema import schema_of, settable
+
+    return [offer for offer in settable(schema_of(Job)) if offer[0].startswith(incomplete)]
+
+
+def _entries(incomplete: str) -> Iterator[tuple[Path, str]]:
+    """What there is whose path begins with what is typed, as a path and as it would be typed."""
+    head, slash, name = incomplete.rpartition("/")
+    try:
+        paths = sorted(expanded(Path(head + slash or ".")).iterdir())
+    except OSError:
+        return
+    for path in paths:
+        if path.name.startswith(name) and (name.startswith(".") or not path.name.startswith(".")):
+            yield path, f"{head}{slash}{path.name}"
+
+
+def _is_job(path: Path) -> bool:
+    try:
+        with open_regular(path) as file:
+            return any(line.startswith(b"task:") for line in file.read(_MOST_BYTES).splitlines())
+    except OSError:
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # behind a folder that may not be looked into
+        return False
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return any((path / name).is_file() for name in ("events.jsonl", "job.yaml"))
+    except OSError:
+        return False
+
 
 EXIT_CODES = (
     "Exit codes: 0 done; 2 what was asked cannot be done (job, task, data or "
@@ -93,12 +166,7 @@ def load(path: Path, overrides: list[str] | None) -> Job:
 
 @contextmanager
 def errors_told(*, debug: bool, interrupted: str = "") -> Iterator[None]:
-    """Turns what is raised into a message and an exit code.
-
-    Args:
-        debug: Whether the traceback is shown.
-        interrupted: The hint after Ctrl-C.
-    """
+    """Turns what is raised into a message and an exit code; see `error_text`."""
     try:
         yield
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
@@ -158,12 +226,9 @@ def _parts(error: BaseException, interrupted: str) -> tuple[str, str, int]:
 
 
 def _system_said(error: OSError) -> str:
-    """What the operating system refused, and of which file, where it says so."""
-    what = error.strerror or str(error) or type(error).__name__
-    name = error.filename
-    if name is None:
-        return f"the system refused: {what}"
-    return f"the system refused {os.fsdecode(name) if isinstance(name, bytes) else name}: {what}"
+    what, name = error.strerror or str(error) or type(error).__name__, error.filename
+    of = f" {os.fsdecode(name) if isinstance(name, bytes) else name}" if name is not None else ""
+    return f"the system refused{of}: {what}"
 
 
 def is_plain(stream: TextIO, *, plain: bool) -> bool:

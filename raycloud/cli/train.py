@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raycloud.cli.completion import complete_job, complete_run
 from raycloud.cli.shell import (
     EXIT_CODES,
     STOPPED,
@@ -22,6 +21,8 @@ from raycloud.cli.shell import (
     PlainOption,
     SetOption,
     app,
+    complete_job,
+    complete_run,
     errors_told,
     is_plain,
     load,

@@ -4,6 +4,6 @@ Written: `log` (the format, readers), `recorder` (all files of a run), `snapshot
 Folded: `state` takes in events; below it `goodput`, `data` and `recoveries`, each a subject.
 Read: `run_status` (now, also for Prometheus), `summary` (in the end), `audit` (with the ledger),
 `comparison` (several runs), `chaos` (with and without faults), `runs` (those on this machine).
-Shown: `progress`, `watch`, `summary_text`, `chaos_report`; `notes` and `figures` are their words.
+Shown: `progress`, `watch`, `summary_text`; `notes` and `figures` are their words.
 Sent: `tracking` (MLflow, Weights & Biases).
 """

@@ -1,10 +1,12 @@
-"""Chaos: what a run under faults came to, held against the same run without them."""
+"""Chaos: what a run under faults came to, held against the same run without: a record, a page."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,14 @@ from raycloud.faults.schedule import Action
 from raycloud.redact import redact
 from raycloud.report.audit import RunAudit, audit
 from raycloud.report.figures import (
+    counted,
+    cut_line,
+    duration,
+    figure,
     finite,
+    percent,
+    printable_line,
+    row,
 )
 from raycloud.report.log import read_events
 from raycloud.report.summary import of_run
@@ -61,18 +70,12 @@ class Life:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """One of the two runs.
+    """One of the two runs; `status`, `wall_s`, `goodput` and `error` are as in its summary.
 
     Attributes:
         directory: Where it is kept.
         audit: What its ledger proves; None where that cannot be read, and `unread` says why.
-        status: As in its summary.
-        wall_s: From its start to its last event.
-        goodput: Where its workers' time went; see `report.goodput`.
-        pauses: Its recoveries, in order.
-        lives: Its workers.
         started_t: Its start, in unix seconds.
-        error: Why it failed.
     """
 
     directory: Path
@@ -173,12 +176,7 @@ def _lives(entries: Sequence[tuple[float, Any]], started_t: float) -> Iterator[L
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """How far the two may be apart.
-
-    Attributes:
-        value: At most so far.
-        why: What it follows from.
-    """
+    """How far the two may be apart at most, and what that follows from."""
 
     value: float
     why: str
@@ -206,11 +204,8 @@ class Outcome:
     """What the faults came to.
 
     Attributes:
-        job: The job's name.
         seed: What the faults were drawn from; None: they were read from a file.
         workers: Most workers.
-        undisturbed: The run without faults.
-        disturbed: The run with them.
         difference: Between their last checkpoints; None where they cannot be compared.
         bound: What that is held to.
         hits: What was done, in order.
@@ -290,3 +285,289 @@ class Outcome:
             "noticed_s": None if pause is None else pause.detected_s - at_s,
             "resumed_s": None if pause is None else pause.resumed_s - at_s,
         }
+
+
+_WIDEST = 200  # letters of a line
+
+_PARTS = {  # of all workers' time: its name, and its colour on the page
+    "computing_s": ("computing", "#3f8a49"),
+    "data_s": ("waiting for data", "#b9cfe9"),
+    "exchange_s": ("waiting for the exchange", "#7fa8d9"),
+    "lane_s": ("waiting for the control lane", "#3b73b9"),
+    "recovering_s": ("recovering", "#e39a4c"),
+    "lost_s": ("lost", "#b94a4a"),
+    "starting_s": ("starting", "#c9ccd1"),
+    "beside_s": ("beside the steps", "#8d939c"),
+}
+_MARKS = {"kill": "#b94a4a", "freeze": "#3b73b9", "terminate": "#7a5aa6", "cut": "#c26a22"}
+_LOST, _STAYED, _PAUSE = "#d9a3a3", "#a9cfae", "#f6dfc4"
+_BARS = {"stayed or left": _STAYED, "lost": _LOST, "pause": _PAUSE}
+_WIDTH, _LEFT, _ROW = 900, 110, 24  # of a drawing
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #22262b; background: #fcfcfa;
+       max-width: 1000px; margin: 2em auto; padding: 0 1em }
+h1 { font-size: 1.4em } h2 { font-size: 1.1em; margin-top: 1.6em }
+.well { color: #2f6d38 } .ill { color: #a13030 }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+td, th { padding: 2px 14px 2px 0; text-align: left; vertical-align: top } .n { text-align: right }
+svg { width: 100%; height: auto } .key { display: inline-block; width: .8em; height: .8em }
+ol { padding-left: 1.5em } code { font-size: .9em }
+"""
+
+
+SCHEDULE, RECORD, PAGE = "schedule.yaml", "chaos.json", "chaos.html"
+"""What is kept beside the two runs: the faults, to be asked for again, and the outcome twice."""
+
+
+def keep(path: Path, text: str) -> None:
+    """Write one of these files, whole or not at all.
+
+    Raises:
+        RunDirectoryError: It cannot be written.
+    """
+    draft = path.with_name(path.name + ".draft")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be written: {error.strerror}", hint="give another --out"
+        ) from error
+
+
+def keep_outcome(folder: Path, outcome: Outcome) -> None:
+    """Keep the outcome, as a record and as a page.
+
+    Raises:
+        RunDirectoryError: It cannot be written.
+    """
+    keep(folder / RECORD, json.dumps(outcome.to_record(), indent=2, allow_nan=False) + "\n")
+    keep(folder / PAGE, outcome_page(outcome))
+
+
+def outcome_text(outcome: Outcome) -> str:
+    """What is proved, then each fault with what followed, and where the time went."""
+    disturbed = outcome.disturbed
+    lines = [
+        f"{outcome.job}: {_verdict(outcome, 'NOT PROVED')}",
+        row("parameters", _apart_text(outcome)),
+        row("ledger", _ledger_text(disturbed)),
+    ]
+    if not outcome.undisturbed.exact:
+        lines.append(row("", f"undisturbed: {_ledger_text(outcome.undisturbed)}"))
+    if disturbed.error:
+        lines.append(row("error", cut_line(disturbed.error, _WIDEST)))
+    done = sum(not hit.why for hit in outcome.hits)
+    lines.append(
+        row("faults", f"{counted(done, 'worker')} {'was' if done == 1 else 'were'} harmed")
+    )
+    lines += [row("", hit) for hit in _hit_texts(outcome)]
+    lines += [row("", fault) for fault in _left_texts(outcome)]
+    lines.append(row("pauses", _pauses_text(disturbed)))
+    lines += [row("", pause) for pause in _pause_texts(disturbed)]
+    lines += ["", f"  {'time of all workers':<30}{'undisturbed':>20}{'under faults':>20}"]
+    for label, *cells in _time_rows(outcome, "{} {:>5}"):
+        lines.append(f"  {label:<30}{''.join(f'{cell:>20}' for cell in cells)}")
+    return "\n".join(lines)
+
+
+def _verdict(outcome: Outcome, otherwise: str) -> str:
+    return "the run under faults is the undisturbed run" if outcome.proved else otherwise
+
+
+def _apart_text(outcome: Outcome) -> str:
+    """How far the two are apart, and what that is held to."""
+    apart, bound = outcome.difference, outcome.bound
+    if apart is None:
+        ended = outcome.undisturbed.status == outcome.disturbed.status == "finished"
+        why = "their checkpoints cannot be" if ended else "not both runs came to their end"
+        return f"not compared: {why}"
+    where = f" in {apart.tensor}" if apart.largest else ""
+    if bound is None:
+        word, held = "NOT KNOWN", f"what rounding does in {apart.precision} could not be found out"
+    else:
+        word = "agree" if outcome.agrees else "DIFFER"
+        held = f"at most {figure(bound.value)} is allowed ({bound.why})"
+    found = f"{figure(apart.largest)} apart at most{where}, over {apart.tensors} tensors"
+    return printable_line(f"{word}: {found}; {held}")
+
+
+def _ledger_text(side: Side) -> str:
+    """What the ledger of a run proves."""
+    if side.audit is None:
+        return printable_line(f"NOT READ: {side.unread}")
+    ledger = side.audit.ledger
+    word = "exact" if ledger.exact else "NOT EXACT"
+    counts = f"{ledger.committed_samples} samples counted in {ledger.steps} steps"
+    return f"{word}: {counts}, {side.status}"
+
+
+def _hit_texts(outcome: Outcome) -> Iterator[str]:
+    """Each fault on a worker, and what followed."""
+    for hit in outcome.hits:
+        at_s, pause = outcome.at_s(hit), outcome.pause_of(hit)
+        if hit.why:
+            then = f"could not be done: {hit.why}"
+        elif pause is None:
+            then = "no pause"
+        else:
+            noticed_s, resumed_s = max(0.0, pause.detected_s - at_s), pause.resumed_s - at_s
+            then = f"noticed after {duration(noticed_s)}, went on after {duration(resumed_s)}"
+        yield _timed(at_s, f"s, step {hit.step}: {hit.fault}: member {hit.member}: {then}")
+
+
+def _left_texts(outcome: Outcome) -> Iterator[str]:
+    return (f"{fault}: did not happen, the run ended before" for fault in outcome.left)
+
+
+def _pauses_text(side: Side) -> str:
+    """How many there were, and how long."""
+    if not side.pauses:
+        return "none"
+    longest, whole = max(p.seconds for p in side.pauses), sum(p.seconds for p in side.pauses)
+    return f"{len(side.pauses)}, {duration(whole)} together, the longest {duration(longest)}"
+
+
+def _pause_texts(side: Side) -> Iterator[str]:
+    """Each recovery and its cause."""
+    for pause in side.pauses:
+        who = f"without {', '.join(map(str, pause.lost))}" if pause.lost else "met anew"
+        lost = f", {pause.lost_steps} steps lost" if pause.lost_steps else ""
+        took = f"s: {duration(pause.seconds)}, generation {pause.generation}, {who}{lost}"
+        yield _timed(pause.detected_s, f"{took}: {pause.cause}")
+
+
+def _timed(at_s: float, text: str) -> str:
+    return f"{at_s:6.1f} {cut_line(text, _WIDEST)}"
+
+
+def _time_rows(outcome: Outcome, layout: str) -> Iterator[tuple[str, str, str]]:
+    """Where the time of all workers went: a part, its seconds and percentage in both runs."""
+
+    def cell(side: Side, name: str) -> str:
+        whole_s = side.goodput.get("whole_s") or 0.0
+        if not whole_s:
+            return "-"
+        seconds = side.goodput[name]
+        return layout.format(duration(seconds), percent(seconds / whole_s))
+
+    for name, (label, _) in (*_PARTS.items(), ("whole_s", ("together", ""))):
+        yield label, cell(outcome.undisturbed, name), cell(outcome.disturbed, name)
+
+
+def outcome_page(outcome: Outcome) -> str:
+    """The page; every text in it is escaped."""
+    title, disturbed = f"{outcome.job} under faults", outcome.disturbed
+    seed = "" if outcome.seed is None else f", drawn from seed {outcome.seed}"
+    facts = (
+        ("parameters", _apart_text(outcome)),
+        ("ledger", _ledger_text(disturbed)),
+        ("undisturbed", _ledger_text(outcome.undisturbed)),
+        ("workers", f"{outcome.workers} at most"),
+        ("faults", f"{len(outcome.hits)}{seed}; {len(outcome.left)} did not happen"),
+        ("pauses", _pauses_text(disturbed)),
+        ("error", disturbed.error or ""),
+    )
+    times: list[tuple[str, ...]] = [("", "undisturbed", "under faults")]
+    for (label, *cells), (_, colour) in zip(
+        _time_rows(outcome, '<span class="n">{}, {}</span>'),
+        (*_PARTS.values(), ("", "")),
+        strict=True,
+    ):
+        times.append((f"{_key(colour)} {label}" if colour else label, *cells))
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
+        f'<h1>{escape(outcome.job)}: <span class="{"well" if outcome.proved else "ill"}">'
+        f"{_verdict(outcome, 'not proved')}</span></h1>",
+        _html_table((escape(a), escape(b)) for a, b in facts if b),
+        "<h2>The workers of the run under faults</h2>",
+        _timeline(outcome),
+        "<p>"
+        + " &nbsp; ".join(f"{_key(c)} {escape(name)}" for name, c in (_BARS | _MARKS).items())
+        + "</p>",
+        "<h2>Where the time went</h2>",
+        _bars(outcome),
+        _html_table(times),
+        "<h2>Faults</h2>",
+        _list(_hit_texts(outcome)),
+        _list(_left_texts(outcome)),
+        "<h2>Pauses</h2>",
+        _list(_pause_texts(disturbed)),
+        "</body></html>\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _timeline(outcome: Outcome) -> str:
+    """A row for each worker; what was done to it, and above all of them the pauses."""
+    side = outcome.disturbed
+    end_s = max([side.wall_s, *(life.to_s for life in side.lives), 1e-9])
+    rows = {life.member: n for n, life in enumerate(side.lives)}
+    height = _ROW * (len(rows) + 1)
+
+    def x(second: float) -> float:
+        return _LEFT + (_WIDTH - _LEFT) * min(1.0, max(0.0, second / end_s))
+
+    shapes = []
+    for pause in side.pauses:
+        from_x, to_x = x(pause.detected_s), x(pause.resumed_s)
+        shapes.append(_box(from_x, 0, max(2.0, to_x - from_x), height - _ROW, _PAUSE))
+    for life in side.lives:
+        top, width = _ROW * rows[life.member], max(1.0, x(life.to_s) - x(life.from_s))
+        colour = _LOST if life.lost else _STAYED
+        shapes.append(_words(0, top + 16, f"member {life.member}"))
+        shapes.append(_box(x(life.from_s), top + 6, width, _ROW - 12, colour))
+    for hit in outcome.hits:
+        if hit.member in rows:
+            top, colour = _ROW * rows[hit.member], _MARKS[hit.fault.action.value]
+            shapes.append(_box(x(outcome.at_s(hit)) - 2, top + 2, 4, _ROW - 4, colour))
+    shapes += [_words(_LEFT, height - 6, "0 s"), _words(_WIDTH - 50, height - 6, duration(end_s))]
+    return _svg(height, shapes, "the workers over time, with the faults")
+
+
+def _bars(outcome: Outcome) -> str:
+    """Two bars to one scale: the time of all workers, by what it was spent for."""
+    sides = (("undisturbed", outcome.undisturbed), ("under faults", outcome.disturbed))
+    longest_s = max([side.goodput.get("whole_s") or 0.0 for _, side in sides] + [1e-9])
+    shapes = []
+    for number, (label, side) in enumerate(sides):
+        shapes.append(_words(0, 1.5 * _ROW * number + 20, label))
+        at = float(_LEFT)
+        for name, (_, colour) in _PARTS.items():
+            width = (_WIDTH - _LEFT) * (side.goodput.get(name) or 0.0) / longest_s
+            shapes.append(_box(at, 1.5 * _ROW * number + 4, width, _ROW, colour))
+            at += width
+    return _svg(int(3 * _ROW), shapes, "where the time of all workers went")
+
+
+def _svg(height: int, shapes: Iterable[str], title: str) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
+        f'font-size="13" fill="#22262b"><title>{escape(title)}</title>{"".join(shapes)}</svg>'
+    )
+
+
+def _box(x: float, y: float, width: float, height: float, colour: str) -> str:
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}"/>'
+    )
+
+
+def _words(x: float, y: float, text: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
+
+
+def _key(colour: str) -> str:
+    return f'<span class="key" style="background:{colour}"></span>'
+
+
+def _html_table(rows: Iterable[Sequence[str]]) -> str:
+    lines = ("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table>{''.join(lines)}</table>"
+
+
+def _list(texts: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(text.strip())}</li>" for text in texts)
+    return f"<ol>{items}</ol>" if items else ""

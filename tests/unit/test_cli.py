@@ -322,7 +322,8 @@ def test_plan_as_json(fake: Fake, job_file: str) -> None:
 
 def test_in_a_terminal(fake: Fake, job_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(shell, "is_plain", lambda _stream, *, plain: plain)
+    for module in (shell, cli.train):
+        monkeypatch.setattr(module, "is_plain", lambda _stream, *, plain: plain)
     result = call("train", job_file)
     assert result.exit_code == 0, result.output
     assert "generation 0 from step 0" in result.stderr

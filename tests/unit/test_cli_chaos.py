@@ -16,8 +16,7 @@ from raycloud import cli
 from raycloud.errors import CheckpointError, TaskError
 from raycloud.faults import Fault, load_schedule
 from raycloud.on_ray import chaos as on_ray
-from raycloud.report.chaos import Outcome, bound_of
-from raycloud.report.chaos_report import outcome_text
+from raycloud.report.chaos import Outcome, bound_of, outcome_text
 from raycloud.spec import Job
 from tests.unit.test_report_chaos import outcome  # noqa: F401 - a fixture
 

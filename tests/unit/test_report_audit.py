@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raycloud import cli
-from raycloud.cli import results
+from raycloud.cli import runs
 from raycloud.events import (
     Event,
     GenerationFormed,
@@ -221,7 +221,7 @@ def test_a_file_that_lacks_or_is_damaged(
 
 def test_exit_codes_are_told_where_they_are_looked_for() -> None:
     pages = Path(__file__).parents[2] / "docs"
-    assert "1 not exact" in results.AUDIT_EXIT_CODES
+    assert "1 not exact" in runs.AUDIT_EXIT_CODES
     for page in ("operations.md", "command-line.md"):
         assert "`raycloud audit` ends with 1" in " ".join((pages / page).read_text().split())
 

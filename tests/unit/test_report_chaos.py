@@ -15,12 +15,15 @@ from raycloud.events import Event, GenerationFormed, MemberLost, Recovered, RunF
 from raycloud.faults import Action, Fault, Hit
 from raycloud.order import header_record, ledger_line
 from raycloud.report.chaos import (
+    RECORD,
     Bound,
     Outcome,
     bound_of,
+    keep_outcome,
+    outcome_page,
+    outcome_text,
     side_of,
 )
-from raycloud.report.chaos_report import RECORD, keep_outcome, outcome_page, outcome_text
 from tests.logs import STARTED_T, commit, entries, run_directory
 from tests.unit.test_report_audit import records
 
