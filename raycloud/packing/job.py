@@ -15,7 +15,7 @@ from raycloud.errors import SpecError
 from raycloud.packing.working_dir import Walk, WorkingDir, survey
 from raycloud.spec.job import TaskReference
 from raycloud.spec.load import overriding_secrets, written_secrets
-from raycloud.spec.mistakes import Mistake, refusal
+from raycloud.spec.mistakes import combined, mistake
 from raycloud.spec.secrets import literal
 
 if TYPE_CHECKING:
@@ -103,20 +103,17 @@ def submission_id(name: str, unix_s: float, salt: str) -> str:
 
 def _check_secrets(found: Iterable[tuple[str, str]]) -> None:
     """Refuse a job that holds a secret itself, in these fields, given with what may be shown."""
-    mistakes = [
-        Mistake(
-            field=field,
-            value=shown,
-            problem="holds a secret, which anyone could read on the cluster: in the job "
-            "file that travels, or in the command that runs there",
-            hint="write ${NAME} in its place, and set NAME in the environment that the "
-            "cluster's head is started in; if it is part of a longer text, let the task "
-            "read it from there",
-        )
-        for field, shown in dict(found).items()
-    ]
+    problem = (
+        "holds a secret, which anyone could read on the cluster: in the job file that travels, or "
+        "in the command that runs there"
+    )
+    hint = (
+        "write ${NAME} in its place, and set NAME in the environment that the cluster's head is "
+        "started in; if it is part of a longer text, let the task read it from there"
+    )
+    mistakes = [mistake(field, shown, problem, hint) for field, shown in dict(found).items()]
     if mistakes:
-        raise refusal(mistakes)
+        raise combined(mistakes)
 
 
 def check_travels(path: Path, found: WorkingDir) -> None:

@@ -15,30 +15,17 @@ _CACHE = Path("~/.cache")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """What the environment says, as values.
+    """What the environment says, as values; None where it says nothing."""
 
-    Attributes:
-        ray_address: Address of a running Ray cluster (`RAY_ADDRESS`); `None` starts one of our own.
-        no_color: Terminal output is plain (`NO_COLOR` is set and not empty: no-color.org).
-        dumb_terminal: The terminal cannot move its cursor (`TERM=dumb`), so progress is lines.
-        cache: Where this node keeps preprocessed rows: `RAYCLOUD_CACHE`, else `raycloud` in
-            `XDG_CACHE_HOME`, else in `~/.cache`. `~` is not expanded: a node has its own.
-        jobs_address: Where a cluster's Jobs API answers: `RAY_API_SERVER_ADDRESS`, else
-            `RAY_ADDRESS` where it is an `http` address.
-        auth_token: The token of Ray clusters, in the environment (`RAY_AUTH_TOKEN`).
-        auth_token_path: The file that holds it (`RAY_AUTH_TOKEN_PATH`).
-        cloud: Which cloud this node is in, `none` to ask nobody (`RAYCLOUD_CLOUD`); `None`: look.
-        variables: All of it, for the secrets that a job names.
-    """
-
-    ray_address: str | None = None
-    no_color: bool = False
-    dumb_terminal: bool = False
-    cache: Path = _CACHE / "raycloud"
-    jobs_address: str | None = None
-    auth_token: str | None = field(default=None, repr=False)
-    auth_token_path: Path | None = None
-    cloud: str | None = None
+    ray_address: str | None = None  # of a running Ray cluster
+    no_color: bool = False  # `NO_COLOR` is set and not empty: no-color.org
+    dumb_terminal: bool = False  # it cannot move its cursor, so progress is lines
+    cache: Path = _CACHE / "raycloud"  # of rows; `~` stays: a node has its own
+    jobs_address: str | None = None  # of a cluster's Jobs API
+    auth_token: str | None = field(default=None, repr=False)  # of Ray clusters,
+    auth_token_path: Path | None = None  # and the file that holds it
+    cloud: str | None = None  # which one this node is in, `none` to ask nobody
+    # All of it, for the secrets that a job names.
     variables: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -59,22 +46,25 @@ class Environment:
         >>> environment.ray_address, environment.no_color, str(environment.cache)
         (None, True, '~/.cache/raycloud')
         """
-        own = variables.get("RAYCLOUD_CACHE", "").strip()
-        caches = Path(variables.get("XDG_CACHE_HOME", ""))
+
+        def said(name: str) -> str | None:
+            return variables.get(name, "").strip() or None
+
+        ray = said("RAY_ADDRESS")
+        http = ray if ray and ray.startswith(("http://", "https://")) else None
         # "If the path is relative, consider it invalid and ignore it" (XDG base directories).
-        ray = variables.get("RAY_ADDRESS", "").strip()
-        http = ray if ray.startswith(("http://", "https://")) else ""
-        token_path = variables.get("RAY_AUTH_TOKEN_PATH", "").strip()
+        caches = Path(variables.get("XDG_CACHE_HOME", ""))
         shared = (caches if caches.is_absolute() else _CACHE) / "raycloud"
+        token_path = said("RAY_AUTH_TOKEN_PATH")
         return cls(
-            ray_address=ray or None,
+            ray_address=ray,
             no_color=bool(variables.get("NO_COLOR")),
             dumb_terminal=variables.get("TERM") == "dumb",
-            cache=Path(own) if own else shared,
-            jobs_address=variables.get("RAY_API_SERVER_ADDRESS", "").strip() or http or None,
-            auth_token=variables.get("RAY_AUTH_TOKEN", "").strip() or None,
+            cache=Path(said("RAYCLOUD_CACHE") or shared),
+            jobs_address=said("RAY_API_SERVER_ADDRESS") or http,
+            auth_token=said("RAY_AUTH_TOKEN"),
             auth_token_path=Path(token_path) if token_path else None,
-            cloud=variables.get("RAYCLOUD_CLOUD", "").strip().lower() or None,
+            cloud=(said("RAYCLOUD_CLOUD") or "").lower() or None,
             variables=dict(variables),
         )
 

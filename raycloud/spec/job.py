@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from raycloud.bounded import expanded
-from raycloud.spec.mistakes import Where, mistakes_in, refusal
+from raycloud.spec.mistakes import Where, combined, mistakes_in
 from raycloud.spec.rules import broken
 from raycloud.spec.sections import (
     Auto,
@@ -260,17 +260,16 @@ class Job(Section):
         cls, values: Any, handler: ModelWrapValidatorHandler[Job], info: ValidationInfo
     ) -> Job:
         """Collect all mistakes of all fields, then those between fields."""
-        where: Where | None = info.context
+        where: Where = info.context or (lambda _: "")
         try:
             job = handler(values)
         except ValidationError as error:
-            mistakes = mistakes_in(error, cls)
-            faults = {name for m in mistakes for name in (m.field, m.meant) if name}
+            mistakes, faults = mistakes_in(error, cls, where)
             if isinstance(values, Mapping):
-                mistakes += broken(lambda field: _value(values, cls, field), at_fault=faults)
-            raise refusal(mistakes, where) from None
-        if mistakes := broken(lambda field: _value(job, cls, field)):
-            raise refusal(mistakes, where)
+                mistakes += broken(lambda f: _value(values, cls, f), where, at_fault=faults)
+            raise combined(mistakes) from None
+        if mistakes := broken(lambda field: _value(job, cls, field), where):
+            raise combined(mistakes)
         return job
 
     @property

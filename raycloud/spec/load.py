@@ -7,6 +7,7 @@ holds itself: that is left out, as in a run directory.
 from __future__ import annotations
 
 import difflib
+import os.path
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 from raycloud.bounded import expanded
 from raycloud.errors import SpecError
 from raycloud.spec.job import Job, TaskReference
-from raycloud.spec.mistakes import combined, refused
+from raycloud.spec.mistakes import combined, mistake
 from raycloud.spec.schema import Node, accepts, fields_of, plain_word, schema_of, takes
 from raycloud.spec.secrets import kept, literal
 from raycloud.spec.yaml_text import Parsed, YamlRefusedError, parse, write
@@ -61,7 +62,8 @@ def load_job(path: str | Path, overrides: Sequence[str] = (), *, check_files: bo
     if reference.file is None:
         return job
     file = path.parent.absolute() / expanded(reference.file)
-    if check_files and not _is_file(file):
+    # `Path.is_file` raises where a name is too long, or a directory may not be searched.
+    if check_files and not os.path.isfile(file):  # noqa: PTH113
         raise _no_task_file(str(job.task), file, path.parent, where("task"))
     return job.model_copy(update={"task": f"{file}:{reference.qualname}"})
 
@@ -132,18 +134,11 @@ def _no_task_file(task: str, file: Path, directory: Path, place: str) -> SpecErr
         hint += f"raycloud train JOB --resume --run-dir {shlex.quote(str(directory))}"
     near = difflib.get_close_matches(file.name, [p.name for p in file.parent.glob("*.py")], n=1)
     hint = f"did you mean {near[0]}:{task.rpartition(':')[2]}?" if near else hint
-    return refused("task", task, f"no file {file.name} in {file.parent}", hint, place=place)
-
-
-def _is_file(file: Path) -> bool:
-    try:
-        return file.is_file()
-    except OSError:  # a name too long, a directory that may not be searched
-        return False
+    return mistake("task", task, f"no file {file.name} in {file.parent}", hint, place=place)
 
 
 def _text(path: Path) -> str:
-    refuse = partial(refused, _FILE, str(path))
+    refuse = partial(mistake, _FILE, str(path))
     if path.suffix == ".py":
         beside = path.with_suffix(".yaml")
         hint = f"write a job file in YAML, with `task: {path.name}:CLASS` and `steps: 1000`"
@@ -177,14 +172,14 @@ def _parsed(path: Path) -> Parsed:
     except YamlRefusedError as error:
         field, value = (error.field, error.value) if error.field else (_FILE, str(path))
         place = f"{path.name}:{error.line}"
-        raise refused(field, value, error.problem, error.hint, place=place) from None
+        raise mistake(field, value, error.problem, error.hint, place=place) from None
 
 
 def _not_fields(path: Path, value: object) -> SpecError:
     hint = "a job file is lines of `name: value`, at least `task: gpt.py:Gpt` and `steps: 1000`"
     kind = "list" if isinstance(value, list) else "value"
     problem = "is empty" if value is None else f"is one {kind}, not fields with values"
-    return refused(_FILE, str(path), problem, hint)
+    return mistake(_FILE, str(path), problem, hint)
 
 
 def _overridden(
@@ -199,7 +194,7 @@ def _overridden(
         field = field.strip()
         try:
             if not equals or not all(field.split(".")):
-                raise refused(_SET, override, "is not field=value", f"write as in {_EXAMPLE}")
+                raise mistake(_SET, override, "is not field=value", f"write as in {_EXAMPLE}")
             _put(result, field, _new_value(field, text))
         except SpecError as error:
             errors.append(error)
@@ -210,7 +205,7 @@ def _overridden(
 
 
 def _new_value(field: str, text: str) -> Any:
-    refuse = partial(refused, field, text, place=_SET)
+    refuse = partial(mistake, field, text, place=_SET)
     try:
         value = parse(text).value
     except YamlRefusedError as error:
@@ -233,7 +228,7 @@ def _put(values: dict[str, Any], field: str, value: Any) -> None:
             above = ".".join(sections[:depth])
             hint = f"leave out `{above}`, or set it as a whole"
             problem = f"{above} is {inner!r}, not a section"
-            raise refused(field, value, problem, hint, place=_SET)
+            raise mistake(field, value, problem, hint, place=_SET)
         values[section] = inner
         values = inner
     values[name] = value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raycloud.errors import SpecError
@@ -67,28 +66,13 @@ def shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]}…{text[-19:]}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mistake:
-    """One thing that is wrong.
+def mistake(field: str, value: object, problem: str, hint: str, place: str = "") -> SpecError:
+    """One thing that is wrong, and where it was written; what is long is cut in the middle.
 
-    Attributes:
-        field: Dotted name, e.g. `elastic.min_workers`.
-        value: What was written there, or `NOT_SET`.
-        problem: What is wrong with it; follows `field = value:`.
-        hint: What would do.
-        meant: The known field that an unknown one probably stands for.
+    `field` is dotted; `value` is what was written there, or `NOT_SET`; `hint` is what would do.
     """
-
-    field: str
-    value: object
-    problem: str
-    hint: str
-    meant: str = ""
-
-    def as_error(self) -> SpecError:
-        """The mistake as an error of its own; a long value is cut in the middle."""
-        value = _Shown(shortened(repr(self.value)))
-        return SpecError(shortened(self.field), value, self.problem, hint=self.hint)
+    problem = f"{problem} ({place})" if place else problem
+    return SpecError(shortened(field), _Shown(shortened(repr(value))), problem, hint=hint)
 
 
 class SpecErrors(SpecError):
@@ -113,61 +97,55 @@ class SpecErrors(SpecError):
         self.message = "\n".join(lines)
 
 
-def refusal(mistakes: Sequence[Mistake], where: Where | None = None) -> SpecError:
-    """The one error to raise for these mistakes, at least one; `where` adds the place of each."""
-    errors = []
-    for mistake in mistakes:
-        place = where(mistake.field) if where is not None else ""
-        placed = replace(mistake, problem=f"{mistake.problem} ({place})") if place else mistake
-        errors.append(placed.as_error())
-    return combined(errors)
-
-
-def refused(field: str, value: object, problem: str, hint: str, *, place: str = "") -> SpecError:
-    """The error to raise for one mistake, and the place where it was written."""
-    mistake = Mistake(field=field, value=value, problem=problem, hint=hint)
-    return refusal([mistake], lambda _: place)
-
-
 def combined(errors: Sequence[SpecError]) -> SpecError:
     """The one error to raise for these errors, at least one."""
     return errors[0] if len(errors) == 1 else SpecErrors(errors)
 
 
-def mistakes_in(error: ValidationError, section: type[BaseModel]) -> list[Mistake]:
-    """One mistake for each field that pydantic found fault with, in its order."""
+def mistakes_in(
+    error: ValidationError, section: type[BaseModel], where: Where = lambda _: ""
+) -> tuple[list[SpecError], set[str]]:
+    """A mistake for each field that pydantic found fault with, and all fields that are at fault.
+
+    A field that is missing because it was written under another name is no mistake of its own.
+    """
     tree = schema_of(section)
-    found: dict[str, Mistake] = {}
+    found: dict[str, tuple[object, str, str]] = {}
+    meant: set[str] = set()
     for finding in error.errors(include_url=False):
-        mistake = _mistake(finding, tree)
-        found.setdefault(mistake.field, mistake)
-    meant = {mistake.meant for mistake in found.values()}
-    return [m for m in found.values() if not (m.value is NOT_SET and m.field in meant)]
+        field, value, problem, hint, near = _told(finding, tree)
+        if field not in found:
+            found[field] = value, problem, hint
+            meant.add(near)
+    mistakes = [
+        mistake(field, *told, where(field))
+        for field, told in found.items()
+        if not (told[0] is NOT_SET and field in meant)
+    ]
+    return mistakes, {*found, *meant} - {""}
 
 
-def _mistake(finding: Mapping[str, Any], tree: Node) -> Mistake:
+def _told(finding: Mapping[str, Any], tree: Node) -> tuple[str, object, str, str, str]:
+    """Field, value, problem and hint; and the known field that an unknown one may stand for."""
     location, value, context = finding["loc"], finding["input"], finding.get("ctx", {})
     names, node = _follow(location, tree)
     field = ".".join(names) or "job"
-    problem, hint, meant = f"must be {accepts(node)}", _remedy(field, value, node), ""
     match finding["type"]:
         case ours if ours == OURS:
-            problem, hint = context["problem"], context["hint"]
             if context["below"]:
                 field, value = f"{field}.{context['below']}", context["value"][0]
+            return field, value, context["problem"], context["hint"], ""
         case "missing":
-            value, problem, hint = NOT_SET, "is required", f"write `{field}:` with {accepts(node)}"
+            hint = f"write `{field}:` with {accepts(node)}"
+            return field, NOT_SET, "is required", hint, ""
         case "extra_forbidden":
             key = str(location[-1])
             hint, meant = _unknown(".".join(names), key, tree, node)
-            field, problem = ".".join([*names, key]), "no such field"
-        case "invalid_key":
-            problem, hint = "stands there as a name, but is not text", "put it in quotes"
-        case _ if location[-1:] == ("[key]",):
-            problem, hint = "stands there as a name, but is not text", "put it in quotes"
+            return ".".join([*names, key]), value, "no such field", hint, meant
+        case kind if kind == "invalid_key" or location[-1:] == ("[key]",):
+            return field, value, "stands there as a name, but is not text", "put it in quotes", ""
         case _:
-            pass
-    return Mistake(field=field, value=value, problem=problem, hint=hint, meant=meant)
+            return field, value, f"must be {accepts(node)}", _remedy(field, value, node), ""
 
 
 def _follow(location: Sequence[int | str], tree: Node) -> tuple[list[str], Node]:

@@ -4,158 +4,131 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from raycloud.spec.mistakes import NOT_SET, Mistake
+from raycloud.spec.mistakes import NOT_SET, Where, mistake
+
+if TYPE_CHECKING:
+    from raycloud.errors import SpecError
 
 Lookup = Callable[[str], Any]  # dotted field -> its value
+Broken = tuple[str, str]  # problem and hint
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One relation between fields.
+    """One relation between dotted fields, and as a sentence; `check` takes their values, in order.
 
-    Attributes:
-        fields: The fields it relates, dotted; `check` takes their values in this order.
-        meaning: The relation as a sentence, for people.
-        check: Returns the mistake, or `None` where the relation holds.
+    It returns None where the relation holds. What does not is the fault of the first field.
     """
 
     fields: tuple[str, ...]
     meaning: str
-    check: Callable[..., Mistake | None]
+    check: Callable[..., Broken | None]
 
 
-def broken(lookup: Lookup, *, at_fault: Iterable[str] = ()) -> list[Mistake]:
+def broken(
+    lookup: Lookup, where: Where = lambda _: "", *, at_fault: Iterable[str] = ()
+) -> list[SpecError]:
     """The mistakes by all rules.
 
     A rule is left out where one of its fields, or the section around it, is at fault already: what
     it would say about the others could be wrong.
     """
     faults = set(at_fault)
-    found: list[Mistake] = []
+    found: list[SpecError] = []
     for rule in RULES:
-        if any(_covers(fault, field) for fault in faults for field in rule.fields):
+        if any(f"{field}.".startswith(f"{fault}.") for fault in faults for field in rule.fields):
             continue
-        mistake = rule.check(*(lookup(field) for field in rule.fields))
-        if mistake is not None:
-            found.append(mistake)
+        values = [lookup(field) for field in rule.fields]
+        if (told := rule.check(*values)) is not None:
+            value = list(values[0]) if isinstance(values[0], tuple) else values[0]
+            value = NOT_SET if value is None else value
+            found.append(mistake(rule.fields[0], value, *told, where(rule.fields[0])))
             faults.update(rule.fields)
     return found
 
 
-def _covers(fault: str, field: str) -> bool:
-    return field == fault or field.startswith(f"{fault}.")
-
-
-def _length(steps: int | None, epochs: int | None) -> Mistake | None:
+def _length(steps: int | None, epochs: int | None) -> Broken | None:
     if steps is None and epochs is None:
-        return Mistake(
-            field="steps",
-            value=NOT_SET,
-            problem="a job says how long it runs",
-            hint="write `steps: 1000` or `epochs: 1`",
-        )
+        return "a job says how long it runs", "write `steps: 1000` or `epochs: 1`"
     if steps is not None and epochs is not None:
-        return Mistake(
-            field="steps",
-            value=steps,
-            problem=f"epochs = {epochs} says how long the job runs, too",
-            hint="leave out one of steps and epochs",
-        )
+        problem = f"epochs = {epochs} says how long the job runs, too"
+        return problem, "leave out one of steps and epochs"
     return None
 
 
-def _whole(global_batch: int, micro_batch: int) -> Mistake | None:
+def _whole(global_batch: int, micro_batch: int) -> Broken | None:
     if global_batch % micro_batch == 0:
         return None
     below = global_batch // micro_batch * micro_batch
     near = [str(batch) for batch in (below, below + micro_batch) if batch]
     divisor = next(d for d in range(min(micro_batch, global_batch), 0, -1) if global_batch % d == 0)
-    return Mistake(
-        field="global_batch",
-        value=global_batch,
-        problem=f"is not a multiple of micro_batch = {micro_batch}",
-        hint=f"write global_batch {' or '.join(near)}, or micro_batch {divisor}",
-    )
+    hint = f"write global_batch {' or '.join(near)}, or micro_batch {divisor}"
+    return f"is not a multiple of micro_batch = {micro_batch}", hint
 
 
-def _range(min_workers: int, max_workers: int) -> Mistake | None:
+def _range(min_workers: int, max_workers: int) -> Broken | None:
     if min_workers <= max_workers:
         return None
-    return Mistake(
-        field="elastic.min_workers",
-        value=min_workers,
-        problem=f"is more than elastic.max_workers = {max_workers}",
-        hint=f"write min_workers {max_workers} or less, or max_workers {min_workers} or more",
-    )
+    hint = f"write min_workers {max_workers} or less, or max_workers {min_workers} or more"
+    return f"is more than elastic.max_workers = {max_workers}", hint
 
 
-def _busy(min_workers: int, shares: object, global_batch: int, micro_batch: int) -> Mistake | None:
+def _busy(min_workers: int, shares: object, global_batch: int, micro_batch: int) -> Broken | None:
     whole = global_batch // micro_batch
     if min_workers <= whole or not isinstance(shares, str):
         return None
-    return Mistake(
-        field="elastic.min_workers",
-        value=min_workers,
-        problem=f"a step has only {whole} micro-batches (global_batch / micro_batch), so some "
-        "workers would have nothing to do",
-        hint=f"write min_workers {whole} or less, raise global_batch or lower micro_batch",
+    problem = (
+        f"a step has only {whole} micro-batches (global_batch / micro_batch), so some workers "
+        "would have nothing to do"
     )
+    return problem, f"write min_workers {whole} or less, raise global_batch or lower micro_batch"
 
 
 def _fixed(
-    min_workers: int, max_workers: int, shares: object, global_batch: int, micro_batch: int
-) -> Mistake | None:
-    if isinstance(shares, str) or not isinstance(shares, list | tuple):
+    shares: object, min_workers: int, max_workers: int, global_batch: int, micro_batch: int
+) -> Broken | None:
+    if not isinstance(shares, list | tuple):
         return None
     count, total, whole = len(shares), sum(shares), global_batch // micro_batch
     if count == 0:
-        problem, hint = "is an empty list", "write one entry per worker, or auto"
-    elif min_workers != count or max_workers != count:
-        problem = f"fixes {count} workers, but the range is {min_workers} to {max_workers}"
+        return "is an empty list", "write one entry per worker, or auto"
+    if min_workers != count or max_workers != count:
         hint = f"write elastic.min_workers {count} and elastic.max_workers {count}, or shares auto"
-    elif total != whole:
-        problem = f"sums to {total}, but a step has {whole} micro-batches"
+        return f"fixes {count} workers, but the range is {min_workers} to {max_workers}", hint
+    if total != whole:
         hint = f"write shares that sum to global_batch / micro_batch = {whole}"
-    else:
-        return None
-    return Mistake(field="elastic.shares", value=list(shares), problem=problem, hint=hint)
+        return f"sums to {total}, but a step has {whole} micro-batches", hint
+    return None
 
 
-def _dealt(stratify: str | None, partition_by: str) -> Mistake | None:
+def _dealt(partition_by: str, stratify: str | None) -> Broken | None:
     if stratify is None or partition_by == "rows":
         return None
-    return Mistake(
-        field="data.partition_by",
-        value=partition_by,
-        problem=f"partitions that are dealt by data.stratify = {stratify!r} are equal in rows",
-        hint="write partition_by rows, or leave out data.stratify",
-    )
+    problem = f"partitions that are dealt by data.stratify = {stratify!r} are equal in rows"
+    return problem, "write partition_by rows, or leave out data.stratify"
 
 
 _RANGE = ("elastic.min_workers", "elastic.max_workers")
+_BATCHES = ("global_batch", "micro_batch")
 RULES: tuple[Rule, ...] = (
     Rule(("steps", "epochs"), "Exactly one of `steps` and `epochs` is set.", _length),
-    Rule(("global_batch", "micro_batch"), "`global_batch` is a multiple of `micro_batch`.", _whole),
+    Rule(_BATCHES, "`global_batch` is a multiple of `micro_batch`.", _whole),
+    Rule(_RANGE, "`elastic.min_workers` is at most `elastic.max_workers`.", _range),
     Rule(
-        _RANGE,
-        "`elastic.min_workers` is at most `elastic.max_workers`.",
-        _range,
-    ),
-    Rule(
-        ("elastic.min_workers", "elastic.shares", "global_batch", "micro_batch"),
+        ("elastic.min_workers", "elastic.shares", *_BATCHES),
         "Unless shares are a list, `elastic.min_workers` is at most `global_batch / micro_batch`.",
         _busy,
     ),
     Rule(
-        (*_RANGE, "elastic.shares", "global_batch", "micro_batch"),
+        ("elastic.shares", *_RANGE, *_BATCHES),
         "A list in `elastic.shares` has one entry per worker, `elastic.min_workers` and "
         "`elastic.max_workers` are both its length, and it sums to `global_batch / micro_batch`.",
         _fixed,
     ),
     Rule(
-        ("data.stratify", "data.partition_by"),
+        ("data.partition_by", "data.stratify"),
         "With `data.stratify`, `data.partition_by` is rows.",
         _dealt,
     ),

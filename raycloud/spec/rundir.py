@@ -20,7 +20,6 @@ import json
 import os
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
@@ -28,7 +27,7 @@ from raycloud.bounded import json_value, read_whole
 from raycloud.errors import MachineError, RunDirectoryError, SpecError
 from raycloud.spec.job import TaskReference
 from raycloud.spec.load import dump_job, load_job
-from raycloud.spec.mistakes import Mistake, refusal
+from raycloud.spec.mistakes import combined, mistake
 from raycloud.spec.schema import plain_word
 from raycloud.spec.secrets import place_of
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from raycloud.spec.job import Job
 
 Resume = Literal["must", "allow", "never"]
-RESUMES: tuple[str, ...] = get_args(Resume)
+RESUMES: tuple[Resume, ...] = get_args(Resume)
 
 RUNS = Path("runs")  # where runs without a place of their own go, below the current directory
 ASIDE = "unsaved-"  # begins the names of folders with what starts without a checkpoint have left
@@ -59,58 +58,29 @@ _KEPT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Where a run leaves what it leaves.
+    """Where a run leaves what it leaves; `job.yaml` is written first: a directory with it is a run.
 
-    Attributes:
-        path: The directory.
+    Each file that is written again is the old one or the new after a kill in between.
     """
 
-    path: Path
-
-    @property
-    def job_yaml(self) -> Path:
-        """The job, resolved. Written first: a directory with it is a run."""
-        return self.path / "job.yaml"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.job_yaml = path / "job.yaml"  # the job, resolved
+        self.plan_json = path / "plan.json"
+        self.events_jsonl = path / "events.jsonl"  # what happened, one event per line
+        self.ledger = path / "ledger"  # which samples have been committed
+        self.checkpoints = path / "checkpoints"  # unless `checkpoint.path` names another place
+        self.tensorboard = path / "tensorboard"
+        self.summary_json = path / "summary.json"  # the outcome
 
     def write_job(self, job: Job) -> None:
-        """Keep `job`, resolved, as the run's; a kill in between leaves the old one or the new."""
+        """Keep `job`, resolved, as the run's."""
         _replace(self.job_yaml, dump_job(job))
 
     def write_plan(self, text: str) -> None:
-        """Keep the text of a plan in the same way."""
+        """Keep the text of a plan."""
         _replace(self.plan_json, text)
-
-    @property
-    def plan_json(self) -> Path:
-        """What was planned."""
-        return self.path / "plan.json"
-
-    @property
-    def events_jsonl(self) -> Path:
-        """What happened, one event per line."""
-        return self.path / "events.jsonl"
-
-    @property
-    def ledger(self) -> Path:
-        """Which samples have been committed."""
-        return self.path / "ledger"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The checkpoints, unless `checkpoint.path` names another place."""
-        return self.path / "checkpoints"
-
-    @property
-    def tensorboard(self) -> Path:
-        """The scalars for TensorBoard."""
-        return self.path / "tensorboard"
-
-    @property
-    def summary_json(self) -> Path:
-        """The outcome."""
-        return self.path / "summary.json"
 
     def never_saved(self) -> bool:
         """Whether the run has no checkpoint in its own place, nor a place elsewhere for them."""
@@ -127,11 +97,7 @@ class RunDirectory:
 
 
 class RunTakenError(RunDirectoryError):
-    """A run is in the run directory already.
-
-    Attributes:
-        resume: The way to go on with it: `must`, or `allow` where nothing of it was saved.
-    """
+    """A run is in the directory already; `resume` says how to go on with it."""
 
     def __init__(self, message: str, *, hint: str = "", resume: Resume = "must") -> None:
         super().__init__(message, hint=hint)
@@ -147,11 +113,8 @@ def choose(
 ) -> RunDirectory:
     """The directory for a run: made if it is new, checked if it is there. Nothing is overwritten.
 
-    Args:
-        run_dir: The place asked for; `None` makes `<root>/<name>-<n>` with the first free n.
-        name: The job's name.
-        resume: Whether a run that is there shall go on.
-        root: Where runs without a place of their own go.
+    Without a `run_dir` it is `<root>/<name>-<n>` with the first free n. With `resume` a run that is
+    there shall go on.
 
     Raises:
         RunDirectoryError: The place is taken, or holds no run to resume, or cannot be made.
@@ -181,28 +144,22 @@ def check_resume(old: Job, new: Job) -> None:
     before, after = _order_of(old), _order_of(new)
     was, shall_be = (place_of(job.resolved().checkpoint.path) for job in (old, new))
     mistakes = [
-        Mistake(
-            field=field,
-            value=after[field],
-            problem=f"the run to resume has {before[field]!r}, which its order of samples follows",
-            hint=f"write {field} {plain_word(before[field])}, or start a new run: without "
-            "--resume, in another --run-dir",
+        mistake(
+            field,
+            after[field],
+            f"the run to resume has {before[field]!r}, which its order of samples follows",
+            f"write {field} {plain_word(before[field])}, or start a new run: without --resume, in "
+            "another --run-dir",
         )
         for field in _KEPT
         if before[field] != after[field]
     ]
     if was != shall_be:
-        place = plain_word(was)
-        mistakes.append(
-            Mistake(
-                field="checkpoint.path",
-                value=shall_be,
-                problem=f"the run to resume keeps its checkpoints at {place}",
-                hint=f"write checkpoint.path {place}, or move them and start a new run",
-            )
-        )
+        problem = f"the run to resume keeps its checkpoints at {plain_word(was)}"
+        hint = f"write checkpoint.path {plain_word(was)}, or move them and start a new run"
+        mistakes.append(mistake("checkpoint.path", shall_be, problem, hint))
     if mistakes:
-        raise refusal(mistakes)
+        raise combined(mistakes)
 
 
 def _replace(path: Path, text: str) -> None:
@@ -289,17 +246,12 @@ def resume_word(asked: bool | str) -> Resume:  # noqa: FBT001 - Python says `res
     Raises:
         SpecError: It is none of them.
     """
-    match asked:
-        case True | "must":
-            return "must"
-        case False | "never":
-            return "never"
-        case "allow":
-            return "allow"
-        case _:
-            raise SpecError(
-                "resume", asked, "is not a way to resume", hint=f"give {', '.join(RESUMES)}"
-            )
+    if isinstance(asked, bool):
+        return "must" if asked else "never"
+    if asked not in RESUMES:
+        hint = f"give {', '.join(RESUMES)}"
+        raise SpecError("resume", asked, "is not a way to resume", hint=hint)
+    return asked
 
 
 def goes_on(
@@ -307,10 +259,7 @@ def goes_on(
 ) -> bool:
     """Whether a start goes on with the run in `run_dir`; what stands in the way is set aside.
 
-    Args:
-        run_dir: The place asked for.
-        resume: What is asked.
-        saved: Whether a run has a checkpoint to go on from; asked only where it matters.
+    `saved`, whether a run has a checkpoint to go on from, is asked only where it matters.
 
     Raises:
         RunDirectoryError: `allow` without a place, or the run that would be set aside is still
@@ -363,12 +312,7 @@ class Range(TypedDict):
 
 
 def parse_range(text: str, most: int, why: str) -> Range:
-    """A range as people write it: `4`, `2:6`.
-
-    Args:
-        text: What was written.
-        most: More workers than this cannot be used.
-        why: The reason, as a clause.
+    """A range as people write it: `4`, `2:6`; more than `most` cannot be used: `why` is a clause.
 
     Raises:
         SpecError: It is none, or too large.

@@ -50,8 +50,7 @@ def kept(job: Job) -> Job:
 def literal(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The fields that hold a secret themselves, each with what would be kept of it.
 
-    Args:
-        values: Those of a job, or some of them, as in a job file; those of no job have none.
+    `values` are those of a job, or some of them, as in a job file.
 
     >>> list(literal({"settings": {"api_key": "abc", "hf_token": "${HF}"}, "data": {"path": "a"}}))
     [('settings.api_key', '[redacted]')]
@@ -86,10 +85,6 @@ def filled(job: Job, variables: Mapping[str, str]) -> Job:
     """The job as it runs: every `${NAME}` of a secret replaced by the variable's value.
 
     `checkpoint.path` is from the root, as in what is kept: all who write there mean one place.
-
-    Args:
-        job: What is asked.
-        variables: The environment.
 
     Raises:
         SpecError: A variable is missing; or the job is one that was kept, without its secrets.

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from raycloud.spec.mistakes import OURS, mistakes_in, refusal
+from raycloud.spec.mistakes import OURS, combined, mistakes_in
 from raycloud.spec.yaml_text import is_unicode
 
 Auto = Literal["auto"]
@@ -50,7 +50,7 @@ class Section(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise refusal(mistakes_in(error, type(self))) from None
+            raise combined(mistakes_in(error, type(self))[0]) from None
 
     # Sections inside a job are then checked by pydantic itself, which collects their mistakes,
     # rather than through this constructor, which would stop at the first section with one.

@@ -20,9 +20,11 @@ from raycloud.spec.schema import plain_word
 DEEPEST = 40  # levels of lists and sections
 MOST_VALUES = 10_000  # names and values; read in less than a second
 
-_NULL = {"", "~", "null", "Null", "NULL"}
-_TRUE = {"true", "True", "TRUE"}
-_FALSE = {"false", "False", "FALSE"}
+_WORDS = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
 _INTEGER = re.compile(r"[-+]?[0-9]{1,300}")
 _OCTAL_OR_HEX = re.compile(r"0o[0-7]{1,300}|0x[0-9a-fA-F]{1,300}")
 _FLOAT = re.compile(
@@ -32,35 +34,22 @@ _FLOAT = re.compile(
 
 
 class YamlRefusedError(ValueError):
-    """The text is not a job file's kind of YAML.
+    """The text is not a job file's kind of YAML, in this line, counted from 1.
 
-    Attributes:
-        problem: What is wrong.
-        hint: What would do.
-        line: Where, counted from 1.
-        field: The dotted name it is about; empty where it is about the text as a whole.
-        value: What stands there; `None` where it is about the text as a whole.
+    `field` and `value` are empty where it is about the text as a whole.
     """
 
     def __init__(
         self, problem: str, hint: str, line: int, *, field: str = "", value: object = None
     ) -> None:
         super().__init__(problem)
-        self.problem = problem
-        self.hint = hint
-        self.line = line
-        self.field = field
-        self.value = value
+        self.problem, self.hint, self.line = problem, hint, line
+        self.field, self.value = field, value
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A document.
-
-    Attributes:
-        value: Built of dict, list, str, int, float, bool and None.
-        lines: The line of every key, counted from 1, by dotted name.
-    """
+    """A document of plain values, and the line of every key, counted from 1, by dotted name."""
 
     value: Any
     lines: dict[str, int]
@@ -192,10 +181,8 @@ def _scalar(text: str) -> str | int | float | bool | None:
     >>> [_scalar(word) for word in ("1e-3", "010", "no", "~", "true", "0x1F")]
     [0.001, 10, 'no', None, True, 31]
     """
-    if text in _NULL:
-        return None
-    if text in _TRUE or text in _FALSE:
-        return text in _TRUE
+    if text in _WORDS:
+        return _WORDS[text]
     if _INTEGER.fullmatch(text):
         return int(text)
     if _OCTAL_OR_HEX.fullmatch(text):

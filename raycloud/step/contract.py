@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from raycloud.errors import DataError, RaycloudError, SpecError, TaskError
 from raycloud.order import Steps, stream_seed
 from raycloud.packing.code import TaskCode
-from raycloud.spec.mistakes import NOT_SET, Mistake, refusal
+from raycloud.spec.mistakes import NOT_SET, mistake
 from raycloud.step.randomness import everything, restore, seed_everything
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def check_settings(kind: type[Task], job: Job) -> None:
     for name in sorted(set(lacking) - job.settings.keys()):
         field, problem = f"settings.{name}", f"{where} needs it"
         hint = f"give it in the job file, or with --set {field}=VALUE"
-        raise refusal([Mistake(field=field, value=NOT_SET, problem=problem, hint=hint)])
+        raise mistake(field, NOT_SET, problem, hint)
 
 
 def construct(kind: type[Task] | TaskCode, job: Job) -> Task:
