@@ -30,18 +30,13 @@ _COPY = "restore the file from a copy; a run can still be resumed from its last 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunAudit:
-    """What a run's ledger proves, and what happened on the way.
+    """What the ledger of the run in a directory proves, and what happened on the way.
 
     Attributes:
-        run: Its directory.
-        status: As in its summary; `unfinished` while it goes on or after it was killed.
+        status: As in its summary, as are `generations`, `error` and `recoveries`.
         logged_steps: Steps in the log. While a run goes on the ledger may be some ahead;
             where it was killed, the log.
-        ledger: What the ledger proves.
-        generations: Formed in all starts.
-        error: Why it ended, where it failed.
         misread: What members say of steps for which other samples were read than they take.
-        recoveries: As in its summary; None for seconds that are no number.
     """
 
     run: Path
@@ -140,21 +135,14 @@ def _ledger(path: Path, steps: int, expected: Expected | None) -> LedgerAudit:
             hint=f"{_COPY}; without it nothing is proved",
         ) from error
     except ValueError as error:
-        raise RunDirectoryError(
-            f"the ledger {path} cannot be read: {error}",
-            hint=_COPY,
-        ) from error
+        raise RunDirectoryError(f"the ledger {path} cannot be read: {error}", hint=_COPY) from error
 
 
 def _record_of(fault: Fault) -> dict[str, Any]:
     """A fault as JSON-ready values; its kind is the name that it stands under."""
     where = {} if fault.range is None else asdict(fault.range)
-    return {
-        **where,
-        "first_step": fault.first_step,
-        "last_step": fault.last_step,
-        "line": fault.line,
-    }
+    names = ("first_step", "last_step", "line")
+    return {**where, **{name: getattr(fault, name) for name in names}}
 
 
 _MOST_NAMED = 20  # lines of a kind; `--json` has all

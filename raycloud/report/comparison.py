@@ -96,11 +96,9 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Runs side by side, in the order asked for.
+    """Runs side by side, in the order asked for: directories, and what each came to.
 
     Attributes:
-        runs: Their directories.
-        summaries: What each came to.
         differs: Fields in which their jobs differ, with the value of each run; `ABSENT` where one
             has no such field.
     """
@@ -208,18 +206,14 @@ _INDENT = 2
 
 
 def comparison_lines(comparison: Comparison, *, width: int) -> list[tuple[str, str]]:
-    """The comparison as lines, each behind its style.
+    """The comparison as lines of `width` characters, each behind its style.
 
-    Args:
-        comparison: What is compared.
-        width: Characters in a line. Runs that do not fit beside the others stand below.
+    Runs that do not fit beside the others stand below.
     """
     names, tables = _names(comparison), _tables(comparison)
     first = max((len(label) for rows in tables.values() for label, _ in rows), default=0)
-    columns = [
-        max(len(text) for text in (name, *(cells[at] for t in tables.values() for _, cells in t)))
-        for at, name in enumerate(names)
-    ]
+    grid = [names, *(cells for table in tables.values() for _, cells in table)]
+    columns = [max(map(len, column)) for column in zip(*grid, strict=True)]
     lines: list[tuple[str, str]] = []
     for picked in _fitting(columns, width - first - _INDENT):
 
@@ -249,11 +243,8 @@ def _tables(comparison: Comparison) -> dict[str, list[tuple[str, list[str]]]]:
         for name, values in comparison.differs.items()
     ]
     came = [
-        (
-            outcome.label,
-            [_shown(outcome, value) + _off(outcome, value, values[0]) for value in values],
-        )
-        for outcome, values in comparison.outcomes()
+        (one.label, [_shown(one, value) + _off(one, value, values[0]) for value in values])
+        for one, values in comparison.outcomes()
     ]
     curves = _curves(comparison)
     if any(curves):
@@ -306,12 +297,9 @@ def _value(value: Any) -> str:
 def _fitting(columns: Sequence[int], width: int) -> Iterator[list[int]]:
     """The numbers of the columns that stand side by side, at least one at a time."""
     picked: list[int] = []
-    used = 0
     for at, column in enumerate(columns):
-        if picked and used + _GAP + column > width:
+        if picked and sum(_GAP + columns[one] for one in picked) + _GAP + column > width:
             yield picked
-            picked, used = [], 0
+            picked = []
         picked.append(at)
-        used += _GAP + column
-    if picked:
-        yield picked
+    yield picked

@@ -50,11 +50,9 @@ def to_microseconds(t: float) -> float:
 
 
 class Entry(NamedTuple):
-    """What a log holds: what happened, and when.
+    """What happened at unix second `t`.
 
     Attributes:
-        t: Unix seconds.
-        event: What.
         word: The member that sent it, and its number among that member's messages; None: no member.
     """
 
@@ -64,12 +62,7 @@ class Entry(NamedTuple):
 
 
 def to_line(t: float, event: Event, word: tuple[int, int] | None = None) -> str:
-    """The line of an event, redacted, without its newline.
-
-    Args:
-        t: When it happened, in unix seconds.
-        event: What.
-        word: See `Entry`.
+    """The line of an entry (see `Entry`), redacted, without its newline.
 
     Raises:
         InternalError: The event holds something that is not a plain value.
@@ -78,7 +71,7 @@ def to_line(t: float, event: Event, word: tuple[int, int] | None = None) -> str:
     record |= {name: _plain(getattr(event, name)) for name in _SHAPES[type(event)]}
     if word is not None:
         record["word"] = list(word)
-    return _text(record, event)
+    return _text(record)
 
 
 def to_merged_line(reports: Sequence[Entry]) -> str:
@@ -90,7 +83,7 @@ def to_merged_line(reports: Sequence[Entry]) -> str:
     Raises:
         InternalError: One holds something that is not a plain value.
     """
-    t, event = reports[-1].t, reports[-1].event
+    t = reports[-1].t
     same: dict[str, Any] = {}
     each: dict[str, list[Any]] = {}
     for name, field in _SHAPES[StepsCommitted].items():
@@ -101,11 +94,11 @@ def to_merged_line(reports: Sequence[Entry]) -> str:
             each[name] = values
         elif first != field.default:
             same[name] = first
-    record: dict[str, Any] = {"format": MERGED_FORMAT, "t": t, "event": type(event).__name__}
+    record: dict[str, Any] = {"format": MERGED_FORMAT, "t": t, "event": StepsCommitted.__name__}
     record |= {"members": members, "late_us": [round((t - one.t) * 1e6) for one in reports]}
     if any(one.word is not None for one in reports):
         record["words"] = [None if one.word is None else one.word[1] for one in reports]
-    return _text({**record, "same": same, "each": each}, event)
+    return _text({**record, "same": same, "each": each})
 
 
 def entries_of(line: str) -> Iterator[Entry]:
@@ -235,17 +228,15 @@ def cut_torn_line(path: Path) -> int:
 
 
 def _number(value: Any) -> Any:
-    """A number that was spelled."""
     return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
 
 
-def _text(record: Mapping[str, Any], event: Event) -> str:
+def _text(record: Mapping[str, Any]) -> str:
     try:
         return json.dumps(record, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     except TypeError as error:
-        raise InternalError(
-            f"the event {type(event).__name__} cannot be written as JSON: {error}"
-        ) from error
+        what = f"the event {record['event']} cannot be written as JSON: {error}"
+        raise InternalError(what) from error
 
 
 def _plain(value: Any) -> Any:
@@ -271,16 +262,13 @@ def _spelled(value: Any) -> Any:
 class Tail:
     """The lines of a log that are whole, each once, as they come.
 
-    A line without its newline is still being written, or torn: it waits. One that is replaced by a
-    shorter one is read from its start, as a new log.
+    A line without its newline is still being written, or torn: it waits. A log that is replaced by
+    a shorter one is read from its start.
 
     Args:
         path: The log; it need not be there yet.
-        at: So many bytes are left out, and with them `lines` lines.
+        at: So many bytes, which are `lines` lines, have been read already.
         lines: Are counted where a damaged line is named.
-
-    Attributes:
-        at: Bytes that have been read, and `lines`.
     """
 
     def __init__(self, path: Path, *, at: int = 0, lines: int = 0) -> None:

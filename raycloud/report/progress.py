@@ -47,13 +47,19 @@ def status_renderable(status: RunStatus) -> Text:
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(_where(status), style="bold")
     if status.steps and status.step:
-        done = max(0, min(_BAR_CELLS, _BAR_CELLS * status.step // status.steps))
-        line.append(" " + "━" * done, style="green")
-        line.append("━" * (_BAR_CELLS - done), style="bright_black")
+        line.append_text(bar(" ", status.step, status.steps, _BAR_CELLS))
     for detail in _details(status):
         line.append(" · ", style="bright_black")
         line.append(detail)
     return line
+
+
+def bar(before: str, step: int, steps: int, cells: int) -> Text:
+    """How far a run has come, as a bar of so many cells."""
+    from rich.text import Text  # noqa: PLC0415 - only a terminal needs it
+
+    done = max(0, min(cells, cells * step // steps))
+    return Text.assemble((before + "━" * done, "green"), ("━" * (cells - done), "bright_black"))
 
 
 class Follower:

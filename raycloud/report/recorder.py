@@ -1,7 +1,4 @@
-"""Recorder: writes a run's files as things happen.
-
-They are the event log, the ledger, the summary, TensorBoard scalars and the members' logs.
-"""
+"""Recorder: a run's event log, ledger, summary, TensorBoard scalars and members' logs."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ class Recorder:
     Raises:
         RunDirectoryError: The log of the earlier part of this run cannot be read, or another
             process is writing it.
-        MachineError: The files cannot be written.
+        MachineError: Here and in all methods that write: the files cannot be written.
     """
 
     def __init__(
@@ -76,8 +73,7 @@ class Recorder:
         listener: Callable[[float, int, Mapping[str, float]], None] | None = None,
     ) -> None:
         """Open the files, cut torn last lines off, and take in what the log already holds."""
-        self._run, self._listener = run, listener
-        self._clock = clock
+        self._run, self._clock, self._listener = run, clock, listener
         self._opened_s, self._opened_t = clock.monotonic_s(), clock.unix_s()
         self._started_s = self._opened_s if started_s is None else started_s
         self._scalars: ScalarFile | None = None
@@ -122,7 +118,6 @@ class Recorder:
 
         Raises:
             InternalError: The event holds something that is not a plain value.
-            MachineError: It cannot be written.
         """
         now_s = self._clock.monotonic_s()
         at_s = self._started_s if isinstance(event, RunStarted) else now_s
@@ -138,20 +133,12 @@ class Recorder:
             self.flush()
 
     def keep_up(self) -> None:
-        """Write the reports that have waited for long enough. Costs nothing where there are none.
-
-        Raises:
-            MachineError: They cannot be written.
-        """
+        """Write the reports that have waited for long enough; costs nothing if there are none."""
         if self._reports and self._clock.monotonic_s() - self._since_s >= _MERGED_S:
             self.flush()
 
     def flush(self) -> None:
-        """Write the reports that wait.
-
-        Raises:
-            MachineError: They cannot be written.
-        """
+        """Write the reports that wait."""
         reports, self._reports = self._reports, []
         if reports:
             line = to_line(*reports[0]) if len(reports) == 1 else to_merged_line(reports)
@@ -172,12 +159,11 @@ class Recorder:
         self._size, self._lines = self._size + len(line) + 1, self._lines + 1  # it is ASCII
         self._unkept += len(entries)
         if self._unkept >= snapshot.EVERY:
-            self._unkept = 0
             self._keep()
 
     def _keep(self) -> None:
         """Make a snapshot; one that cannot be written is tried later, as the log has all of it."""
-        log = self._run.events_jsonl
+        self._unkept, log = 0, self._run.events_jsonl
         try:
             snapshot.keep(log, self.state, size=self._size, lines=self._lines)
         except OSError as error:
@@ -186,22 +172,13 @@ class Recorder:
                 self.record(Noticed(what="the log has no snapshot", detail={"why": str(error)}))
 
     def append_ledger(self, lines: Iterable[str]) -> None:
-        """Append lines to the ledger, given without their newlines.
-
-        Raises:
-            MachineError: They cannot be written.
-        """
-        text = "".join(line + "\n" for line in lines)
+        """Append lines to the ledger, given without their newlines."""
         with _disk("write", self._run.ledger):
-            self._ledger.write(text)
+            self._ledger.write("".join(line + "\n" for line in lines))
             self._ledger.flush()
 
     def publish_summary(self, *, predicted: Mapping[str, Any] | None = None) -> Summary:
-        """Write `summary.json` from all events so far; `predicted` is the plan's expectation.
-
-        Raises:
-            MachineError: It cannot be written.
-        """
+        """Write `summary.json` from all events so far; `predicted` is the plan's expectation."""
         self.flush()
         summary = summarize(self.tally, predicted=predicted)
         with _disk("write", self._run.summary_json):
@@ -210,10 +187,10 @@ class Recorder:
 
     def close(self) -> None:
         """Close all files; more than once is fine. Reports that wait are left to who goes on."""
-        files: list[io.TextIOBase | ScalarFile | None] = [self._events, self._ledger, self._scalars]
-        for file in files:
-            if file is not None:
-                file.close()
+        self._events.close()
+        self._ledger.close()
+        if self._scalars is not None:
+            self._scalars.close()
 
     def _add_scalars(self, t: float, event: StepsCommitted) -> None:
         values = {
@@ -247,10 +224,8 @@ class Recorder:
 def _hold(log: io.TextIOBase, directory: Path) -> str:
     """Let no other process write this run until the log is closed, or this process is dead.
 
-    A file system without locks (some network mounts) is left unprotected.
-
     Returns:
-        A name for the lock that is held; empty where there is none.
+        A name for the lock that is held; empty where there is none, as on some network mounts.
     """
     try:
         fcntl.flock(log.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -282,13 +257,9 @@ def _disk(verb: str, path: Path) -> Iterator[None]:
         ) from error
 
 
-def _crc_of_byte(value: int) -> int:
-    for _ in range(8):
-        value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
-    return value
-
-
-_CRC_TABLE = tuple(map(_crc_of_byte, range(256)))
+_CRC_TABLE = list(range(256))
+for _ in range(8):
+    _CRC_TABLE = [(one >> 1) ^ (0x82F63B78 if one & 1 else 0) for one in _CRC_TABLE]
 
 
 def crc32c(data: bytes) -> int:
@@ -353,14 +324,6 @@ class ScalarFile:
         data: bytes = event.SerializeToString()
         length = struct.pack("<Q", len(data))
         self._file.write(length + _masked(length) + data + _masked(data))
-
-    def __enter__(self) -> Self:
-        """This file."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close it."""
-        self.close()
 
 
 MOST_BYTES = 16 * 2**20

@@ -51,9 +51,7 @@ def is_run(directory: Path) -> bool:
 
 
 def status_in(directory: Path, clock: Clock) -> RunStatus:
-    """How the run kept in a directory stands; one that nobody drives any more was killed.
-
-    Whether anybody does is what `is_driven` can tell from here.
+    """How the run kept in a directory stands; one that is not `is_driven` any more was killed.
 
     Raises:
         RunDirectoryError: There is no run, or its log cannot be read.
@@ -126,11 +124,7 @@ def stop_driver(directory: Path) -> int:
     """
     pid = driver_of(directory)
     if pid is None:
-        raise JobError(
-            f"nobody on this machine drives the run in {directory}",
-            hint="it has ended, or is driven elsewhere: `raycloud status` shows it, and "
-            "`raycloud stop ID --address` reaches it on a cluster",
-        )
+        raise _undriven(directory, "stop ID")
     try:
         process = os.pidfd_open(pid)
         try:
@@ -159,33 +153,32 @@ def ask_driver(directory: Path, workers: str) -> str:
     job = RunDirectory(directory).job()
     most, why = job.micro_batches, f"a step has {job.micro_batches} micro-batches"
     if isinstance(job.elastic.shares, tuple):
-        most, why = (
-            len(job.elastic.shares),
-            f"elastic.shares names {len(job.elastic.shares)} workers",
-        )
+        most = len(job.elastic.shares)
+        why = f"elastic.shares names {most} workers"
     asked = parse_range(workers, most, why)
     if driver_of(directory) is None:
-        raise JobError(
-            f"nobody on this machine drives the run in {directory}",
-            hint="it has ended, or is driven elsewhere: `raycloud status` shows it, and "
-            "`raycloud scale ID WORKERS --address` reaches it on a cluster",
-        )
+        raise _undriven(directory, "scale ID WORKERS")
     ask_range(directory, asked)
     return f"{asked['min_workers']} to {asked['max_workers']}"
 
 
-def log_lines(directory: Path, clock: Clock, *, follow: bool) -> Iterator[str]:
-    """A run's notes and cards, as the log of a submitted job has them.
+def _undriven(directory: Path, words: str) -> JobError:
+    return JobError(
+        f"nobody on this machine drives the run in {directory}",
+        hint="it has ended, or is driven elsewhere: `raycloud status` shows it, and "
+        f"`raycloud {words} --address` reaches it on a cluster",
+    )
 
-    Args:
-        directory: Where the run is kept.
-        clock: For the cards.
-        follow: Go on until the run has ended.
+
+def log_lines(directory: Path, clock: Clock, *, follow: bool) -> Iterator[str]:
+    """A run's notes and cards, as the log of a submitted job has them; `follow`: until it ends.
 
     Raises:
         RunDirectoryError: There is no run, or its log cannot be read.
     """
-    tail, state, ended = Tail(_log_of(directory)), RunState(), threading.Event()
+    _found(directory)
+    tail, state = Tail(RunDirectory(directory).events_jsonl), RunState()
+    ended = threading.Event()
     while True:
         held = driver_of(directory) is not None  # before reading: the end of its log is read
         while entries := tail.read():
@@ -218,16 +211,6 @@ def _is_alive(directory: Path, tally: Tally, clock: Clock, *, held: bool) -> boo
 
 def _is_fresh(directory: Path, clock: Clock) -> bool:
     return abs(clock.unix_s() - _found(directory).st_mtime) < _FRESH_S
-
-
-def _log_of(directory: Path) -> Path:
-    """The log of a run.
-
-    Raises:
-        RunDirectoryError: There is none.
-    """
-    _found(directory)
-    return RunDirectory(directory).events_jsonl
 
 
 def _found(directory: Path) -> os.stat_result:
@@ -323,13 +306,7 @@ def entry_text(line: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listed:
-    """A run in a list.
-
-    Attributes:
-        id: What it is called in `raycloud status`, `logs` and `stop`.
-        card: How it stands.
-        place: Where its driver is, for people.
-    """
+    """A run in a list, by what it is called in `raycloud status`; `place`: where its driver is."""
 
     id: str
     card: RunStatus

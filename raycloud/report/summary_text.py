@@ -204,9 +204,9 @@ def _data(summary: Summary) -> str:
         how = [f"{split['cached_blocks']} cached"] if split["cached_blocks"] else []
         if split["made_blocks"]:
             how.append(f"{split['made_blocks']} made in {duration(split['seconds'])}")
-        text = f"{split['rows']} rows" + ("" if name == "train" else f" {name.replace('_', ' ')}")
-        text += f" in {counted(split['blocks'], 'block')}: {', '.join(how)}"
-        texts.append(text)
+        which = "" if name == "train" else f" {name.replace('_', ' ')}"
+        blocks = counted(split["blocks"], "block")
+        texts.append(f"{split['rows']} rows{which} in {blocks}: {', '.join(how)}")
     return printable_line(" · ".join(texts))
 
 
@@ -321,16 +321,11 @@ class Tried:
     """A job that went through every room once; nothing of it is left.
 
     Attributes:
-        job: Its name.
         status: `finished`, or `stopped` where someone asked it to end early.
-        steps: Steps that were committed.
-        workers: Members that computed them.
-        samples: Samples that they took.
         first_step_s: From the command to the first committed step; None: there was none.
         step_s: Of the last step, from commit to commit; None: it was not measured.
         measures: Of the held-out samples; empty where the task holds none out.
-        checkpoint_bytes: State that was written and read back.
-        checkpoint_place: Where that was.
+        checkpoint_bytes: State that was written to `checkpoint_place` and read back.
         wall_s: From the command to the end.
     """
 

@@ -22,6 +22,7 @@ from raycloud.report.figures import (
 )
 from raycloud.report.log import Entry, Tail
 from raycloud.report.notes import metrics_text
+from raycloud.report.progress import bar
 from raycloud.report.run_status import RunStatus, status_of, total_steps
 from raycloud.report.state import RunState
 from raycloud.report.summary import rate_curve
@@ -51,14 +52,10 @@ _STYLES = {
 
 
 class Watched:
-    """The state of a run that is watched, read from its log as that grows.
-
-    Args:
-        directory: The run directory.
+    """The state of the run in a directory, read from its log as that grows.
 
     Attributes:
-        state: What has been seen of its log.
-        job: Its job, once the file is there: it says how many steps there are.
+        job: Once its file is there: it says how many steps there are.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -106,9 +103,8 @@ class Watched:
         Raises:
             RunDirectoryError: As `Tail.read`.
         """
-        entries = self.tail.read()
+        entries, run = self.tail.read(), RunDirectory(self.directory)
         started = [t for t, event, _ in entries if isinstance(event, RunStarted)]
-        run = RunDirectory(self.directory)
         if started and run.job_yaml.is_file():  # a resumed run may have changed it
             try:
                 self.job = run.job()
@@ -162,14 +158,7 @@ class Lines:
 
 
 def page_lines(watched: Watched, *, now_t: float, width: int, height: int) -> list[Text]:
-    """The page, exactly as many lines as the terminal has; each is cut where that ends.
-
-    Args:
-        watched: The run.
-        now_t: The present, in unix seconds.
-        width: Characters in a line.
-        height: Lines.
-    """
+    """The page at `now_t` unix seconds: `height` lines of `width` characters at most."""
     status = watched.status(now_t)
     lines = [_title(status, width), _bar(status), Text(), *_facts(watched, status)]
     members = _members(watched, most=max(3, (height - len(lines) - _LEAST_NOTES) // 2))
@@ -202,9 +191,7 @@ def _title(status: RunStatus, width: int) -> Text:
 def _bar(status: RunStatus) -> Text:
     line = Text(f"step {status.step}" + (f"/{status.steps}" if status.steps else ""))
     if status.steps:
-        done = max(0, min(_BAR_CELLS, _BAR_CELLS * status.step // status.steps))
-        line.append("  " + "━" * done, style="green")
-        line.append("━" * (_BAR_CELLS - done), style=_DIM)
+        line.append_text(bar("  ", status.step, status.steps, _BAR_CELLS))
         line.append(f"  {100 * status.step // status.steps}%")
     if status.left_s is not None and status.status in {"running", "stopping"}:
         line.append(f"  {duration(status.left_s)} left")
@@ -234,33 +221,27 @@ def _facts(watched: Watched, status: RunStatus) -> list[Text]:
         parts.append(f"{byte_count(status.bytes_sent)} sent")
         parts += [] if status.cost is None else [f"cost {figure(status.cost)}"]
         facts["generation"] = " · ".join(parts)
+    styles = {"error": "red"}
     return [
-        Text.assemble(
-            (f"  {label:<{_LABEL_CELLS}}", _DIM), (text, "red" if label == "error" else "")
-        )
+        Text.assemble((f"  {label:<{_LABEL_CELLS}}", _DIM), (text, styles.get(label, "")))
         for label, text in facts.items()
         if text
     ]
 
 
 def _members(watched: Watched, *, most: int) -> list[Text]:
-    if not watched.state.members:
+    rows = [_member(number, member) for number, member in sorted(watched.state.members.items())]
+    if not rows:
         return []
     head = "  member  state             share    step    computing     exchange  node"
-    rows = [_member(number, member) for number, member in sorted(watched.state.members.items())]
-    lines = [Text(head, style=_DIM), *rows[:most]]
-    if len(rows) > most:
-        lines.append(Text(f"  … and {len(rows) - most} more", style=_DIM))
-    return lines
+    more = [Text(f"  … and {len(rows) - most} more", style=_DIM)] if len(rows) > most else []
+    return [Text(head, style=_DIM), *rows[:most], *more]
 
 
 def _member(number: int, member: Member) -> Text:
-    share = "-" if member.share is None else str(member.share)
-    step = "-" if member.step is None else str(member.step)
-    compute, exchange = (
-        "-" if seconds is None else f"{figure(seconds)} s"
-        for seconds in (member.compute_s, member.exchange_s)
-    )
+    share, step = ("-" if n is None else str(n) for n in (member.share, member.step))
+    times = (member.compute_s, member.exchange_s)
+    compute, exchange = ("-" if s is None else f"{figure(s)} s" for s in times)
     line = Text(f"  {number:>6}  ")
     line.append(f"{member.state:<16}", style=_STYLES.get(member.state, ""))
     line.append(f"  {share:>5}  {step:>6}  {compute:>11}  {exchange:>11}")

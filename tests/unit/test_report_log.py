@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -333,7 +334,7 @@ def test_a_resumed_run_goes_on_in_the_same_files(tmp_path: Path) -> None:
 
 def test_two_scalar_files_of_one_second(tmp_path: Path) -> None:
     for step in (1, 2):
-        with ScalarFile(tmp_path / "tensorboard", 1.0, first_step=step - 1) as file:
+        with closing(ScalarFile(tmp_path / "tensorboard", 1.0, first_step=step - 1)) as file:
             file.add(1.0, step, {"x": float(step)})
     assert scalars(tmp_path, "x") == [(1, 1.0), (2, 2.0)]
 
