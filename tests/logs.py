@@ -32,7 +32,7 @@ def from_line(line: str) -> tuple[float, Event]:
     return entry.t, entry.event
 
 
-def tally_of(told: Iterable[tuple[float, Event]]) -> Tally:
+def tally_of(*told: tuple[float, Event]) -> Tally:
     """What these events come to."""
     tally = Tally()
     for t, event in told:
@@ -44,12 +44,18 @@ def fold(
     told: Iterable[tuple[float, Event]], *, predicted: Mapping[str, Any] | None = None
 ) -> Summary:
     """The summary of these events."""
-    return summarize(tally_of(told), predicted=predicted)
+    return summarize(tally_of(*told), predicted=predicted)
 
 
 def read_summary(path: Path) -> Summary:
     """The summary in a `summary.json`."""
     return Summary.from_record(json.loads(path.read_text()))
+
+
+def formed(generation: int, *members: int, first: int = 0) -> GenerationFormed:
+    """A generation with a micro-batch for each member."""
+    shares = (1,) * len(members)
+    return GenerationFormed(generation=generation, members=members, shares=shares, first_step=first)
 
 
 def commit(

@@ -21,7 +21,7 @@ from raycloud.report.comparison import (
 from raycloud.report.state import Tally
 from raycloud.report.summary import of_run, rate_curve
 from raycloud.report.summary_text import summary_text
-from tests.logs import STARTED_T, commit, entries, run_directory
+from tests.logs import STARTED_T, commit, entries, run_directory, tally_of
 
 WIDE = 100
 
@@ -179,12 +179,10 @@ def test_the_rate_has_a_curve(runs: list[Path]) -> None:
 
 
 def test_a_pause_is_not_a_slow_stretch() -> None:
-    tally = Tally()
     told = entries(status="")
     resumed = RunStarted(job="gpt", version="0.1.0", resumed_from_step=10)
     later = [(STARTED_T + 900 + n, commit(0, 10 + n, 11 + n)) for n in range(3)]
-    for t, event in [*told, (STARTED_T + 800, resumed), *later]:
-        tally.apply(t, event)
+    tally = tally_of(*told, (STARTED_T + 800, resumed), *later)
     curve = rate_curve(tally, 100)
     assert [rate for _, rate in curve] == [8.0] * 9 + [None] + [8.0] * 2
     assert rate_curve(tally, 2) == [[7, 8.0], [13, 8.0]]

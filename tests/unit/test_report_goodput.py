@@ -20,7 +20,7 @@ from raycloud.events import (
     StepsCommitted,
 )
 from raycloud.report.goodput import Goodput, Parts
-from tests.logs import commit, entries
+from tests.logs import commit, entries, formed
 
 START = RunStarted(job="a", version="1")
 
@@ -30,11 +30,6 @@ def fold(told: list[tuple[float, Event]]) -> Parts:
     for t, event in told:
         goodput.apply(t, event)
     return goodput.parts()
-
-
-def formed(generation: int, *members: int, first: int = 0) -> GenerationFormed:
-    shares = (1,) * len(members)
-    return GenerationFormed(generation=generation, members=members, shares=shares, first_step=first)
 
 
 def later(member: int, first: int, last: int, *, generation: int, **more: float) -> StepsCommitted:

@@ -8,7 +8,6 @@ from raycloud.events import (
     CheckpointPublished,
     Evaluated,
     Event,
-    GenerationFormed,
     MemberLost,
     MemberSpawned,
     Recovered,
@@ -21,14 +20,9 @@ from raycloud.report.log import to_line
 from raycloud.report.notes import note
 from raycloud.report.state import Tally
 from raycloud.report.summary_text import summary_text
-from tests.logs import commit, fold, from_line, ready
+from tests.logs import commit, fold, formed, from_line, ready
 
 CAUSE = "its process died"
-
-
-def formed(generation: int, *members: int, first: int) -> GenerationFormed:
-    shares = (1,) * len(members)
-    return GenerationFormed(generation=generation, members=members, shares=shares, first_step=first)
 
 
 def entries() -> list[tuple[float, Event]]:

@@ -25,13 +25,12 @@ from raycloud.events import (
 )
 from raycloud.report.progress import show_log, shown_as_cards, status_text
 from raycloud.report.run_status import PREFIX, RunStatus, parse_line, status_of, to_line
-from raycloud.report.state import Tally
 from raycloud.report.summary import cost, nodes
 from raycloud.report.summary_text import summary_text
 from raycloud.spec import Job
 from tests import logs
 from tests.lockstep import job
-from tests.logs import fold
+from tests.logs import fold, tally_of
 
 DIRECTORY = Path("/runs/one")
 STARTED = RunStarted(job="gpt", version="1")
@@ -60,13 +59,6 @@ EVENTS: tuple[tuple[float, Event], ...] = (
     (110.0, committed(0, 2, 6, 1.5)),
     (110.0, committed(1, 2, 6, 1.5)),
 )
-
-
-def tally_of(*entries: tuple[float, Event]) -> Tally:
-    tally = Tally()
-    for t, event in entries:
-        tally.apply(t, event)
-    return tally
 
 
 def whole() -> RunStatus:

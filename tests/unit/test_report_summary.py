@@ -27,10 +27,9 @@ from raycloud.events import (
     StepsCommitted,
 )
 from raycloud.report.log import to_line
-from raycloud.report.state import Tally
 from raycloud.report.summary import Summary, final_loss, of_run, recent, write_summary
 from tests import logs
-from tests.logs import fold, read_summary
+from tests.logs import fold, read_summary, tally_of
 
 GOLDEN = Path(__file__).parent / "golden" / "summary.json"
 
@@ -159,10 +158,8 @@ def test_a_resume_takes_steps_back() -> None:
 
 
 def test_numbers_go_on_after_a_session_that_never_began() -> None:
-    tally = Tally()
     resumed = RunStarted(job="gpt", version="0.1.0", resumed_from_step=4)
-    for t, event in [*start(), (200.0, resumed), (300.0, resumed)]:
-        tally.apply(t, event)
+    tally = tally_of(*start(), (200.0, resumed), (300.0, resumed))
     assert (tally.generation, tally.spawned, tally.awaited) == (0, {0, 1}, set())
     tally.apply(301.0, formed(1, 4))
     assert (tally.generation, tally.generations) == (1, 2)
@@ -255,9 +252,7 @@ def test_a_run_with_one_report() -> None:
 
 
 def test_an_unknown_first_loss_is_left_out() -> None:
-    tally = Tally()
-    for t, event in [*start()[:6], (106.5, commit(0, 0, 1, loss=math.nan))]:
-        tally.apply(t, event)
+    tally = tally_of(*start()[:6], (106.5, commit(0, 0, 1, loss=math.nan)))
     assert final_loss(tally) is None
     tally.apply(107.0, commit(0, 1, 2, loss=3.0))
     assert final_loss(tally) == 3.0
@@ -270,25 +265,19 @@ def test_nothing_happened() -> None:
 
 
 def test_a_long_run_keeps_few_points_and_its_counts() -> None:
-    tally = Tally()
-    tally.apply(0.0, formed(shares=(1,)))
-    for step in range(10_000):
-        tally.apply(float(step), commit(0, step, step + 1, loss=1.0))
+    steps = [(float(step), commit(0, step, step + 1, loss=1.0)) for step in range(10_000)]
+    tally = tally_of((0.0, formed(shares=(1,))), *steps)
     assert (tally.steps, tally.samples) == (10_000, 80_000)
     assert len(tally.points) <= 4096
     assert sum(point.steps for point in tally.points) == 10_000
     assert abs(tally.samples_at(3001) - 8 * 3001) <= 8
-    rates = recent(tally)
-    assert rates is None  # no session was started
+    assert recent(tally) is None  # no session was started
 
 
 def test_recent_rate() -> None:
-    tally = Tally()
-    tally.apply(0.0, RunStarted(job="x", version="1"))
-    tally.apply(1.0, formed(shares=(1,)))
-    for step in range(100):
-        tally.apply(2.0 + step, commit(0, step, step + 1))
-    assert recent(tally) == (1.0, 8.0)
+    steps = [(2.0 + step, commit(0, step, step + 1)) for step in range(100)]
+    started = RunStarted(job="x", version="1")
+    assert recent(tally_of((0.0, started), (1.0, formed(shares=(1,))), *steps)) == (1.0, 8.0)
 
 
 def test_of_run_reads_the_log_and_the_plan(tmp_path: Path) -> None:

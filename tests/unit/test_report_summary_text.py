@@ -46,6 +46,7 @@ from raycloud.report.summary_text import (
 )
 from raycloud.spec import Job, SyncPoint
 from tests import logs
+from tests.logs import tally_of
 
 SUMMARY = Summary(
     status="finished",
@@ -137,9 +138,7 @@ def test_summary_in_a_terminal() -> None:
 
 
 def test_summary_in_a_notebook() -> None:
-    html = summary_html(
-        Summary(**{**{f: getattr(SUMMARY, f) for f in SUMMARY.__slots__}, "sample": "<script>"})
-    )
+    html = summary_html(replace(SUMMARY, sample="<script>"))
     assert "<th>held out</th>" in html
     assert "<td>+15%</td>" in html
     assert "&lt;script&gt;" in html
@@ -148,36 +147,17 @@ def test_summary_in_a_notebook() -> None:
 
 @pytest.mark.parametrize(("status", "checkpoints"), [("stopped", 1), ("failed", 1), ("failed", 0)])
 def test_an_unfinished_run_says_how_to_go_on(status: str, checkpoints: int) -> None:
-    summary = Summary(
-        status=status,
-        steps=5,
-        samples=40,
-        first_step_s=None,
-        train_s=0.0,
-        samples_per_s=None,
-        final_loss=None,
-        eval={},
-        workers=0,
-        generations=0,
-        recoveries=[{"kind": "member lost", "t": 1.0, "step": 5, "member": 1, "seconds": None}],
-        bytes_sent=0,
-        bytes_dense=0,
-        error="member 1 died\nreally",
-        checkpoints=checkpoints,
-    )
+    lost = {"kind": "member lost", "t": 1.0, "step": 5, "member": 1, "seconds": None}
+    summary = replace(
+        logs.fold([]), status=status, steps=5, samples=40, recoveries=[lost],
+        error="member 1 died\nreally", checkpoints=checkpoints,
+    )  # fmt: skip
     text = summary_text(summary, Path("r"))
     assert text.startswith(f"run {status}: 5 steps, 40 samples\n")
     assert "error          member 1 died really" in text
     assert "1 lost (member 1 at step 5)" in text
     assert ("raycloud train --resume --run-dir r" in text) == bool(checkpoints)
     assert rendered(summary_renderable(summary, Path("r")))
-
-
-def tally_of(*entries: tuple[float, Event]) -> Tally:
-    tally = Tally()
-    for t, event in entries:
-        tally.apply(t, event)
-    return tally
 
 
 def status(tally: Tally, steps: int | None) -> RunStatus:
@@ -256,12 +236,7 @@ def job(steps: int | None = 30, epochs: int | None = None) -> Job:
 def test_what_several_members_say_alike_is_shown_once() -> None:
     said: list[str] = []
     follower = Follower(
-        job(),
-        VirtualClock(),
-        say=said.append,
-        draw=lambda status: None,
-        every_s=5.0,
-        only_steps=True,
+        job(), VirtualClock(), say=said.append, draw=print, every_s=5.0, only_steps=True
     )
     for member, text in [(0, "a"), (1, "a"), (1, "b"), (1, "a"), (0, "a"), (0, "b"), (0, "a")]:
         follower.see(Printed(member=member, text=text))

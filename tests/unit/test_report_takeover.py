@@ -18,12 +18,11 @@ from raycloud.events import (
     RunFinished,
     RunStarted,
 )
-from raycloud.report.goodput import Goodput
 from raycloud.report.log import entries_of, to_line
 from raycloud.report.notes import note
 from raycloud.report.state import RunState, Tally
 from raycloud.report.summary import summarize
-from tests.logs import commit, fold, from_line, ready
+from tests.logs import commit, fold, from_line, ready, tally_of
 
 
 def before() -> list[tuple[float, Event]]:
@@ -122,20 +121,15 @@ def test_a_takeover_that_was_killed_itself_ended_nothing() -> None:
 
 def test_who_takes_over_lets_spares_go() -> None:
     spare = (104.0, MemberSpawned(member=2))
-    events = [*before(), spare, *taken_over(0, 1), *after()]
-    goodput = Goodput()
-    for t, event in events:
-        goodput.apply(t, event)
-    assert goodput.parts().starting_s == pytest.approx(2 * 0.9 + 6.0)
+    tally = tally_of(*before(), spare, *taken_over(0, 1), *after())
+    assert tally.goodput.parts().starting_s == pytest.approx(2 * 0.9 + 6.0)
 
 
 def test_the_loss_curve_is_of_one_that_has_the_state() -> None:
     """Member 2 follows; it reports nothing before it has caught up."""
     following = GenerationFormed(generation=1, members=(0, 1, 2), shares=(1, 1, 0), first_step=4)
     shared = GenerationFormed(generation=2, members=(0, 1, 2), shares=(1, 1, 1), first_step=9)
-    tally = Tally()
-    for t, event in before()[:8]:
-        tally.apply(t, event)
+    tally = tally_of(*before()[:8])
     tally.apply(104.0, following)
     assert tally.lead == 0
     tally.apply(105.0, commit(0, 4, 8))
@@ -187,9 +181,7 @@ def test_nodes_are_priced_on() -> None:
 
 
 def test_what_members_have_reported_outlives_the_driver() -> None:
-    tally = Tally()
-    for t, event in [*before(), *taken_over(0, 1)]:
-        tally.apply(t, event)
+    tally = tally_of(*before(), *taken_over(0, 1))
     assert tally.reported == {0: 7, 1: 4}
     assert summarize(tally).status == "unfinished"
     tally.apply(200.0, RunStarted(job="gpt", version="0.1.0", resumed_from_step=4))
