@@ -74,16 +74,11 @@ class VirtualClock:
         """The virtual now, in seconds."""
         return self._now_s
 
-    def unix_s(self) -> float:
-        """The virtual now, in seconds."""
-        return self._now_s
-
-    def cpu_s(self) -> float:
-        """A virtual process is always busy: its processor time is the virtual now."""
-        return self._now_s
+    # A virtual process is always busy, and so are its threads.
+    unix_s = cpu_s = monotonic_s
 
     def thread_cpu_s(self, thread: int) -> float:  # noqa: ARG002 - one for all threads
-        """Virtual threads are always busy, too."""
+        """The virtual now, in seconds."""
         return self._now_s
 
     def advance(self, seconds: float) -> None:

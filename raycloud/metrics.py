@@ -10,7 +10,7 @@ import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 __all__ = ["Accuracy", "Auc", "Mean", "Metric", "merge_all"]
@@ -23,6 +23,7 @@ class Metric(ABC):
     """A mergeable measure. Subclasses name themselves in `kind` and are known by it afterwards."""
 
     kind: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def __init_subclass__(cls) -> None:
         """Register the kind, so that a state written by a worker can be read by the driver."""
@@ -37,14 +38,14 @@ class Metric(ABC):
     def value(self) -> float:
         """What the measure comes to; NaN where nothing was measured."""
 
-    @abstractmethod
     def to_values(self) -> dict[str, Any]:
-        """The state as plain JSON-ready values."""
+        """The state as plain JSON-ready values: the fields of a dataclass."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
-    @abstractmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
         """The inverse of `to_values`."""
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
 
     def state(self) -> dict[str, Any]:
         """Kind and values, for `from_state`."""
@@ -96,15 +97,6 @@ class Mean(Metric):
         """Total over weight."""
         return self.total / self.weight if self.weight else float("nan")
 
-    def to_values(self) -> dict[str, Any]:
-        """Total and weight."""
-        return {"total": self.total, "weight": self.weight}
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> Mean:
-        """From total and weight."""
-        return cls(total=float(values["total"]), weight=float(values["weight"]))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accuracy(Metric):
@@ -138,15 +130,6 @@ class Accuracy(Metric):
     def value(self) -> float:
         """Right over count."""
         return self.right / self.count if self.count else float("nan")
-
-    def to_values(self) -> dict[str, Any]:
-        """Both counts."""
-        return {"right": self.right, "count": self.count}
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> Accuracy:
-        """From both counts."""
-        return cls(right=int(values["right"]), count=int(values["count"]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

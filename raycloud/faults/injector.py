@@ -247,14 +247,9 @@ _FOR_EVER = float("inf")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hit:
-    """What was done to one worker.
+    """What was done to one worker, as which fault, at unix second `t`, after so many steps.
 
-    Attributes:
-        fault: As which fault.
-        member: To whom.
-        t: When, in unix seconds.
-        step: Steps committed by then.
-        why: Why it could not be done; empty: it was.
+    `why` it could not be done is empty where it was.
     """
 
     fault: Fault
@@ -269,16 +264,7 @@ class Injector:
 
     A fault waits until there are others who have the state and are unharmed: what is left can then
     always go on. A cut waits for connections, which there are none of while the workers meet anew.
-    One that waits to the end of the run does not happen.
-
-    Args:
-        faults: In the order in which they are to come, where several are due.
-        processes: What reaches the workers.
-        clock: For moments.
-        say: Told of each.
-
-    Attributes:
-        hits: What was done so far.
+    One that waits to the end of the run does not happen. Where several are due, they come in order.
     """
 
     def __init__(

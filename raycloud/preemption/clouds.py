@@ -29,40 +29,22 @@ _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreemptionNotice:
-    """Notice that a machine, or a process, is going to leave.
+    """Notice that a machine, or a process, is going to leave."""
 
-    Attributes:
-        reason: Who says so, and why.
-        deadline_s: Seconds, from when it is told, after which it is gone; None: nobody says, so it
-            may go at once.
-        certain: Whether it will leave; else it only may.
-        node: Whether the whole node leaves; else only the process that tells it.
-    """
-
-    reason: str
-    deadline_s: float | None = None
-    certain: bool = True
-    node: bool = True
+    reason: str  # who says so, and why
+    deadline_s: float | None = None  # from when it is told; None: nobody says, maybe at once
+    certain: bool = True  # else it only may leave
+    node: bool = True  # else only the process that tells it
 
 
 class Cloud:
-    """A cloud that can be asked whether it takes this machine back.
+    """A cloud whose metadata server can be asked whether it takes this machine back."""
 
-    Args:
-        server: The machine's metadata server.
-        clock: To turn moments into seconds from now.
-
-    Attributes:
-        name: As it is written in `RAYCLOUD_CLOUD`.
-        every_s: Seconds from one question to the next.
-    """
-
-    name = ""
-    every_s = 5.0
+    name = ""  # as in `RAYCLOUD_CLOUD`
+    every_s = 5.0  # from one question to the next
 
     def __init__(self, server: MetadataServer, clock: Clock) -> None:
-        self._server = server
-        self._clock = clock
+        self._server, self._clock = server, clock
 
     def notice(self) -> PreemptionNotice | None:
         """The notice that there is now.
@@ -204,10 +186,7 @@ CLOUDS: Mapping[str, type[Cloud]] = {kind.name: kind for kind in (Aws, Google, A
 def cloud_here(clock: Clock, asked: str | None = None, dmi: Path = DMI) -> Cloud | None:
     """The cloud that this machine is in; None: it is in none, or is not to ask. Asks nobody.
 
-    Args:
-        clock: For the answers.
-        asked: What `RAYCLOUD_CLOUD` says; None: look.
-        dmi: Where the firmware's words are.
+    `asked` is what `RAYCLOUD_CLOUD` says; None: look at the firmware's words, which are in `dmi`.
 
     Raises:
         SpecError: `asked` is no cloud.

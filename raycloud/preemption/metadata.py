@@ -61,11 +61,7 @@ class Answer:
 class MetadataServer:
     """Asks the metadata server of the cloud that this machine is in.
 
-    Args:
-        clock: To see when an answer has taken too long.
-        host: Where it is.
-        port: On which port.
-        answer_s: How long an answer may take in all.
+    An answer may take `answer_s` in all.
     """
 
     def __init__(

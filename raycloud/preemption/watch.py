@@ -31,14 +31,8 @@ _SILENT_S = 180.0  # before that is told: Azure's first answer may take two minu
 class Watch:
     """Polls the cloud for notices in a thread of its own; one process of a node does.
 
-    All methods return at once. Where there is no cloud there is no thread.
-
-    Args:
-        member: Who tells what it has noticed.
-        key: Names the node and the run: of all processes with the same one, one asks. When it ends,
-            another does.
-        cloud: Whom to ask; None: nobody.
-        clock: To see how long there was no answer.
+    All methods return at once. Where there is no cloud there is no thread. `key` names the node and
+    the run: of all processes with the same one, one asks. When it ends, another does.
     """
 
     def __init__(self, member: int, key: str, cloud: Cloud | None, clock: Clock) -> None:
@@ -61,10 +55,7 @@ class Watch:
         """
         if self._cloud is not None and self._thread is None and not self._stop.is_set():
             self._begin(self._cloud)
-        found = []
-        while self._told:
-            found.append(self._told.popleft())
-        return found
+        return [self._told.popleft() for _ in range(len(self._told))]
 
     def add(self, told: PreemptionNotice | Noticed) -> None:
         """Let `fetch` return this, too; from any thread."""
@@ -137,12 +128,7 @@ def watch_here(
 ) -> Watch:
     """The watch for the cloud that this machine is in.
 
-    Args:
-        member: Who tells what it has noticed.
-        key: Names the node and the run: see `Watch`.
-        clock: For all of it.
-        asked: What `RAYCLOUD_CLOUD` says; a word that is no cloud is told, and nobody asked.
-        dmi: Where the firmware's words are.
+    Where `asked`, what `RAYCLOUD_CLOUD` says, is no cloud, that is told, and nobody is asked.
     """
     try:
         return Watch(member, key, cloud_here(clock, asked, dmi), clock)
@@ -186,9 +172,7 @@ def on_sigterm(tell: Callable[[PreemptionNotice], None], deadline_s: float = DEA
     constructor sets takes the place of Ray's, and is heard at once. Its raylet sends SIGTERM, too,
     and SIGKILL 0.1 s later, where it ends a worker itself.
 
-    Args:
-        tell: Called in a thread of its own, so it may wait for locks.
-        deadline_s: Seconds until the process ends.
+    `tell` is called in a thread of its own, so it may wait for locks.
 
     Raises:
         ValueError: This is not the main thread.

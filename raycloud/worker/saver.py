@@ -14,11 +14,13 @@ from raycloud.events import MemberFailed, PartFailed, PartWritten
 from raycloud.threads import THREADS
 
 if TYPE_CHECKING:
+    import threading
+
     import torch
 
     from raycloud.clock import Clock
     from raycloud.events import WorkerKey
-    from raycloud.threads import Thread, Threads
+    from raycloud.threads import Threads
 
 AT_THE_END_S = 300.0  # the last part is written again for so long; a member may be silent for 600 s
 _AGAIN_S, _LONGEST_S = 1.0, 30.0
@@ -64,7 +66,7 @@ class Saver:
     ) -> None:
         self._store, self._member, self._clock = store, member, clock
         self._report, self._threads = report, threads
-        self._thread: Thread | None = None
+        self._thread: threading.Thread | None = None
         self._unwritten: _Part | None = None  # the newest that the store did not take
 
     def save(  # noqa: PLR0913 - what identifies a part, and what is in it
