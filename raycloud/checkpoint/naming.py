@@ -11,32 +11,28 @@ from raycloud.errors import CheckpointError
 _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _DRAFT = ".draft"
 _LONGEST = 1000
-_MANIFEST = re.compile(r"step-([0-9]{8,18})/manifest\.json")
-_FILE = re.compile(r"step-([0-9]{8,18})/[^/]+")
 
 MISSING_HINT = (
     "it was removed, or its writer sees another file system than this process: `checkpoint.path` "
     "has to be one that all nodes share"
 )
+_ROOM = "free space there, lower `checkpoint.keep`, or set `checkpoint.path` to a larger place"
+_RIGHTS = "give this user the right to read and write there, or set `checkpoint.path`"
+_IN_THE_WAY = "a file lies where a directory should be: move it, or set `checkpoint.path`"
 _HINTS = {
-    errno.ENOSPC: "the disk is full: free space there, lower `checkpoint.keep`, or set "
-    "`checkpoint.path` to a larger place",
-    errno.EDQUOT: "the quota is used up: free space there, lower `checkpoint.keep`, or set "
-    "`checkpoint.path` to a larger place",
-    errno.EACCES: "give this user the right to read and write there, or set `checkpoint.path`",
-    errno.EPERM: "give this user the right to read and write there, or set `checkpoint.path`",
+    errno.ENOSPC: f"the disk is full: {_ROOM}",
+    errno.EDQUOT: f"the quota is used up: {_ROOM}",
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
     errno.EROFS: "that file system is read-only: set `checkpoint.path` to one that is not",
-    errno.ENOTDIR: "a file lies where a directory should be: move it, or set `checkpoint.path`",
-    errno.EEXIST: "a file lies where a directory should be: move it, or set `checkpoint.path`",
+    errno.ENOTDIR: _IN_THE_WAY,
+    errno.EEXIST: _IN_THE_WAY,
     errno.EISDIR: "a directory lies where a file should be: move it, or set `checkpoint.path`",
 }
 
 
 class StoreError(CheckpointError):
-    """The store did not do what it was asked for: full, forbidden, not reached, no answer.
-
-    It may do so later.
-    """
+    """The store is full, forbidden, not reached or does not answer: it may do so later."""
 
 
 class DamagedError(CheckpointError):
@@ -64,11 +60,7 @@ def check_name(name: str) -> None:
 
 
 def check_final_name(name: str) -> None:
-    """Accept what `check_name` accepts, except the name of a draft.
-
-    Raises:
-        CheckpointError: Anything else.
-    """
+    """Accept what `check_name` accepts, except the name of a draft."""
     check_name(name)
     if is_draft(name):
         raise CheckpointError(
@@ -111,16 +103,12 @@ def part_name(step: int, rank: int, parts: int) -> str:
 
 def published_step(name: str) -> int | None:
     """The step whose manifest `name` is; None for anything else."""
-    return _step(_MANIFEST, name)
+    return step_of(name) if name.endswith("/manifest.json") else None
 
 
 def step_of(name: str) -> int | None:
     """The step whose directory `name` lies in; None for anything else."""
-    return _step(_FILE, name)
-
-
-def _step(pattern: re.Pattern[str], name: str) -> int | None:
-    found = pattern.fullmatch(name)
+    found = re.fullmatch(r"step-([0-9]{8,18})/[^/]+", name)
     if found is None:
         return None
     step = int(found[1])

@@ -36,23 +36,15 @@ if TYPE_CHECKING:
 
 FORMAT = "1"
 
-_DTYPES: dict[torch.dtype, str] = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
+_DTYPES: dict[torch.dtype, str] = {  # by the names of the safetensors format
+    **{getattr(torch, f"uint{bits}"): f"U{bits}" for bits in (8, 16, 32, 64)},
+    **{getattr(torch, f"int{bits}"): f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{getattr(torch, f"float{bits}"): f"F{bits}" for bits in (16, 32, 64)},
+    torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
-    torch.uint16: "U16",
-    torch.int16: "I16",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.uint32: "U32",
-    torch.int32: "I32",
-    torch.float32: "F32",
-    torch.uint64: "U64",
-    torch.int64: "I64",
-    torch.float64: "F64",
     torch.complex64: "C64",
+    torch.bool: "BOOL",
 }
 _HINT_COMPARE = "compare two runs of one job, each to its end"
 
@@ -64,18 +56,11 @@ _CHUNK_BYTES = 2**20
 def write_part(
     store: Store, *, step: int, rank: int, parts: int, tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, Any]:
-    """Write one member's tensors; needs one tensor's memory beyond them, and only for some.
+    """Write one member's tensors, on any device, by qualified name: part `rank` of `parts`.
 
     Contiguous CPU tensors are written from their own memory. Others are copied one at a time. The
     caller leaves the tensors unchanged until this returns. Rewriting a part of a published
     checkpoint with other content damages that checkpoint until it is published again.
-
-    Args:
-        store: Where to.
-        step: Steps committed so far.
-        rank: Which part this is, from 0.
-        parts: How many members write one.
-        tensors: Dense tensors on any device, by qualified name; may be empty.
 
     Returns:
         The part's record for the manifest, as JSON values; `PartRecord.parse` reads it.
@@ -105,30 +90,22 @@ def write_part(
             size += len(piece)
             yield piece
 
-    name = part_name(step, rank, parts)
-    store.write(name, chunks())
-    record = PartRecord(
-        file=name,
-        rank=rank,
-        replica=rank,
-        position=0,
-        parts=parts,
-        bytes=size,
-        sha256=digest.hexdigest(),
-        tensors={name: records[name] for name in order},
-    )
-    return record.to_plain()
+    file = part_name(step, rank, parts)
+    store.write(file, chunks())
+    return {
+        "file": file,
+        "rank": rank,
+        "parts": parts,
+        "bytes": size,
+        "sha256": digest.hexdigest(),
+        "tensors": {name: records[name].to_plain() for name in order},
+    }
 
 
 def read_part(store: Store, record: PartRecord | Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Read one part; size and digest are compared before anything is parsed.
+    """Read one part as CPU tensors; size and digest are compared before anything is parsed.
 
-    Args:
-        store: Where from.
-        record: What `write_part` returned, or the manifest's record.
-
-    Returns:
-        CPU tensors that own their memory.
+    `record` is what `write_part` returned, or the manifest's.
 
     Raises:
         DamagedError: The file is missing or is not what was written.
@@ -152,11 +129,6 @@ def read_content(store: Store, part: PartRecord) -> bytes:
 
 def parse_part(content: bytes, part: PartRecord, store: str) -> dict[str, torch.Tensor]:
     """The tensors in the content of a part's file, compared with the record first.
-
-    Args:
-        content: The file's.
-        part: What the manifest says of it.
-        store: Where the file is, for people.
 
     Raises:
         DamagedError: It is not what was written.
@@ -256,10 +228,9 @@ def _pieces(head: bytes, tensors: Iterable[torch.Tensor]) -> Iterator[bytes | me
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """How far two checkpoints are apart.
+    """How far two checkpoints of a step are apart.
 
     Attributes:
-        step: Of both checkpoints.
         tensors: How many were compared.
         largest: max |a - b| over all of them; infinite where one is not a number.
         tensor: The name of the tensor that has it.
@@ -281,7 +252,10 @@ def difference(one: Store, other: Store) -> Difference:
     Raises:
         CheckpointError: One has none, or they are not of the same step and tensors.
     """
-    a, b = _newest(one), _newest(other)
+    a, b = (latest(store).manifest for store in (one, other))
+    if a is None or b is None:
+        none = (one if a is None else other).place
+        raise CheckpointError(f"{none} has no checkpoint", hint=_HINT_COMPARE)
     if a.step != b.step:
         raise CheckpointError(
             f"{one.place} ends at step {a.step}, {other.place} at step {b.step}", hint=_HINT_COMPARE
@@ -326,10 +300,3 @@ def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
     wide = torch.complex128 if a.is_complex() else torch.float64
     largest = float((a.to(wide) - b.to(wide)).abs().max())
     return math.inf if math.isnan(largest) else largest
-
-
-def _newest(store: Store) -> Manifest:
-    found = latest(store).manifest
-    if found is None:
-        raise CheckpointError(f"{store.place} has no checkpoint", hint=_HINT_COMPARE)
-    return found

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -35,12 +36,7 @@ _READERS = 8  # parts that are read at a time
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """The newest sound checkpoint, and the newer ones that were passed over.
-
-    Attributes:
-        manifest: None if there is no sound checkpoint.
-        skipped: (step, reason) of damaged checkpoints, newest first.
-    """
+    """The newest sound checkpoint, if any; and step and reason of newer, damaged ones."""
 
     manifest: Manifest | None
     skipped: tuple[tuple[int, str], ...] = ()
@@ -65,12 +61,7 @@ def steps(store: Store) -> list[int]:
 
 
 def load(store: Store, step: int, *, size: int | None = None) -> Manifest:
-    """The manifest of one published checkpoint; its parts are not looked at.
-
-    Args:
-        store: Where it is.
-        step: Which.
-        size: Bytes of its file, where they are known.
+    """The manifest of one published checkpoint, of `size` bytes; its parts are not looked at.
 
     Raises:
         CheckpointError: No such checkpoint, or another version of raycloud wrote it.
@@ -97,13 +88,7 @@ def load(store: Store, step: int, *, size: int | None = None) -> Manifest:
 def verify(
     store: Store, manifest: Manifest, *, sizes: Sizes | None = None, digests: bool = True
 ) -> None:
-    """Check that every part is there and what was written.
-
-    Args:
-        store: Where it is.
-        manifest: What it should be.
-        sizes: Of the store's files, where they are known.
-        digests: Read every byte and compare digests; otherwise only sizes.
+    """Check that every part is there and what was written; without `digests`, by sizes alone.
 
     Raises:
         DamagedError: A part is missing, truncated or altered; names it.
@@ -129,11 +114,7 @@ def latest(store: Store, *, digests: bool = True) -> Found:
 
     Goes back over damaged ones and says so in `Found.skipped`. What cannot be reached, or was
     written by a newer raycloud, is not damaged: that raises, since going back would lose work.
-
-    Args:
-        store: Where to look.
-        digests: Read every byte of the parts; otherwise only manifests and sizes are checked, and
-            damage inside a part is noticed when it is loaded.
+    Without `digests`, damage inside a part is noticed when it is loaded.
 
     Raises:
         CheckpointError: The store cannot be read, or the newest has another format.
@@ -152,10 +133,7 @@ def latest(store: Store, *, digests: bool = True) -> Found:
 
 
 def withdraw(store: Store, newest: int) -> tuple[int, ...]:
-    """Take back the checkpoints of later steps than `newest`: nobody is to go on from them.
-
-    Returns:
-        Their steps, ascending.
+    """Take back the checkpoints of later steps than `newest`; their steps, ascending.
 
     Raises:
         CheckpointError: The store cannot list or remove.
@@ -190,26 +168,23 @@ def retain(
 
     Raises:
         CheckpointError: The store cannot list or remove.
-        ValueError: `keep` is less than 1.
     """
-    if keep < 1:
-        raise ValueError(f"retain() takes keep >= 1, got {keep}")
     sizes = store.sizes("step-")
     published = [step for step in _published(sizes) if newest is None or step <= newest]
-    kept: list[int] = []
-    for step in reversed(published):
-        if len(kept) < keep and _sound(store, step, sizes, known.get(step)):
-            kept.append(step)
+    sound = (s for s in reversed(published) if _sound(store, s, sizes, known.get(s)))
+    kept = list(islice(sound, keep))
     if not kept:
         return ()
     removed = tuple(step for step in published if step < kept[-1])
     store.remove_all([manifest_name(step) for step in removed])
     stay = set(published) - set(removed)
-    stale = []
-    for name in sizes.keys() - {manifest_name(step) for step in removed}:
-        of_step = step_of(name)
-        if of_step is not None and of_step < kept[0] and (of_step not in stay or is_draft(name)):
-            stale.append(name)
+    stale = [
+        name
+        for name in sizes.keys() - {manifest_name(step) for step in removed}
+        if (of_step := step_of(name)) is not None
+        and of_step < kept[0]
+        and (of_step not in stay or is_draft(name))
+    ]
     store.remove_all(sorted(stale))
     return removed
 

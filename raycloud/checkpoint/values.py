@@ -46,18 +46,14 @@ KINDS: dict[str, type] = {
     "deque": list,
 }
 
+_DICTS: dict[str, type] = {"~dict": dict, "~counter": Counter, "~ordered": OrderedDict}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BITS = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """Stands for what is no plain value; what it means is up to who has put it there.
-
-    Attributes:
-        kind: One of `KINDS`.
-        content: Plain values that say which.
-    """
+    """Stands for what is no plain value: one of `KINDS`, and plain values that say which."""
 
     kind: str
     content: Any
@@ -68,12 +64,9 @@ def encode(value: object, *, where: str = "values") -> Any:
 
     Subclasses of int, float and str (an enum's member, numpy's float64) come back as plain ones.
 
-    Args:
-        value: The state.
-        where: Key path of `value`, for errors.
-
     Raises:
-        TaskError: Something else is in it (a tensor, an object, a loop); names its key path.
+        TaskError: Something else is in it (a tensor, an object, a loop); names its key path, which
+            begins with `where`.
     """
     return _encoded(value, where, 0)
 
@@ -116,8 +109,7 @@ def _encoded(value: object, where: str, depth: int) -> Any:
 
 
 def _encoded_dict(value: dict[Any, Any], where: str, depth: int) -> Any:
-    tags = {dict: "~dict", Counter: "~counter", OrderedDict: "~ordered"}
-    tag = tags.get(type(value))
+    tag = next((tag for tag, kind in _DICTS.items() if kind is type(value)), None)
     if tag is None:
         raise _unfit(where, f"is a {type(value).__qualname__}")
     for key in value:
@@ -154,7 +146,9 @@ def _decoded(value: Any, where: str, depth: int) -> Any:
         raise damaged(where, f"mixes the tag {tagged[0][:20]!r} with other keys")
     tag, content = tagged[0], value[tagged[0]]
     if tag == "~float":
-        return _decoded_float(content, where)
+        if not isinstance(content, str) or _BITS.fullmatch(content) is None:
+            raise damaged(where, "is not the bits of a float")
+        return struct.unpack(">d", bytes.fromhex(content))[0]
     if tag == "~tuple" and isinstance(content, list):
         return tuple(_decoded(content, where, depth))
     if tag[1:] in KINDS:
@@ -162,17 +156,9 @@ def _decoded(value: Any, where: str, depth: int) -> Any:
         if not isinstance(inner, KINDS[tag[1:]]):
             raise damaged(where, f"has a {type(inner).__name__} with the tag {tag!r}")
         return Tagged(tag[1:], inner)
-    kinds = {"~dict": dict, "~counter": Counter, "~ordered": OrderedDict}
-    if tag in kinds and isinstance(content, list):
-        return _decoded_pairs(kinds[tag](), content, where, depth)
+    if tag in _DICTS and isinstance(content, list):
+        return _decoded_pairs(_DICTS[tag](), content, where, depth)
     raise damaged(where, f"has the unknown tag {tag[:20]!r}")
-
-
-def _decoded_float(content: object, where: str) -> float:
-    if not isinstance(content, str) or _BITS.fullmatch(content) is None:
-        raise damaged(where, "is not the bits of a float")
-    number: float = struct.unpack(">d", bytes.fromhex(content))[0]
-    return number
 
 
 def _decoded_pairs(made: dict[Any, Any], content: list[Any], where: str, depth: int) -> Any:
