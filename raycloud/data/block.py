@@ -30,35 +30,16 @@ _NOT_OF_CONTENT = frozenset(  # of the machine, or what it refuses
 
 
 class DamagedBlock(Exception):
-    """A block is missing, cut short, or no block. Whoever opens blocks makes or fetches it again.
-
-    Attributes:
-        path: The file.
-        why: What is wrong with it.
-    """
-
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(path, why)
-        self.path = path
-        self.why = why
-
-    def __str__(self) -> str:
-        """One sentence."""
-        return f"the block {self.path} {self.why}"
+    """A block is missing, cut short, or no block: whoever opens it makes or fetches it again."""
 
 
 def write_block(
     path: Path, tables: Iterable[pa.Table], facts: Mapping[str, Any] | None = None
 ) -> tuple[int, int]:
-    """Write rows as one record batch: a draft, made durable, then renamed to `path`.
+    """Write rows, all of one schema, as one record batch, with JSON-ready values for `facts_of`.
 
     The rows are held in memory until they are written. Where `path` is there already it is
-    replaced; who has it mapped keeps the old one.
-
-    Args:
-        path: The file; its directory is made.
-        tables: The rows, all of one schema; none at all make a block without columns.
-        facts: JSON-ready values for `facts_of`.
+    replaced; who has it mapped keeps the old one. No tables make a block without columns.
 
     Returns:
         Rows, and bytes of the file.
@@ -82,11 +63,7 @@ def write_block(
 
 
 def publish(path: Path, content: bytes | Callable[[BinaryIO], object]) -> int:
-    """Give `path` its content, or what a function writes: all of it or nothing.
-
-    Returns:
-        Bytes of the file.
-    """
+    """Give `path` its content, or what a function writes, all or nothing; returns its bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file, draft = _draft(path)
     try:
@@ -135,7 +112,7 @@ def open_block(path: Path) -> pa.Table:
         _meta(table)
         table.validate()
     except FileNotFoundError:
-        raise DamagedBlock(str(path), "is missing") from None
+        raise DamagedBlock(f"the block {path} is missing") from None
     except MemoryError:  # pa.ArrowMemoryError too
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
@@ -143,16 +120,12 @@ def open_block(path: Path) -> pa.Table:
             raise
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         known = isinstance(error, ValueError) and not isinstance(error, pa.ArrowException)
-        raise DamagedBlock(str(path), why if known else f"is damaged: {why}") from error
+        raise DamagedBlock(f"the block {path} {why if known else f'is damaged: {why}'}") from error
     return table
 
 
 def facts_of(table: pa.Table) -> dict[str, Any]:
-    """The facts that were given to `write_block`.
-
-    Raises:
-        ValueError: The table is not that of a block.
-    """
+    """The facts that were given to `write_block`."""
     facts: dict[str, Any] = _meta(table)["facts"]
     return facts
 

@@ -9,6 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -28,16 +29,8 @@ from raycloud.redact import GONE
 if TYPE_CHECKING:
     from raycloud.task import Source
 
-_ARROW_SCHEMES = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gs",
-    "gcs": "gs",
-    "hdfs": "hdfs",
-    "viewfs": "viewfs",
-    "abfs": "abfs",
-    "abfss": "abfss",
-}
+_ARROW_SCHEMES = {scheme: scheme for scheme in ("s3", "gs", "hdfs", "viewfs", "abfs", "abfss")}
+_ARROW_SCHEMES |= {"s3a": "s3", "gcs": "gs"}
 _TAGS = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "checksum", "Last-Modified", "updated")
 _NOT_THERE = frozenset({None, 404, 410})
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "created")
@@ -116,11 +109,7 @@ class Entry:
 
 
 class ArrowTree:
-    """A `pyarrow.fs.FileSystem`.
-
-    Attributes:
-        scheme: What stands before `://` in the names of its files; empty for this machine's own.
-    """
+    """A `pyarrow.fs.FileSystem`. `scheme` stands before `://`; empty for this machine's own."""
 
     def __init__(self, system: Any) -> None:
         self._system = system
@@ -128,12 +117,13 @@ class ArrowTree:
 
     def info(self, path: str) -> Entry | None:
         """What is there; None: nothing."""
-        return self._entry(self._system.get_file_info(path))
+        found = self._system.get_file_info(path)
+        return None if found.type == fs.FileType.NotFound else self._entry(found)
 
     def below(self, path: str, *, deep: bool) -> list[Entry]:
         """What is in a directory: directly, or to its depths."""
-        infos = self._system.get_file_info(fs.FileSelector(path, recursive=deep))
-        return [entry for entry in map(self._entry, infos) if entry is not None]
+        selector = fs.FileSelector(path, recursive=deep)
+        return list(map(self._entry, self._system.get_file_info(selector)))
 
     def open(self, path: str) -> pa.NativeFile:
         """Open a file for reading at any place."""
@@ -142,9 +132,7 @@ class ArrowTree:
     def refresh(self) -> None:
         """Forget listings: it remembers none."""
 
-    def _entry(self, info: Any) -> Entry | None:
-        if info.type == fs.FileType.NotFound:
-            return None
+    def _entry(self, info: Any) -> Entry:
         return Entry(
             path=info.path,
             is_directory=info.type == fs.FileType.Directory,
@@ -178,8 +166,7 @@ class FsspecTree:
 
     def __init__(self, system: Any) -> None:
         self._system = system
-        protocol = system.protocol
-        name = protocol if isinstance(protocol, str) else protocol[0]
+        name = system.protocol if isinstance(system.protocol, str) else system.protocol[0]
         self.scheme = "" if name in {"file", "local"} else str(name)
 
     def info(self, path: str) -> Entry | None:
@@ -195,9 +182,8 @@ class FsspecTree:
 
     def below(self, path: str, *, deep: bool) -> list[Entry]:
         """What is in a directory."""
-        found = self._system.find(
-            path, maxdepth=None if deep else 1, withdirs=not deep, detail=True
-        )
+        depth = None if deep else 1
+        found = self._system.find(path, maxdepth=depth, withdirs=not deep, detail=True)
         entries = map(self._entry, found.values())
         return [entry for entry in entries if entry.path.rstrip("/") != path.rstrip("/")]
 
@@ -236,13 +222,11 @@ def _raise(error: OSError) -> None:
 
 
 def _local(path: str) -> Entry:
-    try:
+    with suppress(FileNotFoundError):
         found = os.stat(path)  # noqa: PTH116 - of very many files
-    except FileNotFoundError:
-        return Entry(path=path)
-    if not stat.S_ISREG(found.st_mode):  # a pipe or a device: reading it may wait for ever
-        return Entry(path=path)
-    return Entry(path=path, bytes=found.st_size, modified_ns=found.st_mtime_ns)
+        if stat.S_ISREG(found.st_mode):  # a pipe or a device: reading it may wait for ever
+            return Entry(path=path, bytes=found.st_size, modified_ns=found.st_mtime_ns)
+    return Entry(path=path)
 
 
 # The paths of a source.
@@ -276,11 +260,7 @@ class Root:
 
 
 def paths_of(source: Source) -> tuple[str, ...]:
-    """The paths of a source.
-
-    Raises:
-        DataError: There are none.
-    """
+    """The paths of a source; without any, a `DataError`."""
     given: Any = source.path  # a `Path` will do
     several = (given,) if isinstance(given, str | os.PathLike) else tuple(given or ())
     paths = tuple(str(path) for path in several)
@@ -335,13 +315,13 @@ def _root_of(system: Any, given: str) -> Root:
 
 def _tree_of(system: Any) -> Tree:
     if isinstance(system, fs.PyFileSystem) and isinstance(system.handler, fs.FSSpecHandler):
-        return FsspecTree(system.handler.fs)
+        system = system.handler.fs
+    if isinstance(system, fsspec.AbstractFileSystem):
+        return FsspecTree(system)
     if isinstance(system, fs.LocalFileSystem):
         return LocalTree()
     if isinstance(system, fs.FileSystem):
         return ArrowTree(system)
-    if isinstance(system, fsspec.AbstractFileSystem):
-        return FsspecTree(system)
     raise DataError(
         f"Source.filesystem is of {type(system).__name__}, which is no file system",
         hint="give one of pyarrow.fs or of fsspec, or null to go by the URL",
@@ -382,27 +362,18 @@ def _arrow_system(url: str) -> tuple[fs.FileSystem, str]:
 
 def _no_system(scheme: str, given: str, error: Exception) -> DataError:
     text = redacted(str(error), [given]).splitlines()[0]
-    where = f"{without_credentials(given)!r} cannot be opened: "
     if scheme in {"hdfs", "viewfs"} and isinstance(error, OSError):
-        return DataError(
-            f"{where}Hadoop's native library is missing ({text})",
-            hint="install Java and Hadoop's libhdfs on every node, and set JAVA_HOME, HADOOP_HOME, "
-            "ARROW_LIBHDFS_DIR and CLASSPATH; or read it as webhdfs://",
+        text = f"Hadoop's native library is missing ({text})"
+        hint = (
+            "install Java and Hadoop's libhdfs on every node, and set JAVA_HOME, HADOOP_HOME, "
+            "ARROW_LIBHDFS_DIR and CLASSPATH; or read it as webhdfs://"
         )
-    if isinstance(error, ImportError | NotImplementedError):
-        return DataError(
-            f"{where}{scheme}:// needs a package that is not installed ({text})",
-            hint="install on every node what it names (`pip install aiohttp` for http, `adlfs` for "
-            "Azure, `paramiko` for sftp, ...)",
-        )
-    if scheme in _ARROW_SCHEMES.values():
-        return DataError(
-            f"{where}{text}",
-            hint="in a URL, characters such as / + @ : of a key or secret are written as %2F %2B "
-            "%40 %3A",
-        )
-    return DataError(
-        f"{where}no file system is known for {scheme}://",
-        hint="write a path, or s3://, gs://, hdfs://, http:// or another that fsspec knows; or "
-        "give `Source.filesystem`",
-    )
+    elif isinstance(error, ImportError | NotImplementedError):
+        text = f"{scheme}:// needs a package that is not installed ({text})"
+        hint = "install on every node what it names (`aiohttp` for http, `adlfs` for Azure, ...)"
+    elif scheme in _ARROW_SCHEMES:
+        hint = "in a URL, / + @ : of a key or secret are written as %2F %2B %40 %3A"
+    else:
+        text = f"no file system is known for {scheme}://"
+        hint = "write a path, or a URL that fsspec knows; or give `Source.filesystem`"
+    return DataError(f"{without_credentials(given)!r} cannot be opened: {text}", hint=hint)

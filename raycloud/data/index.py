@@ -13,12 +13,9 @@ class Input:
     """A file that rows were read from.
 
     Attributes:
-        path: Where it is.
-        bytes: Its size.
         digest: That of its content, or of what its store says about it.
         version: 0, or the number of the growth of the data set that brought it.
-        modified_ns: When it was last written to, as it was found; None where that is not known. It
-            spares looking whether the content is still the same, and says no more about it.
+        modified_ns: When it was last written to, as it was found; None where that is not known.
     """
 
     path: str
@@ -56,12 +53,10 @@ class Index:
     """Blocks in the order of their rows: row r of the data set is the sample with id r.
 
     Attributes:
-        blocks: The files, in order; together they hold every row once.
         partitions: The first row of each partition, and one past the last row: P + 1 numbers,
             rising. A partition is what an epoch permutes; it may lie across blocks.
         inputs: What the rows were read from, in order.
-        bad_rows: How many rows were left out.
-        bad: The first of them.
+        bad: The first of the `bad_rows` that were left out.
     """
 
     blocks: tuple[Block, ...]
@@ -88,14 +83,10 @@ class Index:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """How one split was made ready.
+    """How one split was made ready, from looking for files to the last block.
 
-    Attributes:
-        index: Its blocks, partitions, inputs and bad rows.
-        cached_blocks: Blocks of the index that were in the cache already.
-        made_blocks: Blocks of the index that were made.
-        seconds: How long it took, from looking for files to the last block.
-        read_s: Of all readers together, how long they waited for their source.
+    Blocks of its index were cached already, or made. `read_s` is how long all readers together
+    waited for their source.
     """
 
     index: Index

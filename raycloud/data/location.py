@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import translate
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
@@ -47,14 +48,10 @@ _DENIED = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class File:
-    """A file of a source.
+    """A file of a source: an absolute path on this machine, or `scheme://...` without credentials.
 
-    Attributes:
-        path: What `open_file` takes: an absolute path on this machine, or else `scheme://...`,
-            without credentials.
-        bytes: Its size.
-        modified_ns: When it was last written to, since 1970; None where its store does not say.
-        tag: What its store says about its content, such as an ETag; None: nothing.
+    Where its store does not say when it was last written to, or nothing about its content, such as
+    an ETag, that is None.
     """
 
     path: str
@@ -107,20 +104,16 @@ def open_file(source: Source, path: str, *, pause: Pause = wait) -> pa.NativeFil
         DataError: It cannot be opened; reading raises the same.
     """
     if is_local(path):
-        return _retried(source, path, lambda: LocalTree().open(path), pause)
-    places = [(root, root.path_of(path)) for root in roots_of(source)]
-    found = [(len(root.name), root, inner) for root, inner in places if inner is not None]
-    if not found:
+        return _retried(source, path, partial(LocalTree().open, path), pause)
+    roots = [root for root in roots_of(source) if root.path_of(path) is not None]
+    if not roots:
         raise DataError(
             f"{path!r} does not belong to {_names(source)}",
             hint="go on with the paths that the run was begun with",
         )
-    _, root, inner = max(found, key=lambda place: place[0])
-
-    def refuse(error: Exception) -> Exception:
-        return _refusal(source, path, error)
-
-    return pa.PythonFile(RetryingFile(lambda: root.tree.open(inner), pause, refuse), mode="r")
+    root = max(roots, key=lambda root: len(root.name))
+    reopen = partial(root.tree.open, root.path_of(path))
+    return pa.PythonFile(RetryingFile(reopen, pause, partial(_refusal, source, path)), mode="r")
 
 
 @contextmanager
@@ -156,11 +149,11 @@ def _entries(source: Source, root: Root, pause: Pause) -> Iterator[tuple[Entry, 
     """Each file, its path below the root, and whether it was named rather than come upon."""
 
     def below(path: str, *, deep: bool) -> list[Entry]:
-        act = lambda: root.tree.below(path, deep=deep)  # noqa: E731 - it has a name, to be tried
+        act = partial(root.tree.below, path, deep=deep)
         return _retried(source, root.named(path), act, pause)
 
     base = root.base
-    top = _retried(source, root.named(base), lambda: root.tree.info(base), pause)
+    top = _retried(source, root.named(base), partial(root.tree.info, base), pause)
     if top is None:
         return
     matched = [top]
@@ -215,12 +208,13 @@ def _selects(select: Callable[[str], bool], below: str) -> bool:
 
 def _file(source: Source, root: Root, entry: Entry, name: str, pause: Pause) -> File:
     size = entry.bytes
-    if size is None and root.tree.scheme == "":
-        raise DataError(
-            f"{name!r} is a link to nothing, or no regular file",
-            hint="restore the file or the link; data are not read from pipes and devices",
-        )
-    if size is None:  # a server that does not say
+    if size is None:
+        if root.tree.scheme == "":
+            raise DataError(
+                f"{name!r} is a link to nothing, or no regular file",
+                hint="restore the file or the link; data are not read from pipes and devices",
+            )
+        # A server that does not say.
         with open_file(source, name, pause=pause) as file:
             size = int(file.size())
     return File(path=name, bytes=size, modified_ns=entry.modified_ns, tag=entry.tag)
@@ -238,20 +232,14 @@ def _refusal(source: Source, name: str, error: Exception) -> DataError:
         return error
     cause = cause_of(error)
     text = redacted(str(cause), paths_of(source)).strip() or type(cause).__name__
+    denied = status_of(error) in _FORBIDDEN or _DENIED.search(str(cause))
     what, hint = "cannot be read", "check the path, and that it is whole"
     if isinstance(error, ImportError):
         hint = "install what it names on every node"
     elif is_transient(error):
         what = f"cannot be read after {TRIES} tries"
-        hint = (
-            "its server cannot be reached, or is overloaded: try again later, with fewer "
-            "readers (`data.cpus`)"
-        )
-    elif (
-        isinstance(error, PermissionError)
-        or status_of(error) in _FORBIDDEN
-        or _DENIED.search(str(cause))
-    ):
+        hint = "its server is out of reach or overloaded: try later, with fewer `data.cpus`"
+    elif denied or isinstance(error, PermissionError):
         what = "may not be read"
         hint = "check its permissions, or the credentials, on every node"
     elif isinstance(error, FileNotFoundError):

@@ -22,16 +22,10 @@ _DEALING = 0x6465616C  # so that no other use of the same seed draws alike
 
 
 def partition_count(rows: int, largest: int, lanes: int) -> int:
-    """How many partitions: a multiple of `lanes`, at least 4 of each lane where there are rows.
+    """How many partitions of at most `largest` rows: at least 4 of each lane where there are rows.
 
-    Args:
-        rows: Rows of the data set.
-        largest: Most rows that a partition may have; at least 1.
-        lanes: Partitions are dealt to so many lanes.
-
-    Returns:
-        The least multiple of `lanes` that keeps partitions as small as asked; no more than leave a
-        row to each, but always `lanes`.
+    The least multiple of `lanes` that keeps partitions as small as asked; no more than leave a row
+    to each, but always `lanes`.
 
     >>> partition_count(1000, 1000, 8), partition_count(1000, 10, 8), partition_count(20, 10, 8)
     (32, 104, 16)
@@ -64,12 +58,8 @@ def equal_bytes(row_bytes: npt.NDArray[Any], lanes: int, partition_bytes: int) -
     """The same where partitions shall be equal in bytes: each begins within a row of its due place.
 
     A partition is larger than `partition_bytes` only where single rows are more than half of that.
-    A row that is larger than what a partition is due leaves others empty.
-
-    Args:
-        row_bytes: Bytes of each row.
-        lanes: The number of partitions is a multiple of it, see `partition_count`.
-        partition_bytes: Most bytes that a partition may have.
+    A row that is larger than what a partition is due leaves others empty. There are as many as
+    `partition_count` says.
     """
     ends = np.concatenate([[0], np.cumsum(row_bytes, dtype=np.int64)])
     rows, total = len(row_bytes), int(ends[-1])
@@ -85,19 +75,11 @@ def equal_bytes(row_bytes: npt.NDArray[Any], lanes: int, partition_bytes: int) -
 
 
 def deal(codes: npt.NDArray[Any], partitions: int, seed: int = 0) -> list[Ints]:
-    """Deal rows to partitions like cards, sorted by class, so that each gets the mix of them all.
+    """Deal rows to partitions like cards, sorted by class: for each partition its rows, rising.
 
     Within a class rows are dealt in a random order, drawn from `seed`. As the rows of a class stand
     in a row, each partition gets one in `partitions` of them, up or down to a whole row; and as
     classes follow each other without a gap, so it does of all rows.
-
-    Args:
-        codes: The class of each row, any integers.
-        partitions: How many.
-        seed: Of the order within a class.
-
-    Returns:
-        For each partition its rows, rising.
 
     >>> [part.tolist() for part in deal(np.array([0, 0, 0, 1, 1, 2]), 2)]
     [[0, 1, 4], [2, 3, 5]]
@@ -115,11 +97,10 @@ def bytes_of_rows(table: pa.Table) -> Width:
     4
     """
     total = np.zeros(len(table), np.int64)
-    for column in table.columns:
-        start = 0
-        for chunk in column.chunks:
-            total[start : start + len(chunk)] += _width(chunk)
-            start += len(chunk)
+    start = 0
+    for batch in table.to_batches():
+        total[start : start + len(batch)] = sum(map(_width, batch.columns))
+        start += len(batch)
     total = np.maximum(total, 1)
     return int(total[0]) if len(total) and (total == total[0]).all() else total
 

@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provided:
-    """Samples that are ready to be read.
-
-    Attributes:
-        train: The samples to train on.
-        held_out: The samples that measure the result.
-        prepared: By split, `"train"` and `"held_out"`.
-    """
+    """Samples to train on, and those that measure the result; `prepared` is by split."""
 
     train: BlockSamples
     held_out: BlockSamples | None
@@ -40,9 +34,8 @@ class Provider(Protocol):
         ...
 
     def grown(self, version: int) -> BlockSamples:
-        """The samples to train on with the files of `version` added: the first ids are the same.
+        """The samples to train on with the files of a `DataGrew` event: the first ids are the same.
 
-        Args:
-            version: As announced in a `DataGrew` event; 0 is what `provide` gave.
+        Version 0 is what `provide` gave.
         """
         ...

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TRIES = 3
-_FIRST_PAUSE_S = 0.5  # then four times as long: a store that sheds load wants seconds, not minutes
+_PAUSES_S = (0.5, 2.0)  # a store that sheds load wants seconds, not minutes
+TRIES = 1 + len(_PAUSES_S)
 
 Pause = Callable[[float], object]
 """Waits for so many seconds."""
@@ -49,8 +49,7 @@ def is_transient(error: BaseException) -> bool:
 
 def cause_of(error: BaseException) -> BaseException:
     """Of an error and its causes the first that speaks of a server's answer or a connection."""
-    chain = _chain(error)
-    return next((link for link in chain if _status(link) or _is_transient(link)), error)
+    return next((e for e in _chain(error) if _status(e) or _is_transient(e)), error)
 
 
 def status_of(error: BaseException) -> int | None:
@@ -64,15 +63,13 @@ def with_retries(act: Callable[[], T], pause: Pause) -> T:
     Raises:
         Exception: The last try's own error.
     """
-    pause_s = _FIRST_PAUSE_S
-    for _ in range(TRIES - 1):
+    for pause_s in _PAUSES_S:
         try:
             return act()
         except Exception as error:  # file systems of any library raise what they like
             if not is_transient(error):
                 raise
         pause(pause_s)
-        pause_s *= 4
     return act()
 
 
@@ -89,9 +86,7 @@ class RetryingFile(RawIOBase):
         refuse: Callable[[Exception], Exception],
     ) -> None:
         """Open it; `refuse` makes of the last error what is raised."""
-        self._reopen = reopen
-        self._pause = pause
-        self._refuse = refuse
+        self._reopen, self._pause, self._refuse = reopen, pause, refuse
         self._file: pa.NativeFile | None = None
         self._place = 0
         self._size: int = self._retried(lambda file: file.size())
@@ -102,8 +97,15 @@ class RetryingFile(RawIOBase):
         wanted = left if count is None or count < 0 else min(count, left)
         if wanted == 0:
             return b""
-        place = self._place
-        data = self._retried(lambda file: _read_at(file, wanted, place))
+
+        def read(file: pa.NativeFile) -> bytes:
+            data: bytes = file.read_at(wanted, self._place)
+            if len(data) < wanted:
+                what = f"{len(data)} of {wanted} bytes at {self._place}"
+                raise ConnectionError(f"incomplete read: {what}")
+            return data
+
+        data = self._retried(read)
         self._place += len(data)
         return data
 
@@ -141,13 +143,6 @@ class RetryingFile(RawIOBase):
             return with_retries(once, self._pause)
         except Exception as error:  # noqa: BLE001 - see `with_retries`
             raise self._refuse(error) from None  # what was caught may hold credentials
-
-
-def _read_at(file: pa.NativeFile, count: int, place: int) -> bytes:
-    data: bytes = file.read_at(count, place)
-    if len(data) < count:
-        raise ConnectionError(f"incomplete read: {len(data)} of {count} bytes at {place}")
-    return data
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

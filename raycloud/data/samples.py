@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
-_Kind = tuple[np.dtype[Any], tuple[int, ...]]
-_Kinds = dict[str, _Kind]
+_Kinds = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 """By column of fixed width, the type of its values and the shape of one."""
 
 _OPEN_BLOCKS = 1024  # maps cost next to nothing, but the kernel counts them (65530)
@@ -36,12 +35,9 @@ class BlockSamples:
     """
 
     def __init__(self, index: Index, table_of: Callable[[Block], pa.Table]) -> None:
-        """Take the index, and what finds a block's rows.
+        """`table_of` is called from any thread, and again for a block that was not used for long.
 
-        Args:
-            index: Blocks in order.
-            table_of: Called from any thread, and again for a block that was not used for long; it
-                may block. The table is kept, and with it the memory that it is a view of.
+        It may block. The table is kept, and with it the memory that it is a view of.
         """
         self.index = index
         self._table_of = table_of
@@ -83,14 +79,13 @@ class BlockSamples:
             for start, stop in pairwise(edges)
         ]
         first, kinds = picks[0][0], _kinds_of([opened for opened, _, _ in picks])
-        return Rows(
-            {
-                name: _copied(name, kinds[name], picks, len(ids))
-                if name in kinds
-                else _taken(name, picks, order)
-                for name in first.table.column_names
-            }
-        )
+        columns = {}
+        for name in first.table.column_names:
+            if name in kinds:
+                columns[name] = _copied(name, kinds[name], picks, len(ids))
+            else:
+                columns[name] = _taken(name, picks, order)
+        return Rows(columns)
 
     def prefetch(self, ids: Ids) -> None:
         """Say that these will be gathered soon: their blocks are opened and read ahead.
@@ -185,14 +180,10 @@ def _kinds_of(blocks: Sequence[_Opened]) -> _Kinds:
     first = blocks[0].kinds
     if all(opened.kinds is first for opened in blocks):
         return first
-    return {
-        name: kind
-        for name, kind in first.items()
-        if all(opened.kinds.get(name) == kind for opened in blocks)
-    }
+    return dict(kind for kind in first.items() if all(kind in o.kinds.items() for o in blocks))
 
 
-def _copied(name: str, kind: _Kind, picks: Sequence[_Pick], count: int) -> Array:
+def _copied(name: str, kind: tuple[Any, Any], picks: Sequence[_Pick], count: int) -> Array:
     dtype, shape = kind
     items = np.empty(count, dtype=picks[0][0].items[name].dtype)
     for opened, local, at in picks:
@@ -207,9 +198,7 @@ def _taken(name: str, picks: Sequence[_Pick], order: Ids) -> pa.Array:
         for opened, local, _ in picks
         for chunk in opened.table.column(name).take(pa.array(local)).chunks
     ]
-    back = np.empty(len(order), dtype=np.int64)
-    back[order] = np.arange(len(order))
-    return pa.chunked_array(parts).combine_chunks().take(pa.array(back))
+    return pa.chunked_array(parts).combine_chunks().take(pa.array(np.argsort(order)))
 
 
 def _is_fixed(kind: pa.DataType) -> bool:

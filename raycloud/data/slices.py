@@ -32,11 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["IMAGES_BYTES", "NAMED_BAD_ROWS", "SLICE_BYTES", "Piece", "Slice", "cut", "read"]
 
-SLICE_BYTES = 32 * 2**20
-"""About how much of the inputs a slice has."""
-
-IMAGES_BYTES = 4 * 2**20
-"""The same where rows hold bytes, such as images, which grow when they are decoded."""
+SLICE_BYTES = 32 * 2**20  # about how much of the inputs a slice has
+IMAGES_BYTES = 4 * 2**20  # where rows hold bytes, such as images, which grow when decoded
 
 _WITH_FOLDERS = frozenset({"parquet", "arrow", "csv", "jsonl"})
 _WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")
@@ -80,9 +77,9 @@ def cut(source: Source, inputs: Sequence[Input], *, pause: Pause = wait) -> tupl
         found = pool.map(lambda file: _ranges(source, kind, file, target, pause), large)
         ranges = dict(zip((file.path for file in large), found, strict=True))
     return tuple(
-        replace(whole, inputs=files, start=start, stop=stop)
-        for files in _grouped(inputs, target)
-        for start, stop in ranges.get(files[0].path, [(0, 0)])
+        replace(whole, inputs=tuple(inputs[first:last]), start=start, stop=stop)
+        for first, last in _runs([file.bytes for file in inputs], target)
+        for start, stop in ranges.get(inputs[first].path, [(0, 0)])
     )
 
 
@@ -94,9 +91,8 @@ def read(source: Source, piece: Slice, *, pause: Pause = wait) -> Iterator[Piece
     Raises:
         DataError: A file is damaged, gone, has changed, or lacks a column.
     """
-    reader = _READERS[piece.format]
-    if piece.format == "text" and source.unit == "file":
-        reader = read_whole
+    whole = piece.format == "text" and source.unit == "file"
+    reader = read_whole if whole else _READERS[piece.format]
     for one in reader(source, piece, pause):
         if not piece.folders:
             yield one
@@ -127,19 +123,6 @@ def _folders(source: Source, kind: str, inputs: Sequence[Input]) -> tuple[tuple[
     return tuple(found)
 
 
-def _grouped(inputs: Sequence[Input], target: int) -> Iterator[tuple[Input, ...]]:
-    """Neighbours that are small enough together; large ones alone."""
-    group: list[Input] = []
-    size = 0
-    for file in inputs:
-        if group and size + file.bytes > target:
-            yield tuple(group)
-            group, size = [], 0
-        group.append(file)
-        size += file.bytes
-    yield tuple(group)
-
-
 def _ranges(
     source: Source, kind: str, file: Input, target: int, pause: Pause
 ) -> list[tuple[int, int]]:
@@ -156,7 +139,7 @@ def _ranges(
 
 
 def _runs(parts: Sequence[int], target: int) -> list[tuple[int, int]]:
-    """Neighbouring parts that are small enough together.
+    """Neighbouring parts that are small enough together; large ones alone.
 
     >>> _runs([3, 3, 3, 9, 1], 6)
     [(0, 2), (2, 3), (3, 4), (4, 5)]

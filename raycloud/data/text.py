@@ -5,6 +5,7 @@ from __future__ import annotations
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -35,21 +36,16 @@ def text_sources(path: str | None) -> Splits:
         return _one_file(Path(path))
     keep = _of_library if path is None else _of_anyone
     where = path or sysconfig.get_paths()["stdlib"]
-    return Splits(
-        train=Source(path=where, format="text", unit="file", select=_Part(keep, held_out=False)),
-        held_out=Source(path=where, format="text", unit="file", select=_Part(keep, held_out=True)),
+    train, held_out = (
+        Source(path=where, format="text", unit="file", select=partial(_is_of, keep, held))
+        for held in (False, True)
     )
+    return Splits(train=train, held_out=held_out)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+def _is_of(keep: Callable[[str], bool], held_out: bool, name: str) -> bool:  # noqa: FBT001
     """Whether a file is of the text to train on, or of that held out, by its name."""
-
-    keep: Callable[[str], bool]
-    held_out: bool
-
-    def __call__(self, name: str) -> bool:
-        return self.keep(name) and (crc32(name.encode()) % _HELD_OUT_OF == 0) == self.held_out
+    return keep(name) and (crc32(name.encode()) % _HELD_OUT_OF == 0) == held_out
 
 
 def _of_library(name: str) -> bool:
@@ -94,8 +90,7 @@ class Packed:
 
     Attributes:
         windows: Shape (windows, length + 1): what to read, and the same shifted by one to predict.
-        counts: Of each window, how many of its tokens, from the second on, are to predict: `length`
-            but in a last one that is padded.
+        counts: Of each, how many tokens are to predict: `length` but in a last one that is padded.
         dropped: Tokens at the end of the stream that no window predicts.
     """
 

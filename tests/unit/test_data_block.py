@@ -6,7 +6,6 @@ import errno
 import fcntl
 import json
 import os
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,11 +120,6 @@ def test_several_batches_are_read(tmp_path: Path) -> None:
     with pa.ipc.new_file(str(path), table.schema) as writer:
         writer.write_table(table, max_chunksize=4)
     assert open_block(path).to_pylist() == rows(0, 10).to_pylist()
-
-
-def test_damage_survives_pickling() -> None:
-    error = pickle.loads(pickle.dumps(DamagedBlock("/a", "is missing")))
-    assert (error.path, error.why, str(error)) == ("/a", "is missing", "the block /a is missing")
 
 
 @pytest.mark.parametrize("at", ["fsync", "replace"])
