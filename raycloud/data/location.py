@@ -105,14 +105,15 @@ def open_file(source: Source, path: str, *, pause: Pause = wait) -> pa.NativeFil
     """
     if is_local(path):
         return _retried(source, path, partial(LocalTree().open, path), pause)
-    roots = [root for root in roots_of(source) if root.path_of(path) is not None]
-    if not roots:
+    roots = roots_of(source)
+    found = [(root, inner) for root in roots if (inner := root.path_of(path)) is not None]
+    if not found:
         raise DataError(
             f"{path!r} does not belong to {_names(source)}",
             hint="go on with the paths that the run was begun with",
         )
-    root = max(roots, key=lambda root: len(root.name))
-    reopen = partial(root.tree.open, root.path_of(path))
+    root, inner = max(found, key=lambda place: len(place[0].name))
+    reopen = partial(root.tree.open, inner)
     return pa.PythonFile(RetryingFile(reopen, pause, partial(_refusal, source, path)), mode="r")
 
 

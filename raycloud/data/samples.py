@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
-_Kinds = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+_Kind = tuple[np.dtype[Any], tuple[int, ...]]
+_Kinds = dict[str, _Kind]
 """By column of fixed width, the type of its values and the shape of one."""
 
 _OPEN_BLOCKS = 1024  # maps cost next to nothing, but the kernel counts them (65530)
@@ -183,7 +184,7 @@ def _kinds_of(blocks: Sequence[_Opened]) -> _Kinds:
     return dict(kind for kind in first.items() if all(kind in o.kinds.items() for o in blocks))
 
 
-def _copied(name: str, kind: tuple[Any, Any], picks: Sequence[_Pick], count: int) -> Array:
+def _copied(name: str, kind: _Kind, picks: Sequence[_Pick], count: int) -> Array:
     dtype, shape = kind
     items = np.empty(count, dtype=picks[0][0].items[name].dtype)
     for opened, local, at in picks:
