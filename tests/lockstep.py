@@ -18,6 +18,7 @@ from raycloud.recovery.quorum import adopt
 from raycloud.spec import Job
 from raycloud.step.collate import Collate, StepWork
 from raycloud.step.commit import collect, commit
+from raycloud.step.compute import backward, compute
 from raycloud.step.feed import Feed
 from raycloud.step.replica import Replica
 from raycloud.task import Splits, Task
@@ -241,14 +242,14 @@ class Fleet:
 
 def exchange(replica: Replica, work: StepWork, collate: Collate, lane: Lane) -> StepWork:
     """Compute a member's part of a step, and send it; returns what it has computed."""
-    mine = replica.compute(work, collate)
+    mine = compute(replica, work, collate)
     try:
         scale = 1.0 / lane.read().weight
     except TransportError as error:
-        replica.backward(work.span, collate, None)
+        backward(replica, work.span, collate, None)
         replica.broken = error  # a loop raises it at once
         return mine
-    replica.backward(work.span, collate, scale)
+    backward(replica, work.span, collate, scale)
     replica.send(behind=True, late=False)
     return mine
 

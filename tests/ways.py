@@ -169,7 +169,7 @@ def command(folder: Path) -> None:
 
 def way_of_a_gradient() -> dict[str, Stack]:
     """Milestones and stacks of a step of two members that exchange by gloo."""
-    recorder = Recorder(GRADIENT, begin="Replica.backward")
+    recorder = Recorder(GRADIENT, begin="backward")
 
     def recorded(run: Callable[..., Any], *arguments: Any) -> Any:
         sys.setprofile(recorder)

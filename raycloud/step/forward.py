@@ -138,6 +138,12 @@ class Forward:
             self._statistics.check_parameters()
         return last
 
+    def compute(self, passes: Sequence[Pass], collate: Collate, count: int) -> None:
+        """Compute what of these is worth it, the last backward pass, too."""
+        last = self.all_but_last(PassQueue(self.worth_computing(passes)), collate, count)
+        if last is not None:
+            call_backward(last[1] * last[0].weight)
+
     def try_out(self, one: Pass) -> torch.Tensor:
         """A pass of which nothing stays but gradients, and what is learned of the model.
 

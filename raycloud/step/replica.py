@@ -1,37 +1,30 @@
 """Replica: the model and all that a step changes with it. A step is a transaction.
 
     compute    forward passes of this member's part, and all backward passes but the last
-    backward   the last one: each bucket of gradients travels as soon as it is full
+    backward   the last one: each bucket of gradients travels as soon as it is full (`step.compute`)
     send       what it did not fill, and the flags
     collect    wait for the sum over members (`step.commit`, like what follows)
     commit     only now parameters, optimizer, buffers and schedule change
     discard    or none of them does
 
-A pass that fails is computed again (`step.retry`), and what a member cannot compute at all is left
-out: `collect` then brings nothing to go on with, and after `exchange_anew` the mean of the others.
-
-A survivor of a fault keeps its model, its optimizer and its own gradients: when `collect` raises,
-the step is `suspend`ed; `connect` and `compute` go on with it in another generation, and what is
-computed then adds to what was.
+What a member cannot compute at all is left out: `collect` then brings nothing to go on with, and
+after `exchange_anew` the mean of the others. A survivor of a fault keeps its model, its optimizer
+and its own gradients: when `collect` raises, the step is `suspend`ed; `connect` and `compute` go on
+with it in another generation, and what is computed then adds to what was.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from raycloud.errors import TransportError
 from raycloud.order import stream_seed
-from raycloud.step.collate import PartialStep
 from raycloud.step.contract import (
-    RaisedError,
     call,
-    call_backward,
     check_model,
     check_optimizer,
     check_scheduler,
@@ -40,16 +33,8 @@ from raycloud.step.contract import (
 from raycloud.step.device import processor
 from raycloud.step.forward import Forward, Fusing
 from raycloud.step.mutation import extra_states, has_modes
-from raycloud.step.retry import compute_again, failed_pass, skip
-from raycloud.step.speculation import Share
 from raycloud.step.state import ModelState
-from raycloud.step.stateful import (
-    CatchingUp,
-    Commit,
-    History,
-    ReplicaState,
-    Stateful,
-)
+from raycloud.step.stateful import CatchingUp, Commit, History, ReplicaState, Stateful
 from raycloud.step.statistics import RunningStatistics
 from raycloud.step.straggler import StragglerWatch
 from raycloud.step.update import TrainedParameters, Update, without_compiler
@@ -59,15 +44,12 @@ from raycloud.sync.strategy import STRATEGIES
 if TYPE_CHECKING:
     from raycloud.clock import Clock
     from raycloud.net.transport import Transport
-    from raycloud.order import StepSpan
-    from raycloud.spec import ErrorsSection, Job
-    from raycloud.step.collate import Collate, Pass, StepWork
+    from raycloud.spec import Job
+    from raycloud.step.collate import PartialStep, Pass
     from raycloud.step.speculation import Backing
     from raycloud.task import Task
 
 _MODEL_STREAM = 3
-_UPDATE_STREAM = 4
-
 
 # Makes further parts of each replica, which are committed after its own, in this order.
 PARTS: list[Callable[[Replica], Stateful]] = []
@@ -86,14 +68,14 @@ class Replica:
 
     Attributes:
         kept: What is computed of the step that is to be committed next; None: nothing.
+        last: Its last pass, whose backward one is to come, and its loss.
+        told: All know, in this generation, what of it is skipped.
         broken: Why this step cannot be exchanged in this generation; None: it can.
         notice: Tells a person what had to be done in another way, with details.
-        processor: Of which kind it is.
         state: All parts of it.
         trains: The part that is model, optimizer and schedule.
         history: The part that is what did not count.
         trained: Which parameters are exchanged.
-        pace: Of computing, for whoever measures it.
         backing: Whom it backs up in this generation, and who backs it up; None: nobody.
         following: It has no state yet, and keeps what it would commit; None: it has.
         by_measured: Its schedule is not stepped once per step, but by `take_measured`.
@@ -111,8 +93,7 @@ class Replica:
         clock: Clock,
     ) -> None:
         """Build the model under the job's seed, then the optimizer and the schedule."""
-        self._job = job
-        self._device = device
+        self._device, self.errors = device, job.errors
         self.clock, self.clip_norm = clock, job.clip_norm
         self.processor = processor(device)
         torch.default_generator.manual_seed(stream_seed(job.seed, _MODEL_STREAM))
@@ -157,8 +138,8 @@ class Replica:
         self.broken: TransportError | None = None
         self.pace = StragglerWatch(clock)
         self.kept: PartialStep | None = None
-        self._last: tuple[Pass, torch.Tensor] | None = None  # the backward pass that is to come
-        self.own_extra = self._told = False  # told: what is skipped, in this generation
+        self.last: tuple[Pass, torch.Tensor] | None = None
+        self.own_extra = self.told = False
         self.following: CatchingUp | None = None
         self.backing: Backing | None = None
         self.settle: Callable[[], None] = lambda: None
@@ -183,13 +164,7 @@ class Replica:
         self.forward.size.most = most
 
     def _tell(self, what: str, detail: Mapping[str, Any]) -> None:
-        """As `notice` does by then."""
-        self.notice(what, detail)
-
-    @property
-    def errors(self) -> ErrorsSection:
-        """What the job says of them."""
-        return self._job.errors
+        self.notice(what, detail)  # whoever that is by then
 
     @property
     def parameters(self) -> int:
@@ -198,7 +173,7 @@ class Replica:
 
     def connect(self, transport: Transport) -> None:
         """Exchange over `transport` from the next step on."""
-        self._transport, self._told = transport, False
+        self._transport, self.told = transport, False
         self.statistics.forget()
         self.gradients.connect(transport)
 
@@ -207,72 +182,6 @@ class Replica:
         """Whether a share's seconds tell those of the next: not on a GPU, nor with a backup."""
         return self.backing is None and self._device.type == "cpu"
 
-    def compute(self, work: StepWork, collate: Collate) -> StepWork:
-        """Forward passes of this member's part of a step, and all backward passes but the last.
-
-        Args:
-            work: The passes; beside what is kept of the same step, if anything is.
-            collate: Makes smaller passes, where one fails or turns out not exact.
-
-        Returns:
-            What it has computed in the end: `work`, but for what counts where it is backed up.
-
-        Raises:
-            TaskError: The task fails on a micro-batch each time, and the job does not skip it.
-        """
-        kept = (self.kept or PartialStep(step=work.span.step)).and_also(work)
-        if leaves_out := self.leaves_out(kept.step):
-            work = replace(work, passes=(), failed=())
-        share = Share(self, work, collate)
-        if self.kept is None:
-            self._told = False
-            self.stage()
-        else:
-            self.state.resume()
-        self.kept, self._last = kept, None
-        if leaves_out:
-            self.forward.loss.fill_(math.nan)  # so that all hear of it, also who does not know
-        try:
-            for failed in work.failed:
-                skip(self, work.span.step, failed, collate)
-            try:
-                self._last = self.forward.all_but_last(share, collate, len(work.span.micro_batches))
-                work = share.settle()
-            except RaisedError as error:
-                trouble = failed_pass(self.forward.at, error)
-                work = share.settle(whole=False)
-                compute_again(self, work.span, collate, trouble)
-        except BaseException:
-            self.forward.randomness.release()
-            raise
-        self.broken = share.broken
-        return work
-
-    def backward(self, span: StepSpan, collate: Collate, scale: float | None) -> None:
-        """The step's last backward pass: each bucket of gradients travels once it is full.
-
-        What breaks meanwhile `collect` raises: what is begun is computed.
-
-        Args:
-            span: The step's.
-            collate: Makes passes anew where it fails.
-            scale: One over the step's weight; None: nothing travels.
-
-        Raises:
-            TaskError: As of `compute`.
-        """
-        last, self._last = self._last, None
-        if scale is not None:
-            self._begin_exchange(scale)
-        try:
-            if last is not None:
-                call_backward(last[1] * last[0].weight)
-        except RaisedError as error:
-            last = None  # its graph, which may be what memory ran out for
-            compute_again(self, span, collate, failed_pass(self.forward.at, error))
-        finally:
-            self.forward.randomness.release()
-
     def send(self, *, behind: bool, late: bool) -> None:
         """All is computed: send the rest, and the flags; see `GradientExchange.send`."""
         if self.broken is None:
@@ -280,11 +189,11 @@ class Replica:
 
     def exchange_anew(self, scale: float, *, behind: bool) -> None:
         """All know what is skipped: exchange once more what all have computed."""
-        self._told = True
-        self._begin_exchange(scale)
+        self.told = True
+        self.begin_exchange(scale)
         self.send(behind=behind, late=False)
 
-    def _begin_exchange(self, scale: float) -> None:
+    def begin_exchange(self, scale: float) -> None:
         """Send the statistics, then gradients as they come: in the same order everywhere."""
         if self.broken is not None:  # what counts in this member's sum is not known
             return
@@ -314,7 +223,7 @@ class Replica:
 
     def _astray(self) -> torch.Tensor | float:
         """Not 0 where this member has something to tell before the step can be committed."""
-        if self.kept is not None and self.kept.skipped and not self._told:
+        if self.kept is not None and self.kept.skipped and not self.told:
             return 1.0
         if self.statistics.begun:
             return 1.0

@@ -1,11 +1,8 @@
 """Retry: a member's part of a step, computed again after a pass of it failed.
 
-A fault of the machine does not come twice, an error of the task does. So what failed is computed
-again, each micro-batch alone, and one that fails once more is named, and skipped where the job
+A fault of the machine does not come twice, an error of the task does. So all is computed from the
+start, each micro-batch alone, and one that fails once more is named, and skipped where the job
 allows that. Where memory ran out, passes become smaller instead; a micro-batch is never cut.
-
-A backward pass that fails halfway has left part of its gradients behind. Nothing is kept of them:
-all of this member's part is computed from the start.
 """
 
 from __future__ import annotations
@@ -13,52 +10,26 @@ from __future__ import annotations
 import gc
 import traceback
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from raycloud.errors import InternalError, TaskError
-from raycloud.step.contract import DrawnError, RaisedError, call_backward
+from raycloud.step.contract import DrawnError, RaisedError
 from raycloud.step.device import failure
-from raycloud.step.forward import PassQueue
 
 if TYPE_CHECKING:
     from raycloud.order import MicroBatch, Skip, StepSpan
-    from raycloud.spec.sections import ErrorsSection
-    from raycloud.step.collate import Collate, PartialStep, Pass
-    from raycloud.step.forward import Forward
-    from raycloud.step.stateful import History, ReplicaState
-    from raycloud.sync.gradients import GradientExchange
+    from raycloud.step.collate import Collate, Pass
+    from raycloud.step.replica import Replica
 
 _TWICE = 2
 _MOST_IDS = 16  # of a micro-batch's samples that are named
 _MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC")
 
 
-class Computing(Protocol):
-    """What of a replica its part of a step is computed with: see `Replica`."""
-
-    forward: Forward
-    gradients: GradientExchange
-    history: History
-    kept: PartialStep | None
-    state: ReplicaState
-    fuse: int
-
-    @property
-    def errors(self) -> ErrorsSection:
-        """What the job does about them."""
-
-    def stage(self) -> None:
-        """A step begins."""
-
-    def notice(self, what: str, detail: Mapping[str, Any]) -> None:
-        """Say this in the run's log."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class FailedPass:
     """A pass that failed; the error holds no memory of it any more."""
 
@@ -84,17 +55,17 @@ def failed_pass(micro_batches: tuple[MicroBatch, ...], error: RaisedError) -> Fa
     while one is not None:
         traceback.clear_frames(one.__traceback__)
         one = one.__cause__
-    found = FailedPass(micro_batches=micro_batches, error=error)
-    if failure(error) and not found.memory:
-        raise error
+    found = FailedPass(micro_batches, error)
     if found.memory:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+    elif failure(error):
+        raise error
     return found
 
 
-def compute_again(replica: Computing, span: StepSpan, collate: Collate, first: FailedPass) -> None:
+def compute_again(replica: Replica, span: StepSpan, collate: Collate, first: FailedPass) -> None:
     """Compute this member's part of the step from the start, after `first`.
 
     Raises:
@@ -106,8 +77,8 @@ def compute_again(replica: Computing, span: StepSpan, collate: Collate, first: F
         mine, size = trouble.micro_batches, 1
         many, detail = len(mine), {"step": span.step}
         if isinstance(trouble.error, DrawnError):
-            what = "numpy's or Python's random generator was drawn from as micro-batches were "
-            what += "computed: it is seeded for each from now on, and passes are not fused"
+            what = "numpy's or Python's random generator was drawn from by a pass: it is seeded "
+            what += "for each micro-batch from now on, and passes are not fused"
             replica.notice(what, detail)
         elif trouble.memory and many > 1:
             replica.fuse = size = many // 2
@@ -121,7 +92,7 @@ def compute_again(replica: Computing, span: StepSpan, collate: Collate, first: F
 
 
 def _compute_anew(
-    replica: Computing, span: StepSpan, collate: Collate, size: int
+    replica: Replica, span: StepSpan, collate: Collate, size: int
 ) -> FailedPass | None:
     """Compute all that is kept, and not skipped, in passes of at most `size`; what failed."""
     kept, forward = replica.kept, replica.forward
@@ -137,10 +108,7 @@ def _compute_anew(
         for at in range(0, len(todo), size):
             forward.at = todo[at : at + size]
             passes += collate.passes(forward.at, size)
-        worth = PassQueue(forward.worth_computing(passes))
-        last = forward.all_but_last(worth, collate, len(span.micro_batches))
-        if last is not None:
-            call_backward(last[1] * last[0].weight)
+        forward.compute(passes, collate, len(span.micro_batches))
     except RaisedError as error:
         return failed_pass(forward.at, error)
     replica.kept = replace(kept, weight=sum(one.weight for one in passes))
@@ -148,7 +116,7 @@ def _compute_anew(
 
 
 def skip(
-    replica: Computing, step: int, failed: tuple[MicroBatch, RaisedError], collate: Collate
+    replica: Replica, step: int, failed: tuple[MicroBatch, RaisedError], collate: Collate
 ) -> None:
     """Leave a micro-batch that has failed each time out of the step, where the job allows that.
 

@@ -27,6 +27,7 @@ from raycloud.step.commit import (
     find_outcome,
     finish,
 )
+from raycloud.step.compute import backward, compute
 from raycloud.step.consistency import Company, Consistency
 from raycloud.step.feed import (
     Adopted,
@@ -292,17 +293,17 @@ class Loop:
         pace.begin(work.micro_batches if replica.foreseeable else 0)
         done = False
         try:
-            mine = replica.compute(work, collate)
+            mine = compute(replica, work, collate)
             try:
                 with pace.waiting():
                     sums = self._read_weight()
             except TransportError:
-                replica.backward(work.span, collate, None)
+                backward(replica, work.span, collate, None)
                 raise
             except BaseException:
                 replica.forward.randomness.release()
                 raise
-            replica.backward(work.span, collate, 1.0 / sums.weight)
+            backward(replica, work.span, collate, 1.0 / sums.weight)
             done = bool(work.passes)
         finally:
             pace.end(done=done)

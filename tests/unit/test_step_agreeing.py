@@ -13,9 +13,10 @@ import pytest
 from raycloud.commands import Form, Reshare
 from raycloud.events import ChangeApplied, MemberDone
 from raycloud.step import straggler
-from raycloud.step.collate import StepWork
+from raycloud.step.collate import Collate, StepWork
 from raycloud.step.replica import Replica
 from raycloud.step.straggler import Straggling
+from raycloud.worker import loop
 from tests.fellows import WAIT_S, Fellows
 from tests.live_tasks import Steady
 from tests.lockstep import difference, job, plain_loop
@@ -41,15 +42,15 @@ def test_what_comes_of_a_late_share_is_in_force_once_that_is_done(
 
     Where not all hold it by the end of the late share, none changes to it: neither then nor later.
     """
-    reached, opened, compute = threading.Event(), threading.Event(), Replica.compute
+    reached, opened, compute = threading.Event(), threading.Event(), loop.compute
 
-    def held_up(replica: Replica, work: StepWork, *rest: object) -> StepWork:
+    def held_up(replica: Replica, work: StepWork, collate: Collate) -> StepWork:
         if work.span.step == LATE and replica is fellows.replica(1):
             reached.set()
             assert opened.wait(WAIT_S)
-        return compute(replica, work, *rest)  # type: ignore[arg-type]
+        return compute(replica, work, collate)
 
-    monkeypatch.setattr(Replica, "compute", held_up)
+    monkeypatch.setattr(loop, "compute", held_up)
     monkeypatch.setattr(straggler, "_LONG_S", 0.0 if tells else math.inf)
     monkeypatch.setattr(straggler, "_FAR", 0.0)
     asked = job(task=Steady, steps=STEPS, settings={"dropout": 0.0, "norm": True})

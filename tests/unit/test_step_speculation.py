@@ -67,7 +67,7 @@ def test_what_is_no_note_is_refused() -> None:
 def test_an_end_is_told() -> None:
     with two_ends() as (one, other):
         one.say(Note(Kind.DONE, 1, 2))
-        one.hang_up()
+        one.close()
         assert other.hear(5.0) == [Note(Kind.DONE, 1, 2)]  # what was said before arrives
         with pytest.raises(TransportError, match="closed"):
             other.hear(5.0)

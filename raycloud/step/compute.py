@@ -1,0 +1,316 @@
+"""Compute: a member's share of a step, without what its backup has done, with what it does as one.
+
+Forward passes, and all backward ones but the last; then that one, whose gradients travel bucket by
+bucket as soon as they are there. What fails is computed again (`retry`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from raycloud.errors import TransportError
+from raycloud.net.transport import Abandoned
+from raycloud.step.collate import PartialStep
+from raycloud.step.contract import RaisedError, call_backward
+from raycloud.step.forward import PassQueue
+from raycloud.step.retry import compute_again, failed_pass, skip
+from raycloud.step.speculation import LOOK_UP_S, Kind, Note
+
+if TYPE_CHECKING:
+    import torch
+
+    from raycloud.order import MicroBatch, StepSpan
+    from raycloud.step.collate import Collate, Pass, StepWork
+    from raycloud.step.replica import Replica
+    from raycloud.step.speculation import Backing
+    from raycloud.sync.gradients import Gradients
+
+
+def compute(replica: Replica, work: StepWork, collate: Collate) -> StepWork:
+    """Forward passes of this member's part of a step, and all backward passes but the last.
+
+    Args:
+        replica: What computes, beside what is kept of the same step, if anything is.
+        work: The passes.
+        collate: Makes smaller passes, where one fails or turns out not exact.
+
+    Returns:
+        What it has computed in the end: `work`, but for what counts where it is backed up.
+
+    Raises:
+        TaskError: The task fails on a micro-batch each time, and the job does not skip it.
+    """
+    span, forward = work.span, replica.forward
+    kept = (replica.kept or PartialStep(step=span.step)).and_also(work)
+    if leaves_out := replica.leaves_out(span.step):
+        work = replace(work, passes=(), failed=())
+    share = Share(replica, work, collate)
+    if replica.kept is None:
+        replica.told = False
+        replica.stage()
+    else:
+        replica.state.resume()
+    replica.kept, replica.last = kept, None
+    if leaves_out:
+        forward.loss.fill_(math.nan)  # so that all hear of it, also who does not know
+    try:
+        for failed in work.failed:
+            skip(replica, span.step, failed, collate)
+        try:
+            replica.last = forward.all_but_last(share, collate, len(span.micro_batches))
+            work = share.settle()
+        except RaisedError as error:
+            trouble = failed_pass(forward.at, error)
+            work = share.settle(whole=False)
+            compute_again(replica, span, collate, trouble)
+    except BaseException:
+        forward.randomness.release()
+        raise
+    replica.broken = share.broken
+    return work
+
+
+def backward(replica: Replica, span: StepSpan, collate: Collate, scale: float | None) -> None:
+    """The step's last backward pass: each bucket of gradients travels once it is full.
+
+    What breaks meanwhile `commit.collect` raises: what is begun is computed.
+
+    Args:
+        replica: What has computed all before it.
+        span: The step's.
+        collate: Makes passes anew where it fails.
+        scale: One over the step's weight; None: nothing travels.
+
+    Raises:
+        TaskError: As of `compute`.
+    """
+    last, replica.last = replica.last, None
+    if scale is not None:
+        replica.begin_exchange(scale)
+    try:
+        if last is not None:
+            call_backward(last[1] * last[0].weight)
+    except RaisedError as error:
+        last = None  # its graph, which may be what memory ran out for
+        compute_again(replica, span, collate, failed_pass(replica.forward.at, error))
+    finally:
+        replica.forward.randomness.release()
+
+
+@dataclass(frozen=True, slots=True)
+class _Extra:
+    """What was computed of a step apart from the rest, for another member: it may not count."""
+
+    passes: tuple[Pass, ...]
+    gradients: Gradients
+    terms: Sequence[torch.Tensor]
+    loss: torch.Tensor
+    seconds: float = 0.0
+
+
+class Share(PassQueue):
+    """A member's share of a step: without what its backup has done, with what it does as a backup.
+
+    Only a step that nothing is kept of is backed up: after a loss it goes by what was dealt. Nor is
+    a model's whose other buffers change, since they cannot be kept apart. A backup computes apart
+    from its own sum, and adds what its owner has answered that it counts: its own gradients would
+    be waited for anyway.
+
+    Attributes:
+        broken: It is not known whether something that was computed here counts: there is no sum.
+    """
+
+    def __init__(self, replica: Replica, work: StepWork, collate: Collate) -> None:
+        every = replica.forward.worth_computing(work.passes)
+        super().__init__(every)
+        self._replica, self._work, self._collate = replica, work, collate
+        self._step, self._before = work.span.step, replica.kept
+        self.broken: TransportError | None = None
+        self._at: tuple[int, float] | None = None  # the pass begun: its micro-batches, since when
+        self._taken: list[Pass] = []
+        self._idle_s = 0.0
+        self._last = False  # the last of this member's own is begun, and nothing follows
+        self._notes: list[Note] = []
+        self._waited_s = 0.0
+        self._apart = replica.kept is None and not replica.statistics.changing
+        self._backing = backing = replica.backing
+        if backing is None:
+            return
+        offered = _tail(every, backing.most) if self._apart else {}
+        self._notes = [Note(Kind.OFFERED, self._step, *one) for one in offered.items()]
+        backing.tail.offer(self._step, offered)
+        self._waited_s = backing.tail.waited_s
+        self._listen(backing)
+
+    def begin(self) -> Pass | None:
+        """The next one that is to be computed here, and counts here."""
+        if (backing := self._backing) is None:
+            return super().begin()
+        if self._at is not None:  # the pass that was begun is computed
+            count, began_s = self._at
+            backing.own_s = (backing.clock.monotonic_s() - began_s) / count
+            self._at = None
+        self._listen(backing)
+        while (one := super().begin()) is not None:
+            index, count = one.micro_batches[0].index, len(one.micro_batches)
+            own_s = None if backing.own_s is None else count * backing.own_s
+            if backing.tail.begin(index, own_s, backing.abandoned):
+                begun = Note(Kind.BEGUN, self._step, index, count, backing.own_s or 0.0)
+                backing.tell([*self._notes, begun])
+                self._notes, self._at = [], (count, backing.clock.monotonic_s())
+                return one
+        return None
+
+    def instead(self, passes: Iterable[Pass]) -> None:
+        """See `PassQueue.instead`."""
+        self._at = None
+        super().instead(passes)
+
+    def more(self) -> bool:
+        """Whether something may follow, of this member's own or of another's."""
+        if (backing := self._backing) is None:
+            return super().more()
+        if not backing.tail.all_elsewhere(one.micro_batches[0].index for one in self._left):
+            return True
+        self._listen(backing)
+        if self._late(backing, busy=1 if self._at is None else self._at[0]) is not None:
+            return True
+        self._left.clear()
+        self._at, self._last = None, True  # its backward pass is still to come: it is not timed
+        return False
+
+    def settle(self, *, whole: bool = True) -> StepWork:
+        """What of the step is this member's in the end; called once.
+
+        Args:
+            whole: All of its own is computed; else something has failed, and it helps nobody.
+        """
+        backing, replica = self._backing, self._replica
+        if backing is None:
+            return self._work
+        if whole and not self._last:
+            self._back_up(backing)
+        elsewhere = backing.tail.close()
+        own = [p for p in self._work.passes if p.micro_batches[0].index not in elsewhere]
+        idle_s = self._idle_s + backing.tail.waited_s - self._waited_s
+        settled = replace(self._work, passes=(*own, *self._taken), idle_s=idle_s)
+        if elsewhere or self._taken:
+            skipped = () if replica.kept is None else replica.kept.skipped
+            kept = (self._before or PartialStep(step=self._step)).and_also(settled)
+            replica.kept = replace(kept, skipped=skipped)
+        return settled
+
+    def _listen(self, backing: Backing) -> None:
+        """Take what the primary has told: nothing that it answers is waited for here."""
+        if backing.primary is None:
+            return
+        try:
+            backing.hear()
+        except TransportError as error:
+            self._lose(backing, error)
+
+    def _lose(self, backing: Backing, error: TransportError) -> None:
+        backing.primary = None
+        what = "the member that this one backs up is not heard any more"
+        self._replica.notice(what, {"step": self._step, "error": str(error)})
+
+    def _late(self, backing: Backing, *, busy: int = 0) -> tuple[int, int] | None:
+        """The pass that this member had better compute of another's share; None: there is none."""
+        if backing.primary is None or not self._apart or self._replica.following is not None:
+            return None
+        return backing.late(self._step, busy=busy)
+
+    def _back_up(self, backing: Backing) -> None:
+        """Compute what is late elsewhere, and wait for the word which of it counts."""
+        extras: dict[int, _Extra] = {}
+        every = self._work.span.micro_batches
+        try:
+            while (late := self._late(backing)) is not None:
+                index, count = late
+                backing.start(self._step, index, count)
+                extra = self._extra(backing, every[index : index + count])
+                if extra is None:
+                    break
+                extras[index] = extra
+                backing.done(self._step, index)
+                self._answered(backing, extras, 0.0)
+            began_s = backing.clock.monotonic_s()
+            while extras:
+                if backing.abandoned():
+                    raise Abandoned("the generation was abandoned before it was known what counts")
+                self._answered(backing, extras, LOOK_UP_S)
+            self._idle_s += backing.clock.monotonic_s() - began_s
+        except TransportError as error:
+            self.broken = error if extras else None
+            self._lose(backing, error)
+
+    def _answered(self, backing: Backing, extras: dict[int, _Extra], timeout_s: float) -> None:
+        """Add what counts here, forget what does not."""
+        for index, counts in backing.hear(timeout_s).items():
+            if (extra := extras.pop(index, None)) is None:
+                continue
+            if counts:
+                self._taken += extra.passes
+                _add(self._replica, extra)
+            else:
+                self._idle_s += extra.seconds  # it was for nothing
+
+    def _extra(self, backing: Backing, some: tuple[MicroBatch, ...]) -> _Extra | None:
+        """Compute them, apart; None: that fails here, and is left to their owner."""
+        replica, began_s = self._replica, backing.clock.monotonic_s()
+        own = _take(replica, ())
+        try:
+            extra = self._computed(some)
+        except RaisedError as error:
+            failed_pass(some, error)
+            what = f"a backup could not compute micro-batch {some[0].index}, left to its owner"
+            replica.notice(what, {"step": self._step, "error": str(error)})
+            return None
+        finally:
+            _take(replica, ())  # what a failure has left
+            _add(replica, own)
+        seconds = backing.clock.monotonic_s() - began_s
+        backing.own_s = seconds / len(some)
+        return replace(extra, seconds=seconds)
+
+    def _computed(self, some: tuple[MicroBatch, ...]) -> _Extra:
+        """In a frame of its own, which a failure leaves, with all memory that it holds."""
+        replica = self._replica
+        passes = self._collate.passes(some, replica.fuse)
+        replica.forward.compute(passes, self._collate, len(self._work.span.micro_batches))
+        replica.synchronize()
+        return _take(replica, passes)
+
+
+def _take(replica: Replica, passes: tuple[Pass, ...]) -> _Extra:
+    """What has been computed of a step, which is then forgotten."""
+    terms = [term.clone() for term in replica.statistics.terms]
+    taken = _Extra(passes, replica.gradients.take(), terms, replica.forward.loss.clone())
+    for term in (*replica.statistics.terms, replica.forward.loss):
+        term.zero_()
+    return taken
+
+
+def _add(replica: Replica, extra: _Extra) -> None:
+    replica.gradients.add(extra.gradients)
+    for term, more in zip(replica.statistics.terms, extra.terms, strict=True):
+        term.add_(more)
+    replica.forward.loss += extra.loss
+
+
+def _tail(passes: Sequence[Pass], most: int) -> dict[int, int]:
+    """The last of these with at most so many micro-batches: the first of each, and their number.
+
+    Each weighs something, and has micro-batches that follow each other.
+    """
+    tail: dict[int, int] = {}
+    for one in reversed(passes):
+        first, last = one.micro_batches[0].index, one.micro_batches[-1].index
+        count = len(one.micro_batches)
+        if sum(tail.values()) + count > most or one.weight == 0.0 or last - first + 1 != count:
+            break
+        tail[first] = count
+    return tail
