@@ -237,7 +237,7 @@ MUTANTS = (
     ),
     Mutant(
         file="step/collate.py",
-        old="(*(() if kept is None else kept.micro_batches), *self.indices)",
+        old="(*before.micro_batches, *self.indices)",
         new="self.indices",
         breaks="what a member has kept of a step that broke counts as not computed",
         tests=("tests/scenario/test_training_faults.py",),

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from raycloud.data.retry import wait, with_retries
-from raycloud.errors import InternalError, RaycloudError, TaskError
+from raycloud.errors import InternalError, TaskError
 from raycloud.net.lane import Places, places_of
 from raycloud.order import MicroBatch, Order, StepSpan, stream_seed
-from raycloud.step.contract import RaisedError, raised
+from raycloud.step.contract import RaisedError, call
 from raycloud.step.device import Copies, concatenate, pin
 
 if TYPE_CHECKING:
@@ -39,16 +39,14 @@ _COLLATE_STREAM = 1
 _COMPUTE_STREAM = 2
 _ZEROS = np.zeros(4, np.uint64)
 _KEPT = 64  # ranges
-PAUSE = wait
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pass:
     """What a device computes at once: one micro-batch, or several fused.
 
-    `seed` belongs to the first micro-batch; it is what anything random in this pass depends on.
-    `rows` is the sum over the samples that were read for it (see `row_sum`); `read_s` and
-    `collate_s` went into reading them and into `Task.batch`.
+    `seed` belongs to the first micro-batch; what is random in this pass depends on it alone. `rows`
+    is the `row_sum` of what was read; `read_s` and `collate_s` went into that and `Task.batch`.
     """
 
     micro_batches: tuple[MicroBatch, ...]
@@ -94,36 +92,20 @@ class StepWork:
         made = [m.index for one in self.passes for m in one.micro_batches]
         return (*made, *(m.index for m, _ in self.failed))
 
-    def expected_weight(self, kept: PartialStep | None) -> float:
-        """Of this and what is kept of the step, as a member tells it ahead.
-
-        What cannot be computed counts as one: where there is any, the step goes by another weight.
-        """
-        before = 0.0 if kept is None else kept.weight + len(kept.skipped)
-        return before + self.weight + len(self.failed)
-
-    def places(self, kept: PartialStep | None) -> Places:
-        """Which micro-batches that weight is of."""
-        return places_of((*(() if kept is None else kept.micro_batches), *self.indices))
-
     @property
     def rows(self) -> int:
         """Sum over the samples that were read for these; see `row_sum`."""
         return self.failed_rows + sum(p.rows for p in self.passes)
 
-    def told_rows(self, kept: PartialStep | None) -> float:
-        """As this member tells the others, of this and of what is kept of the step."""
-        return float((self.rows + (0 if kept is None else kept.rows)) % ROWS)
+    def told(self, kept: PartialStep | None) -> tuple[float, Places, float]:
+        """Weight, places and rows of this and what is kept of the step, as a member tells them.
 
-    @property
-    def read_s(self) -> float:
-        """Seconds of reading samples."""
-        return sum(p.read_s for p in self.passes)
-
-    @property
-    def collate_s(self) -> float:
-        """Seconds of `Task.batch`."""
-        return sum(p.collate_s for p in self.passes)
+        What cannot be computed counts as one: where there is any, the step goes by another weight.
+        """
+        before = kept or PartialStep(step=self.span.step)
+        weight = before.weight + len(before.skipped) + self.weight + len(self.failed)
+        places = places_of((*before.micro_batches, *self.indices))
+        return weight, places, float((self.rows + before.rows) % ROWS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +118,7 @@ class PartialStep:
         step: Which step.
         micro_batches: Indices in the step of those that it has computed, rising.
         weight: Their weight.
-        rows: Sum over the samples that were read for them; see `collate.row_sum`.
+        rows: Their `row_sum`.
         skipped: Those among them that cannot be computed, and are not to be tried again.
     """
 
@@ -147,11 +129,7 @@ class PartialStep:
     skipped: tuple[int, ...] = ()
 
     def and_also(self, work: StepWork) -> PartialStep:
-        """What is kept once `work` is computed too.
-
-        Raises:
-            InternalError: It is of another step, or computed already.
-        """
+        """What is kept once `work` is computed too; `InternalError`: another's, or computed."""
         new = work.indices
         both = sorted([*self.micro_batches, *new])
         if self.step != work.span.step or len(set(both)) < len(both):
@@ -184,13 +162,7 @@ class Making:
 
 
 class View:
-    """The samples as they are known at one time. Thread-safe.
-
-    Attributes:
-        order: Which sample stands where.
-        read: Many samples by their ids.
-        as_rows: Whether they come as `Rows`.
-    """
+    """The samples, and their `order`, as they are known at one time. Thread-safe."""
 
     def __init__(self, samples: Samples, order: Order) -> None:
         self.order = order
@@ -207,14 +179,11 @@ class View:
         return self.order.ids(*one) if known is None else known
 
     def hint(self, ranges: Iterable[Range], later: int) -> None:
-        """Say that what stands `later` places after these will be read, if that is of use.
-
-        What was looked up for that is kept, since most of it will be asked for as it is.
-        """
+        """Say that what stands `later` places after these will be read, if that is of use."""
         if self._want is None:
             return
         for one in ranges:
-            ahead = moved(one, later, self.order)
+            ahead = _moved(one, later, self.order)
             self._known[ahead] = ids = self.order.ids(*ahead)
             self._want(ids)
         while len(self._known) > _KEPT:  # others were asked for: the shares have changed
@@ -229,11 +198,11 @@ def reader(samples: Samples) -> Callable[[npt.NDArray[np.int64]], Any]:
         return gather  # of our own, which reads files
     many = getattr(samples, "__getitems__", None)
     if many is not None:
-        return lambda ids: with_retries(lambda: many(ids.tolist()), PAUSE)
-    return lambda ids: [with_retries(partial(getitem, samples, i), PAUSE) for i in ids.tolist()]
+        return lambda ids: with_retries(lambda: many(ids.tolist()), wait)
+    return lambda ids: [with_retries(partial(getitem, samples, i), wait) for i in ids.tolist()]
 
 
-def joined(parts: Iterable[MicroBatch | StepSpan]) -> list[Range]:
+def _joined(parts: Iterable[MicroBatch | StepSpan]) -> list[Range]:
     """Where these lie, neighbours joined: an order is asked less often."""
     found: list[Range] = []
     for m in parts:
@@ -244,7 +213,7 @@ def joined(parts: Iterable[MicroBatch | StepSpan]) -> list[Range]:
     return found
 
 
-def moved(one: Range, later: int, order: Order) -> Range:
+def _moved(one: Range, later: int, order: Order) -> Range:
     """The range `later` places on, cut at the end of its epoch."""
     epoch, start, stop = one[0], one[1] + later, one[2] + later
     while start >= (length := order.samples_in(epoch)):
@@ -264,14 +233,11 @@ def row_sum(ids: npt.NDArray[np.int64]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """Samples that were read, their ids, and the seconds that took."""
-
     samples: Any
     ids: npt.NDArray[np.int64]
     seconds: float
 
     def cut(self, at: int, stop: int) -> _Read:
-        """Some of them."""
         share_s = self.seconds * (stop - at) / len(self.ids)
         return _Read(self.samples[at:stop], self.ids[at:stop], share_s)
 
@@ -280,15 +246,13 @@ Passes = tuple[Pass, ...]
 
 
 class Made(Protocol):
-    """Passes that are being made."""
+    """Passes that are being made: `result` waits for them, or raises what making them raised."""
 
     def result(self) -> Passes:
-        """Them, as soon as they are there; or raises what making them raised."""
-        ...
+        """Them."""
 
     def cancel(self) -> object:
         """They are no longer wanted: `result`, where a thread waits in it, raises."""
-        ...
 
 
 class Collators(Protocol):
@@ -296,11 +260,9 @@ class Collators(Protocol):
 
     def submit(self, micro_batches: tuple[MicroBatch, ...], fuse: int) -> Made:
         """Begin to make what `Collate.passes` would. Returns at once; asked in order of steps."""
-        ...
 
     def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
         """From `epoch` on the data is that of `version`: see `Collate.extend`."""
-        ...
 
 
 class Collate:
@@ -353,16 +315,15 @@ class Collate:
         cut = max(len(todo) - self.making.apart, 0)
         groups = [todo[at : min(at + fuse, cut)] for at in range(0, cut, fuse)]
         groups += [todo[at : at + fuse] for at in range(cut, len(todo), fuse)]
+        # Rows are cheaper to read at once, and cut without a copy.
+        whole = self._read(view, todo) if view.as_rows and len(groups) > 1 else None
         made: list[Pass] = []
-        if view.as_rows and len(groups) > 1:  # cheaper to read at once, and cut without a copy
-            read, at = self._read(view, todo), 0
-            for group in groups:
-                stop = at + sum(m.samples for m in group)
-                made += self._group(view, group, read.cut(at, stop))
-                at = stop
-        else:
-            for group in groups:
-                made += self._group(view, group, self._read(view, group))
+        at = 0
+        for group in groups:
+            stop = at + sum(m.samples for m in group)
+            read = self._read(view, group) if whole is None else whole.cut(at, stop)
+            made += self._group(view, group, read)
+            at = stop
         if self._pinned:
             made = [replace(one, batch=pin(one.batch)) for one in made]
         return tuple(made)
@@ -382,21 +343,17 @@ class Collate:
                 failed.append((m, error))
         return tuple(made), tuple(failed)
 
-    def ids(self, micro_batch: MicroBatch) -> tuple[int, ...]:
+    def ids(self, one: MicroBatch) -> tuple[int, ...]:
         """The samples of a micro-batch."""
-        [where] = joined([micro_batch])
-        return tuple(self._view.order.ids(*where).tolist())
+        return tuple(self._view.order.ids(one.epoch, one.start, one.stop).tolist())
 
     def row_sum(self, parts: Iterable[MicroBatch | StepSpan]) -> int:
         """The sum of the codes of their samples, whoever reads them; see `row_sum`."""
-        return sum(row_sum(self._view.order.ids(*one)) for one in joined(parts))
+        return sum(row_sum(self._view.order.ids(*one)) for one in _joined(parts))
 
     def want(self, micro_batches: Iterable[MicroBatch], later: int) -> None:
-        """Hint that what stands `later` places after these will be asked for.
-
-        Cheap, and without effect where the samples take no hints.
-        """
-        self._view.hint(joined(micro_batches), later)
+        """Hint that what stands `later` places after these will be asked for."""
+        self._view.hint(_joined(micro_batches), later)
 
     def _now_s(self) -> float:
         return 0.0 if self._clock is None else self._clock.monotonic_s()
@@ -434,15 +391,9 @@ class Collate:
         return [whole]
 
     def _read(self, view: View, group: list[MicroBatch]) -> _Read:
-        """The samples of a group."""
         began_s = self._now_s()
-        ids = np.concatenate([view.ids(one) for one in joined(group)])
-        try:
-            samples = view.read(ids)
-        except RaycloudError:
-            raise
-        except BaseException as error:
-            raise _fault("reading the samples", error, group) from error
+        ids = np.concatenate([view.ids(one) for one in _joined(group)])
+        samples = call("reading the samples", lambda: view.read(ids), partial(_place, group))
         return _Read(samples, ids, self._now_s() - began_s)
 
     def _pass(self, group: list[MicroBatch], read: _Read) -> tuple[Pass, bool]:
@@ -451,14 +402,10 @@ class Collate:
         rng = self._generator(stream_seed(seed, _COLLATE_STREAM, first.epoch, first.start))
         before = _drawn(rng) if len(group) > 1 else None
         began_s = self._now_s()
-        try:
-            batch = self._task.batch(read.samples, rng)
-        except RaycloudError:
-            raise
-        except BaseException as error:
-            raise _fault("Task.batch", error, group) from error
+        made = partial(self._task.batch, read.samples, rng)
+        batch = call("Task.batch", made, partial(_place, group))
         collate_s = self._now_s() - began_s
-        made = Pass(
+        one = Pass(
             micro_batches=tuple(group),
             batch=batch,
             weight=self._weight(batch, sum(m.samples for m in group)),
@@ -467,13 +414,11 @@ class Collate:
             read_s=read.seconds,
             collate_s=collate_s,
         )
-        return made, before is not None and _drawn(rng) != before
+        return one, before is not None and _drawn(rng) != before
 
     def _generator(self, key: int) -> np.random.Generator:
-        """What `Generator(Philox(key=key))` is: this thread's, begun anew.
-
-        Making one asks the system for entropy that nobody needs, which takes seven times as long.
-        """
+        # What `Generator(Philox(key=key))` is: this thread's, begun anew. Making one asks the
+        # system for entropy that nobody needs, which takes seven times as long.
         rng: np.random.Generator | None = getattr(self._own, "rng", None)
         if rng is None:
             rng = self._own.rng = np.random.Generator(np.random.Philox(key=key))
@@ -489,12 +434,7 @@ class Collate:
         return rng
 
     def _weight(self, batch: Any, samples: int) -> float:
-        try:
-            weight = float(self._task.weight(batch, samples))
-        except RaycloudError:
-            raise
-        except BaseException as error:
-            raise raised("Task.weight", error) from error
+        weight: float = call("Task.weight", lambda: float(self._task.weight(batch, samples)))
         if not 0.0 <= weight < float("inf"):
             raise TaskError(
                 f"Task.weight returned {weight}", hint="return a finite number that is not negative"
@@ -503,13 +443,10 @@ class Collate:
 
 
 def _drawn(rng: np.random.Generator) -> tuple[list[int], int]:
-    """What changes with every draw: Philox keeps four values, of which half of one may be left."""
     state: Any = rng.bit_generator.state
     return [*state["state"]["counter"].tolist(), state["buffer_pos"]], state["has_uint32"]
 
 
-def _fault(what: str, error: BaseException, group: list[MicroBatch]) -> TaskError:
+def _place(group: list[MicroBatch]) -> str:
     first, last = group[0], group[-1]
-    found = raised(what, error)
-    place = f"(epoch {first.epoch}, samples [{first.start}, {last.stop}) of the sequence)"
-    return type(found)(f"{found.message} {place}")
+    return f" (epoch {first.epoch}, samples [{first.start}, {last.stop}) of the sequence)"

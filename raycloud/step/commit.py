@@ -1,10 +1,9 @@
 """Commit: from the exchanged gradients to the end of a step, the same on every member.
 
-As a rule all is well, which one number in the last message says. Where it is not, the members tell
-each other what they could not compute, over the control lane, and exchange the step once more by
-the weight that is left; their own gradients are still there. A step whose loss or gradient is not
-finite changes nothing: it ends the run, is passed over, or lets all go back to a checkpoint and on
-without the step that made it so.
+Where all is not well, which one number in the last message says, the members tell each other over
+the control lane what they could not compute, and exchange the step once more by the weight that is
+left. A step whose loss or gradient is not finite changes nothing: it ends the run, is passed over,
+or lets all go back to a checkpoint and on without the step that made it so.
 """
 
 from __future__ import annotations
@@ -50,26 +49,12 @@ class RollbackError(Exception):
         self.step, self.why, self.left_out = step, why, left_out
 
 
-@dataclass(frozen=True, slots=True)
-class Others:
-    """How a member talks to the others.
-
-    Attributes:
-        lane: The control lane; nothing that was sent on it is unread.
-        behind: This member does not hold the next change.
-    """
-
-    lane: Lane
-    behind: bool
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Owed:
     """The loss of the step committed last, until the lane has told all members' sum.
 
     Attributes:
-        loss: Sum of weight * loss over this member's own micro-batches.
-        own_weight: Their weight.
+        loss: Sum of weight * loss over this member's own micro-batches, of `own_weight`.
         weight: Weight of the whole step.
     """
 
@@ -100,7 +85,13 @@ class Outcome:
 
 
 def find_outcome(
-    replica: Replica, work: StepWork, weight: float, others: Others, collate: Collate
+    replica: Replica,
+    work: StepWork,
+    weight: float,
+    lane: Lane,
+    collate: Collate,
+    *,
+    behind: bool,
 ) -> Outcome:
     """Wait for the exchange of a step that all have computed, whose whole weight is `weight`.
 
@@ -112,14 +103,14 @@ def find_outcome(
     """
     span = work.span
     try:
-        exchanged = collect(replica, span.step, others.lane.abandoned)
+        exchanged = collect(replica, span.step, lane.abandoned)
     except DivergedError as error:  # on every member, since all have the same sum
-        raise _explained(error, work, others, collate) from None
+        raise _explained(error, work, lane, collate) from None
     left_out: tuple[int, ...] = ()
     skips: tuple[Skip, ...] = ()
     why = not_finite = ""
     if exchanged.astray:
-        left_out, weight, loss, known = _ask_others(replica, span, others)
+        left_out, weight, loss, known = _ask_others(replica, span, lane)
         if known:
             why, skips = "the run has gone back because of it", (_whole(span),)
         elif not math.isfinite(loss):
@@ -127,8 +118,8 @@ def find_outcome(
         else:
             skips = _skips(replica, span, left_out)
             if weight > 0.0:
-                replica.exchange_anew(1.0 / weight, behind=others.behind)
-                exchanged = collect(replica, span.step, others.lane.abandoned)
+                replica.exchange_anew(1.0 / weight, behind=behind)
+                exchanged = collect(replica, span.step, lane.abandoned)
                 if exchanged.astray:
                     raise InternalError(f"step {span.step} is astray once more")
             else:
@@ -157,8 +148,7 @@ def collect(replica: Replica, step: int, abandoned: Callable[[], bool]) -> Excha
 
     Raises:
         DivergedError: A gradient is not finite, and that ends the run.
-        TransportError: The exchange broke, or was abandoned. Nothing has changed, and what is
-            computed is kept.
+        TransportError: The exchange broke, or was abandoned; what is computed is kept.
     """
     if replica.broken is not None:
         raise replica.broken
@@ -211,34 +201,26 @@ def commit(
         replica.commit_parts(done)
 
 
-def all_hold(exchanged: Exchanged, others: Others) -> bool:
+def all_hold(exchanged: Exchanged, lane: Lane, *, behind: bool) -> bool:
     """Whether all members hold the next change, once a step is committed.
 
     Each has said it with its last gradients. Where one was late and has told so, that was long ago
     for the others, and the change may be what was made of it: they say it once more.
-
-    Raises:
-        TransportError: The exchange broke, or was abandoned.
     """
     if exchanged.agreed or not exchanged.late:
         return exchanged.agreed
-    [lack] = others.lane.sum([float(others.behind)])
+    [lack] = lane.sum([float(behind)])
     return lack == 0.0
 
 
-def _explained(
-    error: DivergedError, work: StepWork, others: Others, collate: Collate
-) -> DivergedError:
-    """The error, with the samples that are to blame where the data is not finite.
-
-    Each member looks at its own micro-batches, and all are told of which.
-    """
+def _explained(error: DivergedError, work: StepWork, lane: Lane, collate: Collate) -> DivergedError:
+    """The error, with the samples that are not finite, of which each member looks at its own."""
     every = work.span.micro_batches
     flags = [0.0] * len(every)
     for index in work.indices:
         flags[index] = float(bool(_not_finite_ids(every[index], collate)))
     found: list[int] = []
-    for index, flag in enumerate(others.lane.sum(flags)):
+    for index, flag in enumerate(lane.sum(flags)):
         if flag and len(found) < _MOST_IDS:
             found += _not_finite_ids(every[index], collate)
     if not found:
@@ -266,12 +248,11 @@ def _not_finite_ids(one: MicroBatch, collate: Collate) -> list[int]:
 
 
 def _ask_others(
-    replica: Replica, span: StepSpan, others: Others
+    replica: Replica, span: StepSpan, lane: Lane
 ) -> tuple[tuple[int, ...], float, float, bool]:
-    """What all could not compute, the weight that is left, and the loss where it is not finite.
+    """What all could not compute, the weight left, a loss that is not finite, and who leaves it.
 
-    And whether one knows that the step is to be left out. Buffers that began to change on a member
-    are averaged by all from here on.
+    Buffers that began to change on a member are averaged by all from here on.
     """
     kept, loss = replica.kept, replica.loss_sum()
     if kept is None:
@@ -281,7 +262,7 @@ def _ask_others(
     buffers = [float(number in begun) for number in range(replica.statistics.others)]
     knows = float(replica.leaves_out(span.step))
     told = [*buffers, *own, kept.weight, 0.0 if math.isfinite(loss) else loss, knows]
-    *flags, weight, loss, known = others.lane.sum(told)
+    *flags, weight, loss, known = lane.sum(told)
     replica.average(number for number, flag in enumerate(flags[: len(buffers)]) if flag)
     left_out = tuple(k for k, flag in enumerate(flags[len(buffers) :]) if flag)
     return left_out, weight, loss, known > 0.0
@@ -302,7 +283,6 @@ def _skips(replica: Replica, span: StepSpan, left_out: tuple[int, ...]) -> tuple
 
 
 def _not_finite(replica: Replica, span: StepSpan, why: str) -> tuple[Skip, ...]:
-    """The whole step does not count, or all go back."""
     errors, step = replica.errors, span.step
     if errors.on_nan == "stop":
         raise DivergedError(f"{why} at step {step}", hint=_REMEDY)
@@ -328,7 +308,6 @@ def _not_finite(replica: Replica, span: StepSpan, why: str) -> tuple[Skip, ...]:
 
 
 def _whole(span: StepSpan) -> Skip:
-    """Nothing of a step counts."""
     return Skip(step=span.step, epoch=span.epoch, start=span.start, stop=span.stop, why=NAN)
 
 
@@ -367,21 +346,13 @@ def newest_update(step: int, skips: tuple[Skip, ...]) -> int:
 
 
 def check_restored(model: nn.Module, step: int) -> None:
-    """Whether one may go on from the checkpoint of `step`, which is loaded.
-
-    Raises:
-        RollbackError: Its parameters are not finite: an older one is needed.
-    """
+    """`RollbackError`: the checkpoint of `step`, which is loaded, is not finite."""
     if not is_finite(model):
         raise RollbackError(step, f"the checkpoint of step {step} is not finite", None)
 
 
 def check_end(replica: Replica, step: int) -> None:
-    """Whether the run may end here: no step follows that would tell.
-
-    Raises:
-        RollbackError: The parameters are not finite, and the job goes back then.
-    """
+    """`RollbackError`: the run may not end here, where no step follows that would tell."""
     goes_back = replica.errors.on_nan == "rollback" and replica.following is None
     if goes_back and not is_finite(replica.model):
         raise give_up(replica, step, "the run would end")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from raycloud.errors import TransportError
 from raycloud.net.transport import Abandoned
 from raycloud.step.collate import PartialStep
-from raycloud.step.contract import RaisedError, call_backward
+from raycloud.step.contract import RaisedError, call
 from raycloud.step.forward import PassQueue
 from raycloud.step.retry import compute_again, failed_pass, skip
 from raycloud.step.speculation import LOOK_UP_S, Kind, Note
@@ -92,7 +92,7 @@ def backward(replica: Replica, span: StepSpan, collate: Collate, scale: float | 
         replica.begin_exchange(scale)
     try:
         if last is not None:
-            call_backward(last[1] * last[0].weight)
+            call("the backward pass", (last[1] * last[0].weight).backward)
     except RaisedError as error:
         last = None  # its graph, which may be what memory ran out for
         compute_again(replica, span, collate, failed_pass(replica.forward.at, error))

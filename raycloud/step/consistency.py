@@ -1,12 +1,10 @@
 """Replica consistency: a digest of the state, compared over the members that hold a copy of it.
 
-Replicas are to be equal after each commit. Each second, and at each checkpoint, every member makes
-a digest of its own state and gives it with the next message on the control lane, which is sent
-anyway: nobody waits for it. Where digests differ, all see it in the same message; after that step
-they compare tensor by tensor, and end with an error that names the tensor and the members.
-
-Where members' processors are of unlike kinds, replicas differ by rounding. There the lowest rank's
-replica is taken by all, if the difference is not larger than rounding can make it (`bound`).
+Replicas are to be equal after each commit. Each second, and at each checkpoint, every member gives
+a digest of its own with the next message on the control lane: nobody waits for it. Where digests
+differ, all see it in the same message; after that step they compare tensor by tensor, and end with
+an error that names the tensor and the members. Where processors are of unlike kinds, replicas
+differ by rounding: there all take the lowest rank's, if rounding can make the difference (`bound`).
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -22,6 +19,7 @@ import torch
 
 from raycloud.errors import TaskError
 from raycloud.net.lane import DIGEST_WORDS, LaneDigest, LaneReport
+from raycloud.step.mutation import fingerprints
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -33,25 +31,10 @@ _TIMES = 200.0  # a digest takes at most one part in so many of the time
 _ALIGN_EVERY_S = 60.0
 _ALIGN_TIMES = 100.0  # the same for taking another's replica
 _LINK_BYTES_PER_S = 125e6  # before the first time has shown what it takes
-_COLUMNS = 8191  # 64-bit words that are summed apart
-_MASK = 2**48 - 1  # exact in float64
 _NAMED = 3
 _SKETCHES, _ROW = 16, 4096
 _TOLD = 4  # of each tensor that is taken
 _LAMBDA = 4.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Company:
-    """Who compares with whom in a generation.
-
-    Attributes:
-        members: Numbers by rank.
-        unlike: Not all of their processors are of one kind.
-    """
-
-    members: tuple[int, ...]
-    unlike: bool = False
 
 
 class Consistency:
@@ -60,16 +43,12 @@ class Consistency:
     Order of calls: `enter` a generation; each step `told` with what is sent on the lane and `heard`
     with what is read; after the commit `settle`, at the same place on every member. `look` makes a
     digest that the next `told` gives.
-
-    Args:
-        replica: This member's.
-        clock: For the seconds that it may take.
     """
 
     def __init__(self, replica: Replica, clock: Clock) -> None:
         self._replica, self._clock = replica, clock
-        self._company = Company(members=())
-        self._rank = 0
+        self._members: tuple[int, ...] = ()
+        self._rank, self._unlike = 0, False
         self._due_s = self._align_due_s = 0.0
         self._digest: tuple[int, LaneDigest] | None = None  # before which step
         self._asked = self._differ = False
@@ -77,20 +56,23 @@ class Consistency:
         self._aligned_step = 0
         self._bases: dict[str, torch.Tensor] = {}
 
-    def enter(self, company: Company, rank: int, step: int) -> None:
-        """A generation begins before `step`: what was on its way is forgotten."""
-        self._company, self._rank = company, rank
+    def enter(self, members: tuple[int, ...], rank: int, step: int, *, unlike: bool) -> None:
+        """A generation of `members`, by rank, begins before `step`; what was sent is forgotten.
+
+        They are `unlike` where not all of their processors are of one kind.
+        """
+        self._members, self._rank, self._unlike = members, rank, unlike
         self._digest, self._asked, self._differ = None, False, False
         now_s = self._clock.monotonic_s()
         self._due_s = max(self._due_s, now_s + _EVERY_S)
-        if not company.unlike or self._bases:
+        if not unlike or self._bases:
             return
         self._align_due_s = now_s + _ALIGN_EVERY_S
         if self._replica.following is not None:  # how far it moves, the others know
             self._aligned_step = step
             return
         self._rebase(step)
-        whole = sum(t.numel() * t.element_size() for t in self._tensors().values())
+        whole = sum(t.nbytes for t in self._tensors().values())
         self._align_due_s = now_s + max(_ALIGN_EVERY_S, _ALIGN_TIMES * whole / _LINK_BYTES_PER_S)
 
     def due(self) -> bool:
@@ -109,7 +91,7 @@ class Consistency:
     def heard(self, sums: LaneReport) -> None:
         """What a message has brought of all."""
         digest = sums.digest
-        self._asked = len(self._company.members) > 1 and digest.holds_off == 0.0
+        self._asked = len(self._members) > 1 and digest.holds_off == 0.0
         if digest.given > 1 and not digest.same:
             self._differ = True
         elif digest.given > 1:
@@ -117,7 +99,7 @@ class Consistency:
 
     def look(self, step: int) -> None:
         """Make the digest of the state before `step`; without effect where there is one."""
-        alone = len(self._company.members) < 2  # noqa: PLR2004
+        alone = len(self._members) < 2  # noqa: PLR2004
         made = self._digest is not None and self._digest[0] == step
         if alone or made or self._replica.following is not None:
             return
@@ -134,10 +116,8 @@ class Consistency:
     def settle(self, step: int, lane: Lane, *, last: bool = False) -> None:
         """After a commit, before `step`: find out what differs if anything does, or look.
 
-        Args:
-            step: The next one.
-            lane: Nothing that was sent on it is unread.
-            last: Nothing comes after it.
+        Nothing that was sent on the `lane` is unread; where it is the `last`, nothing comes after
+        it.
 
         Raises:
             TaskError: Replicas have drifted apart.
@@ -145,7 +125,7 @@ class Consistency:
         """
         differ, asked, self._differ, self._asked = self._differ, self._asked, False, False
         if differ:
-            self._find_out(_There(step=step, lane=lane), last=last)
+            self._find_out(step, lane, last=last)
         elif asked:
             self.look(step)
 
@@ -162,55 +142,53 @@ class Consistency:
         self._bases = {name: sketch(tensor) for name, tensor in self._tensors().items()}
         self._aligned_step = step
 
-    def _find_out(self, there: _There, *, last: bool) -> None:
+    def _find_out(self, step: int, lane: Lane, *, last: bool) -> None:
         """Raise what is wrong, or take the lowest rank's replica; all members call this."""
         follows = self._replica.following is not None
         tensors = {} if follows else self._tensors()
         ready = last or self._clock.monotonic_s() >= self._align_due_s
-        steps = there.step - self._aligned_step
-        heads = there.lane.gather(
+        steps = step - self._aligned_step
+        heads = lane.gather(
             [float(not follows), len(tensors), layout(tensors), float(ready), steps]
         )
         holders = [rank for rank, one in enumerate(heads) if one[0]]
         if len({heads[r][2] for r in holders}) > 1:
             groups = self._groups({r: heads[r][2] for r in holders})
-            raise self._drifted(there, f"the replicas hold other tensors on {groups}")
+            raise self._drifted(step, f"the replicas hold other tensors on {groups}")
         count = int(heads[holders[0]][1])
-        rows = there.lane.gather(fingerprints(list(tensors.values())) or [0.0] * count)
+        rows = lane.gather(fingerprints(list(tensors.values())) or [0.0] * count)
         names = list(tensors) or [""] * count
         differing = [k for k in range(count) if len({rows[r][k] for r in holders}) > 1]
         if not differing:
-            what = f"replicas differed before step {there.step - 1}, and do no more"
+            what = f"replicas differed before step {step - 1}, and do no more"
             self._replica.notice(what, {})
-        elif not self._company.unlike:
+        elif not self._unlike:
             groups = self._groups({r: rows[r][differing[0]] for r in holders})
             few = ", ".join(repr(names[k]) for k in differing[:_NAMED])
             more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
             differ = "differ" if len(differing) > 1 else "differs"
-            raise self._drifted(there, f"{few}{more} {differ} on {groups}")
+            raise self._drifted(step, f"{few}{more} {differ} on {groups}")
         elif len(holders) == len(heads) and all(one[3] for one in heads):
-            self._align(there, [names[k] for k in differing], max(int(one[4]) for one in heads))
+            self._align(step, lane, [names[k] for k in differing], max(int(o[4]) for o in heads))
 
-    def _align(self, there: _There, names: Sequence[str], steps: int) -> None:
+    def _align(self, step: int, lane: Lane, names: Sequence[str], steps: int) -> None:
         """Rank 0's replica becomes that of all, unless one is farther from it than by rounding."""
         began_s, tensors = self._clock.monotonic_s(), self._tensors()
         self._replica.settle()
-        rows = there.lane.gather(
-            [n for name in names for n in self._take(name, tensors[name], there)]
-        )
+        rows = lane.gather([n for name in names for n in self._take(name, tensors[name], lane)])
         largest: tuple[float, str] = (0.0, "")
         for k, name in enumerate(names):
             each = [row[_TOLD * k : _TOLD * (k + 1)] for row in rows]
             moved, eps = max(one[2] for one in each), _eps(tensors[name].dtype)
             most = bound(eps, steps, norm=each[0][3], moved=moved)
             if far := [rank for rank, one in enumerate(each) if not one[0] <= most]:
-                who = _members([self._company.members[rank] for rank in far])
+                who = _members([self._members[rank] for rank in far])
                 by = max(each[rank][0] for rank in far)
-                what = f"{name!r} differs on {who} from member {self._company.members[0]}"
-                raise self._drifted(there, f"{what} by {by:.3g}, rounding makes {most:.3g} at most")
+                what = f"{name!r} differs on {who} from member {self._members[0]}"
+                raise self._drifted(step, f"{what} by {by:.3g}, rounding makes {most:.3g} at most")
             largest = max(largest, (max(one[1] for one in each), name))
         self._replica.statistics.settle()
-        self._rebase(there.step)
+        self._rebase(step)
         now_s = self._clock.monotonic_s()
         wait_s = max(_ALIGN_EVERY_S, _ALIGN_TIMES * (now_s - began_s))
         self._align_due_s = now_s + wait_s
@@ -218,8 +196,8 @@ class Consistency:
             self._replica.notice(
                 "replicas were aligned: members' processors are unlike, and round differently",
                 {
-                    "step": there.step,
-                    "since_step": there.step - steps,
+                    "step": step,
+                    "since_step": step - steps,
                     "largest_difference": largest[0],
                     "tensor": largest[1],
                     "tensors": len(names),
@@ -228,13 +206,13 @@ class Consistency:
                 },
             )
 
-    def _take(self, name: str, tensor: torch.Tensor, there: _There) -> tuple[float, ...]:
+    def _take(self, name: str, tensor: torch.Tensor, lane: Lane) -> tuple[float, ...]:
         """Take rank 0's; how far apart they were (norm, largest), how far it moved, its norm."""
         base = self._bases.get(name)
         moved = 0.0 if base is None else _norm(sketch(tensor) - base) / math.sqrt(_SKETCHES)
         here = tensor.to("cpu", copy=True).contiguous()
         taken = here.clone()
-        there.lane.broadcast(taken.view(-1))
+        lane.broadcast(taken.view(-1))
         tensor.copy_(taken)
         mine, other = (_real(one).double() for one in (here, taken))
         apart = torch.where(mine == other, 0.0, (mine - other).abs())
@@ -245,28 +223,20 @@ class Consistency:
         """Who differs from whom: the fewer from the more."""
         of: dict[float, list[int]] = {}
         for rank, value in values.items():
-            of.setdefault(value, []).append(self._company.members[rank])
+            of.setdefault(value, []).append(self._members[rank])
         most = max(of.values(), key=len)
         others = sorted(m for group in of.values() if group is not most for m in group)
         return f"{_members(others)} from {_members(most)}"
 
-    def _drifted(self, there: _There, what: str) -> TaskError:
+    def _drifted(self, step: int, what: str) -> TaskError:
         equal = self._equal_step
         known = f"; they were equal before step {equal}" if equal >= 0 else ""
         return TaskError(
-            f"replicas have drifted apart: before step {there.step}, {what}{known}",
+            f"replicas have drifted apart: before step {step}, {what}{known}",
             hint="whatever changes parameters must do the same on every worker: look for random "
             "numbers, clocks, files and ranks in modules, schedules and optimizer hooks; if there "
             "are none, a worker's memory may be at fault. Go on from an earlier checkpoint",
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _There:
-    """Where members compare: before `step`, when nothing that was sent on the lane is unread."""
-
-    step: int
-    lane: Lane
 
 
 def bound(eps: float, steps: int, *, norm: float, moved: float) -> float:
@@ -294,46 +264,11 @@ def bound(eps: float, steps: int, *, norm: float, moved: float) -> float:
     return _LAMBDA * (eps * math.sqrt(max(steps, 1)) * norm + math.sqrt(eps) * moved)
 
 
-def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """One of 48 bits for each tensor: a function of its bytes alone, at the memory's speed.
-
-    The bytes are 64-bit words, summed in 8191 columns, and those by random weights, modulo 2**64.
-    """
-    found = [_fingerprint(tensor.detach()) for tensor in tensors]
-    return [value >> 16 & _MASK for value in torch.stack(found).tolist()] if found else []
-
-
-def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.contiguous().reshape(-1)
-    if flat.data_ptr() % 8:
-        flat = flat.clone()
-    octets = flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
-    whole = octets.numel() // 8
-    words, rest = octets[: 8 * whole].view(torch.int64), octets[8 * whole :]
-    weights = _weights(tensor.device)
-    rows = whole // _COLUMNS
-    left = words[rows * _COLUMNS :]
-    found = (left * weights[: left.numel()]).sum() * 3 + tensor.numel()
-    if rows:
-        columns = words[: rows * _COLUMNS].view(rows, _COLUMNS).sum(0)
-        found = found * 5 + (columns * weights).sum()
-    if rest.numel():
-        found = found * 7 + (rest * weights[: rest.numel()]).sum()
-    return found
-
-
-@cache
-def _weights(device: torch.device) -> torch.Tensor:
-    draw = torch.Generator().manual_seed(1)
-    drawn = torch.randint(-(2**62), 2**62, (_COLUMNS,), generator=draw, dtype=torch.int64)
-    return (2 * drawn + 1).to(device)
-
-
 def sketch(tensor: torch.Tensor) -> torch.Tensor:
-    """Sums of a tensor's elements by random signs: those of a difference tell how long it is.
+    """Sixteen sums of a tensor's elements by random signs: those of a difference tell its length.
 
-    Sixteen sums; the mean of their squares estimates the squared norm, with a relative error of a
-    third (W. Johnson, J. Lindenstrauss 1984; D. Achlioptas 2003: signs will do).
+    The mean of their squares estimates the squared norm, with a relative error of a third (W.
+    Johnson, J. Lindenstrauss 1984; D. Achlioptas 2003: signs will do).
     """
     flat = tensor.detach()
     if flat.dtype != torch.float64:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from raycloud.task import Task
 
 _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_NEEDED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _TASK_STREAM = 6
 _AFTER_IMPORT: dict[tuple[str, int], Any] = {}  # by code and seed
 
@@ -39,15 +40,25 @@ class DrawnError(RaisedError):
     """A pass drew from numpy's or Python's generator before anything was known of that."""
 
 
-def raised(what: str, error: BaseException) -> TaskError:
+def raised(what: str, error: BaseException, where: str = "") -> TaskError:
     """The task's fault for what its code raised; `what` begins the sentence: `Task.data`.
 
     `SystemExit` and `KeyboardInterrupt`, which here come from the task's code alone, ask to end:
     nothing is computed again, or skipped, because of them.
     """
     kind = RaisedError if isinstance(error, Exception) else TaskError
-    text = str(error)
-    return kind(f"{what} raised {type(error).__name__}" + (f": {text}" if text else ""))
+    text = f": {error}" if str(error) else ""
+    return kind(f"{what} raised {type(error).__name__}{text}{where}")
+
+
+def call(what: str, function: Callable[[], Any], where: Callable[[], str] = str) -> Any:
+    """Call the user's code; what it raises is the task's fault, see `raised`."""
+    try:
+        return function()
+    except RaycloudError:
+        raise
+    except BaseException as error:
+        raise raised(what, error, where()) from error
 
 
 def check_settings(kind: type[Task], job: Job) -> None:
@@ -85,8 +96,13 @@ def construct(kind: type[Task] | TaskCode, job: Job) -> Task:
         TaskError: That, or making it, raises.
     """
     seed_everything(stream_seed(job.seed, _TASK_STREAM))
-    if isinstance(kind, TaskCode):
-        kind = _imported(kind, job)
+    if isinstance(kind, TaskCode):  # importing it leaves the generators as it did the first time
+        drawn, code = (kind.digest, job.seed), kind
+        kind = code.load()
+        if drawn in _AFTER_IMPORT:
+            restore(_AFTER_IMPORT[drawn])
+        else:
+            _AFTER_IMPORT[drawn] = everything()
     try:
         return kind(**job.settings)
     except RaycloudError:
@@ -97,17 +113,6 @@ def construct(kind: type[Task] | TaskCode, job: Job) -> Task:
             f"{type(error).__name__}: {error}",
             hint="`settings` are the keyword arguments of the task's constructor",
         ) from error
-
-
-def _imported(code: TaskCode, job: Job) -> type[Task]:
-    """The class; all generators are as importing it has left them, however often that is asked."""
-    drawn = code.digest, job.seed
-    kind = code.load()
-    if drawn in _AFTER_IMPORT:
-        restore(_AFTER_IMPORT[drawn])
-    else:
-        _AFTER_IMPORT[drawn] = everything()
-    return kind
 
 
 def cut(job: Job, samples: int) -> Steps:
@@ -126,37 +131,12 @@ def cut(job: Job, samples: int) -> Steps:
         ) from error
 
 
-_NEEDED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-def call(what: str, function: Callable[[], Any]) -> Any:
-    """Call the user's code; what it raises is the task's fault and says so."""
-    try:
-        return function()
-    except RaycloudError:
-        raise
-    except BaseException as error:
-        raise raised(f"Task.{what}", error) from error
-
-
-def call_backward(loss: torch.Tensor) -> None:
-    """The backward pass: the user's modules may have code in it."""
-    try:
-        loss.backward()
-    except RaycloudError:
-        raise
-    except BaseException as error:
-        raise raised("the backward pass", error) from error
-
-
 def check_loss(loss: Any) -> None:
     """Refuse what no backward pass can begin with."""
     if not isinstance(loss, torch.Tensor) or loss.dim() != 0 or not loss.requires_grad:
-        got = (
-            f"a tensor of shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}"
-            if isinstance(loss, torch.Tensor)
-            else type(loss).__name__
-        )
+        got = type(loss).__name__
+        if isinstance(loss, torch.Tensor):
+            got = f"a tensor of shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}"
         raise TaskError(
             f"Task.loss returned {got}",
             hint="return the mean loss of the batch: a tensor without dimensions, with a gradient",

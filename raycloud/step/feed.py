@@ -1,8 +1,4 @@
-"""Feed: the steps to come, whose batches are made ahead of time in the background.
-
-The schedule says which micro-batches this member computes of each of them, so that a feed may run
-ahead of a change.
-"""
+"""Feed: the steps to come, whose batches are made ahead of time in the background."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.errors import InternalError
 from raycloud.order import Assignment, MicroBatch, Position, Steps, StepSpan, assign
-from raycloud.step.collate import Collate, Failures, Made, Passes, StepWork
+from raycloud.step.collate import Collate, Failures, Made, StepWork
 from raycloud.step.contract import RaisedError
 
 if TYPE_CHECKING:
@@ -39,13 +35,12 @@ class Schedule:
     """The shares of every step from the present on.
 
     Written by the loop, read by the feed's thread: a reader sees the list before or after a change,
-    never in between, and a change always lies ahead of every step that a feed may already have
-    asked for.
+    never in between, and a change lies ahead of every step that a feed may have asked for.
 
     Args:
         first: The present.
-        held: For each lane, the bytes of its rows that each rank's node holds: ranks are dealt what
-            their nodes hold. The same on all ranks. Empty: ranks are dealt contiguous runs.
+        held: For each lane, the bytes of its rows that each rank's node holds, by which ranks are
+            dealt micro-batches; the same on all ranks. Empty: they are dealt contiguous runs.
         adopted: For the first step, which micro-batches each rank computes, where that step goes on
             from what survivors of the generation before have kept; None: as in every other.
     """
@@ -85,14 +80,14 @@ class Course:
 
     Written by the loop, read by the feed's thread: a reader sees the steps before or after a
     growth, never in between, and a growth reaches only epochs of which no feed can have asked for a
-    step. Where the job's length is a number of epochs, growth makes it longer.
+    step.
 
     Args:
         steps: The cut of the sequence.
         step: The first step.
         at: Where the sequence stands before it.
         last_step: One past the last step.
-        epochs: The job's length, where it is a number of epochs.
+        epochs: The job's length, where it is a number of epochs: growth makes it longer.
     """
 
     def __init__(
@@ -126,10 +121,7 @@ class Course:
         return self._position_at(step).next_epoch
 
     def grow(self, epoch: int, samples: int) -> bool:
-        """From `epoch` on, an epoch has `samples` samples.
-
-        Returns:
-            Whether this start will see any of them.
+        """From `epoch` on, an epoch has `samples` samples; whether this start will see any of them.
 
         Raises:
             InternalError: A walk has begun that epoch.
@@ -141,8 +133,7 @@ class Course:
         steps, last_step = self._now
         steps = steps.grown(epoch, samples)
         if self._epochs is not None:
-            left = steps.until_epoch(self._epochs, self._first_position)
-            last_step = self._first_step + left
+            last_step = self._first_step + steps.until_epoch(self._epochs, self._first_position)
         self._now = (steps, last_step)
         return epoch < self._position_at(last_step).next_epoch
 
@@ -162,13 +153,9 @@ class Feed:
         collate: Makes the passes, and says by how many threads or in which other processes.
         choose: This member's micro-batches of a span; asked once a span, in order.
         spans: The spans to come; the feed ends with them.
-        fuse: Micro-batches per pass; asked for each step, since a fused pass may turn out not
-            exact.
+        fuse: Micro-batches per pass, asked for each step: a fused pass may turn out not exact.
         depth: Steps in flight.
-        clock: For the time waited.
-
-    Attributes:
-        waited_s: Seconds that `take` has waited, all together.
+        clock: For `waited_s`, the seconds that `take` has waited, all together.
     """
 
     def __init__(
@@ -204,11 +191,7 @@ class Feed:
             thread.start()
 
     def take(self) -> StepWork:
-        """The next step's work; one more step is begun.
-
-        Raises:
-            TaskError: The task's code raised on it, or whatever reading the samples raised.
-        """
+        """The next step's work; one more step is begun. Raises what making it raised."""
         began_s = self._clock.monotonic_s()
         work = self._flight.popleft().result()
         self.waited_s += self._clock.monotonic_s() - began_s
@@ -250,7 +233,6 @@ class Feed:
                 future.set_exception(error)
 
     def _begin(self) -> tuple[StepSpan, tuple[MicroBatch, ...], int, Made | None]:
-        """The next span, what is to be made of it, as passes of what size, and who does so."""
         span = next(self._spans, None)
         if span is None:
             raise InternalError("a step was asked for after the last one")
@@ -266,7 +248,6 @@ class Feed:
     ) -> StepWork:
         """The step's work; where making it fails, and that may be, of each micro-batch alone."""
         collate, making = self._collate, self._collate.making
-        passes: Passes
         failed: Failures = ()
         try:
             if made is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raycloud.step.contract import DrawnError, call, call_backward, check_loss, raised
+from raycloud.step.contract import DrawnError, call, check_loss, raised
 from raycloud.step.device import PassSize, arrived
 from raycloud.step.randomness import Randomness, others_state
 
@@ -131,7 +131,7 @@ class Forward:
                 continue
             self.loss += loss.detach() * one.weight
             if todo.more():
-                call_backward(loss * one.weight)
+                call("the backward pass", (loss * one.weight).backward)
             else:
                 last = (one, loss)
         if todo.begun:
@@ -142,7 +142,7 @@ class Forward:
         """Compute what of these is worth it, the last backward pass, too."""
         last = self.all_but_last(PassQueue(self.worth_computing(passes)), collate, count)
         if last is not None:
-            call_backward(last[1] * last[0].weight)
+            call("the backward pass", (last[1] * last[0].weight).backward)
 
     def try_out(self, one: Pass) -> torch.Tensor:
         """A pass of which nothing stays but gradients, and what is learned of the model.
@@ -163,7 +163,7 @@ class Forward:
             loss = self.plain(one, index=0, count=1)
             if self.gradients is not None:
                 self.gradients.check_none()
-            call_backward(loss * one.weight)
+            call("the backward pass", (loss * one.weight).backward)
             drawn, others_drawn = randomness.torch_state() != before, others_state() != others
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
@@ -225,7 +225,7 @@ class Forward:
             cast = torch.autocast(self._device.type, dtype=torch.bfloat16)
         own: Any = contextlib.nullcontext() if self.gradients is None else self.gradients.refused()
         with cast, own:
-            loss = call("loss", lambda: self._task.loss(self._model, batch))
+            loss = call("Task.loss", lambda: self._task.loss(self._model, batch))
         check_loss(loss)
         if single:
             self._statistics.after(index, count)

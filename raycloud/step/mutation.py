@@ -1,8 +1,8 @@
 """In-place mutation by the task's code: of parameters, which is refused, and of buffers.
 
-An in-place operation raises a tensor's version, and assigning a buffer puts another tensor there:
-both are cheap to see. A change through `.data` is neither, so where it matters (before the first
-step, and around an evaluation) values are compared, too.
+An in-place operation raises a tensor's version, and assigning a buffer puts another tensor there. A
+change through `.data` is neither, so values are compared, too, before the first step and around an
+evaluation.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _WORD = 8  # bytes
+_COLUMNS = 8191  # words that are summed apart
+_MASK = 2**48 - 1  # exact in float64
 _MOST_KEPT_BYTES = 2**24  # of a buffer of which a copy is kept though no pass has changed it
 
 
@@ -48,7 +51,6 @@ class Buffer:
     suspended: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        """It is as it should be."""
         self._know(self.seen)
         self.keep()
 
@@ -115,7 +117,7 @@ class Buffer:
     def term(self, part: float) -> torch.Tensor:
         """What it adds to the mean over members, in float64: `part` is this member's of the whole.
 
-        Of an integer it is the change, so that it stays exact beyond 2^53. `TaskError` where it has
+        Of an integer it is the change, so that it stays exact beyond 2^53. `TaskError`: it has
         another size than on the other members.
         """
         now = self.now
@@ -181,16 +183,12 @@ def extra_states(model: nn.Module) -> list[tuple[nn.Module, object]]:
 
 
 class Parameters:
-    """Watches that nothing but the optimizer changes a model's parameters.
-
-    Args:
-        model: Whose, trained and frozen ones.
-    """
+    """Watches that nothing but the optimizer changes a model's parameters, also frozen ones."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._names = [name for name, _ in model.named_parameters()]
-        self._every = [parameter for _, parameter in model.named_parameters()]
+        named = dict(model.named_parameters())
+        self._names, self._every = list(named), list(named.values())
         self._versions: list[int] = []
 
     def mark(self) -> None:
@@ -198,31 +196,22 @@ class Parameters:
         self._versions = [p._version for p in self._every]  # noqa: SLF001
 
     def check(self) -> None:
-        """The forward passes of a step are over.
-
-        Raises:
-            TaskError: One has changed a parameter; it names it.
-        """
+        """`TaskError`: a forward pass of the step has changed a parameter; it names it."""
         versions = [p._version for p in self._every]  # noqa: SLF001
         if versions != self._versions:
             self._refuse(versions, self._versions)
 
     def values(self) -> list[int]:
-        """A sum over the bits of each one."""
-        sums = [_sum_of_bits(p) for p in self._every]
-        return list(torch.stack(sums).tolist()) if sums else []
+        """Fingerprints of them."""
+        return fingerprints(self._every)
 
     def check_values(self, before: Sequence[int]) -> None:
-        """Compare `values`, and whether the model still has these parameters.
-
-        Raises:
-            TaskError: A forward pass has changed one; it names it.
-        """
-        there = [p for _, p in self._model.named_parameters()]
-        same = [id(p) for p in there] == [id(p) for p in self._every]
-        now = self.values() if same else [id(p) for p in there]
-        if now != before:
-            self._refuse(now, before if same else [id(p) for p in self._every])
+        """Compare `values`; `TaskError` also where the model has other parameters than before."""
+        now, was = ([id(p) for p in some] for some in (self._model.parameters(), self._every))
+        if now == was:
+            now, was = self.values(), list(before)
+        if now != was:
+            self._refuse(now, was)
 
     def changed(self, before: Sequence[int]) -> str | None:
         """Which one has other `values` than before; None: none."""
@@ -268,11 +257,11 @@ def evaluating(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     copies = [p.detach().clone() for p in parameters]
     modes: Any = optimizer
-    call("optimizer", modes.eval)
+    call("Task.optimizer", modes.eval)
     try:
         yield
     finally:
-        call("optimizer", modes.train)
+        call("Task.optimizer", modes.train)
         with torch.no_grad():
             for parameter, copy in zip(parameters, copies, strict=True):
                 parameter.copy_(copy)
@@ -282,9 +271,8 @@ def evaluating(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 def preserved(model: nn.Module, what: str) -> Iterator[None]:
     """Whatever `what` does to the model, its state is as it was afterwards.
 
-    Persistent buffers, modules' own state and gradients are put back, and the state of random
-    generators. Buffers that are not persistent are no state, and may be caches of which their
-    module knows more: they stay.
+    Persistent buffers, modules' own state, gradients and random generators are put back. Buffers
+    that are not persistent may be caches of which their module knows more: they stay.
 
     Raises:
         TaskError: A parameter has another value.
@@ -321,7 +309,6 @@ def _is_integer(tensor: torch.Tensor) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The bytes of a tensor; None where it is of a kind that has none of its own."""
     if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout != torch.strided:
         return None
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
@@ -341,11 +328,37 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return a is None or b is None or torch.equal(a, b)
 
 
-def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
-    bits = _bits(tensor)
-    if bits is None:
+def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """One of 48 bits for each tensor: a function of its bytes alone, at the memory's speed.
+
+    The bytes are 64-bit words, summed in 8191 columns, and those by random weights, modulo 2**64.
+    """
+    found = [_fingerprint(tensor) for tensor in tensors]
+    return [value >> 16 & _MASK for value in torch.stack(found).tolist()] if found else []
+
+
+def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
+    octets = _bits(tensor)
+    if octets is None:
         return torch.zeros((), dtype=torch.int64, device=tensor.device)
-    if bits.storage_offset() % _WORD:
-        bits = bits.clone()
-    whole = bits.numel() // _WORD * _WORD
-    return bits[:whole].view(torch.int64).sum() + bits[whole:].sum()
+    if octets.data_ptr() % _WORD:
+        octets = octets.clone()
+    whole = octets.numel() // _WORD
+    words, rest = octets[: _WORD * whole].view(torch.int64), octets[_WORD * whole :]
+    weights = _weights(tensor.device)
+    rows = whole // _COLUMNS
+    left = words[rows * _COLUMNS :]
+    found = (left * weights[: left.numel()]).sum() * 3 + tensor.numel()
+    if rows:
+        columns = words[: rows * _COLUMNS].view(rows, _COLUMNS).sum(0)
+        found = found * 5 + (columns * weights).sum()
+    if rest.numel():
+        found = found * 7 + (rest * weights[: rest.numel()]).sum()
+    return found
+
+
+@cache
+def _weights(device: torch.device) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(1)
+    drawn = torch.randint(-(2**62), 2**62, (_COLUMNS,), generator=draw, dtype=torch.int64)
+    return (2 * drawn + 1).to(device)

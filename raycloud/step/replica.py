@@ -97,19 +97,19 @@ class Replica:
         self.clock, self.clip_norm = clock, job.clip_norm
         self.processor = processor(device)
         torch.default_generator.manual_seed(stream_seed(job.seed, _MODEL_STREAM))
-        model = call("model", task.model)
+        model = call("Task.model", task.model)
         check_model(model)
         self.model = model.to(device)
         self.model.train()
         if not job.compile:
             without_compiler()
-        self.optimizer = call("optimizer", lambda: task.optimizer(self.model))
+        self.optimizer = call("Task.optimizer", lambda: task.optimizer(self.model))
         check_optimizer(self.optimizer)
         if has_modes(self.optimizer):
-            call("optimizer", self.optimizer.train)
+            call("Task.optimizer", self.optimizer.train)
         self.trained = TrainedParameters(task, self.model, self.optimizer)
         self.steps = steps if isinstance(steps, int) else steps()
-        self.scheduler = call("scheduler", lambda: task.scheduler(self.optimizer, self.steps))
+        self.scheduler = call("Task.scheduler", lambda: task.scheduler(self.optimizer, self.steps))
         check_scheduler(self.scheduler, job.evaluate.every_steps)
         self.by_measured = goes_by_measured(self.scheduler)
         bucket_bytes = job.bucket_bytes(
@@ -252,7 +252,7 @@ class Replica:
             return
         self.settle()
         schedule: Any = self.scheduler
-        call("scheduler", lambda: schedule.step(value))
+        call("Task.scheduler", lambda: schedule.step(value))
         self.history.measured = steps, value
 
     def suspend(self) -> None:

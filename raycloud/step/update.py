@@ -181,9 +181,9 @@ class Update:
         randomness.seed(stream_seed(self._seed, _UPDATE_STREAM, step), everything=everything)
         before = others_state()
         try:
-            call("optimizer", self._trained.optimizer.step)
+            call("Task.optimizer", self._trained.optimizer.step)
             if self._scheduler is not None:
-                call("scheduler", self._scheduler.step)
+                call("Task.scheduler", self._scheduler.step)
             self._draws = others_state() != before
         finally:
             randomness.release()

@@ -80,7 +80,7 @@ class DataSummary:
         train, held_out, count = data.train, data.held_out, 0
         found = _split(TRAIN, train, len(train), clock)
         if held_out is not None:
-            count = call("data", lambda: len(held_out))
+            count = call("Task.data", lambda: len(held_out))
             found |= _split(HELD_OUT, held_out, count, clock)
         return cls(samples=len(train), held_out=count, fingerprint=found)
 

@@ -19,7 +19,6 @@ from raycloud.net.lane import (
 from raycloud.net.transport import Abandoned
 from raycloud.spec.sizes import report_s, ring_bytes
 from raycloud.step.commit import (
-    Others,
     Owed,
     RollbackError,
     all_hold,
@@ -28,7 +27,7 @@ from raycloud.step.commit import (
     finish,
 )
 from raycloud.step.compute import backward, compute
-from raycloud.step.consistency import Company, Consistency
+from raycloud.step.consistency import Consistency
 from raycloud.step.feed import (
     Adopted,
     Course,
@@ -107,8 +106,7 @@ class Loop:
         # Any other checkpoint may be one that the generation before did not come to write.
         self._saved_step = context.first_step
         self._feed = self._collating()
-        company = Company(members=seat.members, unlike=unlike)
-        self._consistency.enter(company, seat.rank, seat.step)
+        self._consistency.enter(seat.members, seat.rank, seat.step, unlike=unlike)
         self._audit.enter(seat.rank, seat.size)
 
     def _collating(self) -> Feed:
@@ -226,7 +224,7 @@ class Loop:
 
     def settle(self) -> None:
         """Learn the loss of the last step at once; all members call this after the same step."""
-        self._send_lane(weight=0.0)
+        self._send_lane(0.0)
         self._read_lane()
         self._compare()
 
@@ -241,11 +239,7 @@ class Loop:
         work = self._feed.take()
         began_s, self._lane_s = clock.monotonic_s(), 0.0
         kept, self._begun = replica.kept, work.span
-        self._send_lane(
-            weight=work.expected_weight(kept),
-            places=work.places(kept),
-            rows=work.told_rows(kept),
-        )
+        self._send_lane(*work.told(kept))
         work, sums = self._compute(work)
         replica.synchronize()
         self._computed = count = StepCount(
@@ -260,11 +254,11 @@ class Loop:
             data_s=self._feed.waited_s - waited_s,
             computed=int(sums.places[0]),
             rows=int(sums.rows),
-            read_s=work.read_s,
-            collate_s=work.collate_s,
+            read_s=sum(one.read_s for one in work.passes),
+            collate_s=sum(one.collate_s for one in work.passes),
         )
-        others = self._others()
-        found = find_outcome(replica, work, sums.weight, others, self._context.collate)
+        lane, collate, behind = self._lane, self._context.collate, self._behind()
+        found = find_outcome(replica, work, sums.weight, lane, collate, behind=behind)
         follows = replica.following is not None
         finish(replica, work, found, tells=self.seat.rank == 0)
         self.position = count.after
@@ -280,7 +274,7 @@ class Loop:
             count.bytes_dense = ring_bytes(replica.gradients.gradient_bytes, self.seat.size)
             count.bytes_last = found.exchanged.bytes_last
             self._tally.add(count)
-        if all_hold(found.exchanged, self._others()):
+        if all_hold(found.exchanged, lane, behind=self._behind()):
             self._agree()
         self._compare()
         if replica.forward.size.committed([len(one.micro_batches) for one in work.passes]):
@@ -307,12 +301,11 @@ class Loop:
             done = bool(work.passes)
         finally:
             pace.end(done=done)
-        replica.send(behind=not self._context.changes.next_at_hand, late=pace.told())
+        replica.send(behind=self._behind(), late=pace.told())
         return mine, sums
 
-    def _others(self) -> Others:
-        behind = not self._context.changes.next_at_hand
-        return Others(self._lane, behind)
+    def _behind(self) -> bool:
+        return not self._context.changes.next_at_hand
 
     def _read_weight(self) -> LaneReport:
         """What the lane says of this step."""
@@ -335,7 +328,7 @@ class Loop:
                 f"{span.step}, or not each of them once"
             )
 
-    def _send_lane(self, *, weight: float, places: Places = NO_PLACES, rows: float = 0.0) -> None:
+    def _send_lane(self, weight: float, places: Places = NO_PLACES, rows: float = 0.0) -> None:
         loss = self.owed.loss if self.owed is not None else 0.0
         digest = self._consistency.told(self.step)
         told = LaneReport(weight=weight, places=places, rows=rows, loss=loss, digest=digest)

@@ -345,7 +345,7 @@ def test_a_lost_connection_is_waited_for(
     kind: type[Shaken], errors: tuple[Exception, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paused: list[float] = []
-    monkeypatch.setattr(collating, "PAUSE", paused.append)
+    monkeypatch.setattr(collating, "wait", paused.append)
     samples = kind(*errors)
     made = Collate(Numbers(), samples, Order(samples=SAMPLES, seed=5), pinned=False)
     whole = Steps(samples=SAMPLES, global_batch=SAMPLES, micro_batch=4).span(0, Position())
@@ -362,7 +362,7 @@ def test_what_does_not_pass_is_an_error(
     errors: list[Exception], pauses: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paused: list[float] = []
-    monkeypatch.setattr(collating, "PAUSE", paused.append)
+    monkeypatch.setattr(collating, "wait", paused.append)
     samples = Shaken(*errors)
     made = Collate(Numbers(), samples, Order(samples=SAMPLES, seed=5), pinned=False)
     whole = Steps(samples=SAMPLES, global_batch=SAMPLES, micro_batch=4).span(0, Position())

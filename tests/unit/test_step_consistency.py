@@ -23,13 +23,8 @@ from raycloud.errors import TaskError
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady, Noticed
 from raycloud.net.lane import Lane, LaneDigest, LaneReport
 from raycloud.step import consistency, replica
-from raycloud.step.consistency import (
-    Company,
-    Consistency,
-    bound,
-    fingerprints,
-    sketch,
-)
+from raycloud.step.consistency import Consistency, bound, sketch
+from raycloud.step.mutation import fingerprints
 from tests.fellows import WAIT_S, Fellows
 from tests.live_tasks import Steady
 from tests.lockstep import Fleet, NetTask, difference, job
@@ -50,10 +45,9 @@ class Trio:
         self.replicas = self.fleet.replicas
         self.lanes = [Lane(member) for member in Loopback(3).members]
         self.compared = [Consistency(replica, self.clock) for replica in self.replicas]
-        company = Company(members=MEMBERS, unlike=unlike)
         for rank, (one, own) in enumerate(zip(self.compared, self.replicas, strict=True)):
             own.notice = lambda what, detail: self.notices.append((what, detail))
-            one.enter(company, rank, 0)
+            one.enter(MEMBERS, rank, 0, unlike=unlike)
         self.train(steps)
 
     def train(self, steps: int) -> None:
