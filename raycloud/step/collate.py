@@ -266,17 +266,13 @@ class Collators(Protocol):
 
 
 class Collate:
-    """Makes passes from micro-batches. Several threads may ask at once.
+    """Makes passes from micro-batches, for `Task.batch`. Several threads may ask at once.
 
-    Args:
-        task: The user's task, for `batch` and `weight`.
-        samples: The training samples.
-        order: Which sample stands where.
-        pinned: Put batches into page-locked memory, for a GPU.
-        making: How a feed has them made.
-        clock: For the seconds that are told; None: they are not measured.
+    Seconds are told where there is a `clock`; batches are `pinned` into page-locked memory for a
+    GPU.
 
     Attributes:
+        making: How a feed has them made.
         draws: `Task.batch` was seen to draw, so that each micro-batch is collated alone.
         joins: Batches of single micro-batches may be joined: that was seen to change nothing.
     """

@@ -1,9 +1,4 @@
-"""Device: where a replica computes, how much memory its passes may take, and moving batches there.
-
-Memory that a pass does not find ends a process on a CPU: the system kills it, and nothing can be
-caught. So a share that has grown, since members went, is not fused whole at once: passes become
-twice as large from one step to the next, while memory for that is at hand (`PassSize`).
-"""
+"""Device: where a replica computes, how much memory its passes may take, and moving batches."""
 
 from __future__ import annotations
 
@@ -18,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from raycloud.errors import PlacementError, TaskError
 
@@ -40,8 +36,7 @@ _OLD_MOUNTS = ("sys/fs/cgroup/memory",)
 def choose(gpus: int) -> torch.device:
     """The device of a worker that reserved `gpus` GPUs; Ray shows it only its own.
 
-    Raises:
-        PlacementError: A GPU was reserved, but torch sees none.
+    `PlacementError`: a GPU was reserved, but torch sees none.
     """
     if gpus == 0:
         return torch.device("cpu")
@@ -76,8 +71,7 @@ def processor(device: torch.device) -> str:
     """The kind of processor: replicas on two of one kind round in the same way.
 
     What decides is which instructions torch and the libraries below it choose: by the architecture,
-    what torch finds, and the model, which those libraries look at. Two models may round alike all
-    the same; then nothing comes of it.
+    what torch finds, and the model. Two models may round alike all the same; nothing comes of it.
     """
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
@@ -94,11 +88,8 @@ def processor(device: torch.device) -> str:
 def keep_freed_memory() -> bool:
     """Tell glibc to keep what is freed, up to 1 GiB: a training process asks for it every step.
 
-    Without it, a backward pass gives back and takes anew thousands of pages a step, each of them
-    cleared by the kernel: 1,000 to 3,500 page faults in a step of a 1.9-million-parameter model.
-
-    Returns:
-        Whether this C library could be told; another one manages as it likes.
+    Without it, a step of a 1.9-million-parameter model gives back and takes anew 1,000 to 3,500
+    pages, each of them cleared by the kernel. False: this C library could not be told.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -186,15 +177,17 @@ def _lines(file: Path) -> list[str]:
 class PassSize:
     """How many micro-batches a pass of this member has, at most.
 
+    Memory that a pass does not find ends a process on a CPU, which nobody can catch. So a share
+    that has grown, since members went, is not fused whole at once: passes become twice as large
+    from one step to the next, while memory for that is at hand.
+
     Args:
-        most: What the job allows and is exact.
+        most: What the job allows and is exact; less where a pass turns out not exact, or not to
+            fit.
         device: Where passes are computed.
         stepwise: It is not the user who has asked for that many.
         reserved_bytes: What this process is to get along with; None: what there is.
         notice: Tells a person what is done in another way.
-
-    Attributes:
-        most: The same; it becomes less where a pass turns out not exact, or not to fit.
     """
 
     def __init__(
@@ -206,7 +199,6 @@ class PassSize:
         reserved_bytes: int | None,
         notice: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
-        """Nothing is tried: passes are as large as is asked."""
         self.most = most
         self._stepwise, self._notice = stepwise, notice
         self._device, self._reserved_bytes = device, reserved_bytes
@@ -234,11 +226,7 @@ class PassSize:
             self._begun = True
 
     def committed(self, sizes: Sequence[int]) -> bool:
-        """A step is committed of which this member has computed passes of such sizes.
-
-        Returns:
-            Passes of the steps to come are larger.
-        """
+        """A step with passes of such sizes is committed; whether those to come are larger."""
         bound, largest = self._bound, max(sizes, default=0)
         self._proven = max(self._proven, min(largest, self.now))
         if len(sizes) <= 1 or largest < bound or bound >= self.most:
@@ -265,7 +253,6 @@ class PassSize:
         self._bound = 1
 
     def _may_grow(self, share: int) -> bool:
-        """Whether larger passes than ever may be computed."""
         if not self._grows or share == self._refused:
             return False
         if self._holds_twice():
@@ -306,17 +293,15 @@ def move(value: Any, device: torch.device) -> Any:
     On the CPU it is what it was. Elsewhere what has a `to` of its own (such as the batches of
     tokenizers and of graphs) moves itself, and containers are copied, of the same type.
     """
-    return value if device.type == "cpu" else _map(value, _copy_to(device), _move_to(device))
+    if device.type == "cpu":
+        return value
+    return _map(value, lambda t: t.to(device, non_blocking=True), lambda one: one.to(device))
 
 
 class Copies:
-    """Copies batches to a GPU while it computes, on a stream of their own.
+    """Copies batches to a GPU (on the CPU they stay) while it computes, on a stream of their own.
 
-    Not yet measured: no GPU was at hand. Each step that a feed has in flight then takes the GPU
-    memory of its batches.
-
-    Args:
-        device: Where batches are to go; on the CPU they stay as they are.
+    Each step that a feed has in flight then takes the GPU memory of its batches.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -332,7 +317,7 @@ class Copies:
             return batch
         try:
             with torch.cuda.stream(self._stream):
-                there = _map(pin(batch), _copy_to(self._device))
+                there = _map(pin(batch), lambda t: t.to(self._device, non_blocking=True))
                 done = torch.cuda.Event()
                 done.record(self._stream)
         except torch.OutOfMemoryError:  # it goes there when it is needed: there may be room then
@@ -342,8 +327,6 @@ class Copies:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Sent:
-    """A batch on its way."""
-
     batch: Any
     done: torch.cuda.Event
 
@@ -352,8 +335,7 @@ def arrived(batch: Any, device: torch.device) -> Any:
     """The batch on `device`, for what the current stream computes from now on.
 
     Its memory was taken on the copies' stream: recording the stream that uses it keeps it from
-    being given to a later copy while this stream may still read it. What moves itself does so here:
-    nobody else knows its tensors.
+    being given to a later copy while this stream may still read it. What moves itself does so here.
     """
     if not isinstance(batch, _Sent):
         return move(batch, device)
@@ -364,37 +346,28 @@ def arrived(batch: Any, device: torch.device) -> Any:
         tensor.record_stream(stream)
         return tensor
 
-    return _map(batch.batch, take, _move_to(device))
+    return _map(batch.batch, take, lambda one: one.to(device))
 
 
 def concatenate(batches: list[Any], samples: Sequence[int]) -> Any:
     """Batches joined along their first dimension; None where their form does not allow it.
 
-    Args:
-        batches: All alike.
-        samples: How many each is of. Only tensors of which that is the first dimension are joined:
-            any other may hold edges, offsets, or time.
+    Only tensors of which that dimension is the number of `samples` of their batch are joined: any
+    other may hold edges, offsets, or time.
     """
-    first = batches[0]
-    if any(type(b) is not type(first) for b in batches):
+    leaves, forms = zip(*map(tree_flatten, batches), strict=True)
+    if any(form != forms[0] for form in forms):
         return None
-    if isinstance(first, torch.Tensor):
-        alike = {(b.shape[1:], b.dtype) for b in batches}
-        each = all(b.shape[:1] == (count,) for b, count in zip(batches, samples, strict=True))
-        return torch.cat(batches) if each and len(alike) == 1 else None
-    if isinstance(first, Mapping):
-        if any(b.keys() != first.keys() for b in batches):
-            return None
-        joined = {key: concatenate([b[key] for b in batches], samples) for key in first}
-        return None if any(value is None for value in joined.values()) else joined
-    if isinstance(first, (list, tuple)):
-        if any(len(b) != len(first) for b in batches):
-            return None
-        parts = [concatenate(list(column), samples) for column in zip(*batches, strict=True)]
-        if any(part is None for part in parts):
-            return None
-        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
-    return None
+    joined = [_joined(column, samples) for column in zip(*leaves, strict=True)]
+    return None if any(one is None for one in joined) else tree_unflatten(joined, forms[0])
+
+
+def _joined(column: tuple[Any, ...], samples: Sequence[int]) -> torch.Tensor | None:
+    if not all(isinstance(one, torch.Tensor) for one in column):
+        return None
+    alike = {(one.shape[1:], one.dtype) for one in column}
+    each = all(one.shape[:1] == (count,) for one, count in zip(column, samples, strict=True))
+    return torch.cat(column) if each and len(alike) == 1 else None
 
 
 def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
@@ -404,14 +377,6 @@ def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
     elif isinstance(batch, (Mapping, list, tuple)):
         for part in batch.values() if isinstance(batch, Mapping) else batch:
             yield from tensors_in(part)
-
-
-def _copy_to(device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda tensor: tensor.to(device, non_blocking=True)
-
-
-def _move_to(device: torch.device) -> Callable[[Any], Any]:
-    return lambda one: one.to(device)
 
 
 def _map(
@@ -440,7 +405,6 @@ def _map(
 
 
 def _alike(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """A mapping of the same type with other items."""
     try:
         if not isinstance(value, MutableMapping):
             return type(value)(items)  # type: ignore[call-arg]

@@ -64,14 +64,6 @@ class PassQueue:
 class Forward:
     """Computes passes: losses, and of a step's passes all backward ones but the last.
 
-    Args:
-        job: What is asked.
-        task: The user's task.
-        model: Its model.
-        statistics: The model's.
-        device: Where to compute.
-        notice: Tells a person what is done in another way.
-
     Attributes:
         size: Micro-batches of a pass, at most.
         fusing: Whether passes of several are known to be exact.
@@ -145,11 +137,7 @@ class Forward:
             call("the backward pass", (last[1] * last[0].weight).backward)
 
     def try_out(self, one: Pass) -> torch.Tensor:
-        """A pass of which nothing stays but gradients, and what is learned of the model.
-
-        Returns:
-            Its loss, of which the gradients are, times its weight.
-        """
+        """A pass of which nothing stays but gradients of its weighted loss; returns the loss."""
         self._statistics.begin_trial()
         randomness = self.randomness
 
@@ -185,12 +173,9 @@ class Forward:
     def _exact(self, one: Pass, count: int) -> torch.Tensor | None:
         """The loss of a pass; None where more micro-batches were fused than may be.
 
-        Each micro-batch has a random state of its own, so a fused pass that draws from the
-        generator is not what was asked. It is thrown away, and nothing is fused from then on.
-
-        Raises:
-            DrawnError: It draws from numpy's or Python's generator, which was not seeded for it.
-                From now on it is.
+        Each micro-batch has a random state of its own, so a fused pass that draws is thrown away,
+        and nothing is fused from then on. `DrawnError`: it draws from numpy's or Python's
+        generator, which was not seeded for it; from now on it is.
         """
         randomness = self.randomness
         fused = len(one.micro_batches) > 1
@@ -233,7 +218,6 @@ class Forward:
         return checked
 
     def _largest_pass(self) -> int:
-        """Micro-batches a pass may fuse: 1 where the model has statistics of a micro-batch."""
         if self._statistics.per_batch:
             return 1
         whole = self._job.global_batch // self._job.micro_batch

@@ -51,6 +51,7 @@ class Buffer:
     suspended: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
+        """It is as it should be."""
         self._know(self.seen)
         self.keep()
 

@@ -1,9 +1,8 @@
 """Nested state as plain values and named tensors, and back into the objects that hold it.
 
 Optimizers, schedules and modules keep numbers, tensors, lists of tensors, other schedules and
-objects of their own. `Packing` turns all of it into values that a checkpoint can hold. Back, no
-object is made from what a checkpoint says: objects are those that the task has made, at the same
-place, and only their state is put back. So nothing that a file holds is ever run.
+objects of their own. Back, no object is made from what a checkpoint says: objects are those that
+the task has made, at the same place, and only their state is put back. So nothing is ever run.
 """
 
 from __future__ import annotations
@@ -68,15 +67,12 @@ class Packing:
         self._held: list[object] = []  # so that no other object gets the number of one of them
 
     def pack(self, value: object, where: str, *, objects: bool = True) -> Any:
-        """Plain values in place of `value`.
+        """Plain values in place of `value`; `TaskError` names what in it no checkpoint can hold.
 
         Args:
             value: The state.
             where: Its path; names of tensors begin with it.
             objects: Those in it are there again, at the same place, wherever it is put back.
-
-        Raises:
-            TaskError: Something in it can be held by no checkpoint; names its path.
         """
         self._objects = objects
         return self._packed(value, where, 0)

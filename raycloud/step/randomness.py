@@ -1,8 +1,8 @@
 """Global random generators: what a forward pass draws from is seeded by place, and given back.
 
 torch's is seeded for each pass. numpy's and Python's are seeded only once something was seen to
-draw from them, since few tasks do; until then each pass looks whether they have moved, which takes
-two microseconds, where reading them by their own functions takes seventy.
+draw from them; until then each pass looks whether they have moved, which takes two microseconds,
+where reading them by their own functions takes seventy.
 """
 
 from __future__ import annotations
@@ -31,20 +31,13 @@ _OWN = np.random.MT19937(0)  # in the place of numpy's while that is seeded
 
 
 class Randomness:
-    """The generators as a forward pass, or an optimizer, finds them.
+    """The generators as a forward pass, or an optimizer, on a `device` finds them.
 
     Order of calls: `seed`, what may draw, and so on; then `release`. Where numpy's and Python's
-    were seeded, they then stand where they stood before.
-
-    Args:
-        device: Where passes are computed.
-
-    Attributes:
-        everything: numpy's and Python's are drawn from, too, and so are seeded for each pass.
+    were seeded, for each pass where `everything` says so, they then stand where they stood before.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Nothing is known to draw from numpy's and Python's."""
         self._device = device
         self.everything = False
         self._held: tuple[Any, Any] | None = None

@@ -56,15 +56,11 @@ PARTS: list[Callable[[Replica], Stateful]] = []
 
 
 class Replica:
-    """A model and everything that a step changes with it.
+    """A model and everything that a step of a job's task changes with it.
 
     Args:
-        job: What is asked.
-        task: The user's task.
-        device: Where to compute.
-        steps: Steps of the whole job, for the schedule; a function is asked once the model is
-            there, so that data may be made ready meanwhile.
-        clock: For the seconds reported.
+        steps: Of the whole job, for the schedule; a function is asked once the model is there, so
+            that data may be made ready meanwhile.
 
     Attributes:
         kept: What is computed of the step that is to be committed next; None: nothing.
@@ -75,7 +71,6 @@ class Replica:
         state: All parts of it.
         trains: The part that is model, optimizer and schedule.
         history: The part that is what did not count.
-        trained: Which parameters are exchanged.
         backing: Whom it backs up in this generation, and who backs it up; None: nobody.
         following: It has no state yet, and keeps what it would commit; None: it has.
         by_measured: Its schedule is not stepped once per step, but by `take_measured`.
@@ -92,7 +87,6 @@ class Replica:
         steps: int | Callable[[], int],
         clock: Clock,
     ) -> None:
-        """Build the model under the job's seed, then the optimizer and the schedule."""
         self._device, self.errors = device, job.errors
         self.clock, self.clip_norm = clock, job.clip_norm
         self.processor = processor(device)
@@ -256,10 +250,7 @@ class Replica:
         self.history.measured = steps, value
 
     def suspend(self) -> None:
-        """The step has to wait for another generation: what is computed of it is kept.
-
-        The model is as before it, to be saved, measured or handed over.
-        """
+        """The step waits for another generation: what is kept stays, the model is as before."""
         if self.kept is not None:
             self.state.suspend()
 
@@ -279,9 +270,7 @@ class Replica:
     ) -> None:
         """Forward and backward without any effect: to measure, and to learn what the model does.
 
-        Args:
-            one: A pass.
-            keep: Gets it, with its loss and the gradients of that times its weight.
+        `keep` gets the pass, its loss and the gradients of that times its weight.
         """
         kept = extra_states(self.model)
         before = self.trains.extra() if kept else ""

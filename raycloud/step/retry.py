@@ -48,8 +48,7 @@ class FailedPass:
 def failed_pass(micro_batches: tuple[MicroBatch, ...], error: RaisedError) -> FailedPass:
     """What failed; the tensors that the failing code held are let go of.
 
-    Raises:
-        RaisedError: The device itself is of no use any more: no sample is to blame.
+    `RaisedError`: the device itself is of no use any more, no sample is to blame.
     """
     one: BaseException | None = error
     while one is not None:
@@ -68,8 +67,7 @@ def failed_pass(micro_batches: tuple[MicroBatch, ...], error: RaisedError) -> Fa
 def compute_again(replica: Replica, span: StepSpan, collate: Collate, first: FailedPass) -> None:
     """Compute this member's part of the step from the start, after `first`.
 
-    Raises:
-        TaskError: A micro-batch failed twice, and may not be skipped; it names its samples.
+    `TaskError`: a micro-batch failed twice, and may not be skipped; it names its samples.
     """
     failed: Counter[int] = Counter()
     trouble: FailedPass | None = first
@@ -120,8 +118,7 @@ def skip(
 ) -> None:
     """Leave a micro-batch that has failed each time out of the step, where the job allows that.
 
-    Raises:
-        TaskError: It does not, or too many were skipped already; it names the samples.
+    `TaskError`: it does not, or too many were skipped already; it names the samples.
     """
     one, error = failed
     where, errors = described(one, step, collate), replica.errors

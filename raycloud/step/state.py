@@ -2,8 +2,7 @@
 
 Names are qualified and the same on every member: `model/<name>` for parameters and persistent
 buffers, `optimizer/<parameter>/<key>` for what the optimizer holds of a parameter, `held/<path>`
-for tensors that lie within other state: in lists, in settings of parameter groups, in the schedule.
-Everything that is no tensor is a plain value.
+for tensors within other state: in lists, in settings of parameter groups, in the schedule.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ class ModelState(Stateful):
         scheduler: LRScheduler | None,
         update: Update | None = None,
     ) -> None:
-        """Number the parameters as the optimizer does."""
         self._model = model
         self._optimizer = optimizer
         self._scheduler = scheduler
@@ -219,7 +217,6 @@ class ModelState(Stateful):
     def _optimizer_state(
         self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any], unpacking: Unpacking
     ) -> dict[str, Any]:
-        """What `load_state_dict` is to be given."""
         index_of = {name: i for i, name in enumerate(self._names)}
         state: dict[Any, Any] = {}
         scalars = {
@@ -285,7 +282,6 @@ def _torch_attributes() -> frozenset[str]:
 
 
 def _below(begin: str, named: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Of what is named, that which begins so, by the rest of its name."""
     return {n.removeprefix(begin): e for n, e in named.items() if n.startswith(begin)}
 
 

@@ -36,8 +36,8 @@ class Commit:
         count: Its micro-batches.
         left_out: Indices of those that the others stand for.
         skips: What of it does not count.
-        sums: What its exchange brought, where it is committed later than by others; None: what has
-            just come is in place.
+        sums: What its exchange brought, where it is committed later than by others; None: that is
+            in place.
     """
 
     step: int
@@ -100,8 +100,8 @@ class Stateful:
 
     Order of calls, each step: `stage`, or `resume` where it was suspended; forward and backward
     passes; then `commit` or `discard`. A step that waits for another generation is `suspend`ed.
-    Parts commit in the order of the list, so a later one finds what an earlier one has changed.
-    All members commit the same steps, some later than others, and must end with the same bits.
+    Parts commit in the order of the list, so a later one finds what an earlier one has changed. All
+    members commit the same steps, some later than others, and must end with the same bits.
 
     A member that catches up commits older steps, each with its `sums`, while a newer one may be
     staged, and it `load`s in a thread of its own, before it has committed any.
@@ -204,21 +204,14 @@ class History(Stateful):
 
 
 class ReplicaState:
-    """The list of parts: a transaction over them, and their state by name.
+    """The list of parts, in the order in which they commit: a transaction, and their state.
 
     Tensors of a part with a name are called `<name>/<theirs>`; its values stand under that name.
-
-    Args:
-        parts: They, in the order in which they commit.
-
-    Attributes:
-        parts: The same.
-        beside: Plain values that a checkpoint keeps beside the replica's own, by name; to be
-            replaced whole.
+    `beside` are plain values that a checkpoint keeps beside the replica's own, to be replaced
+    whole.
     """
 
     def __init__(self, parts: Sequence[Stateful]) -> None:
-        """Give each name to one part; `ValueError`: two have the same, or one is none."""
         names = [part.name for part in parts if part.name]
         taken = len({*names, *_WHOLE}) < len(names) + len(_WHOLE)
         if taken or any("/" in name for name in names):
@@ -233,11 +226,7 @@ class ReplicaState:
             part.stage()
 
     def commit(self, step: Commit) -> None:
-        """See `Stateful.commit`; the first one shows whether a checkpoint can hold the state.
-
-        Raises:
-            TaskError: It cannot; names what is to blame.
-        """
+        """See `Stateful.commit`; the first may raise `TaskError`: no checkpoint holds this."""
         for part in self.parts:
             part.commit(step)
         if not self._checked:  # the optimizer has made its state by now
@@ -289,10 +278,6 @@ class ReplicaState:
 
     def check_fits(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:
         """Refuse a state of another model, optimizer, schedule or part, before tensors are read.
-
-        Args:
-            shapes: Of its tensors, by name.
-            values: Its plain values.
 
         Raises:
             TaskError: Names what differs.

@@ -9,13 +9,12 @@ which is linear in the statistics: each worker contributes its own micro-batches
 over workers makes the whole, equal to what a single process would have computed. With
 `momentum=None` (cumulative average) after n updates: r_K = (n r_0 + sum_k stat_k) / (n + K).
 
-Other buffers that a forward pass changes have no rule that raycloud could know: each replica's
-value after its own micro-batches is averaged, weighted, and the run's log says so. Which these are
-a trial shows. One that begins to change in some later step joins them in that step: its member says
-that it has something to tell (`astray`), all average it from then on, and exchange the step anew.
-
-A buffer that is not persistent is no state. Where a trial shows that it carries nothing from pass
-to pass, or it gets another size (a cache of positions, a mask), each replica keeps its own.
+Other buffers have no rule that raycloud could know: each replica's value after its own
+micro-batches is averaged, weighted, and the run's log says so. Which these are a trial shows. One
+that begins to change in some later step joins them in that step: its member says that it has
+something to tell (`astray`), all average it from then on, and exchange the step anew. One that is
+not persistent is no state: where a trial shows that it carries nothing from pass to pass, or it
+gets another size (a cache of positions, a mask), each replica keeps its own.
 """
 
 from __future__ import annotations
@@ -30,12 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from raycloud.errors import TaskError
 from raycloud.net.transport import Transport, Work, finish
-from raycloud.step.mutation import (
-    Buffer,
-    Parameters,
-    buffers_of,
-    equal,
-)
+from raycloud.step.mutation import Buffer, Parameters, buffers_of, equal
 from raycloud.step.stateful import Commit, Stateful
 
 
@@ -57,11 +51,8 @@ class RunningStatistics(Stateful):
     """The changing buffers of a model as a part of a step's transaction.
 
     Order of calls, each step: `stage`; around each micro-batch `before` and `after`; `launch`;
-    `collect`; then `commit` or `discard`. A step that has to wait for another generation is
-    `suspend`ed, and later `resume`d with more micro-batches.
-
-    Attributes:
-        notice: Tells a person what is not exact, with details.
+    `collect`; then `commit` or `discard`. One that is `suspend`ed is `resume`d with more
+    micro-batches. `notice` tells a person what is not exact, with details.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -154,8 +145,8 @@ class RunningStatistics(Stateful):
 
         Args:
             loss: Its.
-            again: Computes the same pass once more: where the loss is another, or a buffer that
-                is not persistent is, that buffer carries something from pass to pass.
+            again: Computes the same pass once more: where the loss is another, or a buffer that is
+                not persistent is, that buffer carries something from pass to pass.
 
         Raises:
             TaskError: It changed a parameter, or the size of a buffer that belongs to the state.
@@ -264,7 +255,7 @@ class RunningStatistics(Stateful):
         """All of this member's micro-batches are computed: start the sum over members.
 
         Args:
-            transport: The gradients' transport; every member calls this at the same place.
+            transport: The gradients'; every member calls this at the same place.
             scale: One over the step's weight.
             weight: Weight of this member's share.
         """
@@ -287,8 +278,7 @@ class RunningStatistics(Stateful):
         """Wait for the sums.
 
         Raises:
-            TaskError: A batch normalisation was not applied equally often in each micro-batch. The
-                others may commit this step, which no checkpoint of theirs alone completes.
+            TaskError: A batch normalisation was not applied equally often in each micro-batch.
             TransportError: The exchange broke, or was abandoned.
         """
         for row in torch.stack(self._calls).tolist() if self._calls else ():
@@ -380,13 +370,10 @@ class RunningStatistics(Stateful):
         """After a pass: whether it may stand, though a buffer began to change in it.
 
         Not where micro-batches were `fused`: each of them is to change it. It is as before then.
-
-        Raises:
-            TaskError: It cannot be averaged; it names the buffer.
+        `TaskError` names a buffer that cannot be averaged.
         """
-        if not any(other.changed for other in self._watched):
+        if not (late := [other for other in self._watched if other.changed]):
             return True
-        late = [other for other in self._watched if other.changed]
         self._watched = [other for other in self._watched if other not in late]
         self._tell_own(o for o in late if not o.persistent and not o.other_size)
         state = [other for other in late if other.persistent]

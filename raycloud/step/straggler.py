@@ -1,8 +1,4 @@
-"""Stragglers and stalls, seen while a share is computed: it takes far longer than usual, or stops.
-
-A step that has become slow may take a minute, and who waits for its end has lost another one until
-the shares change.
-"""
+"""Stragglers and stalls, seen while a share is computed: who waits for its end has lost a step."""
 
 from __future__ import annotations
 
@@ -26,12 +22,7 @@ _BETWEEN_S = 1.5  # longer between two looks: this process stood still itself, o
 
 @dataclass(frozen=True, slots=True)
 class Straggling:
-    """A share that is being computed takes far longer than usual.
-
-    Attributes:
-        micro_batches: The share.
-        seconds: What all of it is likely to take.
-    """
+    """A share of `micro_batches` that is being computed is likely to take so many `seconds`."""
 
     micro_batches: int
     seconds: float
@@ -51,13 +42,8 @@ class StragglerWatch:
 
     On a CPU that has become slow a process gets less processor time in a second than it did before:
     so it is known how long the rest will take. Of a GPU nothing is known here: its work is begun
-    long before it is done.
-
-    Args:
-        clock: For seconds, and the process's own.
-
-    Attributes:
-        longest_s: The most seconds that a share has taken; None before the first one.
+    long before it is done. `longest_s` is the most that a share has taken; None before the first
+    one.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -158,17 +144,12 @@ class Stalled:
 
 
 class StallWatch:
-    """Looks now and then whether a thread uses any processor time.
+    """Looks now and then whether a thread, by its identity, uses any processor time.
 
-    A slow machine, or a busy one, gives a thread some processor time; one that waits for a lock
-    that nobody opens, or for a file that does not come, uses none at all. Where computing a step
-    has taken long before, it may stand still for twice that time: it may be waiting for something.
-
-    Args:
-        clock: For seconds, and the thread's own.
-        thread: Its identity.
-        usual_s: The longest that a step has taken to compute, while one is being computed; None
-            while none is, or where that is not known yet.
+    A slow machine, or a busy one, gives a thread some; one that waits for a lock that nobody opens,
+    or for a file that does not come, uses none at all. Where computing a step has taken long
+    before, it may stand still for twice that time, `usual_s`: None while none is computed, or that
+    is not known.
     """
 
     def __init__(self, clock: Clock, thread: int, usual_s: Callable[[], float | None]) -> None:

@@ -1,9 +1,8 @@
 """The update: the optimizer's step by the mean gradients, and which parameters it moves.
 
-What the optimizer moves is what is exchanged, cleared and checkpointed: the parameters of the model
-that require a gradient and that a group of the optimizer has, laid out once before the first step.
-What it would move beside these, from whichever step on, would be moved by each member with its own
-gradient, and is refused.
+What is exchanged, cleared and checkpointed are the parameters of the model that require a gradient
+and that a group of the optimizer has, laid out once before the first step. What it would move
+beside these would be moved by each member with its own gradient, and is refused.
 """
 
 from __future__ import annotations
@@ -37,13 +36,7 @@ _UNFREEZE = (
 class TrainedParameters:
     """Finds what is trained, and sees that it stays that.
 
-    Args:
-        task: The user's, to say where a parameter comes from.
-        model: Its model.
-        optimizer: Its optimizer.
-
     Attributes:
-        optimizer: The same.
         parameters: Names and parameters that are exchanged, in the model's order.
         idle: Those that require a gradient, but no group has them: they stay as they are, so their
             gradients are neither exchanged nor part of the gradient's norm.
@@ -73,12 +66,9 @@ class TrainedParameters:
             )
 
     def check(self, step: int) -> None:
-        """Refuse what is trained since the start, before the update that would move it.
+        """`TaskError` for what is trained since the start, before the update that would move it.
 
         Only parameters that were frozen at the start are looked at, two attributes of each.
-
-        Raises:
-            TaskError: Names the parameter.
         """
         self.check_groups(step)
         for name, parameter in self._frozen:
@@ -90,11 +80,7 @@ class TrainedParameters:
                 )
 
     def check_groups(self, step: int) -> None:
-        """Refuse what was added to the optimizer since the start.
-
-        Raises:
-            TaskError: Says how much it has.
-        """
+        """`TaskError` for what was added to the optimizer since the start."""
         count = _count(self.optimizer)
         if count != self._count:
             raise TaskError(
@@ -148,14 +134,8 @@ def _inside(where: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
 class Update:
     """Steps optimizer and schedule by the gradients that are there, seeded alike everywhere.
 
-    The first one shows whether numpy's and Python's generators have to be seeded, too.
-
-    Args:
-        trained: What may be moved, and by which optimizer.
-        scheduler: Its schedule, if that is stepped once per step.
-        randomness: What either draws from.
-        seed: The job's.
-        notice: Tells a person what may not be exact.
+    The first one shows whether numpy's and Python's generators have to be seeded, too. The
+    `scheduler` is None where it is not stepped once per step.
     """
 
     def __init__(
@@ -171,11 +151,7 @@ class Update:
         self._draws = True  # from numpy's or Python's generator; or none was made yet
 
     def apply(self, step: int) -> None:
-        """Move the parameters.
-
-        Raises:
-            TaskError: The task's code raised, or something else than at the start is trained.
-        """
+        """Move the parameters; `TaskError`: the task's code raised, or others are trained."""
         self._trained.check(step)
         randomness, everything = self._randomness, self._draws
         randomness.seed(stream_seed(self._seed, _UPDATE_STREAM, step), everything=everything)

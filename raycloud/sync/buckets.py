@@ -14,10 +14,7 @@ _FLAGS = 3  # numbers, before those of parameters
 
 @dataclass(eq=False, init=False)
 class Bucket:
-    """Some parameters whose gradients travel in one message.
-
-    Args:
-        group: Qualified names and parameters, of one type and device.
+    """Some parameters, of one type and device, whose gradients travel in one message.
 
     Attributes:
         flat: The gradients one after the other, as one tensor: what travels.
@@ -61,13 +58,10 @@ class Bucket:
 
 
 class Flags:
-    """What members tell each other with the last gradients of a step: summed, and never compressed.
+    """What members tell each other with the last gradients of a step: summed, never compressed.
 
-    Args:
-        buckets: Those of the step.
-
-    Attributes:
-        message: What travels: the three, then a number for each parameter, in the order of buckets.
+    `message` is what travels: the three, then a number for each parameter, in the order of
+    `buckets`.
     """
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:

@@ -52,9 +52,9 @@ class GradientExchange:
     `collect`; then the optimizer; then `clear`. Buckets travel while the last backward runs on.
 
     A member's own gradients stay in `parameter.grad` until `collect` and are never written to: what
-    travels is a scaled copy. When the exchange breaks, which no backward pass is disturbed by and
-    `collect` raises, they are still there: after `connect`, more backward passes may add to them,
-    and `begin`, `send` and `collect` exchange them in another generation.
+    travels is a scaled copy. When the exchange breaks, which `collect` raises, they are still
+    there: after `connect`, more backward passes may add to them, and all goes on in another
+    generation.
 
     When the last backward raises, `restart` forgets them, so that they are computed again; `send`
     then sends the rest of what the others wait for, and what `collect` brings everywhere is
@@ -73,7 +73,6 @@ class GradientExchange:
         bucket_bytes: int,
         strategy: SyncStrategy,
     ) -> None:
-        """Lay out buckets and watch for finished gradients."""
         self.buckets = lay_out(parameters, bucket_bytes)
         self._flags = Flags(self.buckets)
         self._strategy = strategy
@@ -103,11 +102,7 @@ class GradientExchange:
             self._refuses = False
 
     def check_none(self) -> None:
-        """Before a backward pass that is the first.
-
-        Raises:
-            TaskError: A parameter has a gradient.
-        """
+        """Before a backward pass that is the first; `TaskError`: a parameter has a gradient."""
         if (made := next((p for p in self._place if p.grad is not None), None)) is not None:
             raise self._not_own(made)
 
@@ -131,8 +126,8 @@ class GradientExchange:
     def begin(self, scale: float) -> None:
         """The next backward is the step's last: send each bucket as soon as it is full.
 
-        Args:
-            scale: The factor that makes the sum over members a mean: one over the step's weight.
+        Gradients are multiplied by `scale`, one over the step's weight, so that their sum is a
+        mean.
         """
         self._scale, self._hears, self._restarted = scale, True, False
         for bucket in self.buckets:
@@ -184,11 +179,8 @@ class GradientExchange:
     def collect(self, abandoned: Callable[[], bool]) -> Exchanged:
         """Wait for the exchange, then make the mean gradients the parameters' `.grad`.
 
-        Own gradients are untouched where it is `astray`.
-
-        Raises:
-            Abandoned: The generation is over.
-            TransportError: The exchange broke. Own gradients are untouched in both cases.
+        Own gradients are untouched where it is `astray`, or raises `TransportError`: the exchange
+        broke, or was abandoned.
         """
         if self._broken is not None:
             raise self._broken
@@ -229,11 +221,7 @@ class GradientExchange:
         return any(work is not None for work in self._works)
 
     def arrived(self) -> bool:
-        """Whether `collect` would not wait.
-
-        Raises:
-            TransportError: The exchange broke.
-        """
+        """Whether `collect` would not wait; `TransportError`: the exchange broke."""
         return all(work is None or work.wait(0.0) for work in self._works)
 
     def room(self) -> tuple[torch.Tensor, ...]:
