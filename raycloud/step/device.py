@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from raycloud.errors import PlacementError, TaskError
 
@@ -355,19 +355,20 @@ def concatenate(batches: list[Any], samples: Sequence[int]) -> Any:
     Only tensors of which that dimension is the number of `samples` of their batch are joined: any
     other may hold edges, offsets, or time.
     """
-    leaves, forms = zip(*map(tree_flatten, batches), strict=True)
-    if any(form != forms[0] for form in forms):
-        return None
-    joined = [_joined(column, samples) for column in zip(*leaves, strict=True)]
-    return None if any(one is None for one in joined) else tree_unflatten(joined, forms[0])
 
+    def joined(*column: Any) -> torch.Tensor:
+        if any(not isinstance(one, torch.Tensor) for one in column):
+            raise ValueError("something else than tensors")
+        alike = {(one.shape[1:], one.dtype) for one in column}
+        each = all(one.shape[:1] == (many,) for one, many in zip(column, samples, strict=True))
+        if not each or len(alike) > 1:
+            raise ValueError("unlike tensors")
+        return torch.cat(column)
 
-def _joined(column: tuple[Any, ...], samples: Sequence[int]) -> torch.Tensor | None:
-    if not all(isinstance(one, torch.Tensor) for one in column):
+    try:
+        return tree_map(joined, *batches)
+    except ValueError:  # also of batches that are nested in unlike ways
         return None
-    alike = {(one.shape[1:], one.dtype) for one in column}
-    each = all(one.shape[:1] == (count,) for one, count in zip(column, samples, strict=True))
-    return torch.cat(column) if each and len(alike) == 1 else None
 
 
 def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
