@@ -64,16 +64,7 @@ class ModelState(Stateful):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """See `Stateful.tensors`."""
-        packing, model = self._packing(), self._model.state_dict()
-        found = {f"model/{n}": value.detach() for n, value in model.items() if not _is_extra(n)}
-        self._packed_extra(packing)
-        for index, entries in self._optimizer.state_dict().get("state", {}).items():
-            for key, value in entries.items() if type(index) is int else ():
-                if isinstance(value, torch.Tensor):
-                    found[f"optimizer/{self._names[index]}/{key}"] = value.detach()
-        self._packed_optimizer(packing)
-        self._packed_schedule(packing)
-        return {**found, **packing.tensors}
+        return self._packed()[0]
 
     def moves(self, name: str) -> bool:
         """See `Stateful.moves`: buffers may."""
@@ -82,19 +73,12 @@ class ModelState(Stateful):
 
     def values(self) -> dict[str, Any]:
         """See `Stateful.values`."""
-        packing = self._packing()
-        extra = self._packed_extra(packing)
-        return {
-            "kinds": self._kinds(),
-            "optimizer": self._packed_optimizer(packing),
-            "scheduler": self._packed_schedule(packing),
-            **({EXTRA: extra} if extra else {}),
-        }
+        return self._packed()[1]
 
     def extra(self) -> str:
         """A fingerprint of what modules hold beside parameters and buffers (`get_extra_state`)."""
-        packing = self._packing()
-        packed = self._packed_extra(packing)
+        packing = Packing((self._model, self._optimizer))
+        packed = _packed_extra(packing, self._model.state_dict())
         return f"{packed} {digest(packing.tensors.items())}"
 
     def check_fits(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:
@@ -149,20 +133,17 @@ class ModelState(Stateful):
             "schedule": None if schedule is None else type(schedule).__name__,
         }
 
-    def _packing(self) -> Packing:
-        return Packing((self._model, self._optimizer))
-
-    def _packed_extra(self, packing: Packing) -> dict[str, Any]:
-        return {
-            name: packing.pack(value, f"model/{name}", objects=False)
-            for name, value in self._model.state_dict().items()
-            if _is_extra(name)
-        }
-
-    def _packed_optimizer(self, packing: Packing) -> dict[str, Any]:
-        """In an order that all members share; tensors of parameters have names of their own."""
-        state = self._optimizer.state_dict()
+    def _packed(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Tensors and values, in an order that all members share."""
+        packing = Packing((self._model, self._optimizer))
+        model, state = self._model.state_dict(), self._optimizer.state_dict()
         held = state.get("state", {})
+        tensors = {f"model/{n}": value.detach() for n, value in model.items() if not _is_extra(n)}
+        extra = _packed_extra(packing, model)
+        for index, entries in held.items():
+            for key, value in entries.items() if type(index) is int else ():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"optimizer/{self._names[index]}/{key}"] = value.detach()
         scalars = {
             (path := f"{self._names[index]}/{key}"): packing.pack(
                 value, f"optimizer/{path}", objects=False
@@ -189,16 +170,12 @@ class ModelState(Stateful):
             if key not in ("state", "param_groups")
         }
         rest = {"others": others, "more": more, "attributes": self._attributes()}
-        return {
-            "scalars": scalars,
-            "groups": groups,
-            **{name: value for name, value in rest.items() if value},
-        }
-
-    def _packed_schedule(self, packing: Packing) -> Any:
-        if self._scheduler is None:
-            return None
-        return packing.pack(dict(self._scheduler.state_dict()), "schedule")
+        optimizer = {"scalars": scalars, "groups": groups, **{n: v for n, v in rest.items() if v}}
+        schedule = None
+        if self._scheduler is not None:
+            schedule = packing.pack(dict(self._scheduler.state_dict()), "schedule")
+        values = {"kinds": self._kinds(), "optimizer": optimizer, "scheduler": schedule}
+        return {**tensors, **packing.tensors}, {**values, **({EXTRA: extra} if extra else {})}
 
     def _attributes(self) -> dict[str, Any]:
         """Numbers and strings that an optimizer keeps in itself, such as a mode or a count."""
@@ -268,6 +245,14 @@ def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
         if flat.numel():
             found.update(flat.view(torch.uint8).numpy().data)
     return found.hexdigest()[:16]
+
+
+def _packed_extra(packing: Packing, model: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: packing.pack(value, f"model/{name}", objects=False)
+        for name, value in model.items()
+        if _is_extra(name)
+    }
 
 
 def _is_extra(name: str) -> bool:
