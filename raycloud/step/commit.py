@@ -38,10 +38,7 @@ _REMEDY = "lower the learning rate, set clip_norm, or start from an earlier chec
 class RollbackError(Exception):
     """This generation ends here: its members are to go back to a checkpoint, and meet anew.
 
-    Args:
-        step: The one that is not finite.
-        why: In words.
-        left_out: The step that is not to change anything on the second way; None: no other.
+    The `step` is not finite; `left_out` is not to change anything on the second way, if one is.
     """
 
     def __init__(self, step: int, why: str, left_out: int | None) -> None:
@@ -312,12 +309,10 @@ def _whole(span: StepSpan) -> Skip:
 
 
 def give_up(replica: Replica, step: int, why: str) -> RollbackError:
-    """A step is not finite: nothing of it remains, and it is found out which one made it so.
+    """Nothing remains of a step that is not finite; it is found out which one made it so.
 
     Where the parameters are finite before it, that was its own samples; else the last update did.
-
-    Raises:
-        DivergedError: No update was made before it: going back does not help.
+    `DivergedError`: no update was made before it, so that going back does not help.
     """
     replica.discard()
     if is_finite(replica.model):

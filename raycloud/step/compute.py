@@ -32,16 +32,10 @@ if TYPE_CHECKING:
 def compute(replica: Replica, work: StepWork, collate: Collate) -> StepWork:
     """Forward passes of this member's part of a step, and all backward passes but the last.
 
-    Args:
-        replica: What computes, beside what is kept of the same step, if anything is.
-        work: The passes.
-        collate: Makes smaller passes, where one fails or turns out not exact.
-
-    Returns:
-        What it has computed in the end: `work`, but for what counts where it is backed up.
-
-    Raises:
-        TaskError: The task fails on a micro-batch each time, and the job does not skip it.
+    That is `work`, beside what is kept of the same step; `collate` makes smaller passes, where one
+    fails or turns out not exact. Returns what it has computed in the end: `work`, but for what
+    counts where it is backed up. `TaskError`: the task fails on a micro-batch each time, and none
+    is skipped.
     """
     span, forward = work.span, replica.forward
     kept = (replica.kept or PartialStep(step=span.step)).and_also(work)
@@ -76,16 +70,8 @@ def compute(replica: Replica, work: StepWork, collate: Collate) -> StepWork:
 def backward(replica: Replica, span: StepSpan, collate: Collate, scale: float | None) -> None:
     """The step's last backward pass: each bucket of gradients travels once it is full.
 
-    What breaks meanwhile `commit.collect` raises: what is begun is computed.
-
-    Args:
-        replica: What has computed all before it.
-        span: The step's.
-        collate: Makes passes anew where it fails.
-        scale: One over the step's weight; None: nothing travels.
-
-    Raises:
-        TaskError: As of `compute`.
+    What breaks meanwhile `commit.collect` raises: what is begun is computed. `TaskError`: see
+    `compute`. The `scale` is one over the step's weight; None: nothing travels.
     """
     last, replica.last = replica.last, None
     if scale is not None:
@@ -185,8 +171,7 @@ class Share(PassQueue):
     def settle(self, *, whole: bool = True) -> StepWork:
         """What of the step is this member's in the end; called once.
 
-        Args:
-            whole: All of its own is computed; else something has failed, and it helps nobody.
+        Unless all of its own, the `whole`, is computed, something has failed, and it helps nobody.
         """
         backing, replica = self._backing, self._replica
         if backing is None:

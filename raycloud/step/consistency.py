@@ -116,12 +116,8 @@ class Consistency:
     def settle(self, step: int, lane: Lane, *, last: bool = False) -> None:
         """After a commit, before `step`: find out what differs if anything does, or look.
 
-        Nothing that was sent on the `lane` is unread; where it is the `last`, nothing comes after
-        it.
-
-        Raises:
-            TaskError: Replicas have drifted apart.
-            TransportError: The exchange broke, or was abandoned.
+        Nothing that was sent on the `lane` is unread; nothing comes after the `last`. `TaskError`:
+        replicas have drifted apart; `TransportError`: the exchange broke, or was abandoned.
         """
         differ, asked, self._differ, self._asked = self._differ, self._asked, False, False
         if differ:

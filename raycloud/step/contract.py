@@ -62,11 +62,7 @@ def call(what: str, function: Callable[[], Any], where: Callable[[], str] = str)
 
 
 def check_settings(kind: type[Task], job: Job) -> None:
-    """Refuse settings that the task's constructor does not take, or lacks, before anything starts.
-
-    Raises:
-        SpecError: Names the setting, and the one that was probably meant.
-    """
+    """Refuse settings that the task's constructor does not take, or lacks; names the nearest."""
     try:
         parameters = inspect.signature(kind).parameters.values()
     except (TypeError, ValueError):  # a constructor that Python cannot look into
@@ -87,13 +83,10 @@ def check_settings(kind: type[Task], job: Job) -> None:
 
 
 def construct(kind: type[Task] | TaskCode, job: Job) -> Task:
-    """The task, made from the job's settings.
+    """The task, made from the job's settings; `TaskError`: that raises.
 
     What it draws without a generator of its own, and what `Task.data` draws afterwards, is the same
     in each process: all global generators begin with the job's seed before its file is imported.
-
-    Raises:
-        TaskError: That, or making it, raises.
     """
     seed_everything(stream_seed(job.seed, _TASK_STREAM))
     if isinstance(kind, TaskCode):  # importing it leaves the generators as it did the first time
@@ -144,11 +137,7 @@ def check_loss(loss: Any) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no model, or one whose parameters have no shape yet.
-
-    Raises:
-        TaskError: Names what was returned, or the parameter.
-    """
+    """Refuse what is no model, or one whose parameters have no shape yet."""
     if not isinstance(model, nn.Module):
         raise TaskError(f"Task.model returned {_named(model)}", hint="return a torch.nn.Module")
     tensors = (*model.named_parameters(), *model.named_buffers())
@@ -165,9 +154,6 @@ def check_optimizer(optimizer: Any) -> None:
     """Refuse what is not one optimizer whose `step` goes by the gradients that are there.
 
     What has the methods of `torch.optim.Optimizer` will do: some wrap one.
-
-    Raises:
-        TaskError: Names what was returned.
     """
     methods = ("step", "zero_grad", "state_dict", "load_state_dict", "param_groups")
     kind = _named(optimizer)
@@ -196,12 +182,7 @@ def check_optimizer(optimizer: Any) -> None:
 def check_scheduler(scheduler: Any, measures_every: int | None = None) -> None:
     """Refuse what is no schedule that is stepped once per step, or after each measuring.
 
-    Args:
-        scheduler: What was returned.
-        measures_every: Steps between two measurements; None: there is one, at the end.
-
-    Raises:
-        TaskError: Names what was returned.
+    It is measured each so many steps, `measures_every`; None: once, at the end.
     """
     if scheduler is None:
         return

@@ -104,13 +104,10 @@ def keep_freed_memory() -> bool:
 
 
 def room_bytes(reserved_bytes: int | None, root: Path = Path("/")) -> int:
-    """How much a member may keep beside its training: a quarter of the memory it could have now.
+    """A quarter of the memory that a member could have now: so much it may keep beside training.
 
-    That is what is left of the machine's memory, its groups', and what it has reserved.
-
-    Args:
-        reserved_bytes: What this process is to get along with; None: what there is.
-        root: Where the system's files lie.
+    That is what is left of the machine's memory, its groups', and what it has reserved (None: all),
+    as the system's files below `root` say.
     """
     left = [_machine_bytes(root), *_groups_bytes(root)]
     if reserved_bytes is not None:
@@ -182,8 +179,7 @@ class PassSize:
     from one step to the next, while memory for that is at hand.
 
     Args:
-        most: What the job allows and is exact; less where a pass turns out not exact, or not to
-            fit.
+        most: What the job allows and is exact, and fits.
         device: Where passes are computed.
         stepwise: It is not the user who has asked for that many.
         reserved_bytes: What this process is to get along with; None: what there is.

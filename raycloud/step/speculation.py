@@ -187,14 +187,8 @@ class Primary:
     ) -> tuple[int, int] | None:
         """The last pass that it has not begun, if it is worth while to compute that as well.
 
-        Args:
-            step: The present one.
-            own_s: What a micro-batch takes here; None: not known.
-            now_s: The present moment.
-            busy: Micro-batches that are to be computed here before that.
-
-        Returns:
-            Its first micro-batch, and how many it has.
+        That is where here, after `busy` other micro-batches of `own_s` each (None: not known), it
+        is there before. Returns its first micro-batch, and how many it has.
         """
         if own_s is None or step != self._step or not self._left:
             return None
@@ -223,11 +217,9 @@ class Backing:
 
     Attributes:
         most: Micro-batches of its tail.
-        abandoned: Says that the generation is over.
         backup: The way to its backup; None: nobody is there.
         primary: The way to whom it backs up; None: likewise.
         own_s: What a micro-batch took it last; None: not known.
-        tail: Its own.
     """
 
     def __init__(self, *, most: int, clock: Clock, abandoned: Callable[[], bool]) -> None:

@@ -28,18 +28,13 @@ if TYPE_CHECKING:
 
 Entry = TypeVar("Entry")
 
-_HINT = "resume with the task the run was started with"
 EXTRA = "extra"  # among a checkpoint's values: what `get_extra_state` of modules has given
 
 
 class ModelState(Stateful):
     """Names what model, optimizer and schedule hold; reads and writes it in place.
 
-    Args:
-        model: The user's model, not its compiled form.
-        optimizer: Its optimizer.
-        scheduler: Its schedule, if any.
-        update: Takes a step by the gradients that are in place; None: no step is taken.
+    The model is not its compiled form; without an `update` no step is taken.
     """
 
     def __init__(
@@ -88,17 +83,15 @@ class ModelState(Stateful):
         _check_names(wanted, given)
         for what, kind in self._kinds().items():
             if (was := values["kinds"][what]) != kind:
-                problem = f"the checkpoint's {what} is {was or 'none'}, the task's {kind or 'none'}"
-                raise TaskError(problem, hint=_HINT)
+                raise _unlike(
+                    f"checkpoint's {what} is {was or 'none'}, the task's {kind or 'none'}"
+                )
         for path in (*_below("optimizer/", shapes), *values["optimizer"]["scalars"]):
-            name, _, _ = path.rpartition("/")
-            if name not in self._names:
-                problem = f"the checkpoint has optimizer state of {name!r}, which this model lacks"
-                raise TaskError(problem, hint=_HINT)
+            if (name := path.rpartition("/")[0]) not in self._names:
+                raise _unlike(f"checkpoint has optimizer state of {name!r}, which this model lacks")
         live, groups = len(self._optimizer.param_groups), len(values["optimizer"]["groups"])
         if live != groups:
-            problem = f"the checkpoint has {groups} parameter groups, the task's optimizer {live}"
-            raise TaskError(problem, hint=_HINT)
+            raise _unlike(f"checkpoint has {groups} parameter groups, the task's optimizer {live}")
 
     def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
         """See `Stateful.load`, with what fits; `TaskError`: the task's own code for it raised."""
@@ -271,13 +264,16 @@ def _below(begin: str, named: Mapping[str, Entry]) -> dict[str, Entry]:
 
 
 def _check_names(wanted: Mapping[str, torch.Tensor], given: Mapping[str, tuple[int, ...]]) -> None:
-    hint = "resume with the task and settings the run was started with"
     if missing := sorted(set(wanted) - set(given)):
-        raise TaskError(f"the checkpoint lacks {missing[0]!r} of this model", hint=hint)
+        raise _unlike(f"checkpoint lacks {missing[0]!r} of this model")
     if extra := sorted(set(given) - set(wanted)):
-        raise TaskError(f"the checkpoint has {extra[0]!r}, which is not this model's", hint=hint)
+        raise _unlike(f"checkpoint has {extra[0]!r}, which is not this model's")
     for name, tensor in wanted.items():
         here, there = tuple(tensor.shape), given[name]
         if here != there:
-            problem = f"{name!r} has shape {there} in the checkpoint and {here} in this model"
-            raise TaskError(problem, hint=hint)
+            raise _unlike(f"checkpoint has shape {there} for {name!r}, this model {here}")
+
+
+def _unlike(problem: str) -> TaskError:
+    hint = "resume with the task and settings the run was started with"
+    return TaskError(f"the {problem}", hint=hint)

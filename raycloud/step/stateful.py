@@ -76,23 +76,18 @@ class CatchingUp(Protocol):
 
     def catch_up(self, arrived: Callable[[], bool]) -> None:
         """Commit what is kept until the exchange under way has `arrived`."""
-        ...
 
     def keep(self, step: Commit) -> None:
         """Keep a step whose mean gradients are in place."""
-        ...
 
     def keep_nothing(self, step: int, skips: tuple[Skip, ...]) -> None:
         """Keep that a step changes nothing."""
-        ...
 
     def keep_measured(self, steps: int, value: float) -> None:
         """Keep what was measured after so many steps."""
-        ...
 
     def close(self) -> None:
         """Wait for the state no more; nothing of it is written once this returns."""
-        ...
 
 
 class Stateful:
@@ -156,7 +151,7 @@ class History(Stateful):
     """What steps took and did not count, and what the schedule was stepped by.
 
     Attributes:
-        skips: What steps took and did not count, by step.
+        skips: By step.
         left_out: Steps that are to be skipped as a whole.
         measured: After how many steps a schedule was stepped by what was measured, and by what.
     """
@@ -279,9 +274,7 @@ class ReplicaState:
     def check_fits(self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]) -> None:
         """Refuse a state of another model, optimizer, schedule or part, before tensors are read.
 
-        Raises:
-            TaskError: Names what differs.
-            CheckpointError: It says of a part what no version before this one has said.
+        `TaskError` names what differs; `CheckpointError`: no version has said that of a part.
         """
         named = values.get(_PARTS, {})
         known = {*_WHOLE, *(part.name for part in self.parts)}
@@ -290,8 +283,7 @@ class ReplicaState:
                 f"the checkpoint has state of {min(strange)!r}, which this run has not", hint=_HINT
             )
         for part in self.parts:
-            own = named.get(part.name) if part.name else values
-            if own is None:
+            if (own := _own(part, values)) is None:
                 continue
             if part.name and own[_FORMAT] != part.format:
                 raise CheckpointError(
@@ -304,20 +296,20 @@ class ReplicaState:
     def load(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
         """Become the state that `tensors` and `values` describe.
 
-        A part that they do not know begins from what those before it hold now.
-
-        Raises:
-            TaskError: It is not of this model or these parts: nothing has changed. Or the task's
-                own code for it raised.
-            CheckpointError: What is told of a part cannot be used.
+        A part that they do not know begins from what those before it hold now. `TaskError`: the
+        task's own code for it raised, or, and then nothing has changed, it is not of this model or
+        these parts.
         """
         self.check_fits({name: tuple(t.shape) for name, t in tensors.items()}, values)
         for part in self.parts:
-            own = values.get(_PARTS, {}).get(part.name) if part.name else values
-            if own is None:
+            if (own := _own(part, values)) is None:
                 part.begin()
             else:
                 part.load(_of(part, tensors), own)
+
+
+def _own(part: Stateful, values: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return values.get(_PARTS, {}).get(part.name) if part.name else values
 
 
 def _of(part: Stateful, entries: Mapping[str, Entry]) -> dict[str, Entry]:

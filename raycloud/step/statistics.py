@@ -143,13 +143,9 @@ class RunningStatistics(Stateful):
     def end_trial(self, loss: torch.Tensor, again: Callable[[], torch.Tensor]) -> None:
         """Undo the pass, and remember which buffers it changed: every pass will change them.
 
-        Args:
-            loss: Its.
-            again: Computes the same pass once more: where the loss is another, or a buffer that is
-                not persistent is, that buffer carries something from pass to pass.
-
-        Raises:
-            TaskError: It changed a parameter, or the size of a buffer that belongs to the state.
+        Where `again`, which computes the same pass once more, gives another `loss`, or another
+        value of a buffer that is not persistent, that buffer carries something from pass to pass.
+        `TaskError`: it changed a parameter, or the size of a buffer that belongs to the state.
         """
         self._parameters.check()
         if self._tried:
@@ -252,12 +248,9 @@ class RunningStatistics(Stateful):
             a.sum_var.add_(var, alpha=factor)
 
     def launch(self, transport: Transport, scale: float, weight: float) -> None:
-        """All of this member's micro-batches are computed: start the sum over members.
+        """All micro-batches are computed: start the sum over members, at the same place everywhere.
 
-        Args:
-            transport: The gradients'; every member calls this at the same place.
-            scale: One over the step's weight.
-            weight: Weight of this member's share.
+        The `scale` is one over the step's weight, of which this member's share has `weight`.
         """
         tensors = self.terms
         if self._changing:
@@ -275,11 +268,9 @@ class RunningStatistics(Stateful):
         self._flats, self._works = [], []
 
     def collect(self, abandoned: Callable[[], bool]) -> None:
-        """Wait for the sums.
+        """Wait for the sums; `TransportError`: the exchange broke, or was abandoned.
 
-        Raises:
-            TaskError: A batch normalisation was not applied equally often in each micro-batch.
-            TransportError: The exchange broke, or was abandoned.
+        `TaskError`: a batch normalisation was not applied equally often in each micro-batch.
         """
         for row in torch.stack(self._calls).tolist() if self._calls else ():
             for a, calls in zip(self._averages, row, strict=True):

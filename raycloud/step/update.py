@@ -36,13 +36,10 @@ _UNFREEZE = (
 class TrainedParameters:
     """Finds what is trained, and sees that it stays that.
 
-    Attributes:
-        parameters: Names and parameters that are exchanged, in the model's order.
-        idle: Those that require a gradient, but no group has them: they stay as they are, so their
-            gradients are neither exchanged nor part of the gradient's norm.
-
-    Raises:
-        TaskError: The optimizer has parameters that the model has not, or nothing is trained.
+    `parameters`, by name in the model's order, are exchanged. Those that are `idle` require a
+    gradient, but no group has them: their gradients are neither exchanged nor part of the
+    gradient's norm. `TaskError`: the optimizer has parameters that the model has not, or nothing is
+    trained.
     """
 
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer) -> None:

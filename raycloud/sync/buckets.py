@@ -92,8 +92,8 @@ class Flags:
             behind: The next change is not at hand here.
             astray: Not 0 where what this member has sent is not its part of the step.
             late: It has told that it takes far longer than usual.
-            used: For each parameter, whether it was used. The sum tells a gradient of zero from
-                none at all, so that an optimizer skips those that it skips in a single process.
+            used: Each parameter that was. The sum tells a gradient of zero from none at all, so
+                that an optimizer skips those that it skips in a single process.
         """
         told = [float(behind), 0.0, float(late), *map(float, used)]
         self.message.copy_(torch.tensor(told), non_blocking=True)  # else a GPU is waited for
@@ -110,12 +110,8 @@ def lay_out(parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int) -
     """Group parameters into buckets, in the order in which a backward pass tends to finish them.
 
     That is the reverse of the order of registration. The layout depends on nothing else, so that
-    every member, and a resumed run, has the same one.
-
-    Args:
-        parameters: Qualified names and parameters that require gradients.
-        bucket_bytes: A bucket is closed when it holds at least this much. The one that fills first
-            takes a quarter, so that the exchange starts early.
+    every member, and a resumed run, has the same one. A bucket is closed when it holds
+    `bucket_bytes`; the one that fills first takes a quarter, so that the exchange starts early.
     """
     groups: list[list[tuple[str, nn.Parameter]]] = []
     filled, limit = 0, bucket_bytes // 4

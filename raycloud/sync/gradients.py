@@ -28,12 +28,11 @@ class Exchanged:
 
     Attributes:
         norm: The gradients' global norm before clipping.
-        bytes_sent: By this member.
+        bytes_sent: By this member; of these `bytes_last` with the last message.
         agreed: All members held the next change when they sent their last gradients.
         late: A member had told by then that it takes far longer than usual.
         astray: A member has not sent its part of the step: this is no sum to go on with.
         exchange_s: Seconds waited for it.
-        bytes_last: Of those sent, the last message's.
     """
 
     norm: float
@@ -126,8 +125,7 @@ class GradientExchange:
     def begin(self, scale: float) -> None:
         """The next backward is the step's last: send each bucket as soon as it is full.
 
-        Gradients are multiplied by `scale`, one over the step's weight, so that their sum is a
-        mean.
+        Gradients are multiplied by `scale`, one over the step's weight: their sum is a mean.
         """
         self._scale, self._hears, self._restarted = scale, True, False
         for bucket in self.buckets:
@@ -139,18 +137,14 @@ class GradientExchange:
     def restart(self) -> None:
         """Forget this member's gradients, to compute them again: none is sent before `send`."""
         self._hears, self._restarted = False, True
-        for parameter in self._place:
-            parameter.grad = None
+        self.take()
 
     def send(
         self, *, behind: bool = True, astray: torch.Tensor | float = 0.0, late: bool = False
     ) -> None:
         """The last backward is over: send what it did not fill, or all where none ran; then flags.
 
-        Args:
-            behind: This member does not hold the next change.
-            astray: Not 0 where this is not this member's part of the step.
-            late: This member has told that it takes far longer than usual.
+        See `Flags.tell` for these.
         """
         if self._scale is None:
             raise InternalError("send() before begin()")
@@ -226,13 +220,14 @@ class GradientExchange:
 
     def room(self) -> tuple[torch.Tensor, ...]:
         """Memory for `sums`, on the CPU: the system has given all of it, which takes a while."""
-        every = (self._flags.message, *(bucket.flat for bucket in self.buckets))
-        return tuple(torch.empty_like(one, device="cpu").zero_() for one in every)
+        return tuple(torch.empty_like(one, device="cpu").zero_() for one in self._messages())
 
     def sums(self, room: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Copies, in such memory, of the messages that `collect` has made the gradients."""
-        every = (self._flags.message, *(bucket.flat for bucket in self.buckets))
-        return tuple(to.copy_(one) for to, one in zip(room, every, strict=True))
+        return tuple(to.copy_(one) for to, one in zip(room, self._messages(), strict=True))
+
+    def _messages(self) -> tuple[torch.Tensor, ...]:
+        return self._flags.message, *(bucket.flat for bucket in self.buckets)
 
     def install_gradients(self, sums: Sequence[torch.Tensor]) -> None:
         """Make such copies the parameters' `.grad`; an exchange under way is not disturbed."""

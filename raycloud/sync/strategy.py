@@ -24,7 +24,6 @@ class SyncStrategy(Protocol):
 
     def connect(self, transport: Transport) -> None:
         """Exchange over `transport` from now on."""
-        ...
 
     def start(self, bucket: Bucket) -> Work | None:
         """Begin to sum `bucket.flat`, this member's part of the mean; None: nothing travels.
@@ -32,15 +31,12 @@ class SyncStrategy(Protocol):
         Raises:
             TransportError: The connections are broken.
         """
-        ...
 
     def finish(self, bucket: Bucket) -> None:
         """Its messages have arrived: `bucket.flat` is the sum from now on, the same everywhere."""
-        ...
 
     def bytes_sent(self, bucket: Bucket) -> int:
         """Bytes that this member has sent of it in a step."""
-        ...
 
 
 class AllReduce:

@@ -281,8 +281,26 @@ def test_a_file_that_says_otherwise_is_refused_and_runs_nothing(packed: Any) -> 
     assert unpacking.loads == []
 
 
-def test_a_schedule_that_holds_another_kind_is_refused() -> None:
+@pytest.mark.parametrize("makes", ["none", "ExponentialLR"])
+def test_a_schedule_that_holds_another_kind_is_refused(makes: str) -> None:
     wrote, read = Run("momentum", "holds one"), Run("momentum", "holds one")
-    del read.schedule.after
-    with pytest.raises(TaskError, match=r"schedule/after is a StepLR in the .* task makes none"):
+    read.schedule.after = None if makes == "none" else ExponentialLR(read.optimizer, 0.9)
+    with pytest.raises(TaskError, match=rf"after is a StepLR in the .* task makes .*{makes}"):
         read.state.load(*through_a_checkpoint(wrote.state))
+
+
+def test_a_model_in_a_schedule_is_kept_once() -> None:
+    run = Run("momentum", "holds one")
+    before = run.state.tensors().keys()
+    run.schedule.student, run.schedule.teacher = run.model, nn.Linear(1, 1)
+    added = run.state.tensors().keys() - before
+    assert added == {"held/schedule/teacher/weight", "held/schedule/teacher/bias"}
+
+
+def test_extra_state_of_a_module_may_have_grown() -> None:
+    whole, resumed = Run("momentum", "none"), Run("momentum", "none")
+    whole.model.log = {"sum": torch.full((5,), 3.0, dtype=torch.float64)}
+    resumed.state.load(*through_a_checkpoint(whole.state))
+    assert_same(resumed.state, whole.state)
+    assert torch.equal(resumed.model.log["sum"], whole.model.log["sum"])
+    assert resumed.model.log["sum"] is not whole.model.log["sum"]
