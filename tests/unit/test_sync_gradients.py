@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from raycloud.errors import InternalError, TransportError
+from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.net.transport import Abandoned
 from raycloud.spec.sizes import ring_bytes
+from raycloud.sync.buckets import lay_out
 from raycloud.sync.gradients import GradientExchange
 from raycloud.sync.strategy import AllReduce
 from tests.crew import (
@@ -277,3 +282,132 @@ def test_what_is_copied_goes_where_there_is_room_and_can_be_shown_again() -> Non
         bucket.flat.zero_()
     exchange.install_gradients(copies)
     assert_same(crew.models[0], reference(dealt))
+
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+shapes = st.lists(st.integers(0, 5), max_size=3)
+described = st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), min_size=1, max_size=12)
+
+
+def parameters(kinds: list[tuple[list[int], torch.dtype]]) -> list[tuple[str, nn.Parameter]]:
+    return [
+        (f"p{i}", nn.Parameter(torch.zeros(shape, dtype=dtype)))
+        for i, (shape, dtype) in enumerate(kinds)
+    ]
+
+
+@given(described, st.integers(1, 200))
+def test_every_parameter_once_in_reverse_order_and_no_mixed_types(
+    kinds: list[tuple[list[int], torch.dtype]], bucket_bytes: int
+) -> None:
+    made = parameters(kinds)
+    buckets = lay_out(made, bucket_bytes)
+    assert [n for b in buckets for n in b.names] == [n for n, _ in reversed(made)]
+    for bucket in buckets:
+        assert {p.dtype for p in bucket.parameters} == {bucket.flat.dtype}
+        assert [slot.shape for slot in bucket.slots] == [p.shape for p in bucket.parameters]
+        assert bucket.flat.numel() == sum(p.numel() for p in bucket.parameters)
+    again = lay_out(parameters(kinds), bucket_bytes)
+    assert [b.names for b in again] == [b.names for b in buckets]
+    assert [b.payload_bytes for b in again] == [b.payload_bytes for b in buckets]
+
+
+@given(described, st.integers(1, 200))
+def test_slots_cover_the_values_without_overlap(
+    kinds: list[tuple[list[int], torch.dtype]], bucket_bytes: int
+) -> None:
+    for bucket in lay_out(parameters(kinds), bucket_bytes):
+        for i, slot in enumerate(bucket.slots):
+            slot.fill_(i + 1)
+        expected = [i + 1 for i, p in enumerate(bucket.parameters) for _ in range(p.numel())]
+        assert bucket.flat.tolist() == expected
+        before = bucket.flat
+        bucket.renew()
+        bucket.slots[0].fill_(7)
+        assert before.data_ptr() != bucket.flat.data_ptr() or not before.numel()
+        assert (
+            bucket.flat[: bucket.parameters[0].numel()].tolist()
+            == bucket.slots[0].flatten().tolist()
+        )
+        assert before[: len(expected)].tolist() == expected
+
+
+def test_the_bucket_that_fills_first_is_small() -> None:
+    made = parameters([([10], torch.float32)] * 20)  # 40 bytes each
+    buckets = lay_out(made, 400)
+    assert [len(b.names) for b in buckets] == [3, 10, 7]
+
+
+def test_a_large_parameter_has_a_bucket_to_itself_or_closes_one() -> None:
+    made = parameters([([4], torch.float32), ([1000], torch.float32), ([4], torch.float32)])
+    assert [b.names for b in lay_out(made, 64)] == [("p2",), ("p1",), ("p0",)]
+    assert [b.names for b in lay_out(made, 128)] == [("p2", "p1"), ("p0",)]
+
+
+def test_another_type_starts_another_bucket() -> None:
+    made = parameters(
+        [([2], torch.float32), ([2], torch.bfloat16), ([2], torch.bfloat16), ([2], torch.float32)]
+    )
+    assert [b.names for b in lay_out(made, 10_000)] == [("p3",), ("p2", "p1"), ("p0",)]
+
+
+class Recomputed(nn.Module):
+    """One layer used twice, the second time under activation checkpointing."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        again: Tensor = checkpoint(self.layer, self.layer(x), use_reentrant=self.reentrant)
+        return again.sum()
+
+
+def exchange(model: nn.Module) -> GradientExchange:
+    """Its gradients, ready for the step's last backward pass."""
+    made = GradientExchange(list(model.named_parameters()), bucket_bytes=64, strategy=AllReduce())
+    made.begin(1.0)
+    return made
+
+
+def test_a_gradient_that_comes_twice_in_one_backward_is_refused() -> None:
+    model = Recomputed(reentrant=True)
+    exchange(model)
+    with pytest.raises(TaskError, match=r"'layer\.\w+' was computed twice") as refused:
+        model(torch.ones(2, 3)).backward()
+    assert "use_reentrant=False" in refused.value.hint
+
+
+def test_activation_checkpointing_that_is_not_reentrant() -> None:
+    model, alone = Recomputed(reentrant=False), Recomputed(reentrant=False)
+    alone.load_state_dict(model.state_dict())
+    gradients = exchange(model)
+    x = torch.ones(2, 3)
+    model(x).backward()
+    alone(x).backward()
+    gradients.send()
+    gradients.collect(never)
+    for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert torch.equal(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["last pass", "an earlier pass only"])
+def test_a_sparse_gradient_is_refused_with_its_name(earlier: bool) -> None:
+    model = nn.ModuleDict({"words": nn.Embedding(5, 3, sparse=True), "head": nn.Linear(3, 1)})
+    loss = model["head"](model["words"](torch.tensor([1, 2]))).sum()
+    if earlier:
+        loss.backward()
+    gradients = exchange(model)
+    if earlier:
+        loss = model["head"](torch.ones(1, 3)).sum()
+
+    def finish() -> None:
+        loss.backward()
+        gradients.send()
+
+    with pytest.raises(TaskError, match=r"'words\.weight' is sparse") as refused:
+        finish()
+    assert "sparse=False" in refused.value.hint
