@@ -342,7 +342,7 @@ def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     octets = _bits(tensor)
     if octets is None:
         return torch.zeros((), dtype=torch.int64, device=tensor.device)
-    if octets.data_ptr() % _WORD:
+    if octets.data_ptr() % _WORD or octets.storage_offset() % _WORD:
         octets = octets.clone()
     whole = octets.numel() // _WORD
     words, rest = octets[: _WORD * whole].view(torch.int64), octets[_WORD * whole :]
