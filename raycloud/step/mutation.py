@@ -83,8 +83,8 @@ class Buffer:
 
     def keep(self, *, whole: bool = False) -> None:
         """Copy its value, however large it is where that is asked for."""
-        small = self.seen.numel() * self.seen.element_size() <= _MOST_KEPT_BYTES
-        self.start = self.seen.detach().clone() if whole or small else None
+        wanted = whole or self.seen.nbytes <= _MOST_KEPT_BYTES
+        self.start = self.seen.detach().clone() if wanted else None
 
     def look(self) -> None:
         """From now on it is as it should be."""

@@ -106,9 +106,7 @@ class Replica:
         self.scheduler = call("Task.scheduler", lambda: task.scheduler(self.optimizer, self.steps))
         check_scheduler(self.scheduler, job.evaluate.every_steps)
         self.by_measured = goes_by_measured(self.scheduler)
-        bucket_bytes = job.bucket_bytes(
-            sum(p.numel() * p.element_size() for _, p in self.trained.parameters)
-        )
+        bucket_bytes = job.bucket_bytes(sum(p.nbytes for _, p in self.trained.parameters))
         self.gradients = GradientExchange(
             self.trained.parameters, bucket_bytes=bucket_bytes, strategy=STRATEGIES["exact"]()
         )
@@ -116,13 +114,8 @@ class Replica:
         self.statistics, self.history = RunningStatistics(self.model), History()
         self.forward = Forward(job, task, self.model, self.statistics, device, self._tell)
         self.forward.gradients = self.gradients
-        update = Update(
-            self.trained,
-            None if self.by_measured else self.scheduler,
-            self.forward.randomness,
-            job.seed,
-            self._tell,
-        )
+        stepped = None if self.by_measured else self.scheduler
+        update = Update(self.trained, stepped, self.forward.randomness, job.seed, self._tell)
         self.trains = ModelState(self.model, self.optimizer, self.scheduler, update)
         self.state = ReplicaState(
             (self.statistics, self.trains, self.history, *(make(self) for make in PARTS))

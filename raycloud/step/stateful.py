@@ -68,7 +68,7 @@ class Sums:
     @property
     def bytes(self) -> int:
         """How much memory they take."""
-        return sum(t.numel() * t.element_size() for t in (*self.gradients, *self.statistics))
+        return sum(t.nbytes for t in (*self.gradients, *self.statistics))
 
 
 class CatchingUp(Protocol):

@@ -8,7 +8,7 @@ beside these would be moved by each member with its own gradient, and is refused
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -121,8 +121,7 @@ def _inside(where: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in value.named_parameters():
             yield f"{where}.{name}", parameter
     elif isinstance(value, dict | list | tuple):
-        pairs: Iterable[tuple[object, object]]
-        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        pairs: Any = value.items() if isinstance(value, dict) else enumerate(value)
         for key, held in pairs:
             if isinstance(held, torch.Tensor | nn.Module):
                 yield from _inside(f"{where}[{key!r}]", held)

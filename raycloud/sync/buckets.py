@@ -39,7 +39,7 @@ class Bucket:
     @property
     def payload_bytes(self) -> int:
         """Bytes of one message."""
-        return self.flat.numel() * self.flat.element_size()
+        return self.flat.nbytes
 
     def renew(self) -> None:
         """Take other memory: a broken exchange may still write to what there was."""
@@ -72,7 +72,7 @@ class Flags:
     @property
     def bytes(self) -> int:
         """Of one message."""
-        return self.message.numel() * self.message.element_size()
+        return self.message.nbytes
 
     def renew(self) -> None:
         """Take other memory: a broken exchange may still write to what there was."""
@@ -116,14 +116,11 @@ def lay_out(parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int) -
     groups: list[list[tuple[str, nn.Parameter]]] = []
     filled, limit = 0, bucket_bytes // 4
     for name, parameter in reversed(parameters):
-        fits = bool(groups) and filled < limit
-        if fits:
-            last = groups[-1][-1][1]
-            fits = (last.dtype, last.device) == (parameter.dtype, parameter.device)
-        if not fits:
+        last = groups[-1][-1][1] if groups and filled < limit else None
+        if last is None or (last.dtype, last.device) != (parameter.dtype, parameter.device):
             limit = bucket_bytes if groups else bucket_bytes // 4
             groups.append([])
             filled = 0
         groups[-1].append((name, parameter))
-        filled += parameter.numel() * parameter.element_size()
+        filled += parameter.nbytes
     return [Bucket(group) for group in groups]
