@@ -72,7 +72,7 @@ class Consistency:
             self._aligned_step = step
             return
         self._rebase(step)
-        whole = sum(t.nbytes for t in self._tensors().values())
+        whole = sum(t.numel() * t.element_size() for t in self._tensors().values())
         self._align_due_s = now_s + max(_ALIGN_EVERY_S, _ALIGN_TIMES * whole / _LINK_BYTES_PER_S)
 
     def due(self) -> bool:

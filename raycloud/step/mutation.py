@@ -83,7 +83,7 @@ class Buffer:
 
     def keep(self, *, whole: bool = False) -> None:
         """Copy its value, however large it is where that is asked for."""
-        wanted = whole or self.seen.nbytes <= _MOST_KEPT_BYTES
+        wanted = whole or self.seen.numel() * self.seen.element_size() <= _MOST_KEPT_BYTES
         self.start = self.seen.detach().clone() if wanted else None
 
     def look(self) -> None:

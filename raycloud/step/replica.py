@@ -106,9 +106,11 @@ class Replica:
         self.scheduler = call("Task.scheduler", lambda: task.scheduler(self.optimizer, self.steps))
         check_scheduler(self.scheduler, job.evaluate.every_steps)
         self.by_measured = goes_by_measured(self.scheduler)
-        bucket_bytes = job.bucket_bytes(sum(p.nbytes for _, p in self.trained.parameters))
+        trained_bytes = sum(p.numel() * p.element_size() for _, p in self.trained.parameters)
         self.gradients = GradientExchange(
-            self.trained.parameters, bucket_bytes=bucket_bytes, strategy=STRATEGIES["exact"]()
+            self.trained.parameters,
+            bucket_bytes=job.bucket_bytes(trained_bytes),
+            strategy=STRATEGIES["exact"](),
         )
         self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
         self.statistics, self.history = RunningStatistics(self.model), History()

@@ -122,5 +122,5 @@ def lay_out(parameters: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int) -
             groups.append([])
             filled = 0
         groups[-1].append((name, parameter))
-        filled += parameter.nbytes
+        filled += parameter.numel() * parameter.element_size()
     return [Bucket(group) for group in groups]
