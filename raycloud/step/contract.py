@@ -63,9 +63,7 @@ def call(what: str, function: Callable[[], Any], where: Callable[[], str] = str)
 
 def check_settings(kind: type[Task], job: Job) -> None:
     """Refuse settings that the task's constructor does not take, or lacks; names the nearest."""
-    try:
-        parameters = inspect.signature(kind).parameters.values()
-    except (TypeError, ValueError):  # a constructor that Python cannot look into
+    if (parameters := _parameters(kind)) is None:
         return
     known = [p.name for p in parameters if p.kind in _BY_NAME]
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -130,16 +128,14 @@ def check_loss(loss: Any) -> None:
         got = type(loss).__name__
         if isinstance(loss, torch.Tensor):
             got = f"a tensor of shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}"
-        raise TaskError(
-            f"Task.loss returned {got}",
-            hint="return the mean loss of the batch: a tensor without dimensions, with a gradient",
-        )
+        hint = "return the mean loss of the batch: a tensor without dimensions, with a gradient"
+        raise TaskError(f"Task.loss returned {got}", hint=hint)
 
 
 def check_model(model: Any) -> None:
     """Refuse what is no model, or one whose parameters have no shape yet."""
     if not isinstance(model, nn.Module):
-        raise TaskError(f"Task.model returned {_named(model)}", hint="return a torch.nn.Module")
+        raise _returned("model", model, hint="return a torch.nn.Module")
     tensors = (*model.named_parameters(), *model.named_buffers())
     lazy = [name for name, tensor in tensors if is_lazy(tensor)]
     if lazy:
@@ -156,27 +152,20 @@ def check_optimizer(optimizer: Any) -> None:
     What has the methods of `torch.optim.Optimizer` will do: some wrap one.
     """
     methods = ("step", "zero_grad", "state_dict", "load_state_dict", "param_groups")
-    kind = _named(optimizer)
     if isinstance(optimizer, type) or not all(hasattr(optimizer, name) for name in methods):
-        raise TaskError(
-            f"Task.optimizer returned {kind}",
-            hint="return one torch.optim.Optimizer, made with the model's parameters: its "
-            "parameter groups may have settings of their own, and Task.scheduler returns the "
-            "schedule",
-        )
+        hint = "return one torch.optim.Optimizer, made with the model's parameters: its parameter "
+        hint += "groups may have settings of their own, and Task.scheduler returns the schedule"
+        raise _returned("optimizer", optimizer, hint=hint)
     needed = _needed(optimizer.step)
     if isinstance(optimizer, LBFGS) or needed:
         asks = needed[0] if needed else "closure"
-        raise TaskError(
-            f"Task.optimizer returned {kind}, whose step() needs {asks!r}: an optimizer that "
-            "computes the loss again is not there yet",
-            hint="return one that goes by the gradients alone, such as torch.optim.AdamW",
-        )
+        why = f", whose step() needs {asks!r}: an optimizer that computes the loss again is not "
+        hint = "return one that goes by the gradients alone, such as torch.optim.AdamW"
+        raise _returned("optimizer", optimizer, f"{why}there yet", hint=hint)
     if isinstance(optimizer, SparseAdam):
-        raise TaskError(
-            "Task.optimizer returned SparseAdam: gradients are exchanged as dense tensors",
-            hint="return torch.optim.Adam, which does the same with them",
-        )
+        why = ": gradients are exchanged as dense tensors"
+        hint = "return torch.optim.Adam, which does the same with them"
+        raise _returned("optimizer", optimizer, why, hint=hint)
 
 
 def check_scheduler(scheduler: Any, measures_every: int | None = None) -> None:
@@ -187,26 +176,19 @@ def check_scheduler(scheduler: Any, measures_every: int | None = None) -> None:
     if scheduler is None:
         return
     methods = ("step", "state_dict", "load_state_dict")
-    kind = _named(scheduler)
     if isinstance(scheduler, type) or not all(hasattr(scheduler, name) for name in methods):
-        raise TaskError(
-            f"Task.scheduler returned {kind}",
-            hint="return one schedule, such as those of torch.optim.lr_scheduler, or None: "
-            "SequentialLR and ChainedScheduler join several",
-        )
+        hint = "return one schedule, such as those of torch.optim.lr_scheduler, or None: "
+        hint += "SequentialLR and ChainedScheduler join several"
+        raise _returned("scheduler", scheduler, hint=hint)
     measured = goes_by_measured(scheduler)
     if measured and measures_every is None:
-        raise TaskError(
-            f"Task.scheduler returned {kind}, which goes by what is measured, and "
-            "evaluate.every_steps is null: nothing is measured before the end",
-            hint="set evaluate.every_steps, such as 100: the schedule is stepped after each",
-        )
+        why = ", which goes by what is measured, and evaluate.every_steps is null: nothing is "
+        hint = "set evaluate.every_steps, such as 100: the schedule is stepped after each"
+        raise _returned("scheduler", scheduler, f"{why}measured before the end", hint=hint)
     if not measured and (needed := _needed(scheduler.step)):
-        raise TaskError(
-            f"Task.scheduler returned {kind}, whose step() needs {needed[0]!r}",
-            hint="return a schedule whose step() can be called without arguments, once per step; "
-            "or with `metrics` alone, after each measuring, as ReduceLROnPlateau",
-        )
+        hint = "return a schedule whose step() can be called without arguments, once per step; or "
+        hint += "with `metrics` alone, after each measuring, as ReduceLROnPlateau"
+        raise _returned("scheduler", scheduler, f", whose step() needs {needed[0]!r}", hint=hint)
 
 
 def goes_by_measured(scheduler: Any) -> bool:
@@ -216,16 +198,20 @@ def goes_by_measured(scheduler: Any) -> bool:
     )
 
 
-def _named(value: Any) -> str:
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    return "None" if value is None else type(value).__name__
+def _returned(what: str, value: Any, why: str = "", *, hint: str) -> TaskError:
+    kind = "None" if value is None else type(value).__name__
+    named = f"the class {value.__name__}" if isinstance(value, type) else kind
+    return TaskError(f"Task.{what} returned {named}{why}", hint=hint)
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # one that Python cannot look into
+        return None
 
 
 def _needed(function: Callable[..., Any]) -> list[str]:
     """Arguments without which it cannot be called."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a function that Python cannot look into
-        return []
-    return [p.name for p in parameters if p.kind in _NEEDED and p.default is p.empty]
+    every = _parameters(function) or ()
+    return [p.name for p in every if p.kind in _NEEDED and p.default is p.empty]
