@@ -80,7 +80,7 @@ MUTANTS = (
     ),
     Mutant(
         file="order/ledger_file.py",
-        old="elif not doubled and (begin, commit.first_step) != (due, step):",
+        old="elif not doubled and (begin, first) != (due, step):",
         new="elif not doubled and begin != due:",
         breaks="an audit does not see that steps were moved",
     ),

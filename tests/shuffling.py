@@ -25,16 +25,8 @@ def neighbours_together(order: Order, epoch: int, global_batch: int, near: int) 
         global_batch: Rows of a step.
         near: Rows apart that still count as neighbours, at least 1 and fewer than the samples.
 
-
-    Raises:
-        ValueError: No two rows share a step, or `near` is out of range.
     """
     samples = order.samples_in(epoch)
-    if min(global_batch, samples) < 2 or not 1 <= near < samples:
-        raise ValueError(
-            f"there are no pairs within near={near} of {samples} samples in steps of "
-            f"global_batch={global_batch}"
-        )
     pairs = together = 0
     for start in range(0, samples, global_batch):
         ids = np.sort(order.ids(epoch, start, min(start + global_batch, samples)))
@@ -51,12 +43,7 @@ def displacement(order: Order, epoch: int) -> float:
     The mean distance between a row's place in `epoch` and its place in the data set, over that of
     a full shuffle: of n rows, `(n n - 1) / (3 n)`. 0: nothing moved. 1: a full shuffle.
 
-
-    Raises:
-        ValueError: One row has no other place.
     """
     samples = order.samples_in(epoch)
-    if samples < 2:
-        raise ValueError(f"displacement needs at least two samples, got {samples}")
     moved = np.abs(order.ids(epoch, 0, samples) - np.arange(samples)).mean()
     return float(moved / ((samples * samples - 1) / (3 * samples)))

@@ -13,12 +13,7 @@ _FAR = 1 << 61  # further than any path: worths are scaled to sum to less than 2
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The explicit map micro-batch -> replica of one step.
-
-    Attributes:
-        owners: `owners[k]` is the replica (its index in the generation) that computes micro-batch
-        k.
-    """
+    """Of one step: `owners[k]`, an index in the generation, is the replica of micro-batch k."""
 
     owners: tuple[int, ...]
 
@@ -38,8 +33,8 @@ def assign(
     Args:
         shares: Micro-batches per step of each replica.
         micro_batches: Of the step.
-        held: Bytes of what a micro-batch reads that each replica's node has: one row per
-            micro-batch, or one per lane of a full step, whose micro-batches follow each other.
+        held: Bytes that each replica's node has of what is read: a row for each lane of a full
+            step, whose micro-batches follow each other.
 
     >>> assign((2, 1), 3).owners
     (0, 0, 1)
@@ -49,19 +44,16 @@ def assign(
     (1, 1, 0, 0)
 
     Raises:
-        ValueError: No share is positive, or one is negative; or `held` fits neither the step nor
-            its lanes.
+        ValueError: No share is positive, or one is negative; or `held` does not fit the step.
     """
     counts = deal(shares, micro_batches)
     if held is None:
         return _contiguous(counts)
-    if len(held) == micro_batches:
-        return prefer(counts, held)
     whole = max(sum(shares), micro_batches)
     if not held or whole % len(held):
         raise ValueError(
-            f"held must have a row for each of {micro_batches} micro-batches, or for each of a "
-            f"number of lanes that divides {whole}, got {len(held)} rows"
+            f"held must have a row for each of a number of lanes that divides {whole}, got "
+            f"{len(held)} rows"
         )
     return prefer(counts, [held[k * len(held) // whole] for k in range(micro_batches)])
 

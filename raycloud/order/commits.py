@@ -61,7 +61,7 @@ class Audit:
     """What a ledger says about the samples before `through`.
 
     Attributes:
-        through: The audit asks for every sample before this position.
+        through: Every sample before this position is asked for.
         committed_samples: Samples that counted.
         missing: Before `through`, yet neither committed nor left out.
         doubled: Committed more than once.
@@ -116,17 +116,16 @@ def lockstep_commits(
     begin = steps.position_after(0, at)
     while at.epoch < begin.epoch:
         if (tail := steps.samples_in(at.epoch) - at.offset) > 0:
-            commits.append(
-                Commit(
-                    first_step=first_step,
-                    last_step=first_step,
-                    epoch=at.epoch,
-                    start=at.offset,
-                    stop=at.offset,
-                    generation=generation,
-                    left_out=tail,
-                )
+            nothing = Commit(
+                first_step=first_step,
+                last_step=first_step,
+                epoch=at.epoch,
+                start=at.offset,
+                stop=at.offset,
+                generation=generation,
+                left_out=tail,
             )
+            commits.append(nothing)
         at = replace(at, epoch=at.epoch + 1, offset=0)
     step, here = first_step, begin
     while step < last_step:
@@ -137,18 +136,17 @@ def lockstep_commits(
         epochs = epochs if grows is None else min(epochs, grows - here.epoch)
         taken = min(last_step - step, per_epoch * epochs)
         stop = min(here.offset + min(taken, per_epoch) * steps.global_batch, samples)
-        commits.append(
-            Commit(
-                first_step=step,
-                last_step=step + taken,
-                epoch=here.epoch,
-                start=here.offset,
-                stop=stop,
-                generation=generation,
-                epochs=epochs,
-                left_out=samples - stop if taken == per_epoch * epochs else 0,
-            )
+        taking = Commit(
+            first_step=step,
+            last_step=step + taken,
+            epoch=here.epoch,
+            start=here.offset,
+            stop=stop,
+            generation=generation,
+            epochs=epochs,
+            left_out=samples - stop if taken == per_epoch * epochs else 0,
         )
+        commits.append(taking)
         step, here = step + taken, replace(here, epoch=here.epoch + epochs, offset=0)
     return tuple(commits)
 

@@ -49,12 +49,11 @@ class Settled(StrEnum):
 class LeaseBook:
     """Who holds which samples.
 
-    Leases are numbered from 0 and never reused. A lease that was lost or has expired is void for
-    good: what its worker sends later does not count, because another may hold the samples by then.
+    Leases are numbered from 0. One that was lost or has expired is void for good: another may hold
+    its samples by the time that its worker sends something.
 
     Args:
-        ledger: Counts what is committed. The book starts where the ledger ends, with its holes
-            first, and is the only one to commit to it from then on.
+        ledger: Counts what is committed: here alone, from its end on, its holes first.
         lease_s: Seconds until a lease expires.
         epochs: Hand out this many epochs; None: without end.
     """
@@ -69,9 +68,7 @@ class LeaseBook:
         self._live: dict[int, Lease] = {}
         self._next = 0
         self._committed: Ranges = ()  # numbers of committed leases
-        self._back: list[
-            tuple[int, int, int]
-        ] = []  # heap of (epoch, start, stop) to hand out again
+        self._back: list[tuple[int, int, int]] = []  # heap of (epoch, start, stop), to hand out
         for missing in ledger.audit().missing:
             for epoch in range(missing.epoch, missing.epoch + missing.epochs):
                 heapq.heappush(self._back, (epoch, missing.start, missing.stop))
@@ -134,16 +131,15 @@ class LeaseBook:
         if held is None:
             known = overlap(self._committed, lease, lease + 1)
             return Settled.DUPLICATE if known else Settled.VOID
-        self.ledger.commit(
-            Commit(
-                first_step=step,
-                last_step=step + 1,
-                epoch=held.epoch,
-                start=held.start,
-                stop=held.stop,
-                generation=generation,
-            )
+        taken = Commit(
+            first_step=step,
+            last_step=step + 1,
+            epoch=held.epoch,
+            start=held.start,
+            stop=held.stop,
+            generation=generation,
         )
+        self.ledger.commit(taken)
         del self._live[lease]
         self._committed = union(self._committed, lease, lease + 1)
         return Settled.COMMITTED

@@ -104,39 +104,32 @@ class Ledger:
     """Which samples have been committed.
 
     Args:
-        samples: Samples per epoch.
+        samples: Samples of epoch 0, and of all others until the data grows.
 
     Attributes:
+        sizes: Samples of every epoch.
+        next_step: One past the newest committed step; in lockstep the number of steps of the run.
+        skips: What steps took and did not count, in order: neither missing nor to be taken again.
         torn: The unfinished last line of the file this ledger was read from; empty if there was
             none. Whoever goes on writing that file cuts this line off first.
     """
 
     def __init__(self, *, samples: int) -> None:
-        self._sizes = EpochSizes(samples)
+        self.sizes = EpochSizes(samples)
+        self.next_step = 0
+        self.skips: tuple[Skip, ...] = ()
         self.torn = ""
-        self._next_step = 0
         self._stretches: tuple[_Stretch, ...] = ()
         self._doubled: tuple[tuple[int, SampleRange], ...] = ()  # (last step of the commit, range)
-        self._skips: tuple[Skip, ...] = ()
 
     @property
     def samples(self) -> int:
-        """Samples of epoch 0, and of all others until the data grows."""
-        return self._sizes.samples
-
-    @property
-    def sizes(self) -> EpochSizes:
-        """Samples of every epoch."""
-        return self._sizes
+        """Samples of epoch 0."""
+        return self.sizes.samples
 
     def samples_in(self, epoch: int) -> int:
         """Samples of `epoch`."""
-        return self._sizes.at(epoch)
-
-    @property
-    def next_step(self) -> int:
-        """One past the newest committed step; in lockstep the number of steps of the run."""
-        return self._next_step
+        return self.sizes.at(epoch)
 
     @property
     def newest(self) -> Position:
@@ -153,45 +146,40 @@ class Ledger:
     def committed_samples(self) -> int:
         """Samples that counted."""
         taken = sum(size(s.committed) * (s.last - s.first) for s in self._stretches)
-        return taken - sum(skip.range.samples for skip in self._skips)
-
-    @property
-    def skips(self) -> tuple[Skip, ...]:
-        """What steps took and did not count, in order: neither missing nor to be taken again."""
-        return self._skips
+        return taken - sum(skip.range.samples for skip in self.skips)
 
     def skip(self, skip: Skip) -> None:
         """Samples that a committed step took did not count in it.
 
         Raises:
-            InternalError: No step has taken them, or they were skipped before. The ledger is then
-                as it was.
+            InternalError: No step has taken them, or they were skipped before: nothing changes.
         """
         at = bisect_right(self._stretches, skip.epoch, key=attrgetter("first")) - 1
         there = self._stretches[at] if at >= 0 else None
         taken = () if there is None or there.last <= skip.epoch else there.committed
         whole = overlap(taken, skip.start, skip.stop) == ((skip.start, skip.stop),)
-        if not whole or skip.step >= self._next_step:
+        if not whole or skip.step >= self.next_step:
             raise InternalError(f"no step has taken what is to be skipped: {skip}")
         place = attrgetter("epoch", "start")
-        after = bisect_right(self._skips, place(skip), key=place)
-        if any(_overlap(skip, other) for other in self._skips[max(0, after - 1) : after + 1]):
-            raise InternalError(f"skipped twice: {skip}")
-        self._skips = (*self._skips[:after], skip, *self._skips[after:])
+        after = bisect_right(self.skips, place(skip), key=place)
+        for other in self.skips[max(0, after - 1) : after + 1]:
+            if skip.epoch == other.epoch and skip.start < other.stop and other.start < skip.stop:
+                raise InternalError(f"skipped twice: {skip}")
+        self.skips = (*self.skips[:after], skip, *self.skips[after:])
 
     def grow(self, epoch: int, samples: int) -> None:
         """From `epoch` on, an epoch has `samples` samples.
 
         Raises:
             InternalError: Something of `epoch` or a later one is committed, or there would be fewer
-                samples than before. The ledger is then as it was.
+                samples than before: nothing changes.
         """
         if self._stretches and self._stretches[-1].last > epoch:
             raise InternalError(
                 f"the data cannot grow from epoch {epoch} on: the ledger ends at {self.newest}"
             )
         try:
-            self._sizes = self._sizes.grown(epoch, samples)
+            self.sizes = self.sizes.grown(epoch, samples)
         except ValueError as error:
             raise InternalError(str(error)) from error
 
@@ -199,20 +187,16 @@ class Ledger:
         """Count a range.
 
         Raises:
-            InternalError: The range is not inside the epoch, or some of it counted before. The
-                ledger is then as it was.
+            InternalError: The range is not inside the epoch, or some of it counted before: nothing
+                changes.
         """
-        doubled = self._count(commit, refuse=True)
-        if doubled:
+        if doubled := self._count(commit, refuse=True):
             steps = f"steps [{commit.first_step}, {commit.last_step})"
             named = ", ".join(str(r) for r in doubled)
             raise InternalError(f"{steps} would count samples twice: {named}")
 
     def replay(self, commit: Commit) -> tuple[SampleRange, ...]:
-        """Count a range that someone else wrote down: a doubled part is kept for the audit.
-
-        Returns:
-            What of it counted before.
+        """Count a range of a file, and return what of it counted before: the audit names that.
 
         Raises:
             InternalError: The range is not inside the epoch.
@@ -224,20 +208,18 @@ class Ledger:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to an older state: what was committed or grown after it is taken back.
 
-        Args:
-            state: What `state()` returned, of a ledger of the same samples in epoch 0.
-
         Raises:
-            InternalError: The state is of another data set, or of no ledger. This one is then as it
-                was.
+            InternalError: The state is of another data set, or of no ledger: nothing changes.
         """
         if state["samples"] != self.samples:
             raise InternalError(
                 f"this ledger counts {self.samples} samples per epoch, the restored one "
                 f"{state['samples']}"
             )
-        sizes, next_step = EpochSizes.from_state(state), state["next_step"]
-        stretches = tuple(
+        new = Ledger(samples=self.samples)
+        sizes = new.sizes = EpochSizes.from_state(state)
+        next_step = new.next_step = state["next_step"]
+        new._stretches = tuple(
             _Stretch(
                 s["epoch"], s["epoch"] + s["epochs"], _pairs(s["committed"]), _pairs(s["left_out"])
             )
@@ -248,25 +230,23 @@ class Ledger:
             raise InternalError(
                 f"not numbers of a ledger: next_step={next_step!r:.80}, sizes {sizes!r:.80}"
             )
-        _check(stretches, sizes)
-        before = self._sizes, self._next_step, self._stretches, self._skips
-        self._sizes, self._next_step, self._stretches = sizes, next_step, stretches
-        self._skips = ()
+        _check(new._stretches, sizes)
         try:
             for record in state.get("skips", ()):
-                self.skip(skip_of(record))
-        except (InternalError, ValueError) as error:
-            self._sizes, self._next_step, self._stretches, self._skips = before
+                new.skip(skip_of(record))
+        except ValueError as error:
             raise InternalError(str(error)) from error
-        self._doubled = tuple(d for d in self._doubled if d[0] <= self._next_step)
+        self.sizes, self.next_step, self.skips = sizes, next_step, new.skips
+        self._stretches = new._stretches
+        self._doubled = tuple(d for d in self._doubled if d[0] <= next_step)
 
     def state(self) -> dict[str, Any]:
         """Everything committed, as plain JSON values."""
-        later = self._sizes.later
+        later = self.sizes.later
         return {
             "samples": self.samples,
             **({"later": [list(growth) for growth in later]} if later else {}),
-            "next_step": self._next_step,
+            "next_step": self.next_step,
             "ranges": [
                 {
                     "epoch": s.first,
@@ -276,7 +256,7 @@ class Ledger:
                 }
                 for s in self._stretches
             ],
-            **({"skips": [skip.to_record() for skip in self._skips]} if self._skips else {}),
+            **({"skips": [skip.to_record() for skip in self.skips]} if self.skips else {}),
         }
 
     @classmethod
@@ -287,16 +267,14 @@ class Ledger:
         return ledger
 
     def audit(self, through: Position | None = None) -> Audit:
-        """Name what is missing, doubled and left out.
+        """Name what is missing, doubled and left out, of the samples before `through`.
 
-        Args:
-            through: Ask for every sample before this position; by default before `newest`, so that
-                a run that still goes on misses nothing.
+        By default before `newest`, so that a run that still goes on misses nothing.
         """
         through = self.newest if through is None else through
         missing: list[SampleRange] = []
         for first, last, stop in (
-            *self._sizes.alike(0, through.epoch),
+            *self.sizes.alike(0, through.epoch),
             (through.epoch, through.epoch + 1, through.offset),
         ):
             for s in _cover(self._stretches, first, last):
@@ -307,7 +285,7 @@ class Ledger:
             missing=tuple(missing),
             doubled=tuple(r for _, r in self._doubled),
             left_out=tuple(r for s in self._stretches for r in s.ranges(s.left_out)),
-            skips=self._skips,
+            skips=self.skips,
         )
 
     def _count(self, commit: Commit, *, refuse: bool) -> list[SampleRange]:
@@ -332,12 +310,8 @@ class Ledger:
         after = [s.cut(last, s.last) for s in near if s.last > last]
         merged = _merge([*before, *inside, *after])
         self._stretches = (*self._stretches[:low], *merged, *self._stretches[high:])
-        self._next_step = max(self._next_step, commit.last_step)
+        self.next_step = max(self.next_step, commit.last_step)
         return doubled
-
-
-def _overlap(one: Skip, other: Skip) -> bool:
-    return one.epoch == other.epoch and one.start < other.stop and other.start < one.stop
 
 
 def _pairs(values: Sequence[Sequence[int]]) -> Ranges:

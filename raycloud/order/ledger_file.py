@@ -8,15 +8,12 @@
 
 A header opens the file, and again each later start of the run: from there on nothing is committed
 until a `restore` record says what the checkpoint held. So replaying the file from the top gives
-what counts now, and nothing that was ever written is lost. There is one commit record per report,
-not per step: the file grows with time, not with speed. A `grow` record says from which epoch on
-there are more samples; it stands before the first commit of that epoch. A `skip` record, after the
-commit of its step, names samples that the step took and that did not count in it. Format 1 had no
-`grow`, formats 1 and 2 no `skip`.
+what counts now. There is one commit record per report, not per step. A `grow` record stands before
+the first commit of its epoch, a `skip` record after the commit of its step. Format 1 had no `grow`,
+formats 1 and 2 no `skip`.
 
 In lockstep each record goes on where the one before it ended, in samples and in steps. So an audit
-keeps only what is open: the gaps that records left, and what it has found. Where the run goes on
-from a checkpoint, what lies after that is taken back.
+keeps only what is open: the gaps that records left, and what it has found.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from itertools import takewhile
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from raycloud.bounded import json_value
 from raycloud.errors import InternalError, RunDirectoryError
@@ -49,8 +46,7 @@ def header_record(samples: int) -> dict[str, Any]:
 
 def commit_record(commit: Commit) -> dict[str, Any]:
     """The record of one committed range."""
-    values = {k: v for k, v in asdict(commit).items() if _DEFAULTS.get(k) != v}
-    return {"commit": values}
+    return {"commit": {k: v for k, v in asdict(commit).items() if _DEFAULTS.get(k) != v}}
 
 
 def growth_record(epoch: int, samples: int) -> dict[str, Any]:
@@ -82,10 +78,7 @@ def read_ledger(lines: Iterable[str], trail: Trail | None = None) -> Ledger:
 
     A last line that a killed writer left unfinished is not counted; it is kept in `Ledger.torn`.
     Ranges committed twice do not stop the replay: `Ledger.audit` names those of the last start.
-
-    Args:
-        lines: The lines of the file, with or without line ends.
-        trail: Is told of every record. Reading ends where it is full.
+    `trail` is told of every record; reading ends where it is full.
 
     Raises:
         RunDirectoryError: The file is no ledger, is damaged, or was written by a newer version.
@@ -218,15 +211,11 @@ class Fault:
         return ", ".join(parts)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Gap:
-    """Samples from `begin` to `end` that were left out when steps [first_step, last_step) were due.
+class _Gap(NamedTuple):
+    """Samples that were left out when steps were due. Later records may have some of them."""
 
-    Later records may have some of them.
-    """
-
-    begin: Position
     end: Position
+    begin: Position
     first_step: int
     last_step: int
     line: int
@@ -276,25 +265,25 @@ class Trail:
         due, step = ledger.newest, ledger.next_step
         doubled = ledger.replay(commit)
         self.records += 1
-        begin = Position(epoch=commit.epoch, offset=commit.start)
-        for samples in doubled:
-            self._add(Kind.DOUBLED, samples, commit, line)
+        begin, end = Position(epoch=commit.epoch, offset=commit.start), ledger.newest
+        first, last = commit.first_step, commit.last_step
+        self.found += (_fault(Kind.DOUBLED, commit, samples, line) for samples in doubled)
         if begin > due:
-            last_step = max(commit.first_step, step + 1)
-            gap = _Gap(begin=due, end=begin, first_step=step, last_step=last_step, line=line)
-            self._gaps.append(gap)
-        elif not doubled and (begin, commit.first_step) != (due, step):
-            self._add(Kind.MISPLACED, _whole(commit), commit, line)
+            self._gaps.append(_Gap(begin, due, step, max(first, step + 1), line))
+        elif not doubled and (begin, first) != (due, step):
+            samples = _range(commit, commit.stop + commit.left_out)
+            self.found.append(_fault(Kind.MISPLACED, commit, samples, line))
         if commit.epochs > 1 and not _are_whole(ledger, commit):
-            first, last = commit.first_step, commit.last_step
-            gap = _Gap(begin=begin, end=ledger.newest, first_step=first, last_step=last, line=line)
-            self._gaps.append(gap)
+            self._gaps.append(_Gap(end, begin, first, last, line))
 
     def missing(self, ranges: Iterable[SampleRange]) -> Iterator[Fault]:
         """What an audit misses, with the steps that should have taken it."""
         in_order = sorted(self._gaps, key=attrgetter("end"))
         for samples in ranges:
-            gaps = _of(samples, in_order)
+            begin = Position(epoch=samples.epoch, offset=samples.start)
+            end = Position(epoch=samples.epoch + samples.epochs - 1, offset=samples.stop)
+            later = in_order[bisect_right(in_order, begin, key=attrgetter("end")) :]
+            gaps = list(takewhile(lambda gap: gap.begin < end, later))  # noqa: B023 - used at once
             yield Fault(
                 kind=Kind.MISSING,
                 range=samples,
@@ -308,28 +297,14 @@ class Trail:
         self.found = [fault for fault in self.found if (fault.first_step or 0) < next_step]
         self._gaps = [gap for gap in self._gaps if gap.first_step < next_step]
 
-    def _add(self, kind: Kind, samples: SampleRange, commit: Commit, line: int) -> None:
-        fault = Fault(
-            kind=kind,
-            range=samples,
-            first_step=commit.first_step,
-            last_step=commit.last_step,
-            line=line,
-        )
-        self.found.append(fault)
 
-
-def _whole(commit: Commit) -> SampleRange:
-    stop = commit.stop + commit.left_out
+def _range(commit: Commit, stop: int) -> SampleRange:
     return SampleRange(epoch=commit.epoch, start=commit.start, stop=stop, epochs=commit.epochs)
 
 
-def _of(samples: SampleRange, in_order: list[_Gap]) -> list[_Gap]:
-    """The gaps that some of these samples lie in, of all by their ends."""
-    begin = Position(epoch=samples.epoch, offset=samples.start)
-    end = Position(epoch=samples.epoch + samples.epochs - 1, offset=samples.stop)
-    first = bisect_right(in_order, begin, key=attrgetter("end"))
-    return list(takewhile(lambda gap: gap.begin < end, in_order[first:]))
+def _fault(kind: Kind, commit: Commit, samples: SampleRange, line: int | None = None) -> Fault:
+    first_step, last_step = commit.first_step, commit.last_step
+    return Fault(kind=kind, range=samples, first_step=first_step, last_step=last_step, line=line)
 
 
 def _are_whole(ledger: Ledger, commit: Commit) -> bool:
@@ -394,12 +369,9 @@ class LedgerAudit:
 def audit_ledger(lines: Iterable[str], expected: Expected | None = None) -> LedgerAudit:
     """Read a ledger's file and name every sample that it does not prove to have counted once.
 
-    It is read as a stream: what is kept are ranges, and what is wrong with them.
-
-    Args:
-        lines: The lines of the file.
-        expected: Where the run came to; None while it goes on, or where it was killed: then the
-            ledger is asked about the samples before its own end.
+    It is read as a stream: what is kept are ranges, and what is wrong with them. Where nothing is
+    expected, while the run goes on or where it was killed, the ledger is asked about the samples
+    before its own end.
 
     Raises:
         RunDirectoryError: The file is no ledger, or damaged; or it is of another job.
@@ -467,12 +439,4 @@ def _at_the_end(ledger: Ledger, last_step: int, steps: Steps) -> Iterator[Fault]
         generation=0,
     ):
         if commit.start < commit.stop:
-            samples = SampleRange(
-                epoch=commit.epoch, start=commit.start, stop=commit.stop, epochs=commit.epochs
-            )
-            yield Fault(
-                kind=Kind.MISSING,
-                range=samples,
-                first_step=commit.first_step,
-                last_step=commit.last_step,
-            )
+            yield _fault(Kind.MISSING, commit, _range(commit, commit.stop))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -55,9 +55,7 @@ class EpochSizes:
         return self.samples
 
     def grown(self, epoch: int, samples: int) -> Self:
-        """From `epoch` on there are `samples`; where they are no more than before, nothing changes.
-
-        A second growth from the same epoch on takes the place of the first.
+        """From `epoch` on there are `samples`. A second growth from the same epoch replaces it.
 
         >>> EpochSizes(10).grown(2, 12).grown(2, 14).later
         ((2, 14),)
@@ -99,8 +97,7 @@ class EpochSizes:
 class Position:
     """A place in the canonical sequence: the next sample to be taken.
 
-    `offset` counts samples from the start of `epoch`. It is in samples and not in steps, so that
-    the global batch may change on the way.
+    `offset` counts samples from the start of `epoch`: the global batch may change on the way.
     """
 
     epoch: int = 0
@@ -227,7 +224,7 @@ class Steps:
         >>> Steps(samples=10, global_batch=4, micro_batch=2).per_epoch()
         3
         """
-        return self._left_in_epoch(Position(epoch=epoch))
+        return self._steps_of(self._left(Position(epoch=epoch)))
 
     def until_epoch(self, epoch: int, at: Position) -> int:
         """Steps from `at` to the beginning of `epoch`; 0 where that is past.
@@ -236,12 +233,7 @@ class Steps:
         5
         """
         at = self._skip_tail(at)
-        if at.epoch >= epoch:
-            return 0
-        steps = self._left_in_epoch(at)
-        for first, last, _ in self.sizes.alike(at.epoch + 1, epoch):
-            steps += (last - first) * self.per_epoch(first)
-        return steps
+        return self._sum(self._steps_of, at, epoch) if at.epoch < epoch else 0
 
     def position_after(self, steps: int, at: Position) -> Position:
         """Where the sequence stands `steps` steps after `at`, without walking there.
@@ -250,7 +242,7 @@ class Steps:
         Position(epoch=1, offset=4)
         """
         at = self._skip_tail(at)
-        left = steps - self._left_in_epoch(at)
+        left = steps - self._steps_of(self._left(at))
         if left < 0:
             return Position(epoch=at.epoch, offset=at.offset + steps * self.global_batch)
         epoch = at.epoch + 1
@@ -271,24 +263,27 @@ class Steps:
         at, end = self._skip_tail(at), self.position_after(steps, at)
         if at.epoch == end.epoch:
             return self._cut(end.offset - at.offset)
-        many = self._cut(self._left_to_take(at)) + self._cut(end.offset)
-        for first, last, _ in self.sizes.alike(at.epoch + 1, end.epoch):
-            many += (last - first) * self._cut(self._left_to_take(Position(epoch=first)))
-        return many
+        return self._sum(self._cut, at, end.epoch) + self._cut(end.offset)
+
+    def _sum(self, count: Callable[[int], int], at: Position, epoch: int) -> int:
+        """What `count` says of the samples of each epoch that steps take, from `at` to `epoch`."""
+        total = count(self._left(at))
+        for first, last, _ in self.sizes.alike(at.epoch + 1, epoch):
+            total += (last - first) * count(self._left(Position(epoch=first)))
+        return total
+
+    def _steps_of(self, samples: int) -> int:
+        return -(-samples // self.global_batch)
 
     def _cut(self, samples: int) -> int:
         """Micro-batches of so many samples in a row, cut into steps."""
         whole, rest = divmod(samples, self.global_batch)
         return whole * -(-self.global_batch // self.micro_batch) - (-rest // self.micro_batch)
 
-    def _left_to_take(self, at: Position) -> int:
+    def _left(self, at: Position) -> int:
         """Samples from `at` to the end of its epoch that steps take."""
         left = self.samples_in(at.epoch) - at.offset
         return left - left % self.global_batch if self.drop_last else left
-
-    def _left_in_epoch(self, at: Position) -> int:
-        left = self.samples_in(at.epoch) - at.offset
-        return left // self.global_batch if self.drop_last else -(-left // self.global_batch)
 
     def _skip_tail(self, at: Position) -> Position:
         least = self.global_batch if self.drop_last else 1

@@ -63,17 +63,6 @@ def test_every_epoch_is_a_permutation(samples, seed, epoch, data):
 
 
 @examples(200)
-@given(cuts(), st.integers(0, 30), st.data())
-def test_position_after_is_walking(steps, count, data):
-    at = data.draw(places(steps))
-    walked = steps.position_after(0, at)
-    for span, _ in zip(steps.walk(0, at), range(count), strict=False):
-        assert (span.epoch, span.start) == (walked.epoch, walked.offset)
-        walked = steps.after(span)
-    assert steps.position_after(count, at) == walked
-
-
-@examples(200)
 @given(cuts(), st.data())
 def test_micro_batches_tile_every_span(steps, data):
     at = data.draw(places(steps))
@@ -86,21 +75,6 @@ def test_micro_batches_tile_every_span(steps, data):
         assert all(b.samples == steps.micro_batch for b in batches[:-1])
         if steps.drop_last:
             assert span.samples == steps.global_batch
-
-
-@examples(200)
-@given(cuts(), st.integers(0, 30), st.data())
-def test_micro_batches_are_counted_as_walking_finds_them(steps, count, data):
-    at = data.draw(places(steps))
-    walked = zip(steps.walk(0, at), range(count), strict=False)
-    assert steps.micro_batches(count, at) == sum(len(span.micro_batches) for span, _ in walked)
-
-
-@examples(200)
-@given(cuts())
-def test_an_epoch_has_per_epoch_steps(steps):
-    spans = zip(steps.walk(0, Position()), range(100), strict=False)
-    assert sum(span.epoch == 0 for span, _ in spans) == steps.per_epoch()
 
 
 @examples(200)

@@ -7,16 +7,11 @@ from itertools import islice
 import pytest
 
 from raycloud.errors import InternalError
-from raycloud.order import Commit, EpochSizes, LeaseBook, Ledger, Position, SampleRange, Steps
+from raycloud.order import EpochSizes, LeaseBook, Ledger, Position, SampleRange, Steps
+from tests.unit.test_order_ledger import commit
 
 STEPS = Steps(samples=10, global_batch=4, micro_batch=2)
 GROWN = STEPS.grown(2, 14)
-
-
-def commit(start, stop, *, epoch, epochs=1):
-    return Commit(
-        first_step=0, last_step=1, epoch=epoch, epochs=epochs, start=start, stop=stop, generation=0
-    )
 
 
 def test_an_epoch_keeps_its_size_and_later_ones_are_larger():

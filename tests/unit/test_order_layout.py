@@ -141,14 +141,6 @@ def test_windows_of_one_epoch_are_mixed_differently():
     assert not any((window == np.arange(100)).all() for window in ids)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
-def test_any_number_of_readers_gets_the_same_sequence(workers):
-    order, whole = order_of(even(2_000, 32)), order_of(even(2_000, 32)).ids(1, 0, 2_000)
-    for worker in range(workers):  # one after the other, each reads every so many micro-batches
-        for start in range(16 * worker, 2_000, 16 * workers):
-            assert order.ids(1, start, start + 16).tolist() == whole[start : start + 16].tolist()
-
-
 def test_threads_read_one_order():
     layout = even(20_000, 64)
     alone = order_of(layout)
@@ -243,12 +235,3 @@ def test_the_measure_tells_a_full_shuffle_from_none():
     assert displacement(none, 0) == 0
     # Within 49,999 rows of each other are all pairs.
     assert neighbours_together(full, 0, 128, 49_999) == pytest.approx(1)
-
-
-def test_a_measure_of_nothing_is_refused():
-    order = Order(samples=10, seed=0)
-    for global_batch, near in [(1, 1), (4, 0), (4, 10)]:
-        with pytest.raises(ValueError, match=f"near={near} of 10 samples"):
-            neighbours_together(order, 0, global_batch, near)
-    with pytest.raises(ValueError, match="at least two samples, got 1"):
-        displacement(Order(samples=1, seed=0), 0)

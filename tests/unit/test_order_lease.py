@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from raycloud.errors import InternalError
-from raycloud.order import Commit, LeaseBook, Ledger, Settled
+from raycloud.order import LeaseBook, Ledger, Settled
+from tests.unit.test_order_ledger import commit
 
 
 def book(samples=10, **more):
@@ -74,9 +75,7 @@ def test_a_lease_that_was_never_handed_out_is_our_fault():
 def test_a_book_goes_on_where_its_ledger_ends_with_the_holes_first():
     ledger = Ledger(samples=10)
     for start, stop in ((0, 2), (5, 7)):
-        ledger.commit(
-            Commit(first_step=0, last_step=1, epoch=0, start=start, stop=stop, generation=0)
-        )
+        ledger.commit(commit(start, stop))
     leases = LeaseBook(ledger=ledger, lease_s=5.0)
     assert [place(taken(leases, samples=3)) for _ in range(2)] == [(0, 2, 5), (0, 7, 10)]
 
