@@ -150,109 +150,73 @@ class Job(Section):
         SpecError: For any mistake, however the job is built; several come as one `SpecErrors`.
     """
 
-    format: Annotated[Literal[1], BeforeValidator(_format)] = Field(
-        default=1, description="Version of this file format."
-    )
+    format: Annotated[Literal[1], BeforeValidator(_format)] = 1
+    """Version of this file format."""
     name: str = Field(
         default="run",
         pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$",
         json_schema_extra={
             "x-accepts": "1 to 63 of a-z, 0-9, '-' and '_', the first a letter or digit"
         },
-        description="Name of the run, and of its run directory `runs/<name>-<n>`.",
     )
+    """Name of the run, and of its run directory `runs/<name>-<n>`."""
     task: Annotated[
         str | type[Any],
         PlainValidator(_task),
         WithJsonSchema({"type": "string", "pattern": r"^.+:[^:]+$"}),
-    ] = Field(
-        json_schema_extra={"x-accepts": "path/to/file.py:Class or package.module:Class"},
-        description="The class with model, data and loss: `path/to/file.py:Class` or "
-        "`package.module:Class`. A relative file starts at the directory of the job file. In "
-        "Python also the class itself.",
-    )
+    ] = Field(json_schema_extra={"x-accepts": "path/to/file.py:Class or package.module:Class"})
+    """The class with model, data and loss: `path/to/file.py:Class` or `package.module:Class`. A
+    relative file starts at the directory of the job file. In Python also the class itself."""
     settings: Annotated[dict[str, Any], AfterValidator(plain_settings)] = Field(
-        default_factory=dict,
-        description="Keyword arguments of the task's constructor, by name.",
+        default_factory=dict
     )
-    steps: int | None = Field(
-        default=None, ge=1, description="Updates of the model until the run ends; or give `epochs`."
-    )
-    epochs: int | None = Field(
-        default=None, ge=1, description="Passes over the data until the run ends; or give `steps`."
-    )
-    seed: int = Field(
-        default=0,
-        ge=0,
-        le=2**63 - 1,
-        description="Where all randomness starts: initial parameters, order of samples, dropout.",
-    )
-    global_batch: int = Field(
-        default=32, ge=1, description="Samples per step, over all workers together."
-    )
-    micro_batch: int = Field(
-        default=4,
-        ge=1,
-        description="Samples per micro-batch, the smallest piece of a step that a worker takes: "
-        "its random state and its BatchNorm statistics are its own.",
-    )
-    drop_last: bool = Field(
-        default=False, description="Whether the short last step of an epoch is left out."
-    )
-    fuse: Annotated[int, Field(ge=1)] | Auto = Field(
-        default="auto",
-        description="Micro-batches computed in one pass, at most, where that is exact. auto: all "
-        "of a worker's share at once. Where memory is short, write 1 (never fused) or a small "
-        "number.",
-    )
-    precision: Literal["fp32", "bf16"] = Field(
-        default="fp32",
-        description="Arithmetic of the forward and backward pass. bf16: autocast, with parameters "
-        "and reduction still in fp32.",
-    )
-    compile: bool = Field(
-        default=False, description="Whether the model goes through torch.compile."
-    )
-    clip_norm: float | None = Field(
-        default=None,
-        gt=0,
-        allow_inf_nan=False,
-        description="Largest norm of the whole gradient, of all that the optimizer moves; a larger "
-        "one is scaled down to it. null: never clipped.",
-    )
-    data: DataSection = Field(
-        default_factory=DataSection, description="Where the samples come from."
-    )
-    elastic: ElasticSection = Field(
-        default_factory=ElasticSection,
-        description="How many workers compute, and how a step is split over them.",
-    )
+    """Keyword arguments of the task's constructor, by name."""
+    steps: int | None = Field(default=None, ge=1)
+    """Updates of the model until the run ends; or give `epochs`."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Passes over the data until the run ends; or give `steps`."""
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    """Where all randomness starts: initial parameters, order of samples, dropout."""
+    global_batch: int = Field(default=32, ge=1)
+    """Samples per step, over all workers together."""
+    micro_batch: int = Field(default=4, ge=1)
+    """Samples per micro-batch, the smallest piece of a step that a worker takes: its random state
+    and its BatchNorm statistics are its own."""
+    drop_last: bool = False
+    """Whether the short last step of an epoch is left out."""
+    fuse: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Micro-batches computed in one pass, at most, where that is exact. auto: all of a worker's
+    share at once. Where memory is short, write 1 (never fused) or a small number."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the forward and backward pass. bf16: autocast, with parameters and reduction
+    still in fp32."""
+    compile: bool = False
+    """Whether the model goes through torch.compile."""
+    clip_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Largest norm of the whole gradient, of all that the optimizer moves; a larger one is scaled
+    down to it. null: never clipped."""
+    data: DataSection = Field(default_factory=DataSection)
+    """Where the samples come from."""
+    elastic: ElasticSection = Field(default_factory=ElasticSection)
+    """How many workers compute, and how a step is split over them."""
     sync: Annotated[
         SyncSection,
         BeforeValidator(
             lambda value: {} if value == "auto" else value,
             json_schema_input_type=SyncSection | Auto,
         ),
-    ] = Field(
-        default_factory=SyncSection, description="How updates travel. auto: all of it on auto."
-    )
-    checkpoint: CheckpointSection = Field(
-        default_factory=CheckpointSection, description="What is kept, where and how often."
-    )
-    errors: ErrorsSection = Field(
-        default_factory=ErrorsSection,
-        description="What becomes of samples that cannot be computed.",
-    )
-    evaluate: EvaluateSection = Field(
-        default_factory=EvaluateSection, description="When the held-out samples are measured."
-    )
-    resources: ResourcesSection = Field(
-        default_factory=ResourcesSection, description="What members reserve, by role."
-    )
-    tracking: TrackingSection = Field(
-        default_factory=TrackingSection,
-        description="To whom the run's numbers are told, beside TensorBoard's files.",
-    )
+    ] = Field(default_factory=SyncSection)
+    """How updates travel. auto: all of it on auto."""
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
+    """What is kept, where and how often."""
+    errors: ErrorsSection = Field(default_factory=ErrorsSection)
+    """What becomes of samples that cannot be computed."""
+    evaluate: EvaluateSection = Field(default_factory=EvaluateSection)
+    """When the held-out samples are measured."""
+    resources: ResourcesSection = Field(default_factory=ResourcesSection)
+    """What members reserve, by role."""
+    tracking: TrackingSection = Field(default_factory=TrackingSection)
+    """To whom the run's numbers are told, beside TensorBoard's files."""
 
     @model_validator(mode="wrap")
     @classmethod

@@ -31,6 +31,8 @@ def _inline(value: Any, definitions: Mapping[str, Any]) -> Any:
     if not isinstance(value, dict):
         return value
     rest = {key: _inline(entry, definitions) for key, entry in value.items() if key != "$ref"}
+    if isinstance(said := value.get("description"), str):
+        rest["description"] = " ".join(said.split())  # it stands over several lines there
     if "$ref" not in value:
         return rest
     target = _inline(definitions[value["$ref"].removeprefix("#/$defs/")], definitions)

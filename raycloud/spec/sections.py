@@ -44,7 +44,9 @@ class Section(BaseModel):
         SpecError: From the constructor, for any mistake.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
 
     def __init__(self, /, **values: Any) -> None:
         try:
@@ -60,131 +62,84 @@ class Section(BaseModel):
 class CacheSection(Section):
     """Where preprocessed rows are kept, on each node. Used by tasks that return a `Source`."""
 
-    path: Location | None = Field(
-        default=None,
-        description="Directory for blocks on each node's own disk; runs share it. null: "
-        "`RAYCLOUD_CACHE`, else `raycloud` in `XDG_CACHE_HOME` or in `~/.cache`.",
-    )
-    memory_bytes: Annotated[int, Field(ge=0)] | Auto = Field(
-        default="auto",
-        description="Bytes of blocks that each node pins in shared memory; the others are mapped "
-        "from disk. auto: half of the node's object store.",
-    )
-    disk_bytes: int | None = Field(
-        default=None,
-        ge=0,
-        description="Bytes of blocks that each node keeps on disk: what no run has used for "
-        "longest goes first, and never what this run needs. null: no limit.",
-    )
-    price_per_gb_month: float | None = Field(
-        default=None,
-        ge=0,
-        description="What a gigabyte on the cache's disk costs a month, in any currency, for the "
-        "report. null: the report leaves the cost out.",
-    )
+    path: Location | None = None
+    """Directory for blocks on each node's own disk; runs share it. null: `RAYCLOUD_CACHE`, else
+    `raycloud` in `XDG_CACHE_HOME` or in `~/.cache`."""
+    memory_bytes: Annotated[int, Field(ge=0)] | Auto = "auto"
+    """Bytes of blocks that each node pins in shared memory; the others are mapped from disk. auto:
+    half of the node's object store."""
+    disk_bytes: int | None = Field(default=None, ge=0)
+    """Bytes of blocks that each node keeps on disk: what no run has used for longest goes first,
+    and never what this run needs. null: no limit."""
+    price_per_gb_month: float | None = Field(default=None, ge=0)
+    """What a gigabyte on the cache's disk costs a month, in any currency, for the report. null: the
+    report leaves the cost out."""
 
 
 class DataSection(Section):
     """Where the samples come from, and how they are fed."""
 
-    path: Location | None = Field(
-        default=None,
-        description="File, directory or URL of the data. A relative path starts at the current "
-        "directory. null: the task's own default.",
-    )
-    shuffle: bool = Field(
-        default=True,
-        description="Whether each epoch has a new order, drawn from `seed`. false: the order of "
-        "the data set, in every epoch.",
-    )
-    prefetch_steps: int = Field(
-        default=2,
-        ge=1,
-        le=64,
-        description="Steps whose batches are made ready ahead of the one being computed.",
-    )
-    partition_by: Literal["rows", "bytes"] = Field(
-        default="rows",
-        description="What partitions of a `Source` are equal in. Partitions are what an epoch "
-        "permutes first; rows are then mixed inside a window of them.",
-    )
-    partition_bytes: int = Field(
-        default=16 * 2**20,
-        ge=1024,
-        description="Size that partitions are cut to, at most. They are smaller where there would "
-        "be too few to deal out.",
-    )
-    stratify: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Column of a `Source` by which rows are dealt to partitions, so that each has "
-        "the data set's mix of it. null: rows stay with their neighbours.",
-    )
-    window: int = Field(
-        default=8,
-        ge=1,
-        description="Partitions whose rows are mixed with each other. More mixes better, fewer "
-        "reads less at a time.",
-    )
-    bad_rows: Literal["refuse", "skip"] = Field(
-        default="refuse",
-        description="What to do about rows of a `Source` that cannot be used. refuse: end with an "
-        "error that names them. skip: leave them out, count them, and name the first.",
-    )
-    cpus: Annotated[int, Field(ge=1)] | Auto = Field(
-        default="auto",
-        description="Most CPU cores that read and preprocess a `Source` at once, over the cluster. "
-        "auto: all before the first step, one while training.",
-    )
-    threads: int = Field(
-        default=1, ge=1, le=64, description="Threads that make batches in each worker."
-    )
-    collators: int = Field(
-        default=0,
-        ge=0,
-        description="Processes on any node's CPUs, one core each, that make batches in the "
-        "workers' place, for augmentation that is too much for them. 0: workers make their own.",
-    )
-    refresh: bool = Field(
-        default=False,
-        description="Whether files that are added to a `Source` while training are taken up by the "
-        "next epoch. A resumed run takes them up either way.",
-    )
-    cache: CacheSection = Field(
-        default_factory=CacheSection, description="Where preprocessed rows are kept."
-    )
+    path: Location | None = None
+    """File, directory or URL of the data. A relative path starts at the current directory. null:
+    the task's own default."""
+    shuffle: bool = True
+    """Whether each epoch has a new order, drawn from `seed`. false: the order of the data set, in
+    every epoch."""
+    prefetch_steps: int = Field(default=2, ge=1, le=64)
+    """Steps whose batches are made ready ahead of the one being computed."""
+    partition_by: Literal["rows", "bytes"] = "rows"
+    """What partitions of a `Source` are equal in. Partitions are what an epoch permutes first; rows
+    are then mixed inside a window of them."""
+    partition_bytes: int = Field(default=16 * 2**20, ge=1024)
+    """Size that partitions are cut to, at most. They are smaller where there would be too few to
+    deal out."""
+    stratify: str | None = Field(default=None, min_length=1)
+    """Column of a `Source` by which rows are dealt to partitions, so that each has the data set's
+    mix of it. null: rows stay with their neighbours."""
+    window: int = Field(default=8, ge=1)
+    """Partitions whose rows are mixed with each other. More mixes better, fewer reads less at a
+    time."""
+    bad_rows: Literal["refuse", "skip"] = "refuse"
+    """What to do about rows of a `Source` that cannot be used. refuse: end with an error that names
+    them. skip: leave them out, count them, and name the first."""
+    cpus: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Most CPU cores that read and preprocess a `Source` at once, over the cluster. auto: all
+    before the first step, one while training."""
+    threads: int = Field(default=1, ge=1, le=64)
+    """Threads that make batches in each worker."""
+    collators: int = Field(default=0, ge=0)
+    """Processes on any node's CPUs, one core each, that make batches in the workers' place, for
+    augmentation that is too much for them. 0: workers make their own."""
+    refresh: bool = False
+    """Whether files that are added to a `Source` while training are taken up by the next epoch. A
+    resumed run takes them up either way."""
+    cache: CacheSection = Field(default_factory=CacheSection)
+    """Where preprocessed rows are kept."""
 
 
 class ElasticSection(Section):
     """How many workers compute, and how a step is split over them."""
 
-    min_workers: int = Field(default=1, ge=1, description="Fewest workers the run computes with.")
-    max_workers: int = Field(default=2, ge=1, description="Most workers the run computes with.")
+    min_workers: int = Field(default=1, ge=1)
+    """Fewest workers the run computes with."""
+    max_workers: int = Field(default=2, ge=1)
+    """Most workers the run computes with."""
     shares: (
         Literal["auto", "equal"]
         | Annotated[
             tuple[Annotated[int, Field(ge=0)], ...],
             BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
         ]
-    ) = Field(
-        default="auto",
-        description="Micro-batches per step of each worker. auto: fitted to measured speed, before "
-        "and while running. equal: the same for all. A list fixes them, one entry per worker.",
-    )
-    orphan_s: int = Field(
-        default=120,
-        ge=10,
-        le=86_400,
-        description="Seconds that workers on a cluster which the command joined go on without it, "
-        "if it is killed. Until then `--resume` takes them over; after that they end.",
-    )
-    backup_micro_batches: int = Field(
-        default=0,
-        ge=0,
-        description="The last micro-batches of each worker's share, at most so many, that another "
-        "worker computes as well where their own one is late: the first result counts, once. They "
-        "share no pass with those before them. 0: no such backups.",
-    )
+    ) = "auto"
+    """Micro-batches per step of each worker. auto: fitted to measured speed, before and while
+    running. equal: the same for all. A list fixes them, one entry per worker."""
+    orphan_s: int = Field(default=120, ge=10, le=86_400)
+    """Seconds that workers on a cluster which the command joined go on without it, if it is killed.
+    Until then `--resume` takes them over; after that they end."""
+    backup_micro_batches: int = Field(default=0, ge=0)
+    """The last micro-batches of each worker's share, at most so many, that another worker computes
+    as well where their own one is late: the first result counts, once. They share no pass with
+    those before them. 0: no such backups."""
 
 
 def _only(there: int | str, what: str) -> tuple[AfterValidator, Any]:
@@ -204,103 +159,74 @@ class SyncSection(Section):
     period: Annotated[
         Annotated[int, Field(ge=1)] | Auto,
         *_only(1, "several local steps between two exchanges are"),
-    ] = Field(
-        default="auto",
-        description="Steps between two exchanges. Only 1 is there yet, and is what auto takes.",
-    )
+    ] = "auto"
+    """Steps between two exchanges. Only 1 is there yet, and is what auto takes."""
     topology: Annotated[
         Literal["ring", "tree", "servers", "auto"],
         *_only("ring", "exchanges other than the ring are"),
-    ] = Field(
-        default="auto",
-        description="Between whom updates are exchanged. Only ring is there yet, and is what auto "
-        "takes.",
-    )
+    ] = "auto"
+    """Between whom updates are exchanged. Only ring is there yet, and is what auto takes."""
     staleness: Annotated[
         Annotated[int, Field(ge=0)] | Literal["unbounded", "auto"],
         *_only(0, "stale updates are"),
-    ] = Field(
-        default="auto",
-        description="Steps a worker may be ahead of the slowest. Only 0, exact lockstep, is there "
-        "yet, and is what auto takes.",
-    )
+    ] = "auto"
+    """Steps a worker may be ahead of the slowest. Only 0, exact lockstep, is there yet, and is what
+    auto takes."""
     codec: Annotated[
         Literal["none", "bf16", "int8", "int4", "topk", "sign", "powersgd", "auto"],
         *_only("none", "codecs that compress updates are"),
-    ] = Field(
-        default="auto",
-        description="How updates are compressed. Only none is there yet, and is what auto takes.",
-    )
-    bucket_bytes: Annotated[int, Field(ge=1024)] | Auto = Field(
-        default="auto",
-        description="Bytes of gradient that travel as one message; smaller ones start earlier, "
-        "larger ones cost less per byte. auto: an eighth of the gradient, between 1 and 4 MiB, "
-        "on a GPU 25.",
-    )
+    ] = "auto"
+    """How updates are compressed. Only none is there yet, and is what auto takes."""
+    bucket_bytes: Annotated[int, Field(ge=1024)] | Auto = "auto"
+    """Bytes of gradient that travel as one message; smaller ones start earlier, larger ones cost
+    less per byte. auto: an eighth of the gradient, between 1 and 4 MiB, on a GPU 25."""
 
 
 class CheckpointSection(Section):
     """What is kept, where and how often."""
 
-    path: Location | None = Field(
-        default=None,
-        description="Directory or fsspec URL for checkpoints. A relative path starts at the "
-        "current directory. null: `checkpoints/` in the run directory.",
-    )
-    every_steps: Annotated[int, Field(ge=1)] | Auto | None = Field(
-        default="auto",
-        description="Steps between two checkpoints. `auto`: as often as is worth it, by what one "
-        "costs and how often workers are lost. null: only when the run ends or is stopped.",
-    )
-    keep: int = Field(default=2, ge=1, description="Newest checkpoints that stay.")
-    most_failed: int = Field(
-        default=10,
-        ge=1,
-        description="Checkpoints in a row that cannot be written, until the run ends. Another one "
-        "is tried 5 s after the first, then after twice as long each time, at most 5 min; training "
-        "goes on meanwhile.",
-    )
+    path: Location | None = None
+    """Directory or fsspec URL for checkpoints. A relative path starts at the current directory.
+    null: `checkpoints/` in the run directory."""
+    every_steps: Annotated[int, Field(ge=1)] | Auto | None = "auto"
+    """Steps between two checkpoints. `auto`: as often as is worth it, by what one costs and how
+    often workers are lost. null: only when the run ends or is stopped."""
+    keep: int = Field(default=2, ge=1)
+    """Newest checkpoints that stay."""
+    most_failed: int = Field(default=10, ge=1)
+    """Checkpoints in a row that cannot be written, until the run ends. Another one is tried 5 s
+    after the first, then after twice as long each time, at most 5 min; training goes on
+    meanwhile."""
 
 
 class ErrorsSection(Section):
     """What becomes of samples that cannot be computed, and of steps that are not finite."""
 
-    on_error: Literal["stop", "skip"] = Field(
-        default="stop",
-        description="A micro-batch that fails twice: the task raises on it, or the workers that "
-        "compute it die. stop: end with an error that names its samples. skip: leave it out of "
-        "its step, whose mean is then that of the others.",
-    )
-    on_nan: Literal["stop", "skip", "rollback"] = Field(
-        default="stop",
-        description="A step whose loss or gradient is not finite. stop: end before it changes "
-        "anything. skip: go on without it; model, optimizer and schedule stay as they are. "
-        "rollback: go back to the newest checkpoint that is sound, and on from there without the "
-        "step that made it so: this one, or an earlier one whose update did.",
-    )
-    most_skipped: int = Field(
-        default=10,
-        ge=1,
-        description="Micro-batches, and likewise steps that are not finite, that may be skipped "
-        "in the whole run; one more ends it.",
-    )
-    most_nan_in_a_row: int = Field(
-        default=3,
-        ge=1,
-        description="Steps in a row that may be skipped as not finite; one more ends the run.",
-    )
+    on_error: Literal["stop", "skip"] = "stop"
+    """A micro-batch that fails twice: the task raises on it, or the workers that compute it die.
+    stop: end with an error that names its samples. skip: leave it out of its step, whose mean is
+    then that of the others."""
+    on_nan: Literal["stop", "skip", "rollback"] = "stop"
+    """A step whose loss or gradient is not finite. stop: end before it changes anything. skip: go
+    on without it; model, optimizer and schedule stay as they are. rollback: go back to the newest
+    checkpoint that is sound, and on from there without the step that made it so: this one, or an
+    earlier one whose update did."""
+    most_skipped: int = Field(default=10, ge=1)
+    """Micro-batches, and likewise steps that are not finite, that may be skipped in the whole run;
+    one more ends it."""
+    most_nan_in_a_row: int = Field(default=3, ge=1)
+    """Steps in a row that may be skipped as not finite; one more ends the run."""
 
 
 class EvaluateSection(Section):
     """When the held-out samples are measured."""
 
-    every_steps: int | None = Field(
-        default=None, ge=1, description="Steps between two measurements. null: once, at the end."
-    )
-    max_samples: int | None = Field(
-        default=None, ge=1, description="Most held-out samples measured. null: all of them."
-    )
-    batch: int = Field(default=32, ge=1, description="Held-out samples per forward pass.")
+    every_steps: int | None = Field(default=None, ge=1)
+    """Steps between two measurements. null: once, at the end."""
+    max_samples: int | None = Field(default=None, ge=1)
+    """Most held-out samples measured. null: all of them."""
+    batch: int = Field(default=32, ge=1)
+    """Held-out samples per forward pass."""
 
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
@@ -328,16 +254,14 @@ def _labels(labels: dict[str, str]) -> dict[str, str]:
 class RoleResources(Section):
     """What one member of a role reserves on its node."""
 
-    cpus: int = Field(default=1, ge=1, description="CPU cores, and threads that compute.")
-    gpus: int = Field(default=0, ge=0, le=1, description="GPUs: 0 computes on the CPU.")
-    memory_bytes: int | None = Field(
-        default=None, ge=1, description="Bytes of main memory reserved. null: none reserved."
-    )
-    labels: Annotated[dict[str, str], AfterValidator(_labels)] = Field(
-        default_factory=dict,
-        description="Labels a node must carry, by name: a value, `!value`, `in(a, b)` or "
-        "`!in(a, b)`.",
-    )
+    cpus: int = Field(default=1, ge=1)
+    """CPU cores, and threads that compute."""
+    gpus: int = Field(default=0, ge=0, le=1)
+    """GPUs: 0 computes on the CPU."""
+    memory_bytes: int | None = Field(default=None, ge=1)
+    """Bytes of main memory reserved. null: none reserved."""
+    labels: Annotated[dict[str, str], AfterValidator(_labels)] = Field(default_factory=dict)
+    """Labels a node must carry, by name: a value, `!value`, `in(a, b)` or `!in(a, b)`."""
 
 
 def _no_server(role: object) -> object:
@@ -349,53 +273,42 @@ def _no_server(role: object) -> object:
 class ResourcesSection(Section):
     """What members reserve, by role."""
 
-    worker: RoleResources = Field(default_factory=RoleResources, description="One worker.")
-    server: Annotated[RoleResources | None, BeforeValidator(_no_server)] = Field(
-        default=None, description="One server. Servers are not there yet: leave it out."
-    )
+    worker: RoleResources = Field(default_factory=RoleResources)
+    """One worker."""
+    server: Annotated[RoleResources | None, BeforeValidator(_no_server)] = None
+    """One server. Servers are not there yet: leave it out."""
 
 
 class MlflowSection(Section):
     """Numbers for an MLflow server or store. Needs raycloud's extra `mlflow`."""
 
-    uri: Location | None = Field(
-        default=None,
-        description="Where MLflow keeps its runs: `http://host:port` of a server, or "
-        "`sqlite:////path/to/mlflow.db`. A password in it is written as `${NAME}` and taken from "
-        "the environment. null: MLflow is not used.",
-    )
-    experiment: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The experiment that the run belongs to. null: the job's name.",
-    )
+    uri: Location | None = None
+    """Where MLflow keeps its runs: `http://host:port` of a server, or
+    `sqlite:////path/to/mlflow.db`. A password in it is written as `${NAME}` and taken from the
+    environment. null: MLflow is not used."""
+    experiment: str | None = Field(default=None, min_length=1)
+    """The experiment that the run belongs to. null: the job's name."""
 
 
 class WandbSection(Section):
     """Numbers for Weights & Biases. Needs raycloud's extra `wandb`."""
 
-    mode: Literal["off", "offline", "online"] = Field(
-        default="off",
-        description="offline: kept in `wandb/` in the run directory, for `wandb sync`. online: "
-        "also sent at once, with the key in `WANDB_API_KEY` or from `wandb login`. off: not used.",
-    )
-    project: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The project that the run belongs to. null: the job's name.",
-    )
-    entity: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The team or user that owns the project. null: the key's own.",
-    )
+    mode: Literal["off", "offline", "online"] = "off"
+    """offline: kept in `wandb/` in the run directory, for `wandb sync`. online: also sent at once,
+    with the key in `WANDB_API_KEY` or from `wandb login`. off: not used."""
+    project: str | None = Field(default=None, min_length=1)
+    """The project that the run belongs to. null: the job's name."""
+    entity: str | None = Field(default=None, min_length=1)
+    """The team or user that owns the project. null: the key's own."""
 
 
 class TrackingSection(Section):
     """To whom the run's numbers are told, beside TensorBoard's files, which are always written."""
 
-    mlflow: MlflowSection = Field(default_factory=MlflowSection, description="MLflow.")
-    wandb: WandbSection = Field(default_factory=WandbSection, description="Weights & Biases.")
+    mlflow: MlflowSection = Field(default_factory=MlflowSection)
+    """MLflow."""
+    wandb: WandbSection = Field(default_factory=WandbSection)
+    """Weights & Biases."""
 
 
 _DEEPEST = 32  # levels of lists and names
