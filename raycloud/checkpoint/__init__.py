@@ -8,8 +8,7 @@ ever unpickled.
     write_part (every member, side by side) -> publish (once) -> retain (drops the oldest)
     latest -> load_tensors
 
-Only `raycloud.checkpoint.payload` needs torch, so it is imported by its own name; whoever publishes
-parts that others wrote does without.
+Only `raycloud.checkpoint.payload` needs torch, so it is imported by its own name.
 """
 
 from __future__ import annotations

@@ -89,17 +89,9 @@ class TensorRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartRecord:
-    """A part of a checkpoint: its file, digest, and the tensors in it.
+    """A file of a checkpoint, `rank` of its `parts`: its tensors, by qualified name.
 
-    Attributes:
-        file: Name in the store.
-        rank: Which of the parts it is, from 0.
-        replica: Of which replica's worker it is.
-        position: Which of that replica's workers wrote it.
-        parts: How many parts the checkpoint has.
-        bytes: Size of the file.
-        sha256: Digest of the file, hexadecimal.
-        tensors: What is in it, by qualified name.
+    It was written by the worker at `position` of `replica`.
     """
 
     file: str
@@ -156,18 +148,14 @@ class Manifest:
 
     Attributes:
         format: Number of this layout.
-        step: Steps committed.
-        epoch: Position of the next sample: its epoch.
-        offset: Position of the next sample: samples from the start of that epoch.
+        epoch: Where the next sample stands; `offset` samples from the start of that epoch.
         generation: Membership number when it was written; a resumed run starts above it.
-        samples_per_epoch: Samples of an epoch, to refuse another data set.
+        samples_per_epoch: To refuse another data set.
         job: The resolved job.
         values: State that is not a tensor, by name: optimizer scalars, parameter group settings,
             schedule, random state, metrics. Anything `values.encode` takes.
         ledger: Which samples have been committed.
         parts: The files, in order of rank, and so of replica and position.
-        raycloud_version: Who wrote it.
-        torch_version: Who wrote it.
     """
 
     format: Annotated[int, Field(strict=True, ge=1)] = FORMAT
@@ -295,23 +283,12 @@ def split_names(sizes: Mapping[str, int], parts: int) -> tuple[tuple[str, ...], 
     """Which member writes which tensors: largest first, each to the part with the fewest bytes.
 
     Depends only on the mapping's content, so members with the same sizes agree without talking.
-    The fullest part is at most 4/3 of the best possible (Graham 1969).
-
-    Args:
-        sizes: Bytes by name.
-        parts: How many parts; more than there are names leaves the last ones empty.
-
-    Returns:
-        The names of each part, sorted.
-
-    Raises:
-        ValueError: `parts` is less than 1.
+    The fullest part is at most 4/3 of the best possible (Graham 1969). More parts than there are
+    names leave the last ones empty. The names of a part are sorted.
 
     >>> split_names({"a": 4, "b": 3, "c": 2, "d": 2}, 2)
     (('a', 'd'), ('b', 'c'))
     """
-    if parts < 1:
-        raise ValueError(f"split_names() takes parts >= 1, got {parts}")
     # (bytes, names, index): names second, so that empty tensors spread as well.
     loads = [(0, 0, index) for index in range(parts)]
     chosen: list[list[str]] = [[] for _ in range(parts)]

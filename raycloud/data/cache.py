@@ -65,8 +65,6 @@ class DataSet:
 
     Attributes:
         id: Digest of what the blocks are made from.
-        task: Name of the task.
-        split: Which of its splits.
         source: Where the rows came from, without user names, passwords and tokens.
         keys: Names of its blocks, in order; of a stratified one that is complete, the dealt ones.
         parts: Of a stratified one, the blocks that `keys` were dealt from: needed only to make one
@@ -74,10 +72,8 @@ class DataSet:
         sizes: Of a stratified one that is complete, the rows of each partition, in order; `keys`
             are those of the partitions that have any.
         rows: Rows of all blocks; 0 until it is complete.
-        bad_rows: Rows that were left out.
-        bad: The first of them.
+        bad: The first of the `bad_rows` that were left out.
         columns: Their names and types, as text; empty until it is complete, or not known.
-        complete: Whether all blocks were made.
         used_unix_s: When a run last began or ended to use it.
     """
 
@@ -155,11 +151,7 @@ class BlockCache:
 
     @classmethod
     def of(cls, section: CacheSection, default: Path) -> Self:
-        """The cache that a job asks for; `default` is the node's own `Environment.cache`.
-
-        Raises:
-            SpecError: `data.cache.path` is a URL.
-        """
+        """The cache that a job asks for, or `default`; a URL is a `SpecError`."""
         if section.path is not None and "://" in section.path:
             raise SpecError(
                 "data.cache.path",
@@ -171,11 +163,7 @@ class BlockCache:
         return cls(root, section.disk_bytes)
 
     def path_of(self, key: str) -> Path:
-        """Where a block is, or would be.
-
-        Raises:
-            InternalError: The key is no name: it could lead out of the cache.
-        """
+        """Where a block is, or would be."""
         if re.fullmatch(_KEY, key) is None:
             raise InternalError(f"{key[:80]!r} is no key of a block")
         return self.root / "blocks" / key[:2] / f"{key}.arrow"
@@ -185,21 +173,12 @@ class BlockCache:
         return self.path_of(key).is_file()
 
     def open(self, key: str) -> pa.Table:
-        """Map a block. Its columns are not copied, and stay valid when the file is removed.
-
-        Raises:
-            DamagedBlock: It is missing, cut short or not a block.
-            MachineError: It cannot be opened, and may be whole.
-        """
+        """`open_block`, but a `MachineError` where it cannot be opened, and may be whole."""
         with self._blamed("read"):
             return open_block(self.path_of(key))
 
     def open_whole(self, key: str) -> pa.Table | None:
-        """Map a block; None where it has to be made or fetched again. A damaged file is removed.
-
-        Raises:
-            MachineError: It cannot be opened, and may be whole; or it cannot be removed.
-        """
+        """`open`, but None where it has to be made or fetched again. A damaged file is removed."""
         try:
             return self.open(key)
         except DamagedBlock:
@@ -277,19 +256,11 @@ class BlockCache:
             return None
 
     def evict(self, *, keep: Collection[str] = (), order: Sequence[str] = ()) -> int:
-        """Remove blocks until `disk_bytes` are not exceeded, or nothing more may go.
+        """Remove blocks until `disk_bytes` are not exceeded, or nothing more may go; their bytes.
 
         First go blocks that no data set has, then what stratified ones were dealt from, then whole
-        data sets, the least recently used first; never one in use. Then those in `order`, which may
-        be in use.
-
-        Args:
-            keep: Keys that stay.
-            order: Keys of copies that other nodes have too, first to go first: the one whose next
-                use lies farthest.
-
-        Returns:
-            Bytes removed.
+        data sets, the least recently used first; never one in use. Then copies in `order`, which
+        other nodes have too and may be in use. What is in `keep` stays.
         """
         if self.disk_bytes is None or not self.root.is_dir():
             return 0
@@ -324,9 +295,7 @@ class BlockCache:
     ) -> Removal:
         """Remove data sets, but for those in use, and their blocks that no other data set has.
 
-        Args:
-            ids: Which ones: their ids, or the first letters. None: all, and what belongs to none.
-            used_before_unix_s: Only those that were last used before this.
+        Those with these ids, or first letters of them; None: all, and what belongs to none.
 
         Raises:
             DataError: No data set has such an id, or several begin with it.
@@ -390,9 +359,9 @@ class BlockCache:
         return sorted((r for r in found if r is not None), key=lambda r: (r.used_unix_s, r.id))
 
     def _held(self, record: DataSet, blocks: Mapping[str, int]) -> Held:
-        there = blocks.keys() & set(record.blocks)
-        size = sum(blocks[key] for key in there)
-        return Held(data_set=record, blocks=len(there), bytes=size, users=self._users(record.id))
+        sizes = [blocks[key] for key in blocks.keys() & set(record.blocks)]
+        users = self._users(record.id)
+        return Held(data_set=record, blocks=len(sizes), bytes=sum(sizes), users=users)
 
     def _users(self, id: str) -> tuple[str, ...]:  # noqa: A002
         """Who uses a data set, under the lock. What killed processes have left is removed."""
@@ -421,11 +390,10 @@ class BlockCache:
         try:
             yield
         except (OSError, MemoryError) as error:
-            number = error.errno if isinstance(error, OSError) else errno.ENOMEM
-            why = error.strerror if isinstance(error, OSError) else None
+            number = getattr(error, "errno", errno.ENOMEM)
+            why = getattr(error, "strerror", None) or error or "no memory"
             raise MachineError(
-                f"cannot {verb} the cache {self.root}: {why or error or 'no memory'}",
-                hint=_HINTS.get(number or 0, _ELSE),
+                f"cannot {verb} the cache {self.root}: {why}", hint=_HINTS.get(number or 0, _ELSE)
             ) from error
 
 

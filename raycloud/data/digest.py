@@ -267,7 +267,10 @@ class _Walk:
         if kind in _PARTS:
             return self._all(kind.__name__, _PARTS[kind](value))
         if isinstance(value, type):
-            return self._class(value)
+            if not self._project.has_class(value):
+                return _digest("name", value.__module__, value.__qualname__)
+            members = chain.from_iterable(m for m in sorted(vars(value).items()) if _is_member(*m))
+            return self._all("class", (value.__qualname__, value.__bases__, *members))
         if hasattr(value, "__wrapped__"):  # functools.lru_cache
             return self.of(value.__wrapped__)
         if hasattr(value, "detach") and hasattr(value, "numpy"):  # a tensor
@@ -289,12 +292,6 @@ class _Walk:
             return _digest("name", getattr(value, "__module__", None) or "", parts)
         listed = (list(part) if isinstance(part, Iterator) else part for part in parts)
         return self._all("object", listed)
-
-    def _class(self, kind: type) -> bytes:
-        if not self._project.has_class(kind):
-            return _digest("name", kind.__module__, kind.__qualname__)
-        members = chain.from_iterable(m for m in sorted(vars(kind).items()) if _is_member(*m))
-        return self._all("class", (kind.__qualname__, kind.__bases__, *members))
 
     def _function(self, function: types.FunctionType) -> bytes:
         code = function.__code__

@@ -41,7 +41,6 @@ class Recipe:
     Attributes:
         source: Where rows come from; its `dataset` is None (see `plan_table`).
         code: Digest of the task's preprocessing.
-        data: The job's section.
         task: Name of the task, for people.
         split: `"train"` or `"held_out"`; only `"train"` is stratified.
     """
@@ -60,13 +59,10 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """One block to make.
+    """One block to make: what to read, and its name in the cache.
 
-    Attributes:
-        slice: What to read.
-        key: Name of the block in the cache.
-        table: The rows, where they are in hand: of a `Source` with a `dataset`. A view of all of
-            them, which pickles as a whole: send `compacted(work.table)`.
+    `table` has the rows, where they are in hand: of a `Source` with a `dataset`. It is a view of
+    all of them, which pickles as a whole: send `compacted(work.table)`.
     """
 
     slice: Slice
@@ -84,12 +80,9 @@ class Made:
     """A block that is in a cache. Small and picklable: it travels, the rows do not.
 
     Attributes:
-        block: Its key, rows, bytes, and the node that made or had it.
         schema: Names and types of its columns, as text; empty where there was no row.
-        bad_rows: Rows that were left out.
-        bad: The first of them, at most 20.
+        bad: The first of the `bad_rows` that were left out, at most 20.
         read_s: How long reading took, up to rows in memory; 0 where the block was cached.
-        cached: Whether the block was in the cache already.
         row_bytes: Bytes of each row where `data.partition_by` is bytes: one number where all rows
             are of one size, else an array of int64.
     """
