@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raycloud.cli.shell import EXIT_CODES, DebugOption, app, echo_json, errors_told
+from raycloud.cli.shell import app, command, echo_json
 from raycloud.clock import SystemClock
 from raycloud.errors import JobError, SpecError
 from raycloud.report.figures import byte_count, counted, printable_line, table
@@ -37,23 +37,21 @@ CacheOption = Annotated[
 ]
 
 
-@cache.command("ls", epilog=EXIT_CODES)
+@command("ls", of=cache)
 def cache_ls(
     *,
     directory: CacheOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
-    debug: DebugOption = False,
 ) -> None:
     """List the data sets in the cache: what they are, how large, when they were last used."""
-    with errors_told(debug=debug):
-        listing = _cache(directory).ls()
-        if as_json:
-            echo_json(cache_record(listing))
-        else:
-            typer.echo(cache_text(listing, SystemClock().unix_s()))
+    listing = _cache(directory).ls()
+    if as_json:
+        echo_json(cache_record(listing))
+    else:
+        typer.echo(cache_text(listing, SystemClock().unix_s()))
 
 
-@cache.command("rm", epilog=EXIT_CODES)
+@command("rm", of=cache)
 def cache_rm(
     ids: Annotated[
         list[str] | None, typer.Argument(metavar="ID", help="Data sets, by their first letters.")
@@ -64,18 +62,16 @@ def cache_rm(
         str | None, typer.Option(metavar="AGE", help="Those last used before, e.g. 30d or 12h.")
     ] = None,
     directory: CacheOption = None,
-    debug: DebugOption = False,
 ) -> None:
     """Remove data sets that no run uses from the cache; a run that needs them makes them again."""
     if bool(ids) + everything + (older_than is not None) != 1:
         raise typer.BadParameter("give IDs, --all or --older-than AGE", param_hint="ID")
-    with errors_told(debug=debug):
-        now_s = SystemClock().unix_s()
-        before_s = None if older_than is None else now_s - age_s(older_than)
-        removal = _cache(directory).rm(ids or None, used_before_unix_s=before_s)
-        if ids and removal.refused:
-            raise JobError(_removal_text(removal), hint="wait for the run to end, or stop it")
-        typer.echo(_removal_text(removal))
+    now_s = SystemClock().unix_s()
+    before_s = None if older_than is None else now_s - age_s(older_than)
+    removal = _cache(directory).rm(ids or None, used_before_unix_s=before_s)
+    if ids and removal.refused:
+        raise JobError(_removal_text(removal), hint="wait for the run to end, or stop it")
+    typer.echo(_removal_text(removal))
 
 
 def _cache(directory: Path | None) -> BlockCache:

@@ -11,12 +11,10 @@ import typer
 
 from raycloud.cli.shell import (
     AddressOption,
-    DebugOption,
     JobFileArgument,
     SetOption,
-    app,
+    command,
     echo_json,
-    errors_told,
     load,
     say,
 )
@@ -36,7 +34,7 @@ EXIT_CODES = (
 )
 
 
-@app.command(epilog=EXIT_CODES)
+@command(epilog=EXIT_CODES)
 def chaos(
     job: JobFileArgument,
     *,
@@ -63,7 +61,6 @@ def chaos(
     overrides: SetOption = None,
     address: AddressOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The outcome as JSON.")] = False,
-    debug: DebugOption = False,
 ) -> None:
     """Run a job under faults, and hold what comes of it against the same job without them.
 
@@ -75,18 +72,17 @@ def chaos(
         raise typer.BadParameter(
             "give the faults: --schedule FILE, or --seed N to draw them", param_hint="--schedule"
         )
-    with errors_told(debug=debug):
-        from raycloud.on_ray.chaos import Where, prepared
+    from raycloud.on_ray.chaos import Where, prepared
 
-        asked = prepared(load(job, overrides), steps)
-        planned = _planned(asked, schedule, seed=seed, faults=faults)
-        outcome = _outcome(asked, planned, out, Where(address=address, seed=seed))
-        if as_json:
-            echo_json(outcome.to_record())
-        else:
-            from raycloud.report.chaos import outcome_text
+    asked = prepared(load(job, overrides), steps)
+    planned = _planned(asked, schedule, seed=seed, faults=faults)
+    outcome = _outcome(asked, planned, out, Where(address=address, seed=seed))
+    if as_json:
+        echo_json(outcome.to_record())
+    else:
+        from raycloud.report.chaos import outcome_text
 
-            typer.echo(outcome_text(outcome))
+        typer.echo(outcome_text(outcome))
     if not outcome.proved:
         raise typer.Exit(_NOT_PROVED)
 

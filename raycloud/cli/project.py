@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raycloud.cli.shell import (
-    EXIT_CODES,
     AddressOption,
-    DebugOption,
     PlainOption,
     SetOption,
     app,
+    command,
     complete_job,
     echo_json,
-    errors_told,
     is_plain,
     load,
 )
@@ -38,7 +36,7 @@ def _templates(incomplete: str) -> list[tuple[str, str]]:
     return [(t.name, t.about) for t in TEMPLATES.values() if t.name.startswith(incomplete)]
 
 
-@app.command(epilog=EXIT_CODES)
+@command()
 def init(
     directory: Annotated[
         Path, typer.Argument(metavar="[DIR]", help="Where; it is made if it is not there.")
@@ -53,23 +51,21 @@ def init(
             autocompletion=_templates,
         ),
     ] = _DEFAULT,
-    debug: DebugOption = False,
 ) -> None:
     """Write a task, a job file with its schema, and a README that run at once.
 
     Nothing is overwritten.
     """
-    with errors_told(debug=debug):
-        from raycloud.project import TEMPLATES, write_project
+    from raycloud.project import TEMPLATES, write_project
 
-        if template not in TEMPLATES:
-            known = ", ".join(TEMPLATES)
-            raise typer.BadParameter(f"{template!r} is none of {known}", param_hint="--from")
-        written = write_project(directory, TEMPLATES[template])
-        job = shlex.quote(str(directory / "job.yaml"))
-        typer.echo(f"wrote {', '.join(str(path) for path in written)}")
-        typer.echo(f"\ntry it:    raycloud train {job} --try")
-        typer.echo(f"train it:  raycloud train {job}")
+    if template not in TEMPLATES:
+        known = ", ".join(TEMPLATES)
+        raise typer.BadParameter(f"{template!r} is none of {known}", param_hint="--from")
+    written = write_project(directory, TEMPLATES[template])
+    job = shlex.quote(str(directory / "job.yaml"))
+    typer.echo(f"wrote {', '.join(str(path) for path in written)}")
+    typer.echo(f"\ntry it:    raycloud train {job} --try")
+    typer.echo(f"train it:  raycloud train {job}")
 
 
 FORMAT = 1
@@ -78,7 +74,7 @@ config = typer.Typer(help="Look at jobs.", no_args_is_help=True)
 app.add_typer(config, name="config")
 
 
-@config.command("show", epilog=EXIT_CODES)
+@command("show", of=config)
 def show(
     job: Annotated[
         Path,
@@ -95,7 +91,6 @@ def show(
         bool, typer.Option("--diff", help="Only what is not at its default, beside the default.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The fields as JSON.")] = False,
-    debug: DebugOption = False,
 ) -> None:
     """Show a job with every field, checked, after --set; the text is a job file again.
 
@@ -103,23 +98,22 @@ def show(
     """
     if comments and (diff or as_json):
         raise typer.BadParameter("goes with neither --diff nor --json", param_hint="--comments")
-    with errors_told(debug=debug):
-        from raycloud.spec import RunDirectory
-        from raycloud.spec import load as jobs
+    from raycloud.spec import RunDirectory
+    from raycloud.spec import load as jobs
 
-        run = RunDirectory(job)
-        asked = load(run.job_yaml if run.job_yaml.is_file() else job, overrides)
-        if as_json:
-            found = jobs.differences(asked)
-            record = (
-                {f: {"value": value, "default": default} for f, (value, default) in found.items()}
-                if diff
-                else jobs.kept_values(asked)
-            )
-            echo_json({"format": FORMAT, "job": record})
-            return
-        shown = jobs.dump_minimal if diff else jobs.dump_commented if comments else jobs.dump_job
-        typer.echo(shown(asked), nl=False)
+    run = RunDirectory(job)
+    asked = load(run.job_yaml if run.job_yaml.is_file() else job, overrides)
+    if as_json:
+        found = jobs.differences(asked)
+        record = (
+            {f: {"value": value, "default": default} for f, (value, default) in found.items()}
+            if diff
+            else jobs.kept_values(asked)
+        )
+        echo_json({"format": FORMAT, "job": record})
+        return
+    shown = jobs.dump_minimal if diff else jobs.dump_commented if comments else jobs.dump_job
+    typer.echo(shown(asked), nl=False)
 
 
 _EXIT_CODES = (
@@ -129,7 +123,7 @@ _EXIT_CODES = (
 _COLOURS = {"well": "green", "note": "cyan", "change": "yellow", "unwell": "red"}
 
 
-@app.command(epilog=_EXIT_CODES)
+@command(epilog=_EXIT_CODES)
 def doctor(
     *,
     address: AddressOption = None,
@@ -138,7 +132,6 @@ def doctor(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
     plain: PlainOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Look at this machine, and with --address at a cluster: what is wrong, and what would do.
 
@@ -149,23 +142,22 @@ def doctor(
         raise typer.BadParameter(
             "links are those of a cluster: add --address", param_hint="--links"
         )
-    with errors_told(debug=debug):
-        from raycloud.doctor import examine, exit_code
-        from raycloud.doctor.findings import as_json as told_as_json
-        from raycloud.doctor.findings import as_text
+    from raycloud.doctor import examine, exit_code
+    from raycloud.doctor.findings import as_json as told_as_json
+    from raycloud.doctor.findings import as_text
 
-        facts = _facts(address, links=links)
-        findings = examine(facts)
-        if as_json:
-            typer.echo(told_as_json(facts, findings))
-        else:
-            bare = is_plain(sys.stdout, plain=plain)
+    facts = _facts(address, links=links)
+    findings = examine(facts)
+    if as_json:
+        typer.echo(told_as_json(facts, findings))
+    else:
+        bare = is_plain(sys.stdout, plain=plain)
 
-            def painted(level: Level, word: str) -> str:
-                text = f"{word:<6}"
-                return text if bare else typer.style(text, fg=_COLOURS[level.word], bold=True)
+        def painted(level: Level, word: str) -> str:
+            text = f"{word:<6}"
+            return text if bare else typer.style(text, fg=_COLOURS[level.word], bold=True)
 
-            typer.echo(as_text(facts, findings, painted))
+        typer.echo(as_text(facts, findings, painted))
     raise typer.Exit(exit_code(findings))
 
 

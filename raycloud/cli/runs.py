@@ -23,15 +23,12 @@ import typer
 
 from raycloud.bounded import expanded
 from raycloud.cli.shell import (
-    EXIT_CODES,
     STOPPED,
-    DebugOption,
     PlainOption,
     RunDirectoryArgument,
-    app,
+    command,
     complete_run,
     echo_json,
-    errors_told,
     is_plain,
     print_summary,
 )
@@ -72,26 +69,24 @@ AUDIT_EXIT_CODES = (
 )
 
 
-@app.command(epilog=EXIT_CODES)
+@command()
 def report(
     run: RunDirectoryArgument,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON.")] = False,
     plain: PlainOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Show the summary of a run, also of one that is still going or was killed."""
-    with errors_told(debug=debug):
-        from raycloud.report.summary import of_run
+    from raycloud.report.summary import of_run
 
-        summary = of_run(run)
-        if as_json:
-            echo_json(summary.to_record())
-        else:
-            print_summary(summary, run, plain=plain)
+    summary = of_run(run)
+    if as_json:
+        echo_json(summary.to_record())
+    else:
+        print_summary(summary, run, plain=plain)
 
 
-@app.command(epilog=EXIT_CODES)
+@command()
 def compare(
     runs: Annotated[
         list[Path],
@@ -102,7 +97,6 @@ def compare(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="The comparison as JSON.")] = False,
     plain: PlainOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Set runs side by side: in what their jobs differ, then what came of them.
 
@@ -110,51 +104,48 @@ def compare(
     """
     if len(runs) < 2:  # noqa: PLR2004 - one run has nothing to be compared with
         raise typer.BadParameter("give two runs or more", param_hint="RUN RUN...")
-    with errors_told(debug=debug):
-        from raycloud.report import comparison
+    from raycloud.report import comparison
 
-        found = comparison.compare(runs)
-        if as_json:
-            echo_json(found.to_record())
-            return
-        width = shutil.get_terminal_size((100, 24)).columns
-        lines = comparison.comparison_lines(found, width=width)
-        if is_plain(sys.stdout, plain=plain):
-            typer.echo("\n".join(text for _, text in lines))
-            return
-        from rich.console import Console
-        from rich.text import Text
+    found = comparison.compare(runs)
+    if as_json:
+        echo_json(found.to_record())
+        return
+    width = shutil.get_terminal_size((100, 24)).columns
+    lines = comparison.comparison_lines(found, width=width)
+    if is_plain(sys.stdout, plain=plain):
+        typer.echo("\n".join(text for _, text in lines))
+        return
+    from rich.console import Console
+    from rich.text import Text
 
-        console = Console(highlight=False)
-        for style, text in lines:
-            console.print(Text(text, style=style, no_wrap=True, overflow="ignore"))
+    console = Console(highlight=False)
+    for style, text in lines:
+        console.print(Text(text, style=style, no_wrap=True, overflow="ignore"))
 
 
-@app.command(epilog=AUDIT_EXIT_CODES)
+@command(epilog=AUDIT_EXIT_CODES)
 def audit(
     run: RunDirectoryArgument,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="The audit as JSON.")] = False,
-    debug: DebugOption = False,
 ) -> None:
     """Prove from a run's ledger that each sample counted exactly once, or name those that did not.
 
     Of a run in any state, as far as it has come. Beside it stand the members that were lost, and
     how the run recovered.
     """
-    with errors_told(debug=debug):
-        from raycloud.report import audit as auditing
+    from raycloud.report import audit as auditing
 
-        found = auditing.audit(run)
-        if as_json:
-            echo_json(found.to_record())
-        else:
-            typer.echo(auditing.audited_text(found))
+    found = auditing.audit(run)
+    if as_json:
+        echo_json(found.to_record())
+    else:
+        typer.echo(auditing.audited_text(found))
     if not found.exact:
         raise typer.Exit(_NOT_EXACT)
 
 
-@app.command(epilog=EXIT_CODES)
+@command()
 def status(
     run: Annotated[
         str | None,
@@ -168,27 +159,25 @@ def status(
     address: JobsAddress = None,
     insecure: InsecureOption = False,
     as_json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Show how runs stand: step, loss, rate, members, recoveries, checkpoint, cost so far.
 
     Of a cluster's runs that have ended, the newest 20 are asked for their last numbers.
     """
-    with errors_told(debug=debug):
-        from raycloud.report.runs import listed_text, record_of, run_text
+    from raycloud.report.runs import listed_text, record_of, run_text
 
-        found, place, notes = _found(run, address, insecure=insecure)
-        if as_json:
-            echo_json(record_of(found, place))
-            return
-        now_t = SystemClock().unix_s()
-        if run is None:
-            typer.echo("\n".join([listed_text(found, place, now_t), *notes]))
-        else:
-            typer.echo(run_text(found[0], now_t))
+    found, place, notes = _found(run, address, insecure=insecure)
+    if as_json:
+        echo_json(record_of(found, place))
+        return
+    now_t = SystemClock().unix_s()
+    if run is None:
+        typer.echo("\n".join([listed_text(found, place, now_t), *notes]))
+    else:
+        typer.echo(run_text(found[0], now_t))
 
 
-@app.command(epilog=EXIT_CODES)
+@command()
 def logs(
     run: Run,
     *,
@@ -203,52 +192,46 @@ def logs(
         typer.Option("--json", help="A JSON object a line: a card, a note, or a member's entry."),
     ] = False,
     plain: PlainOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Show what a run says; with --follow as it comes. Ctrl-C ends the showing, not the run."""
-    with errors_told(debug=debug):
-        if follow and member is not None:
-            raise typer.BadParameter(
-                "shows what is there: leave --follow out", param_hint="--member"
-            )
-        lines = _lines(run, address, insecure=insecure, member=member, follow=follow, raw=as_json)
-        try:
-            if as_json:
-                for line in lines:
-                    typer.echo(_record(line, is_entry=member is not None))
-                return
-            from raycloud.report.progress import show_log
+    if follow and member is not None:
+        raise typer.BadParameter("shows what is there: leave --follow out", param_hint="--member")
+    lines = _lines(run, address, insecure=insecure, member=member, follow=follow, raw=as_json)
+    try:
+        if as_json:
+            for line in lines:
+                typer.echo(_record(line, is_entry=member is not None))
+            return
+        from raycloud.report.progress import show_log
 
-            # The display is drawn behind stderr, so both have to be a terminal for it.
-            plain = is_plain(sys.stdout, plain=plain) or is_plain(sys.stderr, plain=plain)
-            show_log(lines, plain=plain, say=typer.echo)
-        except KeyboardInterrupt:
-            raise typer.Exit(STOPPED) from None
+        # The display is drawn behind stderr, so both have to be a terminal for it.
+        plain = is_plain(sys.stdout, plain=plain) or is_plain(sys.stderr, plain=plain)
+        show_log(lines, plain=plain, say=typer.echo)
+    except KeyboardInterrupt:
+        raise typer.Exit(STOPPED) from None
 
 
-@app.command(epilog=EXIT_CODES)
+@command()
 def stop(
     run: Run,
     *,
     address: JobsAddress = None,
     insecure: InsecureOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Ask a run to write a checkpoint and end, as Ctrl-C does; returns once it is asked."""
-    with errors_told(debug=debug):
-        if (directory := _local_run(run, address)) is not None:
-            from raycloud.report.runs import stop_driver
+    if (directory := _local_run(run, address)) is not None:
+        from raycloud.report.runs import stop_driver
 
-            pid = stop_driver(directory)
-            typer.echo(f"asked {run}, driven by process {pid}, to write a checkpoint and end")
-            return
-        jobs = _jobs(address, insecure=insecure)
-        found = jobs.find(run)
-        jobs.stop(found)
-        typer.echo(f"asked {found.id} to write a checkpoint and end")
+        pid = stop_driver(directory)
+        typer.echo(f"asked {run}, driven by process {pid}, to write a checkpoint and end")
+        return
+    jobs = _jobs(address, insecure=insecure)
+    found = jobs.find(run)
+    jobs.stop(found)
+    typer.echo(f"asked {found.id} to write a checkpoint and end")
 
 
-@app.command(epilog=EXIT_CODES)
+@command()
 def scale(
     run: Run,
     workers: Annotated[
@@ -257,23 +240,21 @@ def scale(
     *,
     address: JobsAddress = None,
     insecure: InsecureOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Change how many workers a run may have while it goes on; returns once it is asked.
 
     More join as soon as there are machines for them, and the last ones leave between two steps. The
     job file keeps its own range, which a resumed run begins with.
     """
-    with errors_told(debug=debug):
-        from raycloud.report.runs import ask_driver
+    from raycloud.report.runs import ask_driver
 
-        if (directory := _local_run(run, address)) is not None:
-            typer.echo(f"asked {run} for {ask_driver(directory, workers)} workers")
-            return
-        jobs = _jobs(address, insecure=insecure)
-        found = jobs.find(run)
-        for line in jobs.asked(found, ["scale", found.directory, workers]):
-            typer.echo(line)
+    if (directory := _local_run(run, address)) is not None:
+        typer.echo(f"asked {run} for {ask_driver(directory, workers)} workers")
+        return
+    jobs = _jobs(address, insecure=insecure)
+    found = jobs.find(run)
+    for line in jobs.asked(found, ["scale", found.directory, workers]):
+        typer.echo(line)
 
 
 def _local_run(run: str, address: str | None) -> Path | None:
@@ -389,7 +370,7 @@ _LINE_S = 5.0
 _CARD_S = 1.0
 
 
-@app.command(epilog=EXIT_CODES)
+@command()
 def watch(
     run: RunDirectoryArgument,
     *,
@@ -397,14 +378,13 @@ def watch(
         bool, typer.Option("--json", help="How the run stands as lines of JSON, until it ends.")
     ] = False,
     plain: PlainOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Watch a run on a terminal page, also over SSH: it reads the run's log, and nothing else.
 
     The page stays until q or Ctrl-C, which do not touch the run. In a pipe, or with --plain, it is
     lines, and they end with the run.
     """
-    with errors_told(debug=debug), _ended_by_signals():
+    with _ended_by_signals():
         from raycloud.report.progress import status_text
         from raycloud.report.watch import Lines, Watched
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -17,8 +19,12 @@ from raycloud.bounded import expanded, open_regular
 from raycloud.errors import InternalError, JobError, MachineError, RaycloudError
 
 if TYPE_CHECKING:
+    from typer.core import TyperCommand
+
     from raycloud.report.summary import Summary
     from raycloud.spec.job import Job
+
+    Command = Callable[..., None]
 
 _RUNS = "runs"
 _MOST_BYTES = 2**16  # that are looked at of a file
@@ -132,7 +138,7 @@ AddressOption = Annotated[
     str | None,
     typer.Option(envvar="RAY_ADDRESS", help="A running Ray cluster; without one, Ray starts here."),
 ]
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+_DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 PlainOption = Annotated[
     bool, typer.Option("--plain", help="Plain lines, no colour (as with NO_COLOR or a pipe).")
 ]
@@ -164,9 +170,39 @@ def load(path: Path, overrides: list[str] | None) -> Job:
     return load_job(path, overrides=tuple(overrides or ()))
 
 
+def command(
+    name: str | None = None,
+    *,
+    of: typer.Typer = app,
+    epilog: str = EXIT_CODES,
+    cls: type[TyperCommand] | None = None,
+    interrupted: str = "",
+) -> Callable[[Command], Command]:
+    """Add a command that takes `--debug`, too, and whose errors become a message and an exit code.
+
+    `name` is by default the function's; `interrupted` is the hint after Ctrl-C.
+    """
+
+    def added(function: Command) -> Command:
+        @functools.wraps(function)
+        def told(*words: Any, debug: bool, **options: Any) -> None:
+            with _errors_told(debug=debug, interrupted=interrupted):
+                function(*words, **options)
+
+        own = inspect.signature(function, eval_str=True)
+        flag = inspect.Parameter(
+            "debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_DebugOption
+        )
+        signature = own.replace(parameters=[*own.parameters.values(), flag])
+        told.__signature__ = signature  # type: ignore[attr-defined]
+        of.command(name, epilog=epilog, cls=cls)(told)
+        return function
+
+    return added
+
+
 @contextmanager
-def errors_told(*, debug: bool, interrupted: str = "") -> Iterator[None]:
-    """Turns what is raised into a message and an exit code; see `error_text`."""
+def _errors_told(*, debug: bool, interrupted: str) -> Iterator[None]:
     try:
         yield
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raycloud.cli.shell import (
-    EXIT_CODES,
     STOPPED,
-    DebugOption,
     JobFileArgument,
     PlainOption,
     SetOption,
-    app,
+    command,
     echo_json,
-    errors_told,
     is_plain,
     load,
     say,
@@ -52,7 +49,7 @@ InsecureOption = Annotated[
 ]
 
 
-@app.command(epilog=EXIT_CODES)
+@command()
 def submit(
     job: JobFileArgument,
     *,
@@ -77,36 +74,34 @@ def submit(
         bool, typer.Option("--json", help="With --dry-run: what would travel, as JSON.")
     ] = False,
     plain: PlainOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Train a job on a Ray cluster: send its working directory, follow it, end as it ends.
 
     Prints the submission's id on stdout. Ctrl-C detaches and leaves the job running.
     """
-    with errors_told(debug=debug):
-        if as_json and not dry_run:
-            raise typer.BadParameter("goes with --dry-run", param_hint="--json")
-        from raycloud.on_ray import submission
-        from raycloud.packing import job as packing
-        from raycloud.packing.working_dir import ignored_above
+    if as_json and not dry_run:
+        raise typer.BadParameter("goes with --dry-run", param_hint="--json")
+    from raycloud.on_ray import submission
+    from raycloud.packing import job as packing
+    from raycloud.packing.working_dir import ignored_above
 
-        root = packing.working_dir_of(job, working_dir)
-        asked = load(job, overrides)
-        found = packing.survey_for(asked, job, root, submission.packed_by_ray)
-        if dry_run:
-            _say_contents(found, as_json=as_json)
-            return
-        _say_left(found)
-        for path in ignored_above(found.root):
-            say(f"not read: {path}; copy what is to count into .rayignore")
-        jobs = submission.client(address, insecure=insecure)
-        name = _send(jobs, asked, job, found, overrides=overrides or [], restarts=restarts)
-        typer.echo(name)
-        back = _ways_back(name, jobs.get_address(), insecure=insecure)
-        if detach:
-            say(back)
-            return
-        raise typer.Exit(_followed(jobs, name, back, plain=is_plain(sys.stderr, plain=plain)))
+    root = packing.working_dir_of(job, working_dir)
+    asked = load(job, overrides)
+    found = packing.survey_for(asked, job, root, submission.packed_by_ray)
+    if dry_run:
+        _say_contents(found, as_json=as_json)
+        return
+    _say_left(found)
+    for path in ignored_above(found.root):
+        say(f"not read: {path}; copy what is to count into .rayignore")
+    jobs = submission.client(address, insecure=insecure)
+    name = _send(jobs, asked, job, found, overrides=overrides or [], restarts=restarts)
+    typer.echo(name)
+    back = _ways_back(name, jobs.get_address(), insecure=insecure)
+    if detach:
+        say(back)
+        return
+    raise typer.Exit(_followed(jobs, name, back, plain=is_plain(sys.stderr, plain=plain)))
 
 
 def _send(

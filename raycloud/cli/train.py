@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raycloud.cli.shell import (
-    EXIT_CODES,
     STOPPED,
     AddressOption,
-    DebugOption,
     JobFileArgument,
     PlainOption,
     SetOption,
-    app,
+    command,
     complete_job,
     complete_run,
-    errors_told,
     is_plain,
     load,
     print_summary,
@@ -69,7 +66,7 @@ class StopSwitch:
         return self.reason is not None
 
 
-@app.command(epilog=EXIT_CODES, cls=ResumingCommand)
+@command(cls=ResumingCommand, interrupted=_GOES_ON)
 def train(
     context: typer.Context,
     job: JobFile = None,
@@ -98,7 +95,6 @@ def train(
     restarts: RestartsOption = 0,
     plain: PlainOption = False,
     cards: Annotated[bool, typer.Option("--cards", hidden=True)] = False,
-    debug: DebugOption = False,
 ) -> None:
     """Train a job. `--resume --run-dir DIR` goes on with the job kept in DIR.
 
@@ -111,7 +107,7 @@ def train(
     clock = SystemClock()
     started_s = context.obj if isinstance(context.obj, float) else clock.monotonic_s()
     stop = StopSwitch()
-    with errors_told(debug=debug, interrupted=_GOES_ON), _interrupts(stop), _exactly(context):
+    with _interrupts(stop), _exactly(context):
         asked = load(_job_path(job, run_dir, resume), overrides)
         if restarts:
             raise typer.Exit(
@@ -143,23 +139,21 @@ def train(
             raise typer.Exit(STOPPED)
 
 
-@app.command(epilog=EXIT_CODES)
+@command()
 def plan(
     job: JobFileArgument,
     *,
     overrides: SetOption = None,
     address: AddressOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON.")] = False,
-    debug: DebugOption = False,
 ) -> None:
     """Show what a job would do, without training: members, shares, seconds and bytes per step."""
-    with errors_told(debug=debug):
-        asked = load(job, overrides)
-        from raycloud.on_ray import dry_run
-        from raycloud.report.summary_text import plan_text
+    asked = load(job, overrides)
+    from raycloud.on_ray import dry_run
+    from raycloud.report.summary_text import plan_text
 
-        made = dry_run.plan(asked, address=address)
-        typer.echo(made.to_json().rstrip() if as_json else plan_text(made))
+    made = dry_run.plan(asked, address=address)
+    typer.echo(made.to_json().rstrip() if as_json else plan_text(made))
 
 
 @contextmanager
