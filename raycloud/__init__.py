@@ -40,26 +40,20 @@ __all__ = [
     "train",
 ]
 
-_HOME = {
-    "Accuracy": "raycloud.metrics",
-    "Auc": "raycloud.metrics",
-    "Job": "raycloud.spec",
-    "Mean": "raycloud.metrics",
-    "Metric": "raycloud.metrics",
-    "Rows": "raycloud.rows",
-    "Run": "raycloud.on_ray.session",
-    "Source": "raycloud.task",
-    "Splits": "raycloud.task",
-    "Task": "raycloud.task",
-    "load_job": "raycloud.spec",
-    "plan": "raycloud.on_ray.dry_run",
-    "train": "raycloud.on_ray.run",
+_HOMES = {
+    "raycloud.metrics": {"Accuracy", "Auc", "Mean", "Metric"},
+    "raycloud.on_ray.dry_run": {"plan"},
+    "raycloud.on_ray.run": {"train"},
+    "raycloud.on_ray.session": {"Run"},
+    "raycloud.rows": {"Rows"},
+    "raycloud.spec": {"Job", "load_job"},
+    "raycloud.task": {"Source", "Splits", "Task"},
 }
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name where it is first used."""
-    home = _HOME.get(name)
+    home = next((home for home, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'raycloud' has no attribute {name!r}")
     value = getattr(importlib.import_module(home), name)

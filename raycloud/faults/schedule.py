@@ -55,23 +55,21 @@ _Seconds = Annotated[float, Field(ge=0, le=LONGEST_S, allow_inf_nan=False)]
 class Fault(Section):
     """One fault: what is done to whom, and when."""
 
-    action: Annotated[Action, Field(strict=False)] = Field(description="What is done.")
-    at_step: Annotated[_Count, Field(ge=1)] | None = Field(
-        default=None, description="It is due once so many steps are committed; or give `at_s`."
-    )
-    at_s: _Seconds | None = Field(
-        default=None, description="It is due so many seconds after the first committed step."
-    )
-    rank: Annotated[_Count, Field(ge=0)] = Field(
-        default=0,
-        description="Which of those that compute and are unharmed, in the order of their ranks, "
-        "round and round; with `many`, the first of them.",
-    )
-    many: Annotated[_Count, Field(ge=1)] = Field(default=1, description="How many at once.")
-    seconds: _Seconds = Field(default=0.0, description="For how long they are frozen.")
-    recovering: bool = Field(
-        default=False, description="Whether it waits until the next recovery has begun."
-    )
+    action: Annotated[Action, Field(strict=False)]
+    """What is done."""
+    at_step: Annotated[_Count, Field(ge=1)] | None = None
+    """It is due once so many steps are committed; or give `at_s`."""
+    at_s: _Seconds | None = None
+    """It is due so many seconds after the first committed step."""
+    rank: Annotated[_Count, Field(ge=0)] = 0
+    """Which of those that compute and are unharmed, in the order of their ranks, round and round;
+    with `many`, the first of them."""
+    many: Annotated[_Count, Field(ge=1)] = 1
+    """How many at once."""
+    seconds: _Seconds = 0.0
+    """For how long they are frozen."""
+    recovering: bool = False
+    """Whether it waits until the next recovery has begun."""
 
     def to_record(self) -> dict[str, Any]:
         """The fields of a schedule's file that say it."""
@@ -167,20 +165,13 @@ def load_schedule(path: Path) -> tuple[Fault, ...]:
 
 def _check_fields(where: str, fault: Fault) -> None:
     if (fault.at_step is None) == (fault.at_s is None):
-        raise SpecError(
-            f"{where}.at_step",
-            fault.at_step,
-            "at_step or at_s says when, one of them",
-            hint=f"write it as {_EXAMPLE}",
-        )
-    if (fault.action is Action.FREEZE) != (fault.seconds > 0):
+        problem, hint = "at_step or at_s says when, one of them", f"write it as {_EXAMPLE}"
+        raise SpecError(f"{where}.at_step", fault.at_step, problem, hint=hint)
+    freezes = fault.action is Action.FREEZE
+    if freezes != (fault.seconds > 0):
         hint = "write how long it is frozen, as in `{at_step: 20, action: freeze, seconds: 4}`"
-        raise SpecError(
-            f"{where}.seconds",
-            fault.seconds,
-            "says for how long a freeze lasts",
-            hint=hint if fault.action is Action.FREEZE else "leave it out",
-        )
+        hint, problem = hint if freezes else "leave it out", "says for how long a freeze lasts"
+        raise SpecError(f"{where}.seconds", fault.seconds, problem, hint=hint)
 
 
 def check(faults: Sequence[Fault], *, workers: int, steps: int | None) -> None:

@@ -23,7 +23,7 @@ from raycloud.events import (
 )
 from raycloud.order import ledger_line
 from raycloud.run.driver import ENDED, Driver
-from raycloud.simulate.computing import Computing, Origin
+from raycloud.simulate.computing import Computing
 from raycloud.simulate.fleet import Fleet, Messages
 from raycloud.simulate.generations import Ending, Meetings
 from raycloud.simulate.history import Kept
@@ -367,12 +367,10 @@ class Start:
         self._scenario, self._world = scenario, world
         self.room = machines.room
         kept = story.kept
-        origin = Origin.of(kept, story.samples)
         self.words = Messages(world, scenario.delay_s)
         self.fleet = Fleet(scenario, world, machines, self.words, story.samples)
         self._samples, self._version = story.samples, 0
-        self.computing = Computing(scenario, world, self.fleet, self.words, origin)
-        self.computing.useful_s = 0.0 if kept is None else kept.useful_s
+        self.computing = Computing(scenario, world, self.fleet, self.words, kept)
         self.ending = Ending(self.computing)
         settings = ControlSettings(
             min_workers=scenario.least,
@@ -384,8 +382,8 @@ class Start:
             shares="equal" if scenario.shares == "equal" else "auto",
             silence_s=scenario.silence_s,
             saves=scenario.every_steps == "auto",
-            step=origin.step,
-            position=origin.at,
+            step=self.computing.origin.step,
+            position=self.computing.origin.position,
             ledger=None if kept is None else kept.ledger,
             first_generation=story.next_generation,
             first_member=story.spawned,

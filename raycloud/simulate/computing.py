@@ -20,6 +20,7 @@ from raycloud.events import (
 )
 from raycloud.order import EpochSizes, Position, Steps
 from raycloud.simulate.fleet import SimulatedMember, committed
+from raycloud.simulate.history import NOTHING
 from raycloud.simulate.lockstep import Lockstep
 
 if TYPE_CHECKING:
@@ -153,39 +154,24 @@ _FAR = 1 << 62
 _FOLLOW_S = 1.0  # until newcomers have the state, and all steps that they have missed
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a start of the run begins, and how many samples it finds."""
-
-    step: int
-    at: Position
-    value: int
-    sizes: EpochSizes
-
-    @classmethod
-    def of(cls, kept: Kept | None, samples: int) -> Origin:
-        """The checkpoint, where there are so many samples by now; None: there is none."""
-        if kept is None:
-            return cls(0, Position(), 0, EpochSizes(samples))
-        sizes = EpochSizes.from_state(kept.ledger)  # an epoch that is begun ends as it began
-        sizes = sizes.grown(kept.position.next_epoch, samples)
-        return cls(kept.step, kept.position, kept.value, sizes)
-
-
 class Computing:
     """The generations of one start of a run, one after the other."""
 
     def __init__(
-        self, scenario: Scenario, world: World, fleet: Fleet, words: Messages, origin: Origin
+        self, scenario: Scenario, world: World, fleet: Fleet, words: Messages, kept: Kept | None
     ) -> None:
         self.scenario, self.world, self.fleet, self.words = scenario, world, fleet, words
-        self.origin = origin
+        self.begin_from(kept)
+        sizes = EpochSizes(fleet.samples)
+        if kept is not None:  # an epoch that is begun ends as it began
+            sizes = EpochSizes.from_state(kept.ledger)
+            sizes = sizes.grown(kept.position.next_epoch, fleet.samples)
         self.cut = Steps(
-            samples=origin.sizes.samples,
+            samples=sizes.samples,
             global_batch=scenario.global_batch,
             micro_batch=scenario.micro_batch,
             drop_last=scenario.drop_last,
-            later=origin.sizes.later,
+            later=sizes.later,
         )
         self.last_step = scenario.steps or _FAR
         self.group: Lockstep | None = None  # that computes
@@ -193,17 +179,15 @@ class Computing:
         self.gather: Callable[[], None] = lambda: None  # `Meetings` knows how
         self.changes = Changes(self)
         self.full = False  # there is no room on the disk of the checkpoints
-        self.reached = origin.step  # one past the newest step that anyone has committed
         self.stopped_s: float | None = None  # since when nobody computes, who had begun to
         self.pauses_s: list[float] = []
-        self.useful_s = 0.0  # in which steps were computed
         self.wrong = ""  # what cannot be: the simulation or the run is broken
         self.stop: Callable[[], object] = lambda: None  # `Ending` knows how
         self._counted = ((0, 0), 0)
 
     def position(self, step: int) -> Position:
         """Where the sequence stands before `step`."""
-        return self.cut.position_after(step - self.origin.step, self.origin.at)
+        return self.cut.position_after(step - self.origin.step, self.origin.position)
 
     def micro_batches(self, first_step: int, last_step: int) -> int:
         """Of steps [first_step, last_step), of all members."""
@@ -213,14 +197,18 @@ class Computing:
             self._counted = asked, self.cut.micro_batches(last_step - first_step, at)
         return self._counted[1]
 
+    def begin_from(self, kept: Kept | None) -> None:
+        """The checkpoint is what counts; None: nothing does."""
+        self.origin = kept or NOTHING
+        self.reached = self.origin.step  # one past the newest step that anyone has committed
+        self.useful_s = self.origin.useful_s  # in which steps were computed
+
     def go_back(self, kept: Kept | None) -> None:
         """Nobody has the state any more: whoever meets next begins where the checkpoint stands."""
         self.stop()
         for body in self.fleet.seats.values():
             body.begun, body.kept, body.owes = False, (), 0
-        self.origin = Origin.of(kept, self.fleet.samples)
-        self.reached = self.origin.step
-        self.useful_s = 0.0 if kept is None else kept.useful_s
+        self.begin_from(kept)
 
     def grow(self, group: Lockstep, samples: int) -> None:
         """So many has each epoch that begins before the group's present step, or later."""

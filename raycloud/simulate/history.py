@@ -5,10 +5,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from raycloud.order import Position
+from raycloud.order import Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +20,9 @@ class Kept:
     value: int
     useful_s: float
     generation: int
+
+
+NOTHING = Kept(step=0, position=Position(), ledger={}, value=0, useful_s=0.0, generation=-1)
 
 
 @dataclass(eq=False)

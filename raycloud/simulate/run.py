@@ -14,7 +14,7 @@ from raycloud.errors import RaycloudError
 from raycloud.order import EpochSizes, read_ledger
 from raycloud.simulate.cluster import Start
 from raycloud.simulate.faults import Faults
-from raycloud.simulate.history import History, Outcome
+from raycloud.simulate.history import NOTHING, History, Outcome
 from raycloud.simulate.lockstep import undisturbed
 from raycloud.simulate.machines import Machines
 from raycloud.simulate.world import World
@@ -129,24 +129,18 @@ class _Run:
         if finish is not None and finish.status == "finished":
             if ledger.sizes != start.computing.cut.sizes:
                 story.wrong.append(f"{ledger.sizes} count, members have {start.computing.cut}")
-            kept = -1 if story.kept is None else story.kept.step
-            if not step == kept == self.scenario.steps:
-                what = f"with {step} steps and a checkpoint of step {kept}"
+            saved = (story.kept or NOTHING).step
+            if not step == saved == self.scenario.steps:
+                what = f"with {step} steps and a checkpoint of step {saved}"
                 story.wrong.append(f"finished {what}, {self.scenario.steps} were asked for")
 
     def _check_values(self) -> None:
         """Every checkpoint has the parameters of an undisturbed run."""
         scenario, values = self.scenario, self.story.values
         kept = self.story.kept
-        sizes = EpochSizes(scenario.samples)
-        if kept is not None:
-            sizes = EpochSizes.from_state(kept.ledger)
-        due = undisturbed(
-            sorted(values),
-            sizes=sizes,
-            global_batch=scenario.global_batch,
-            drop_last=scenario.drop_last,
-        )
+        sizes = EpochSizes.from_state(kept.ledger) if kept else EpochSizes(scenario.samples)
+        batch, drop_last = scenario.global_batch, scenario.drop_last
+        due = undisturbed(sorted(values), sizes=sizes, global_batch=batch, drop_last=drop_last)
         for step in sorted(values):
             if values[step] != due[step][0]:
                 self.story.wrong.append(f"the parameters after {step} steps are others than due")
@@ -162,28 +156,24 @@ class _Run:
 
     def _outcome(self, status: str) -> Outcome:
         story, world = self.story, self.world
-        kept = story.kept
+        kept = story.kept or NOTHING
         took_s = np.array(story.took_s)
+        same = ("generations", "recoveries", "returned", "mistaken", "worst_s", "worst")
         return Outcome(
+            **{name: getattr(story, name) for name in same},
             status=status,
-            steps=0 if kept is None else kept.step,
+            members=story.spawned,
+            steps=kept.step,
             virtual_s=world.now_s,
             faults=dict(self.befalling.counts),
             starts=self.starts,
-            generations=story.generations,
-            recoveries=story.recoveries,
-            members=story.spawned,
-            returned=story.returned,
-            mistaken=story.mistaken,
             pauses_s=tuple(self.pauses_s),
-            goodput=0.0 if kept is None else kept.useful_s / max(world.now_s, 1e-9),
+            goodput=kept.useful_s / max(world.now_s, 1e-9),
             digest=world.log.digest(),
             lines=world.log.lines,
             tail=tuple(world.log.tail),
             broken=tuple(story.wrong[:_SHOWN]),
             decisions=len(story.took_s),
-            worst_s=story.worst_s,
-            worst=story.worst,
             usual_s=float(np.quantile(took_s, 0.999)) if len(took_s) else 0.0,
         )
 
