@@ -151,14 +151,14 @@ MUTANTS = (
         breaks="words of a generation are held against the group before it",
     ),
     Mutant(
-        file="step/update.py",
+        file="step/state.py",
         old="if outside := [p for p in moved if id(p) not in known]:",
         new="if outside := [p for p in moved if id(p) not in known and not p.is_leaf]:",
         breaks="an optimizer may have parameters that the model has not",
         tests=("tests/unit/test_step_update.py",),
     ),
     Mutant(
-        file="step/update.py",
+        file="step/state.py",
         old="if parameter.requires_grad or parameter.grad is not None:",
         new="if parameter.requires_grad and not parameter.is_leaf:",
         breaks="what is unfrozen on the way is trained, and not exchanged",

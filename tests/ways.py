@@ -61,7 +61,7 @@ GRADIENT = (
     Milestone("a gradient is complete", "sync/gradients.py", "GradientExchange._finished"),
     Milestone("its bucket leaves", "net/gloo.py", "GlooTransport.all_reduce"),
     Milestone("the sum is there", "net/gloo.py", "GlooWork.wait"),
-    Milestone("parameters are updated", "step/update.py", "Update.apply"),
+    Milestone("parameters are updated", "step/state.py", "Update.apply"),
 )
 
 

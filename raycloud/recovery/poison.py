@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.errors import TaskError
 from raycloud.step.collate import PartialStep
-from raycloud.step.retry import described, skipped
+from raycloud.step.compute import described, skipped
 
 if TYPE_CHECKING:
     from raycloud.order import MicroBatch

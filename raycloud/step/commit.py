@@ -18,8 +18,8 @@ import torch
 from raycloud.errors import DivergedError, InternalError, TaskError
 from raycloud.net.transport import Abandoned
 from raycloud.order import ERROR, NAN, Skip
+from raycloud.step.compute import skipped
 from raycloud.step.device import tensors_in
-from raycloud.step.retry import skipped
 from raycloud.step.stateful import Commit
 
 if TYPE_CHECKING:

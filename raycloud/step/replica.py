@@ -33,11 +33,10 @@ from raycloud.step.contract import (
 from raycloud.step.device import processor
 from raycloud.step.forward import Forward, Fusing
 from raycloud.step.mutation import extra_states, has_modes
-from raycloud.step.state import ModelState
+from raycloud.step.state import ModelState, TrainedParameters, Update, without_compiler
 from raycloud.step.stateful import CatchingUp, Commit, History, ReplicaState, Stateful
 from raycloud.step.statistics import RunningStatistics
 from raycloud.step.straggler import StragglerWatch
-from raycloud.step.update import TrainedParameters, Update, without_compiler
 from raycloud.sync.gradients import GradientExchange, Gradients
 from raycloud.sync.strategy import STRATEGIES
 

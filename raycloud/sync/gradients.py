@@ -14,7 +14,7 @@ from torch import nn
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.net.transport import Transport, Work, finish
 from raycloud.spec.sizes import ring_bytes
-from raycloud.sync.buckets import Bucket, Flags, lay_out
+from raycloud.sync.strategy import Bucket, Flags, lay_out
 
 if TYPE_CHECKING:
     from raycloud.sync.strategy import SyncStrategy

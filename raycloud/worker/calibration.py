@@ -11,10 +11,10 @@ import torch
 
 from raycloud.errors import TaskError
 from raycloud.order import MicroBatch
+from raycloud.step.compute import failed_pass
 from raycloud.step.contract import RaisedError
 from raycloud.step.forward import Fusing
 from raycloud.step.randomness import global_draws
-from raycloud.step.retry import failed_pass
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock

@@ -17,7 +17,7 @@ from raycloud.step.collate import PartialStep
 from raycloud.step.replica import Replica
 from raycloud.step.stateful import Commit
 from raycloud.step.statistics import RunningStatistics
-from raycloud.sync.buckets import Bucket
+from raycloud.sync.strategy import Bucket
 from tests.scenario import faults, fleet
 from tests.scenario.__main__ import main
 from tests.scenario.faults import FOLLOWING, MEETING, POINTS, Blow

@@ -57,7 +57,7 @@ optimizer.step()
 print((before != model.weight).any().item(), "torch._dynamo" in sys.modules)
 """
 
-WITHOUT = "from raycloud.step.update import without_compiler; without_compiler()"
+WITHOUT = "from raycloud.step.state import without_compiler; without_compiler()"
 
 
 def fresh(code: str) -> list[list[str]]:

@@ -11,9 +11,8 @@ from raycloud.commands import Form
 from raycloud.events import MemberCaughtUp, MemberDone
 from raycloud.net.transport import Transport, Work
 from raycloud.step.replica import Replica
-from raycloud.sync.buckets import Bucket
 from raycloud.sync.gradients import GradientExchange
-from raycloud.sync.strategy import STRATEGIES, AllReduce
+from raycloud.sync.strategy import STRATEGIES, AllReduce, Bucket
 from tests.crew import Crew, assert_same, parts, reference
 from tests.fellows import Fellows
 from tests.lockstep import Fleet, NetTask, difference, job
