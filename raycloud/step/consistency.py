@@ -175,7 +175,9 @@ class Consistency:
         largest: tuple[float, str] = (0.0, "")
         for k, name in enumerate(names):
             each = [row[_TOLD * k : _TOLD * (k + 1)] for row in rows]
-            moved, eps = max(one[2] for one in each), _eps(tensors[name].dtype)
+            moved, dtype = max(one[2] for one in each), tensors[name].dtype
+            inexact = dtype.is_floating_point or dtype.is_complex
+            eps = torch.finfo(dtype).eps if inexact else 0.0
             most = bound(eps, steps, norm=each[0][3], moved=moved)
             if far := [rank for rank, one in enumerate(each) if not one[0] <= most]:
                 who = _members([self._members[rank] for rank in far])
@@ -295,10 +297,6 @@ def layout(tensors: Mapping[str, torch.Tensor]) -> int:
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _eps(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
 def _norm(values: torch.Tensor) -> float:

@@ -17,13 +17,6 @@ from torch.utils._pytree import tree_map
 
 from raycloud.errors import PlacementError, TaskError
 
-# Parameters of glibc's mallopt(3), by their numbers in malloc.h.
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-
-_KEEP_BYTES = 2**30
-_GROW_BYTES = 64 * 2**20
-_LARGEST_ON_HEAP_BYTES = 32 * 2**20 - 1  # more than that glibc refuses
-
 _PART = 4  # of memory may be kept: what is kept is one of several things that grow
 # Where groups (cgroups) are, and their files: limit, use, and the part of that which files take
 # that nobody has asked for lately, so that it can be had. By version.
@@ -95,11 +88,8 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    wanted = {
-        _MMAP_THRESHOLD: _LARGEST_ON_HEAP_BYTES,
-        _TRIM_THRESHOLD: _KEEP_BYTES,
-        _TOP_PAD: _GROW_BYTES,
-    }
+    # mmap threshold (glibc refuses more), trim threshold and top pad, as malloc.h numbers them
+    wanted = {-3: 32 * 2**20 - 1, -1: 2**30, -2: 64 * 2**20}
     return all(mallopt(number, value) == 1 for number, value in wanted.items())
 
 
@@ -175,15 +165,9 @@ class PassSize:
     """How many micro-batches a pass of this member has, at most.
 
     Memory that a pass does not find ends a process on a CPU, which nobody can catch. So a share
-    that has grown, since members went, is not fused whole at once: passes become twice as large
-    from one step to the next, while memory for that is at hand.
-
-    Args:
-        most: What the job allows and is exact, and fits.
-        device: Where passes are computed.
-        stepwise: It is not the user who has asked for that many.
-        reserved_bytes: What this process is to get along with; None: what there is.
-        notice: Tells a person what is done in another way.
+    that has grown, since members went, is not fused whole at once: unless a user has asked for that
+    many (`stepwise`), passes become twice as large from one step to the next, while memory for that
+    is at hand, of what is reserved or of all. `most` becomes less where a pass turns out not exact.
     """
 
     def __init__(
@@ -251,24 +235,23 @@ class PassSize:
     def _may_grow(self, share: int) -> bool:
         if not self._grows or share == self._refused:
             return False
-        if self._holds_twice():
-            return True
-        self._refused = share
-        what = f"passes stay at {self._bound} micro-batches of {share}: there is no memory for more"
-        self._notice(what, {"share": share})
-        return False
-
-    def _holds_twice(self) -> bool:
-        """Whether there is memory for passes twice as large as the largest so far."""
-        # Such a pass takes at most as much more as the one before has taken in all. Other members
-        # of a node grow at the same time: of the machine's memory a quarter is this one's.
+        # Passes twice as large as the largest so far take at most as much more as one has taken in
+        # all. Other members of a node grow at the same time: of the machine's memory a quarter is
+        # this one's.
         now_bytes, peak_bytes = self._bytes()
         more_bytes = peak_bytes - self._before_bytes
         if self._device.type == "cuda":
             free_bytes, _ = torch.cuda.mem_get_info(self._device)
             kept_bytes = torch.cuda.memory_reserved(self._device)
-            return more_bytes <= free_bytes + kept_bytes - now_bytes
-        return peak_bytes > 0 and more_bytes <= room_bytes(self._reserved_bytes)
+            room = more_bytes <= free_bytes + kept_bytes - now_bytes
+        else:
+            room = peak_bytes > 0 and more_bytes <= room_bytes(self._reserved_bytes)
+        if room:
+            return True
+        self._refused = share
+        what = f"passes stay at {self._bound} micro-batches of {share}: there is no memory for more"
+        self._notice(what, {"share": share})
+        return False
 
     def _bytes(self) -> tuple[int, int]:
         """Now, and at most so far; (0, 0) where the system does not tell."""

@@ -32,17 +32,14 @@ class Piece:
 
 
 class Schedule:
-    """The shares of every step from the present on.
+    """The shares of every step from the `first` piece on.
 
     Written by the loop, read by the feed's thread: a reader sees the list before or after a change,
     never in between, and a change lies ahead of every step that a feed may have asked for.
 
-    Args:
-        first: The present.
-        held: For each lane, the bytes of its rows that each rank's node holds, by which ranks are
-            dealt micro-batches; the same on all ranks. Empty: they are dealt contiguous runs.
-        adopted: For the first step, which micro-batches each rank computes, where that step goes on
-            from what survivors of the generation before have kept; None: as in every other.
+    Ranks are dealt what their nodes have `held`: for each lane, the bytes of its rows that each
+    rank's node holds, the same on all ranks; where it is empty, contiguous runs. In the first step
+    each rank computes what it has `adopted`, where that goes on from what survivors have kept.
     """
 
     def __init__(self, first: Piece, held: Held = (), adopted: Adopted | None = None) -> None:
@@ -80,14 +77,7 @@ class Course:
 
     Written by the loop, read by the feed's thread: a reader sees the steps before or after a
     growth, never in between, and a growth reaches only epochs of which no feed can have asked for a
-    step.
-
-    Args:
-        steps: The cut of the sequence.
-        step: The first step.
-        at: Where the sequence stands before it.
-        last_step: One past the last step.
-        epochs: The job's length, where it is a number of epochs: growth makes it longer.
+    step. Where the job's length is a number of `epochs`, growth makes it longer.
     """
 
     def __init__(
@@ -147,15 +137,10 @@ _HINT_STEPS = 8  # a hint is given this many steps before a step is made
 class Feed:
     """The steps to come, at most `depth` of them in flight: being made, or waiting to be taken.
 
-    Daemon threads make them, so that one that hangs does not keep the process alive.
-
-    Args:
-        collate: Makes the passes, and says by how many threads or in which other processes.
-        choose: This member's micro-batches of a span; asked once a span, in order.
-        spans: The spans to come; the feed ends with them.
-        fuse: Micro-batches per pass, asked for each step: a fused pass may turn out not exact.
-        depth: Steps in flight.
-        clock: For `waited_s`, the seconds that `take` has waited, all together.
+    Daemon threads make them, so that one that hangs does not keep the process alive. `choose` is
+    asked once a span, in order, for this member's micro-batches of it; `fuse` for each step, since
+    a fused pass may turn out not exact. The feed ends with the spans. In all `take` has waited
+    `waited_s`.
     """
 
     def __init__(

@@ -50,13 +50,9 @@ _KEEP_PLAIN = (
 
 
 class Packing:
-    """Turns nested state into plain values, and its tensors into named ones.
+    """Turns nested state into plain values, and its tensors into named ones: live, not copies.
 
-    Args:
-        known: Objects that have their state elsewhere, such as the model and the optimizer.
-
-    Attributes:
-        tensors: Those that were found, by name: live, not copies.
+    Objects that are `known` have their state elsewhere, such as the model and the optimizer.
     """
 
     def __init__(self, known: tuple[object, ...] = ()) -> None:
@@ -69,10 +65,8 @@ class Packing:
     def pack(self, value: object, where: str, *, objects: bool = True) -> Any:
         """Plain values in place of `value`; `TaskError` names what in it no checkpoint can hold.
 
-        Args:
-            value: The state.
-            where: Its path; names of tensors begin with it.
-            objects: Those in it are there again, at the same place, wherever it is put back.
+        Names of its tensors begin with `where`, its path. Only where it is put back where the same
+        `objects` are again may it hold any.
         """
         self._objects = objects
         return self._packed(value, where, 0)
@@ -167,14 +161,8 @@ class Unpacking:
     def unpack(self, packed: Any, live: Any, where: str) -> Any:
         """The state that was packed, with tensors where those of `live` are, and its objects.
 
-        Args:
-            packed: As of `Packing.pack`.
-            live: What is at the same place now; None: nothing.
-            where: Its path, for errors.
-
-        Raises:
-            CheckpointError: There is no such tensor.
-            TaskError: There is no such object here.
+        That is what is at the same place, `where`, now. `CheckpointError`: there is no such tensor;
+        `TaskError`: there is no such object here.
         """
         if isinstance(packed, Tagged):
             return self._unpacked(packed, live, where)

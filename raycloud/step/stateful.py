@@ -29,15 +29,10 @@ _HINT = "resume with the task and the version of raycloud that the run was start
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
-    """A step that counts.
+    """A step that counts, of `count` micro-batches; the others stand for those that are `left_out`.
 
-    Attributes:
-        step: Which.
-        count: Its micro-batches.
-        left_out: Indices of those that the others stand for.
-        skips: What of it does not count.
-        sums: What its exchange brought, where it is committed later than by others; None: that is
-            in place.
+    `skips` are what of it does not count. Where it is committed later than by others there are
+    `sums` of its exchange; else those that have just come are in place.
     """
 
     step: int
@@ -150,10 +145,8 @@ class Stateful:
 class History(Stateful):
     """What steps took and did not count, and what the schedule was stepped by.
 
-    Attributes:
-        skips: By step.
-        left_out: Steps that are to be skipped as a whole.
-        measured: After how many steps a schedule was stepped by what was measured, and by what.
+    Steps that are `left_out` are skipped as a whole. After how many steps a schedule was stepped by
+    what was `measured` is told with that.
     """
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ class Exchanged:
 
 
 class GradientExchange:
-    """Averages gradients over the members of a generation, step by step.
+    """Averages gradients of parameters, by their qualified names, over the members of a generation.
 
     Order of calls, each step: any backward passes but the last; `begin`; the last backward; `send`;
     `collect`; then the optimizer; then `clear`. Buckets travel while the last backward runs on.
@@ -58,11 +58,6 @@ class GradientExchange:
     When the last backward raises, `restart` forgets them, so that they are computed again; `send`
     then sends the rest of what the others wait for, and what `collect` brings everywhere is
     `astray`, as it is where `send` is told so. All then call `begin` and `send` once more.
-
-    Args:
-        parameters: Qualified names and parameters that require gradients.
-        bucket_bytes: See `buckets.lay_out`.
-        strategy: How the sums of gradients are made.
     """
 
     def __init__(
