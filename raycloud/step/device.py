@@ -335,12 +335,20 @@ def concatenate(batches: list[Any], samples: Sequence[int]) -> Any:
     other may hold edges, offsets, or time.
     """
 
-    def joined(*column: Any) -> torch.Tensor:
+    def joined(*column: Any) -> Any:
+        first = column[0]
+        alike = all(type(one) is type(first) for one in column)
+        if (
+            isinstance(first, Mapping)
+            and alike
+            and all(one.keys() == first.keys() for one in column)
+        ):
+            return {key: tree_map(joined, *(one[key] for one in column)) for key in first}
         if any(not isinstance(one, torch.Tensor) for one in column):
             raise ValueError("something else than tensors")
-        alike = {(one.shape[1:], one.dtype) for one in column}
+        kinds = {(one.shape[1:], one.dtype) for one in column}
         each = all(one.shape[:1] == (many,) for one, many in zip(column, samples, strict=True))
-        if not each or len(alike) > 1:
+        if not each or len(kinds) > 1:
             raise ValueError("unlike tensors")
         return torch.cat(column)
 

@@ -151,6 +151,13 @@ CPU = torch.device("cpu")
 META = torch.device("meta")
 
 
+def test_mappings_of_the_users_own_are_joined_as_dicts() -> None:
+    made = concatenate([{"in": Encoded(x=row(1))}, {"in": Encoded(x=row(2))}], [1, 1])
+    assert plain(made) == {"in": {"x": [[1], [2]]}}
+    assert concatenate([Encoded(x=row(1)), Encoded(y=row(2))], [1, 1]) is None
+    assert concatenate([Encoded(x=row(1)), Encoded(x=row(2), y=3)], [1, 1]) is None
+
+
 def test_batches_stay_what_they_are_on_the_cpu() -> None:
     for batch in (Encoded(x=row(1)), {"x": row(1)}, Graph(row(1)), object()):
         assert move(batch, CPU) is batch
