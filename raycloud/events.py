@@ -399,6 +399,11 @@ class Recovered:
     resumed_s: float
     lost_steps: int = 0
 
+    @property
+    def seconds(self) -> float:
+        """How long training stood still."""
+        return self.resumed_s - self.detected_s
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFinished:

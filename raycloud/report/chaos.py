@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,23 +42,6 @@ _EARLY_S = 0.02  # two clocks differ by so much, at most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pause:
-    """A recovery, in seconds from the run's start: known at `detected_s`, over at `resumed_s`."""
-
-    generation: int
-    lost: tuple[int, ...]
-    cause: str
-    detected_s: float
-    resumed_s: float
-    lost_steps: int
-
-    @property
-    def seconds(self) -> float:
-        """How long it took."""
-        return self.resumed_s - self.detected_s
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Life:
     """A worker from when its process was asked for to its end, in seconds from the run's start."""
 
@@ -75,6 +58,7 @@ class Side:
     Attributes:
         directory: Where it is kept.
         audit: What its ledger proves; None where that cannot be read, and `unread` says why.
+        pauses: Its recoveries, in seconds from `started_t`.
         started_t: Its start, in unix seconds.
     """
 
@@ -83,7 +67,7 @@ class Side:
     status: str
     wall_s: float
     goodput: Mapping[str, float]
-    pauses: tuple[Pause, ...]
+    pauses: tuple[Recovered, ...]
     lives: tuple[Life, ...]
     started_t: float
     error: str | None = None
@@ -127,14 +111,7 @@ def side_of(directory: Path, error: str | None = None) -> Side:
     entries = list(read_events(RunDirectory(directory).events_jsonl))
     started_t = next((t for t, event in entries if isinstance(event, RunStarted)), 0.0)
     pauses = [  # by the log's clock, since the run's own seconds begin a little later
-        Pause(
-            generation=event.generation,
-            lost=event.lost,
-            cause=event.cause,
-            detected_s=t - (event.resumed_s - event.detected_s) - started_t,
-            resumed_s=t - started_t,
-            lost_steps=event.lost_steps,
-        )
+        replace(event, detected_s=t - event.seconds - started_t, resumed_s=t - started_t)
         for t, event in entries
         if isinstance(event, Recovered)
     ]
@@ -238,7 +215,7 @@ class Outcome:
         """When a fault was done, in seconds from the start of the run."""
         return hit.t - self.disturbed.started_t
 
-    def pause_of(self, hit: Hit) -> Pause | None:
+    def pause_of(self, hit: Hit) -> Recovered | None:
         """The recovery that a fault made necessary; None: it needed none."""
         if hit.why:
             return None

@@ -255,7 +255,7 @@ class Goodput:
 
     def _recovered(self, t: float, event: Recovered) -> None:
         """Mark the reports around the break: the last before it, the first after it."""
-        detected_t = t - (event.resumed_s - event.detected_s)
+        detected_t = t - event.seconds
         for life in self._lives.values():
             if life.ended_t is not None:
                 continue

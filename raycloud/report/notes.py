@@ -114,8 +114,7 @@ def _trouble_text(event: Observed) -> str:
             there = f"the checkpoint of step {event.step}" if event.step else "the beginning"
             return f"no sound state is left: going back to {there}"
         case Recovered():
-            seconds = event.resumed_s - event.detected_s
-            return f"went on after {seconds:.1f} s, {event.lost_steps} steps lost"
+            return f"went on after {event.seconds:.1f} s, {event.lost_steps} steps lost"
         case _:
             return ""
 

@@ -109,14 +109,13 @@ def add_recovered(
         event: What was logged.
         back: Training went back to a checkpoint.
     """
-    seconds = event.resumed_s - event.detected_s
-    names = ("generation", "cause", "detected_s", "resumed_s", "lost_steps")
-    took = {"seconds": seconds, **{name: getattr(event, name) for name in names}}
+    names = ("seconds", "generation", "cause", "detected_s", "resumed_s", "lost_steps")
+    took = {name: getattr(event, name) for name in names}
     taken = [r for r in recoveries if r["kind"] == TAKEN_OVER][-1:]
     if taken and not {"lost_steps", "ended_run"} & taken[0].keys():
         taken[0].update(took)
     elif not event.lost:
-        anew = {"kind": ROLLED_BACK if back else ANEW, "t": t - seconds, "step": step}
+        anew = {"kind": ROLLED_BACK if back else ANEW, "t": t - event.seconds, "step": step}
         recoveries.append({**anew, "reason": event.cause, **took})
     for recovery in (r for r in recoveries if r.get("member") in event.lost):
         recovery.update(took)
