@@ -36,11 +36,7 @@ class StoreError(CheckpointError):
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint is not as it was written: a file is missing, truncated or altered.
-
-    What could not be reached (permission, network) or was written by a newer version is a plain
-    `CheckpointError`: going back to an older checkpoint is right for damage only.
-    """
+    """A file is missing, truncated or altered: going back to an older checkpoint is right."""
 
 
 def check_name(name: str) -> None:

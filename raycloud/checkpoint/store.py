@@ -1,14 +1,10 @@
 """Stores of checkpoints: flat sets of named files that are complete or absent.
 
 A directory is written with draft, fsync, rename, fsync of the directory. Any other place is one of
-fsspec, written atomically in one of two ways:
-
-- Object stores (`ATOMIC_PUT`): an object appears when its upload is completed and not before, so it
-  is put under its own name. An upload that failed is aborted; one whose writer was killed stays
-  invisible (a bucket rule for incomplete uploads sweeps them).
-- Everything else: the file is written as a draft and moved. Where the move is a rename (sftp, HDFS,
-  SMB) it is atomic; on `memory://` it is one assignment. A file system whose move is neither is
-  still safe for checkpoints: the manifest is written last and carries digests of everything.
+fsspec. An object store (`ATOMIC_PUT`) shows an object once its upload is completed, so it is put
+under its own name; what a killed writer uploaded stays invisible (a bucket rule sweeps it).
+Elsewhere the file is written as a draft and moved: by a rename (sftp, HDFS, SMB), or one assignment
+(`memory://`). Where a move is neither, the manifest, written last, still has digests of everything.
 """
 
 from __future__ import annotations
@@ -96,10 +92,7 @@ class Store:
             return self._size(name)
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
-        """All files whose names start with `prefix`, sorted, drafts among them, and their bytes.
-
-        Few calls, however many files there are.
-        """
+        """Bytes of all files whose names start with `prefix`, sorted, drafts among them."""
         with self._blaming("list"):
             found = self._below(prefix.rpartition("/")[0])
         return {name: found[name] for name in sorted(found) if name.startswith(prefix)}
@@ -242,11 +235,7 @@ def _sync_directory(path: Path) -> None:
 
 
 class RemoteStore(Store):
-    """Files below an fsspec URL; credentials come from where the URL's package takes them.
-
-    Raises:
-        CheckpointError: The protocol is unknown, or its package is not installed.
-    """
+    """Files below an fsspec URL; credentials come from where the URL's package takes them."""
 
     _raises = Exception  # each file system raises its own library's errors
 
@@ -259,11 +248,9 @@ class RemoteStore(Store):
         try:
             system, root = fsspec.core.url_to_fs(url)
         except (ImportError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"checkpoint.path = {self.place!r} cannot be opened: {error}",
-                hint=f"install the fsspec package for {protocol}:// on every node, "
-                "or use a path that all nodes share",
-            ) from error
+            hint = f"install fsspec's package for {protocol}:// on every node, or use a shared path"
+            what = f"checkpoint.path = {self.place!r} cannot be opened: {error}"
+            raise CheckpointError(what, hint=hint) from error
         self._system: Any = system
         self._root = str(root).rstrip("/")
         self._direct = protocol in ATOMIC_PUT
@@ -300,7 +287,6 @@ class RemoteStore(Store):
         return int(found["size"])
 
     def _below(self, folder: str) -> dict[str, int]:
-        """One listing, page by page."""
         self._system.invalidate_cache()
         try:
             found = self._system.find(self._path(folder).rstrip("/"), detail=True)
@@ -346,8 +332,7 @@ class RemoteStore(Store):
     def _move(self, draft: str, target: str) -> None:
         try:
             self._system.mv(draft, target)
-        except OSError:
-            # Some renames (sftp, HDFS) refuse to replace a file.
+        except OSError:  # some renames (sftp, HDFS) refuse to replace a file
             if not self._system.exists(target):
                 raise
             self._system.rm_file(target)
@@ -394,11 +379,7 @@ class _Call:
             yield chunk
 
     def result(self, work: Callable[[], T], least_s: float, what: str) -> T:
-        """What `work` returns or raises.
-
-        Raises:
-            StoreError: It has come no further for too long.
-        """
+        """What `work` returns or raises; a `StoreError` where it comes no further for too long."""
         over: Future[T] = Future()
         self._threads.thread(self._run, work, over, name="store").start()
         with self._turn:
@@ -424,12 +405,8 @@ class LimitedStore(Store):
 
     A library may wait for an answer for as long as a connection stands, and nothing ends a thread
     from outside. So each call is made in a thread of its own, which is abandoned where it comes no
-    further. What it wrote by then is a draft, or an upload that is not completed: nobody reads it.
-
-    Args:
-        store: The other one.
-        least_s: How long a call may come no further; longer where many bytes were given to it.
-        threads: Where calls are made.
+    further for `least_s`, or longer where many bytes were given to it. What it wrote by then is a
+    draft, or an upload that is not completed: nobody reads it.
     """
 
     def __init__(
@@ -471,11 +448,7 @@ class LimitedStore(Store):
 
 @contextmanager
 def marked(store: Store) -> Iterator[str]:
-    """Write a mark that whoever sees this store can see, until the block is left; its name.
-
-    Raises:
-        CheckpointError: The store cannot be written.
-    """
+    """Write a mark that whoever sees this store can see, until the block is left; its name."""
     store.remove_all(store.names(_MARK))  # left by a driver that was killed
     name = f"{_MARK}{secrets.token_hex(8)}"
     store.write(name, [b""])
@@ -487,12 +460,7 @@ def marked(store: Store) -> Iterator[str]:
 
 
 def check_shared(store: Store, mark: str, node: str) -> None:
-    """Look for a mark from another machine: a path may name another disk on each of them.
-
-    Args:
-        store: As it is opened here.
-        mark: What `marked` has written.
-        node: The machine, for people.
+    """Look for a mark from another machine: a path may name another disk on this `node`.
 
     Raises:
         SpecError: It is not there, so this is another place.

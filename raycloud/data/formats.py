@@ -37,11 +37,9 @@ _NOTHING = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slice:
-    """A part of the inputs that is read at once, and becomes one block.
+    """A part of the inputs, several small files or one, that is read at once: it becomes one block.
 
     Attributes:
-        inputs: The files, in order: several small ones, or one.
-        format: How they are read.
         start: Of one file, where the slice begins: a row group or a record batch, or a byte of
             lined text (the slice holds the lines that begin in it).
         stop: Where it ends, not included; 0: the whole of each file.
@@ -60,11 +58,9 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """Some of the rows of a slice, in the order of the file.
+    """Rows of a slice that could be read, in the order of the file.
 
     Attributes:
-        table: The rows that could be read.
-        file: Where they are from.
         numbers: The number of each row in the file, from the slice's beginning; None: 0, 1, 2, ...
         before: Counts the rows of the file before the slice, which nobody needs to know unless one
             is bad; `int` returns 0.

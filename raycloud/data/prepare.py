@@ -5,8 +5,8 @@
                                                               -> make_stratified_index
 
 What comes out depends on the source, the task's code and the job, and never on who runs which
-function where. Inputs have a version: 0, or the number of the growth that brought them. Works, and
-the partitions made of them, never mix versions, so that what grows keeps all it has.
+function where. Works, and the partitions made of them, never mix versions of inputs, so that what
+grows keeps all it has.
 """
 
 from __future__ import annotations
@@ -112,14 +112,10 @@ def make_index(
     made: Sequence[Made],
     lanes: int,
 ) -> Index:
-    """The index of a split that is not stratified; its blocks are those that have rows.
+    """The index of a split that is not stratified, of works of all versions and what they made.
 
-    Args:
-        recipe: Of the split.
-        inputs: Of all versions.
-        works: Of all versions, in order.
-        made: Their blocks.
-        lanes: The number of partitions of each version is a multiple of it.
+    Its blocks are those that have rows. The number of partitions of each version is a multiple of
+    `lanes`.
 
     Raises:
         DataError: There is no row, or blocks differ in their columns.
@@ -190,13 +186,10 @@ def _other_columns(before: str, after: str, first: str, other: str) -> DataError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """One partition of a stratified data set, to be made from rows of others' blocks.
+    """One partition of a stratified data set, to be made from `rows` of others' blocks.
 
-    Attributes:
-        key: Name of its block in the cache.
-        rows: By the place of a block among the `made` of its version: the rows to take of it,
-            rising (int32). Rows stand in the partition in the order of blocks, then of rows.
-        size: Rows of the partition; 0 where there are fewer rows than lanes.
+    Those are by the place of a block among the `made` of its version, rising (int32). They stand in
+    the partition in this order. Its size is 0 where there are fewer rows than lanes.
     """
 
     key: str
@@ -212,10 +205,8 @@ def labels_of(table: pa.Table, column: str) -> pa.Array:
     """
     if column not in table.column_names:
         there = ", ".join(table.column_names)
-        raise DataError(
-            f"data.stratify = {column!r}: preprocessed rows have no such column",
-            hint=f"name one of those that preprocess returns: {there}",
-        )
+        what = f"data.stratify = {column!r}: preprocessed rows have no such column"
+        raise DataError(what, hint=f"name one of those that preprocess returns: {there}")
     labels = table.column(column)
     if pa.types.is_dictionary(labels.type):
         labels = labels.cast(labels.type.value_type)
@@ -226,8 +217,7 @@ def labels_of(table: pa.Table, column: str) -> pa.Array:
             f"data.stratify = {column!r}: the column holds {labels.type}, not single values",
             hint="let preprocess return a column with one number or text for each row",
         )
-    encoded: pa.ChunkedArray = labels.combine_chunks().dictionary_encode()
-    return encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+    return labels.combine_chunks().dictionary_encode()
 
 
 def deal_shares(

@@ -182,29 +182,23 @@ def test_killed_anywhere_the_previous_or_the_new_one_loads(
     assert set(seen) == {200, 300}
 
 
-def test_killed_while_writing_the_first_one(places: Iterator[str]) -> None:
-    counting = KillingStore(open_store(next(places)), 0)
-    save(counting, 100, keep=1)
-    for fatal in range(1, counting.moments + 1):
-        store = open_store(next(places))
-        with pytest.raises(Killed):
-            save(KillingStore(store, fatal), 100, keep=1)
-        found = latest(store)
-        assert found.skipped == ()
-        assert found.manifest is None or newest_complete(store) == 100
-        save(store, 100, keep=1)
-        assert newest_complete(store) == 100
-
-
-def test_killed_while_writing_the_same_step_again(places: Iterator[str]) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_killed_while_writing_the_first_one_or_the_same_again(
+    places: Iterator[str], again: bool
+) -> None:
     """The same state at the same step gives the same bytes, so the published one stays sound."""
     counting = KillingStore(open_store(next(places)), 0)
     save(counting, 100, keep=1)
     for fatal in range(1, counting.moments + 1):
         store = open_store(next(places))
-        save(store, 100, keep=1)
+        if again:
+            save(store, 100, keep=1)
         with pytest.raises(Killed):
             save(KillingStore(store, fatal), 100, keep=1)
+        assert latest(store).skipped == ()
+        if again or latest(store).manifest is not None:
+            assert newest_complete(store) == 100
+        save(store, 100, keep=1)
         assert newest_complete(store) == 100
 
 

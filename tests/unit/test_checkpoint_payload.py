@@ -261,30 +261,30 @@ def state(**changes: Any) -> dict[str, torch.Tensor]:
     return tensors | {name.replace("__", "/"): value for name, value in changes.items()}
 
 
-def test_the_same_state_is_not_apart() -> None:
-    found = compared(state(), state(), step=4)
-    assert (found.largest, found.parameters, found.tensors, found.step) == (0.0, 0.0, 4, 4)
-    assert found.precision == "float64"
-
-
-def test_the_largest_difference_is_found_and_named() -> None:
-    other = state(
-        model__weight=torch.tensor([1.0, 2.25], dtype=torch.float64),
-        optimizer__weight__exp_avg=torch.tensor([1.0, 0.25], dtype=torch.float64),
-    )
-    found = compared(state(), other, step=4)
-    assert (found.largest, found.tensor) == (0.5, "optimizer/weight/exp_avg")
-    assert found.parameters == 0.25
-
-
-def test_counters_are_compared_too() -> None:
-    found = compared(state(), state(model__count=torch.tensor(5)), step=4)
-    assert (found.largest, found.tensor) == (2.0, "model/count")
-
-
-def test_what_is_not_a_number_is_infinitely_far() -> None:
-    broken = torch.tensor([math.nan, 2.0], dtype=torch.float64)
-    assert compared(state(), state(model__weight=broken), step=4).largest == math.inf
+@pytest.mark.parametrize(
+    ("changes", "largest", "tensor", "parameters"),
+    [
+        ({}, 0.0, "model/count", 0.0),
+        ({"model__count": torch.tensor(5)}, 2.0, "model/count", 2.0),
+        (
+            {
+                "model__weight": torch.tensor([1.0, 2.25], dtype=torch.float64),
+                "optimizer__weight__exp_avg": torch.tensor([1.0, 0.25], dtype=torch.float64),
+            },
+            *(0.5, "optimizer/weight/exp_avg", 0.25),
+        ),
+        (
+            {"model__weight": torch.tensor([math.nan, 2.0], dtype=torch.float64)},
+            *(math.inf, "model/weight", math.inf),
+        ),
+    ],
+)
+def test_the_largest_difference_is_found_and_named(
+    changes: dict[str, torch.Tensor], largest: float, tensor: str, parameters: float
+) -> None:
+    found = compared(state(), state(**changes), step=4)
+    assert (found.largest, found.tensor, found.parameters) == (largest, tensor, parameters)
+    assert (found.tensors, found.step, found.precision) == (4, 4, "float64")
 
 
 def test_the_least_precise_parameter_counts() -> None:

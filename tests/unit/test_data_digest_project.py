@@ -57,27 +57,19 @@ def changed(
 
 
 @pytest.mark.parametrize(
-    "task",
+    ("top", "inside"),
     [
-        pytest.param(
-            f"{HEAD}from here.near import near\n{TASK.format('return near(rows)')}", id="a name"
-        ),
-        pytest.param(
-            f"{HEAD}import here.near\n{TASK.format('return here.near.near(rows)')}", id="a path"
-        ),
-        pytest.param(
-            f"{HEAD}from here import near as n\n{TASK.format('return n.near(rows)')}", id="a module"
-        ),
-        pytest.param(
-            f"{HEAD}{TASK.format('from here.near import near; return near(rows)')}", id="inside"
-        ),
-        pytest.param(
-            f"{HEAD}{TASK.format('from .near import near; return near(rows)')}", id="relative"
-        ),
+        pytest.param("from here.near import near", "return near(rows)", id="a name"),
+        pytest.param("import here.near", "return here.near.near(rows)", id="a path"),
+        pytest.param("from here import near as n", "return n.near(rows)", id="a module"),
+        pytest.param("", "from here.near import near; return near(rows)", id="inside"),
+        pytest.param("", "from .near import near; return near(rows)", id="relative"),
     ],
 )
-def test_another_module_of_the_project_counts(digest: Callable[..., str], task: str) -> None:
-    modules = {"here.tasks": task, "here.near": NEAR}
+def test_another_module_of_the_project_counts(
+    digest: Callable[..., str], top: str, inside: str
+) -> None:
+    modules = {"here.tasks": f"{HEAD}{top}\n{TASK.format(inside)}", "here.near": NEAR}
     assert digest(modules) == digest(modules)
     assert digest(changed(modules, "here.near")) != digest(modules)
     assert digest(changed(modules, "here.near", "return 1", "return 2")) == digest(modules)
