@@ -97,9 +97,9 @@ MUTANTS = (
         breaks="a step counts when one member has committed it, and not all",
     ),
     Mutant(
-        file="control/machine.py",
-        old="    if event.generation < membership.sound_from:\n        return",
-        new="    if event.generation < 0:\n        return",
+        file="control/guards.py",
+        old="isinstance(event, _MAY_BE_OLD) and event.generation < membership.sound_from:",
+        new="isinstance(event, _MAY_BE_OLD) and event.generation < 0:",
         breaks="a checkpoint takes in a part that was divided among a generation that broke",
     ),
     Mutant(
@@ -110,8 +110,8 @@ MUTANTS = (
     ),
     Mutant(
         file="control/guards.py",
-        old="    if event.member in change.applied:\n",
-        new="    if change.applied.get(event.member, event.step) != event.step:\n",
+        old="    if sent is None or event.member not in sent.waits_for:\n",
+        new="    if sent is None or sent.step not in {None, event.step}:\n",
         breaks="a member may apply the same change twice",
     ),
     Mutant(
@@ -139,9 +139,9 @@ MUTANTS = (
         breaks="the number of a generation that was withdrawn is given away again",
     ),
     Mutant(
-        file="control/generations.py",
-        old="asked_shares(state.settings, [known[n].slot for n in computing])",
-        new="asked_shares(state.settings, range(len(computing)))",
+        file="control/shares.py",
+        old="asked = [settings.shares[slot] for slot in slots if slot < len(settings.shares)]",
+        new="asked = list(settings.shares[: len(slots)])",
         breaks="who is left gets the pinned shares of others",
     ),
     Mutant(

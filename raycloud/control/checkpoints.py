@@ -6,7 +6,7 @@ What is remembered here changes here alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -45,140 +45,47 @@ def interval_s(cost_s: float, between_losses_s: float) -> float:
 
 
 @dataclass(kw_only=True, slots=True)
-class Saving:
-    """Follows what checkpoints cost and how often members are lost.
-
-    Attributes:
-        began_s: When the run began.
-        asks: We say when one is due; else the job does.
-        losses: How many members were lost since.
-    """
-
-    began_s: float = 0.0
-    asks: bool = True
-    losses: int = 0
-    _cost_s: float = 0.0
-    _saved_s: float | None = None
-    _before_s: float | None = None  # when the one before that was
-    _under_way: bool = False
-
-    def wrote(self, blocked_s: float, write_s: float) -> None:
-        """A member has written its part: the slowest one counts, older ones less and less."""
-        self._cost_s = max(blocked_s + write_s, 0.9 * self._cost_s)
-
-    def asked(self, now_s: float) -> None:
-        """A checkpoint was asked for: there is no other until it is published."""
-        self._before_s, self._saved_s, self._under_way = self._saved_s, now_s, True
-
-    def published(self, now_s: float) -> None:
-        """One is complete."""
-        self._saved_s, self._under_way = now_s, False
-
-    def dropped(self) -> None:
-        """Those that were under way never will be: members met anew."""
-        if self._under_way:
-            self._saved_s, self._under_way = self._before_s, False
-
-    def due(self, now_s: float) -> bool:
-        """Whether another one is worth it now."""
-        if self._under_way or not self.asks:  # what is slow to write to would never be done
-            return False
-        since_s = self.began_s if self._saved_s is None else self._saved_s
-        between_s = (_SELDOM_S + now_s - self.began_s) / (1 + self.losses)
-        after_s = interval_s(self._cost_s or _COST_S, between_s)
-        return now_s - since_s >= min(max(after_s, _LEAST_S), _MOST_S)
-
-
-@dataclass(kw_only=True, slots=True)
-class Failing:
-    """Follows checkpoints that cannot be kept, and says when another one is tried.
-
-    What fails before that is one incident: members and steps that fail alike count once.
-
-    Attributes:
-        in_a_row: How many incidents there were since a checkpoint was kept.
-        step: Of the newest that failed.
-        why: Its reason.
-        hint: What would do.
-    """
-
-    in_a_row: int = 0
-    step: int = 0
-    why: str = ""
-    hint: str = ""
-    _counts_s: float = 0.0  # what fails before then is the same incident
-    _again_s: float | None = None
-
-    def failed(self, now_s: float, *, ends: bool) -> float | None:
-        """One could not be kept.
-
-        Args:
-            now_s: When.
-            ends: Nothing is left to do but this.
-
-        Returns:
-            After how many seconds another one is tried; None: that was said before.
-        """
-        if now_s < self._counts_s:
-            return None
-        longest_s = _AT_THE_END_S if ends else _LONGEST_S
-        pause_s = min(_AGAIN_S * 2.0 ** min(self.in_a_row, 10), longest_s)
-        self.in_a_row += 1
-        self._counts_s = self._again_s = now_s + pause_s
-        return pause_s
-
-    def due(self, now_s: float) -> bool:
-        """Whether another one is to be tried now."""
-        return self._again_s is not None and now_s >= self._again_s
-
-    @property
-    def waits(self) -> bool:
-        """Whether another one is to be tried later: no other is worth it before."""
-        return self._again_s is not None
-
-    def tried(self) -> None:
-        """Another one was asked for."""
-        self._again_s = None
-
-    def dropped(self, now_s: float) -> None:
-        """The one that was asked for will not be made: members met anew."""
-        if self.in_a_row and self._again_s is None:
-            self._again_s = now_s
-
-    def kept(self) -> None:
-        """One is published."""
-        self.in_a_row, self._counts_s, self._again_s = 0, 0.0, None
-
-
-@dataclass(kw_only=True, slots=True)
 class Checkpoints:
     """When a checkpoint is made, which are under way, and which is the newest that is whole.
 
     Attributes:
-        saving: When one is due.
-        failing: Checkpoints that could not be kept since the last one that was.
-        save_asked: One is to be made, since members leave that are needed.
+        saves: We say when one is due; else the job does.
+        most_failed: So many in a row that cannot be kept end the run.
         last_published: Step of the newest checkpoint that may be restored from; None before the
             first.
+        losses: How many members were lost since the run began.
+        save_asked: One is to be made, since members leave that are needed.
+        publishing: By step, the parts of those that are complete and not yet published.
         damaged: The newest of which all parts were there cannot be published: they are not sound.
+        in_a_row: How often checkpoints could not be kept since one was. What fails before another
+            one is tried is one incident: members and steps that fail alike count once.
     """
 
-    saving: Saving = field(default_factory=Saving)
-    failing: Failing = field(default_factory=Failing)
-    save_asked: bool = False
+    saves: bool = True
+    most_failed: int = 10
     last_published: int | None = None
+    losses: int = 0
+    save_asked: bool = False
+    publishing: dict[int, dict[WorkerKey, Part]] = field(default_factory=dict)
     damaged: bool = False
+    in_a_row: int = 0
+    _began_s: float = 0.0
+    _saved_s: float = 0.0  # when the last one was published, or the run began
+    _cost_s: float = 0.0
+    _under_way: bool = False  # one was asked for
+    _unkept: PartFailed | CheckpointFailed | None = None  # the newest that could not be kept
+    _again_s: float | None = None  # when another one is tried
+    _counts_s: float = 0.0  # what fails before then is the same incident
     _parts: dict[int, dict[WorkerKey, Part]] = field(default_factory=dict)  # by step
     _divided: dict[int, int] = field(default_factory=dict)  # by step, among which generation
     _counts_from: int = 0  # parts of older generations do not
-    _publishing: dict[int, dict[WorkerKey, Part]] = field(default_factory=dict)  # by step
-    _failed: int | None = None  # the one of them that could not be published
+    _failed: int | None = None  # which of those in `publishing` could not be published
     _whole: int = -1  # step of the newest of which all parts were there
 
-    def begin(self, now_s: float, published: int | None, *, saves: bool) -> None:
-        """The job starts, with this checkpoint as the newest; `saves`: we say when one is due."""
+    def begin(self, now_s: float, published: int | None) -> None:
+        """The job starts, with this checkpoint as the newest."""
+        self._began_s = self._saved_s = now_s
         self.last_published = published
-        self.saving = Saving(began_s=now_s, asks=saves)
 
     # ---- when one is made
 
@@ -188,19 +95,23 @@ class Checkpoints:
 
     def is_due(self, now_s: float) -> bool:
         """Whether one is to be asked for now."""
-        if self.save_asked or self.failing.due(now_s):
+        if self.save_asked:
             return True
-        return not self.failing.waits and self.saving.due(now_s)
+        if self._again_s is not None:
+            return now_s >= self._again_s
+        if self._under_way or not self.saves:  # what is slow to write to would never be done
+            return False
+        between_s = (_SELDOM_S + now_s - self._began_s) / (1 + self.losses)
+        after_s = interval_s(self._cost_s or _COST_S, between_s)
+        return now_s - self._saved_s >= min(max(after_s, _LEAST_S), _MOST_S)
 
-    def save(self, now_s: float) -> None:
-        """Members are told to write one."""
-        self.save_asked = False
-        self.failing.tried()
-        self.saving.asked(now_s)
+    def save(self) -> None:
+        """Members are told to write one: there is no other until it is published."""
+        self.save_asked, self._again_s, self._under_way = False, None, True
 
     def note_loss(self) -> None:
         """A member that computed is lost."""
-        self.saving.losses += 1
+        self.losses += 1
 
     # ---- what becomes of it
 
@@ -208,81 +119,55 @@ class Checkpoints:
         """Steps of checkpoints of which a part is missing, divided among this one or newer ones."""
         return tuple(sorted(step for step, g in self._divided.items() if g >= generation))
 
-    @property
-    def publishing(self) -> tuple[int, ...]:
-        """Steps of checkpoints that are complete and not yet published."""
-        return tuple(sorted(self._publishing))
-
     def missing(self, step: int, keys: Mapping[int, WorkerKey]) -> tuple[int, ...]:
         """The members, of these with their keys, whose part of `step` is missing."""
         parts = self._parts.get(step, {})
         return tuple(member for member, key in keys.items() if key not in parts)
 
-    def take_in(self, event: PartWritten, keys: Mapping[int, WorkerKey]) -> Publish | None:
-        """A member has written its part; to publish if it was the last one of these."""
-        self.saving.wrote(event.blocked_s, event.write_s)
-        key = event.replica, event.position
-        if event.replica < 0:  # it is not told
-            key = keys.get(event.member, key)
-        parts = self.add(event.step, key, event.part, keys.values(), event.generation)
-        return None if parts is None else Publish(step=event.step, parts=parts)
-
-    def add(
-        self,
-        step: int,
-        key: WorkerKey,
-        part: Part,
-        keys: Collection[WorkerKey],
-        generation: int = 0,
-    ) -> dict[WorkerKey, Part] | None:
-        """Take in a part; all parts, by replica and position, if it was the last one.
+    def take_in(self, event: PartWritten, keys: Mapping[int, WorkerKey]) -> Iterator[Publish]:
+        """A member has written its part; to publish if it was the last one.
 
         Members that meet anew write the checkpoint before their first step again: without effect
         where all of its parts were there before.
 
         Args:
-            step: Of the checkpoint.
-            key: Whose part it is; maybe of a generation that is not known to be in force yet.
-            part: What it has written.
+            event: What it says; maybe of a generation that is not known to be in force yet.
             keys: Of the members among whom the checkpoint is divided, as far as is known, by rank.
-            generation: As which they met.
         """
-        if step <= self._whole or generation < self._counts_from:
-            return None
-        if not self._divides(step, generation):
-            return None
-        parts = self._parts.setdefault(step, {})
-        parts[key] = part
-        if len(parts) < len(keys) or any(known not in parts for known in keys):
-            return None
-        for older in [at for at in self._divided if at <= step]:  # each writes in order
-            self._parts.pop(older, None)
-            del self._divided[older]
+        cost_s = event.blocked_s + event.write_s
+        self._cost_s = max(cost_s, 0.9 * self._cost_s)  # the slowest; older ones less and less
+        if not self._counts(event):
+            return
+        key = event.replica, event.position
+        if event.replica < 0:  # it is not told
+            key = keys.get(event.member, key)
+        step, parts = event.step, self._parts.setdefault(event.step, {})
+        parts[key] = event.part
+        if len(parts) < len(keys) or any(known not in parts for known in keys.values()):
+            return
+        self._forget([at for at in self._divided if at <= step])  # each writes in order
         self._forget_failed()
-        self._publishing[step] = {known: parts[known] for known in keys}
+        self.publishing[step] = {known: parts[known] for known in keys.values()}
         self._whole, self.damaged = step, False
-        return self._publishing[step]
+        yield Publish(step=step, parts=self.publishing[step])
 
-    def lack(self, event: PartFailed, now_s: float, *, ends: bool, most: int) -> Noticed | None:
+    def lack(self, event: PartFailed, now_s: float, *, ends: bool) -> Iterator[Noticed]:
         """A member could not write its part; it may still come, if that is waited for."""
-        if event.step <= self._whole or event.generation < self._counts_from:
-            return None
-        if not self._divides(event.step, event.generation):
-            return None
-        return self._not_kept(event, now_s, ends=ends, most=most)
+        return self._not_kept(event, now_s, ends=ends) if self._counts(event) else iter(())
 
-    def fail(
-        self, event: CheckpointFailed, now_s: float, *, ends: bool, most: int
-    ) -> Noticed | None:
+    def fail(self, event: CheckpointFailed, now_s: float, *, ends: bool) -> Iterator[Noticed]:
         """It could not be published; it is to be published again, if no newer one is there."""
         if event.step == self._whole:
             self._failed, self.damaged = event.step, event.damaged
         else:
-            del self._publishing[event.step]
-        return self._not_kept(event, now_s, ends=ends, most=most)
+            del self.publishing[event.step]
+        return self._not_kept(event, now_s, ends=ends)
 
-    def _divides(self, step: int, generation: int) -> bool:
-        """Whether what this generation writes counts: not where a newer one has divided it anew."""
+    def _counts(self, event: PartWritten | PartFailed) -> bool:
+        """Not what is whole, nor where a newer generation has divided it anew."""
+        step, generation = event.step, event.generation
+        if step <= self._whole or generation < self._counts_from:
+            return False
         known = self._divided.get(step, generation)
         if generation > known:
             self._parts.pop(step, None)
@@ -290,85 +175,85 @@ class Checkpoints:
         return generation >= known
 
     def _not_kept(
-        self, event: PartFailed | CheckpointFailed, now_s: float, *, ends: bool, most: int
-    ) -> Noticed | None:
-        """Training goes on without this checkpoint, and another one is tried."""
-        failing = self.failing
-        failing.step, failing.why, failing.hint = event.step, event.why, event.hint
-        self.saving.dropped()
-        pause_s = failing.failed(now_s, ends=ends)
-        if pause_s is None or failing.in_a_row >= most:
-            return None
-        return Noticed(
-            what=f"the checkpoint of step {event.step} could not be kept, and another is tried",
-            detail={"why": event.why, "in_a_row": failing.in_a_row, "again_s": pause_s},
+        self, event: PartFailed | CheckpointFailed, now_s: float, *, ends: bool
+    ) -> Iterator[Noticed]:
+        """Training goes on without it, and another is tried; `ends`: nothing else is left to do."""
+        self._unkept, self._under_way = event, False
+        if now_s < self._counts_s:
+            return
+        pause_s = min(
+            _AGAIN_S * 2.0 ** min(self.in_a_row, 10), _AT_THE_END_S if ends else _LONGEST_S
         )
+        self.in_a_row += 1
+        self._counts_s = self._again_s = now_s + pause_s
+        if self.in_a_row < self.most_failed:
+            yield Noticed(
+                what=f"the checkpoint of step {event.step} could not be kept, and another is tried",
+                detail={"why": event.why, "in_a_row": self.in_a_row, "again_s": pause_s},
+            )
 
-    def publish_again(self, now_s: float) -> Publish | None:
+    def publish_again(self, now_s: float) -> Iterator[Publish]:
         """What could not be published, where it is time to try that once more."""
-        step = self._failed
-        if step is None or self.damaged or not self.failing.due(now_s):
-            return None
-        self._failed = None
-        self.failing.tried()
-        return Publish(step=step, parts=self._publishing[step])
+        step, again_s = self._failed, self._again_s
+        if step is not None and not self.damaged and again_s is not None and now_s >= again_s:
+            self._failed = self._again_s = None
+            yield Publish(step=step, parts=self.publishing[step])
 
     def published(self, step: int, now_s: float) -> None:
         """The checkpoint of `step` may be restored from."""
-        del self._publishing[step]
+        del self.publishing[step]
         self.last_published = max(step, self.last_published or 0)
-        self.failing.kept()
-        self.saving.published(now_s)
+        self.in_a_row, self._counts_s, self._again_s = 0, 0.0, None
+        self._saved_s, self._under_way = now_s, False
 
     def drop(self, now_s: float) -> None:
         """Forget those of which a part is missing: who was to write one is gone, or meets anew."""
-        self._parts.clear()
-        self._divided.clear()
-        self.failing.dropped(now_s)
-        self.saving.dropped()
+        self._forget(list(self._divided))
+        if self.in_a_row and self._again_s is None:
+            self._again_s = now_s
+        self._under_way = False
 
     def drop_before(self, generation: int) -> None:
         """The same for those divided among older generations, and for parts still to come."""
-        for step in [step for step, g in self._divided.items() if g < generation]:
-            self._parts.pop(step, None)
-            del self._divided[step]
+        self._forget([step for step, g in self._divided.items() if g < generation])
         self._counts_from = generation
-        self.saving.dropped()
+        self._under_way = False
 
     def go_back(self, step: int) -> None:
         """That of this step is whole, and newer ones are written again."""
-        self._parts.clear()
-        self._divided.clear()
+        self._forget(list(self._divided))
         self._forget_failed()
-        self.damaged = False
-        self._whole = step
+        self._whole, self.damaged, self._under_way = step, False, False
         self.last_published = step or None
-        self.saving.dropped()
 
     def gather(self) -> None:
         """Members load it: who was to leave has."""
         self.save_asked = False
 
+    def _forget(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            self._parts.pop(step, None)
+            del self._divided[step]
+
     def _forget_failed(self) -> None:
         if self._failed is not None:
-            del self._publishing[self._failed]
+            del self.publishing[self._failed]
             self._failed = None
 
     # ---- for people
 
     def why_unsaved(self) -> str:
-        """Why a run ends whose checkpoints cannot be kept."""
-        failing, last = self.failing, self.last_published
-        times = f", {failing.in_a_row} times in a row" if failing.in_a_row > 1 else ""
-        good = (
-            "there is none before it"
-            if last is None
-            else f"the last good one is that of step {last}"
-        )
-        what = f"the checkpoint of step {failing.step} could not be kept{times}; {good}"
-        resume = self.resume_hint()
-        hint = f"{failing.hint}; {resume}" if failing.hint else resume
-        return f"{what}: {failing.why}\n\nhint: {hint}"
+        """Why a run ends whose checkpoints cannot be kept; empty if all can."""
+        failed, last = self._unkept, self.last_published
+        if failed is None or not self.in_a_row:
+            return ""
+        times = f", {self.in_a_row} times in a row" if self.in_a_row > 1 else ""
+        good = "there is none before it"
+        if last is not None:
+            good = f"the last good one is that of step {last}"
+        what = f"the checkpoint of step {failed.step} could not be kept{times}; {good}"
+        hint = f"{failed.hint}; " if failed.hint else ""
+        return f"{what}: {failed.why}\n\nhint: {hint}{self.resume_hint()}"
 
     def resume_hint(self) -> str:
         """How a run that fails goes on."""

@@ -41,33 +41,6 @@ if TYPE_CHECKING:
 _REPORTS = 5
 
 
-@dataclass(slots=True)
-class StepSeconds:
-    """How long a step takes, by the last few reports that tell of later steps than those before.
-
-    A single one says little: it may be of a short step at the end of an epoch, or tell also of the
-    time until members had met.
-
-    Attributes:
-        usual_s: In the middle of these; 0 before there are any.
-    """
-
-    usual_s: float = 0.0
-    _last_step: int = 0
-    _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REPORTS))
-
-    def note(self, event: StepsCommitted) -> None:
-        """Take in a report; of the same steps the first one counts."""
-        if event.last_step > max(self._last_step, event.first_step):
-            self._last_step = event.last_step
-            self._steps_s.append(event.wall_s / (event.last_step - event.first_step))
-            self.usual_s = median_high(self._steps_s)
-
-    def go_back(self, step: int) -> None:
-        """What comes after `step` is computed, and reported, again."""
-        self._last_step = step
-
-
 class Progress:
     """Turns "all members have committed up to step s" into ledger entries.
 
@@ -84,24 +57,45 @@ class Progress:
             or that was not finite.
         returns: How often steps were taken back since `furthest` has risen.
         sound_from: Steps of older generations were taken back.
-        took: How long steps take.
+        step_s: Seconds of a step, in the middle of the last few reports; 0 before there are any. A
+            single one says little: it may be of a short step at the end of an epoch, or tell also
+            of the time until members had met.
     """
 
     def __init__(
         self, *, steps: Steps, step: int, position: Position, ledger: Ledger, generation: int
     ) -> None:
         self.steps = steps
-        self.ledger = ledger
-        self._first_step = step
-        self._first_position = position
+        self.furthest = step
+        self.returns = self.sound_from = self._timed_to = 0
+        self.step_s = 0.0
+        self._steps_s: deque[float] = deque(maxlen=_REPORTS)
+        self._begin(step, position, ledger, generation)
+
+    def _begin(self, step: int, position: Position, ledger: Ledger, generation: int) -> None:
+        self.ledger, self.committed_step = ledger, step
+        self._first_step, self._first_position = step, position
         self._first_state = ledger.state()
-        self.committed_step = self.furthest = step
-        self.returns = self.sound_from = 0
-        self.took = StepSeconds()
         self._generations: list[tuple[int, int]] = [(step, generation)]  # (first step, number)
         self._asked: tuple[int, Position] | None = None
         self._counted: tuple[tuple[int, int], int] | None = None
         self._growths: list[tuple[int, int, int]] = []  # (step, first epoch, samples)
+
+    def go_back(self, step: int, ledger: Ledger, generation: int) -> None:
+        """Steps from `step` on were taken back from generations before this one.
+
+        Reports of the newest steps may be still to come.
+        """
+        self.reach(step)
+        self.returns, self.sound_from, self._timed_to = self.returns + 1, generation, step
+        self._begin(step, ledger.newest, ledger, generation)
+
+    def time(self, event: StepsCommitted) -> None:
+        """Take in how long steps took: of the same steps the first report counts."""
+        if event.last_step > max(self._timed_to, event.first_step):
+            self._timed_to = event.last_step
+            self._steps_s.append(event.wall_s / (event.last_step - event.first_step))
+            self.step_s = median_high(self._steps_s)
 
     def position_at(self, step: int) -> Position:
         """Where the sequence stands before `step`.
@@ -185,24 +179,6 @@ class Progress:
                 ledger.skip(skip)
         return ledger.state()
 
-    def go_back(self, step: int, ledger: Ledger, generation: int) -> Progress:
-        """What goes on in its place: steps from `step` on were taken back from older generations.
-
-        Reports of the newest steps may be still to come.
-        """
-        new = Progress(
-            steps=self.steps,
-            step=step,
-            position=ledger.newest,
-            ledger=ledger,
-            generation=generation,
-        )
-        new.furthest = max(self.furthest, step)
-        new.returns, new.sound_from = self.returns + 1, generation
-        new.took = self.took
-        new.took.go_back(step)
-        return new
-
     def _commits(self, first_step: int, last_step: int) -> Iterator[Commit]:
         known = self._generations  # there may be very many
         at = max(0, bisect_right(known, first_step, key=itemgetter(0)) - 1)
@@ -252,7 +228,7 @@ class Data:
     def begin(self, settings: ControlSettings, first: MemberReady) -> Iterator[Command]:
         """Members are about to meet for the first time: the ledger is opened."""
         steps = settings.steps(first.samples)
-        ledger = _opened(settings, steps)
+        ledger = _opened(steps, settings.ledger)
         records = [header_record(steps.samples)]
         if settings.ledger is not None:
             records.append(restore_record(settings.ledger))
@@ -277,9 +253,9 @@ class Data:
         It may lack what they have `told` of skips, by member, of steps that are committed.
         """
         steps = settings.steps(first.samples)
-        ledger = _opened(settings, steps)
-        for member, records in told.items():
-            self._note_skips(records, member)
+        ledger = _opened(steps, settings.ledger)
+        for member, skips in told.items():
+            self.note_skips(skips, member)
         yield from _write(ledger, self._take_skips(settings.step))
         self._begin(settings, first, steps, ledger, settings.first_generation - 1)
 
@@ -322,9 +298,10 @@ class Data:
         if commits := self.formed().commit_to(step):
             yield Record(records=tuple(commit_record(c) for c in commits))
 
-    def note_skips(self, event: StepsCommitted) -> None:
+    def note_skips(self, records: Iterable[Mapping[str, Any]], member: int) -> None:
         """A member has committed steps without these samples; so have, or will, all others."""
-        self._note_skips(event.skips, event.member)
+        for record in records:
+            self.skips.setdefault(skip_of(record), set()).add(member)
 
     def write_skips(self, members: Mapping[int, Member]) -> Iterator[Command]:
         """Those of committed steps; but not on the word of lost members alone.
@@ -341,22 +318,15 @@ class Data:
 
     def go_back(self, event: RolledBack, generation: int) -> Iterator[Command]:
         """Steps after the checkpoint do not count any more."""
-        before = self.formed()
-        steps = before.steps
-        ledger = Ledger(samples=steps.samples)
-        if event.ledger:
-            ledger.restore(event.ledger)
+        progress, steps = self.formed(), self.formed().steps
+        ledger = _opened(steps, event.ledger)
         records = [restore_record(ledger.state())]
         if steps.sizes != ledger.sizes:  # it had grown before this start
             ledger.grow(*steps.later[-1])
             records.append(growth_record(*steps.later[-1]))
-        self.progress = before.go_back(event.step, ledger, generation)
+        progress.go_back(event.step, ledger, generation)
         self.skips.clear()
         yield Record(records=tuple(records))
-
-    def _note_skips(self, records: Iterable[Mapping[str, Any]], member: int) -> None:
-        for record in records:
-            self.skips.setdefault(skip_of(record), set()).add(member)
 
     def _take_skips(self, step: int) -> dict[Skip, set[int]]:
         """Those before `step`, in order, and who has said so; they are not remembered any more."""
@@ -364,10 +334,10 @@ class Data:
         return {skip: self.skips.pop(skip) for skip in due}
 
 
-def _opened(settings: ControlSettings, steps: Steps) -> Ledger:
+def _opened(steps: Steps, restored: Mapping[str, Any] | None) -> Ledger:
     ledger = Ledger(samples=steps.samples)
-    if settings.ledger is not None:
-        ledger.restore(settings.ledger)
+    if restored:
+        ledger.restore(restored)
     return ledger
 
 

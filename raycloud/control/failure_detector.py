@@ -23,9 +23,9 @@ _COMPUTING = frozenset({Phase.TRAINING, Phase.STOPPING, Phase.REGROUPING})
 _NOBODY_COMPUTES = frozenset({Phase.WAITING, Phase.RESTORING})
 
 
-def overdue(state: JobState, now_s: float) -> MemberLost | None:
+def overdue(state: JobState) -> MemberLost | None:
     """The member to take for lost now, with the reason; None if all are in time."""
-    return _mute(state) or _still(state) or _apart(state) or _idle(state, now_s)
+    return _mute(state) or _still(state) or _apart(state) or _idle(state)
 
 
 def _mute(state: JobState) -> MemberLost | None:
@@ -83,7 +83,7 @@ def _needed_s(state: JobState, member: Member, others: int) -> float:
         return 0.0
     progress = state.data.formed()
     again = max(0, progress.committed_step - (state.checkpoints.last_published or 0))
-    step_s = progress.took.usual_s or _expected_s(state)
+    step_s = progress.step_s or _expected_s(state)
     return state.settings.restore_s + (again + 1) * step_s  # with the one under way
 
 
@@ -157,7 +157,7 @@ def _apart(state: JobState) -> MemberLost | None:
     return MemberLost(member=broken.member, reason=reason)
 
 
-def _idle(state: JobState, now_s: float) -> MemberLost | None:
+def _idle(state: JobState) -> MemberLost | None:
     """When one member hangs, all others soon have nothing to report either.
 
     The one heard least recently is named, and the reason lists all. One that is new is named first,
@@ -165,11 +165,11 @@ def _idle(state: JobState, now_s: float) -> MemberLost | None:
     """
     membership = state.membership
     least_s = _shortest_s(state)
-    if now_s - membership.roster.heard_s <= least_s:
+    if state.now_s - membership.roster.heard_s <= least_s:
         return None
-    membership.look_who_was_heard(now_s)
-    silent = [m for m in membership.present() if now_s - m.heard_s > least_s]
-    late = [m for m in silent if now_s - m.heard_s > _limit_s(state, m)]
+    membership.look_who_was_heard(state.now_s)
+    silent = [m for m in membership.present() if state.now_s - m.heard_s > least_s]
+    late = [m for m in silent if state.now_s - m.heard_s > _limit_s(state, m)]
     if not late:
         return None
     trusted = state.recovery.unmet < state.settings.meetings

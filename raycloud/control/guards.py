@@ -1,17 +1,18 @@
 """Guards: what an event must satisfy beyond the tables, and when a condition of the tables holds.
 
-Nothing here changes anything: `judge_of_member` and `judge_of_job` either raise, or say what the
-members become; `holds` says whether a condition does.
+Nothing here changes anything: `judge` either raises, or says what the members become; `holds` says
+whether a condition does.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from raycloud import events
 from raycloud.commands import Meet, Reshare
+from raycloud.control.membership import one_worker_each
 from raycloud.control.rollback import gathered, why_not_there
 from raycloud.control.scaling import other_samples
 from raycloud.control.tables import (
@@ -28,21 +29,16 @@ from raycloud.order import EpochSizes, Position, skip_of
 
 if TYPE_CHECKING:
     from raycloud.control.member import Member
-    from raycloud.control.membership import Outstanding
     from raycloud.control.state import JobState
-    from raycloud.events import Event, JobEvent, MemberEvent
+    from raycloud.events import Event
 
-_PARTS: Final = (events.PartWritten, events.PartFailed, events.EvaluationPart)
-_MAY_BE_OLD: Final = (*_PARTS, events.MemberDone, events.ExchangeBroken, events.StepNotFinite)
-_MORE_TO_ASK: Final = frozenset(
-    {
-        events.ChangeApplied,
-        events.MemberDone,
-        events.MemberReturned,
-        events.ExchangeBroken,
-        events.StepNotFinite,
-        events.MemberCaughtUp,
-    }
+_MAY_BE_OLD: Final = (
+    events.PartWritten,
+    events.PartFailed,
+    events.EvaluationPart,
+    events.MemberDone,
+    events.ExchangeBroken,
+    events.StepNotFinite,
 )
 _SAME = (
     "every worker calls Task.data, and all have to get the same from it: list files in sorted "
@@ -54,85 +50,34 @@ _SAME = (
 # ---- events
 
 
-def judge_of_member(state: JobState, event: MemberEvent) -> MemberState | None:
-    """May this event of a member come now, and what does that become?
+def judge(state: JobState, event: Event) -> dict[int, MemberState] | None:
+    """May this event come now, and what do the members that it concerns become?
 
     Returns:
-        The member's next state; None if the event is legal and changes nothing.
+        The next state of each; None if the event is legal and changes nothing.
 
     Raises:
         InternalError: The event is illegal here; the message names it and where things stand.
     """
-    known = state.membership.members
-    if (member := known.get(event.member)) is None:
-        raise InternalError(f"there is no member {event.member}; known are {sorted(known)}")
-    becomes = _member_row(state, member, event)
-    if becomes is None or _is_over(state, event):
-        return None
-    match event:
-        case events.StepsCommitted():
-            _check_steps(state, event)
-        case events.ChangeApplied():
-            _check_applied(state, event)
-        case events.MemberReady():
-            _check_ready(state, event)
-        case events.PartWritten():
-            _check_part(state, event)
-        case events.MemberDone():
-            _check_done(state, event)
-        case events.StepNotFinite():
-            _check_not_finite(state, event)
-        case _:
-            pass
-    return becomes
-
-
-def judge_of_job(state: JobState, event: JobEvent) -> dict[int, MemberState] | None:
-    """May this event of the job come now, and what do the members it concerns become?
-
-    Returns:
-        The next state of each member concerned; None if the event is legal and changes nothing.
-
-    Raises:
-        InternalError: The event is illegal here; the message names it and where things stand.
-    """
-    moves = _all_rows(state, event) if isinstance(event, events.GenerationFormed) else {}
-    if _is_over(state, event):
-        return None
-    if wrong := _wrong_of_job(state, event):
-        raise _illegal(state, event, wrong)
-    return moves
-
-
-def _wrong_of_job(state: JobState, event: JobEvent) -> str:
-    """Why this cannot be; empty if it can."""
-    match event:
-        case events.GenerationFormed():
-            return _not_due(state, event)
-        case events.RolledBack():
-            return why_not_there(state, event)
-        case events.CheckpointPublished() | events.CheckpointFailed():
-            there = event.step in state.checkpoints.publishing
-            return "" if there else "this checkpoint is not being published"
-        case events.RangeChanged():
-            return "" if 1 <= event.min_workers <= event.max_workers else "this is no range"
-        case events.DataGrew():
-            data = state.data
-            if event.samples <= data.samples or event.version <= data.version:
-                known = f"{data.samples} samples of version {data.version}"
-                return f"{known} are known, and data only grows"
-        case events.CapacityChanged():
-            return "" if event.workers >= 0 else "this is no number of workers"
-        case _:
-            pass
-    return ""
-
-
-def _is_over(state: JobState, event: Event) -> bool:
-    """The job has ended, and nothing changes it any more."""
+    moves: dict[int, MemberState] = {}
+    if isinstance(event, events.MemberEvent):
+        known = state.membership.members
+        if (member := known.get(event.member)) is None:
+            raise InternalError(f"there is no member {event.member}; known are {sorted(known)}")
+        becomes = _member_row(state, member, event)
+        if becomes is None:
+            return None
+        moves[event.member] = becomes
+    elif isinstance(event, events.GenerationFormed):
+        moves = _all_rows(state, event)
     if type(event) not in PHASE_ON_EVENT[state.phase]:
         raise _illegal(state, event, f"in phase {state.phase}")
-    return state.phase in FINAL
+    if state.phase in FINAL:
+        return None
+    wrong = _WRONG.get(type(event))
+    if wrong is not None and (why := wrong(state, event)):
+        raise _illegal(state, event, why)
+    return moves
 
 
 def _illegal(state: JobState, event: Event, why: str) -> InternalError:
@@ -143,18 +88,19 @@ def _illegal(state: JobState, event: Event, why: str) -> InternalError:
 
 
 def _member_row(state: JobState, member: Member, event: Event) -> MemberState | None:
-    row = MEMBER_ON_EVENT[member.state]
+    row, membership = MEMBER_ON_EVENT[member.state], state.membership
     trigger: Trigger = type(event)
-    plain = member.joined and trigger in row and trigger not in _MORE_TO_ASK
-    if plain and not _taken_back(state, event):
-        return row[trigger]
-    membership = state.membership
-    if isinstance(event, events.ChangeApplied) and event.change <= membership.settled:
-        return None  # it was withdrawn meanwhile
-    if isinstance(event, _MAY_BE_OLD) and event.generation < membership.sound_from:
+    if isinstance(event, events.ChangeApplied):
+        if event.change <= membership.settled:
+            return None  # it was withdrawn meanwhile
+        if trigger not in row:
+            sent = membership.outstanding
+            if sent is None or sent.number != event.change or not sent.concerns(event.member):
+                why = f"change {event.change} is not outstanding for this member"
+                raise _illegal(state, event, why)
+            trigger = (events.ChangeApplied, type(sent.change))
+    elif isinstance(event, _MAY_BE_OLD) and event.generation < membership.sound_from:
         return None  # of a generation that broke: nothing of it counts any more
-    if isinstance(event, events.ChangeApplied) and trigger not in row:
-        trigger = (events.ChangeApplied, type(_outstanding(state, event).change))
     if trigger not in row:
         raise _illegal(state, event, f"{member} is {member.state}")
     return None if _is_echo(state, member, event) else row[trigger]
@@ -177,121 +123,98 @@ def _all_rows(state: JobState, event: events.GenerationFormed) -> dict[int, Memb
 def _is_echo(state: JobState, member: Member, event: Event) -> bool:
     """A word of how far a newcomer has come where the others have gone on without it, or know.
 
-    Or of steps that were taken back since, or what was written then; or that a process is back
-    whose place is another's.
+    Or of steps that were taken back since; or that a process is back whose place is another's.
     """
-    membership = state.membership
+    membership, progress = state.membership, state.data.progress
     match event:
         case events.MemberReturned():
             return member.number not in membership.absent_since_s
-        case events.PartWritten() | events.PartFailed() | events.EvaluationPart():
-            return not member.joined and event.generation < membership.sound_from
         case events.MemberCaughtUp():
-            due = not member.joined and membership.is_to_follow(member.number)
-        case events.StepsCommitted() if not member.joined:
+            due = membership.is_to_follow(member.number)
+        case events.StepsCommitted() if member.joined:
+            return progress is not None and event.generation < progress.sound_from
+        case events.StepsCommitted():
             due = membership.is_to_meet(member.number)
         case _:
-            return _taken_back(state, event)
+            return False
     return not due or event.generation < membership.sound_from
 
 
-def _taken_back(state: JobState, event: Event) -> bool:
-    progress = state.data.progress
-    if progress is None or not isinstance(event, events.StepsCommitted):
-        return False
-    return event.generation < progress.sound_from
+# ---- why an event cannot be; empty if it can
 
 
-def _outstanding(state: JobState, event: events.ChangeApplied) -> Outstanding:
-    change = state.membership.outstanding
-    if change is None or change.number != event.change or not change.concerns(event.member):
-        raise _illegal(state, event, f"change {event.change} is not outstanding for this member")
-    return change
-
-
-def _check_ready(state: JobState, event: events.MemberReady) -> None:
+def _wrong_ready(state: JobState, event: events.MemberReady) -> str:
     seconds = (event.fixed_s, event.micro_batch_s)
     if event.samples < 0 or not all(math.isfinite(s) and s >= 0 for s in seconds):
-        raise _illegal(state, event, "samples and seconds must be numbers >= 0")
-    if state.settings.shares == "auto" and sum(seconds) <= 0:
-        raise _illegal(state, event, "shares can only be fitted to measured seconds > 0")
+        return "samples and seconds must be numbers >= 0"
+    unmeasured = state.settings.shares == "auto" and sum(seconds) <= 0
+    return "shares can only be fitted to measured seconds > 0" if unmeasured else ""
 
 
-def _not_due(state: JobState, event: events.GenerationFormed) -> str:
+def _wrong_formed(state: JobState, event: events.GenerationFormed) -> str:
     membership = state.membership
     change = membership.outstanding.change if membership.outstanding else None
     generation, group, shares = membership.generation, membership.group, membership.shares
-    keys = membership.keys
-    if isinstance(change, Reshare) and event.generation == change.generation:
+    if isinstance(change, Reshare | Meet) and event.generation == change.generation:
         generation, shares = change.generation, change.shares
-    elif isinstance(change, Meet) and event.generation == change.generation:
-        generation, group, shares = change.generation, change.members, change.shares
-        keys = change.keys
+        group = change.members if isinstance(change, Meet) else group
     elif event.generation < max(generation, membership.sound_from):
         return ""  # an echo of what was replaced meanwhile
-    known = not event.keys or event.keys == keys
-    if known and (event.generation, event.members, event.shares) == (generation, group, shares):
-        return ""
-    if not known:
+    keys = one_worker_each(len(group))
+    if event.keys and event.keys != keys:
         return f"replicas and positions {keys} are due"
+    if (event.generation, event.members, event.shares) == (generation, group, shares):
+        return ""
     return f"generation {generation}, members {group}, shares {shares} are due"
 
 
-def _check_part(state: JobState, event: events.PartWritten) -> None:
+def _wrong_part(state: JobState, event: events.PartWritten) -> str:
     membership = state.membership
-    if event.generation < membership.sound_from:
-        return  # of a generation that broke
     if event.step <= membership.members[event.member].part_step:
-        raise _illegal(state, event, "the member has written this or a later part")
+        return "the member has written this or a later part"
     # Of a generation that is not known to be in force yet, the keys are not known, either.
-    known = membership.groups.get(event.generation, {})
-    due = known.get(event.member)
+    due = membership.groups.get(event.generation, {}).get(event.member)
     key = event.replica, event.position
     if due is not None and event.replica >= 0 and key != due:
-        raise _illegal(state, event, f"the member's replica and position are {due}, not {key}")
+        return f"the member's replica and position are {due}, not {key}"
+    return ""
 
 
-def _check_applied(state: JobState, event: events.ChangeApplied) -> None:
-    change, committed = _outstanding(state, event), state.data.formed().committed_step
-    if event.member in change.applied:
-        raise _illegal(state, event, "the member has applied it already")
-    others = next(iter(change.applied.values()), event.step)
-    if others != event.step:
-        raise _illegal(state, event, f"other members applied it at step {others}")
-    if not change.in_force and event.step < committed:
-        raise _illegal(state, event, f"steps up to {committed} are committed")
+def _wrong_applied(state: JobState, event: events.ChangeApplied) -> str:
+    sent, committed = state.membership.outstanding, state.data.formed().committed_step
+    if sent is None or event.member not in sent.waits_for:
+        return "the member has applied it already"
+    if sent.step not in {None, event.step}:
+        return f"other members applied it at step {sent.step}"
+    early = not sent.in_force and event.step < committed
+    return f"steps up to {committed} are committed" if early else ""
 
 
-def _check_steps(state: JobState, event: events.StepsCommitted) -> None:
+def _wrong_steps(state: JobState, event: events.StepsCommitted) -> str:
     membership, progress = state.membership, state.data.formed()
     member = membership.members[event.member]
     begins = member.goes_on(event.first_step, event.generation)
     if not member.joined:  # from the others it has all steps before its first
         begins = begins or event.first_step >= progress.committed_step
     if not begins or event.last_step < event.first_step:
-        raise _illegal(state, event, f"the member's next step is {member.step}")
+        return f"the member's next step is {member.step}"
     change = membership.outstanding.change if membership.outstanding else None
     newest = change.generation if isinstance(change, Reshare | Meet) else membership.generation
     if not member.generation <= event.generation <= newest:
-        possible = f"generations {member.generation} to {newest} are possible"
-        raise _illegal(state, event, possible)
+        return f"generations {member.generation} to {newest} are possible"
     due = progress.position_at(event.last_step)
     as_due = event.epoch == due.epoch and event.offset == due.offset
     if event.last_step > event.first_step and not as_due:
         reached = Position(epoch=event.epoch, offset=event.offset)
         if not progress.same_position(reached, due):
-            what = f"after step {event.last_step} the sequence stands at {due}"
-            raise _illegal(state, event, what)
+            return f"after step {event.last_step} the sequence stands at {due}"
     many = progress.micro_batches(event.first_step, event.last_step)
     if event.computed != many:
-        what = f"the steps have {many} micro-batches, members have computed {event.computed}"
-        raise _illegal(state, event, what)
-    if event.skips and (wrong := _wrong_skips(event)):
-        raise _illegal(state, event, wrong)
+        return f"the steps have {many} micro-batches, members have computed {event.computed}"
+    return _wrong_skips(event) if event.skips else ""
 
 
 def _wrong_skips(event: events.StepsCommitted) -> str:
-    """Why these cannot be skips of these steps; empty if they can."""
     try:
         skips = [skip_of(record) for record in event.skips]
     except ValueError as error:
@@ -300,24 +223,56 @@ def _wrong_skips(event: events.StepsCommitted) -> str:
     return "" if other is None else f"{other} is of another step"
 
 
-def _check_not_finite(state: JobState, event: events.StepNotFinite) -> None:
+def _wrong_not_finite(state: JobState, event: events.StepNotFinite) -> str:
     member, made_by = state.membership.members[event.member], event.left_out
     if event.step < member.step and member.joined:
-        raise _illegal(state, event, f"the member's next step is {member.step}")
-    if made_by is not None and not 0 <= made_by <= event.step:
-        raise _illegal(state, event, "only this step or an earlier one can have made it so")
+        return f"the member's next step is {member.step}"
+    possible = made_by is None or 0 <= made_by <= event.step
+    return "" if possible else "only this step or an earlier one can have made it so"
 
 
-def _check_done(state: JobState, event: events.MemberDone) -> None:
+def _wrong_done(state: JobState, event: events.MemberDone) -> str:
     membership = state.membership
     member = membership.members[event.member]
     if member.joined and not member.goes_on(event.step, event.generation):
-        raise _illegal(state, event, f"the member has reported steps up to {member.step}")
-    if not membership.roster.states[MemberState.DONE]:
-        return
-    other = next((m for m in membership.in_group() if m.state is MemberState.DONE), None)
-    if other is not None and other.step != event.step:  # all others are done where it is
-        raise _illegal(state, event, f"{other} is done at step {other.step}")
+        return f"the member has reported steps up to {member.step}"
+    if not membership.any_done():
+        return ""
+    other = next(m for m in membership.in_group() if m.state is MemberState.DONE)
+    return "" if other.step == event.step else f"{other} is done at step {other.step}"
+
+
+def _wrong_growth(state: JobState, event: events.DataGrew) -> str:
+    data = state.data
+    if event.samples > data.samples and event.version > data.version:
+        return ""
+    return f"{data.samples} samples of version {data.version} are known, and data only grows"
+
+
+def _not_published(state: JobState, event: events.CheckpointPublished) -> str:
+    there = event.step in state.checkpoints.publishing
+    return "" if there else "this checkpoint is not being published"
+
+
+def _no_range(_: JobState, event: events.RangeChanged) -> str:
+    return "" if 1 <= event.min_workers <= event.max_workers else "this is no range"
+
+
+_WRONG: Final[Mapping[type[Event], Callable[[JobState, Any], str]]] = {
+    events.MemberReady: _wrong_ready,
+    events.GenerationFormed: _wrong_formed,
+    events.PartWritten: _wrong_part,
+    events.ChangeApplied: _wrong_applied,
+    events.StepsCommitted: _wrong_steps,
+    events.StepNotFinite: _wrong_not_finite,
+    events.MemberDone: _wrong_done,
+    events.DataGrew: _wrong_growth,
+    events.RolledBack: why_not_there,
+    events.CheckpointPublished: _not_published,
+    events.CheckpointFailed: _not_published,
+    events.RangeChanged: _no_range,
+    events.CapacityChanged: lambda _, e: "" if e.workers >= 0 else "this is no number of workers",
+}
 
 
 # ---- conditions
@@ -410,7 +365,7 @@ def _kept(state: JobState) -> bool:
 def _unsaved(state: JobState) -> bool:
     """No step is left that another checkpoint could be made after, or too many have failed."""
     closes = state.phase is Phase.CLOSING and state.checkpoints.damaged
-    return closes or state.checkpoints.failing.in_a_row >= state.settings.most_failed
+    return closes or state.checkpoints.in_a_row >= state.settings.most_failed
 
 
 def _stop_asked(state: JobState) -> bool:
@@ -453,6 +408,23 @@ _HOLDS: Final[Mapping[Condition, Callable[[JobState], bool]]] = {
 # ---- why a run fails where a condition holds
 
 
+def explain(state: JobState, condition: Condition) -> str:
+    """Why the run fails, where this condition ends it; empty if that is known, or it does not."""
+    match condition:
+        case Condition.UNFIT:
+            return unfit(state)
+        case Condition.STRANDED:
+            return state.recovery.error or _why_stranded(state)
+        case Condition.HOPELESS:
+            return _why_hopeless(state)
+        case Condition.UNSAVED:
+            return state.checkpoints.why_unsaved()
+        case Condition.PART_MISSING:
+            return state.checkpoints.why_unsaved() or _why_part_missing(state)
+        case _:
+            return ""
+
+
 def unfit(state: JobState) -> str:
     """Why the data that the members see cannot be trained on; empty if it can."""
     settings = state.settings
@@ -483,7 +455,7 @@ def unfit(state: JobState) -> str:
     return ""
 
 
-def hopeless(state: JobState) -> str:
+def _why_hopeless(state: JobState) -> str:
     """Why the run does not go on, where it would go round in circles."""
     progress, recovery = state.data.formed(), state.recovery
     if recovery.not_finite is not None:
@@ -493,7 +465,7 @@ def hopeless(state: JobState) -> str:
     return f"{times} times in step {progress.committed_step}: {recovery.error}"
 
 
-def stranded(state: JobState) -> str:
+def _why_stranded(state: JobState) -> str:
     """Why nobody can go on, where data has grown since the last one was lost."""
     incident = state.recovery.incident
     return (
@@ -503,7 +475,7 @@ def stranded(state: JobState) -> str:
     )
 
 
-def part_missing(state: JobState) -> str:
+def _why_part_missing(state: JobState) -> str:
     """Whose part of a checkpoint is missing, though all members are done."""
     step = state.checkpoints.collecting(state.membership.formed_as)[0]
     lacking = state.checkpoints.missing(step, state.membership.held_keys())

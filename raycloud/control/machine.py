@@ -8,17 +8,12 @@ come when stands in `tables`, what must hold in `guards`; what changes, in the f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, assert_never
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from raycloud import events
-from raycloud.commands import Change, Command, Finish, Release, Spawn
-from raycloud.control import (
-    generations,
-    guards,
-    rollback,
-    scaling,
-)
+from raycloud.commands import Command, Finish, Release, Spawn
+from raycloud.control import generations, guards, rollback, scaling
 from raycloud.control.failure_detector import overdue
 from raycloud.control.state import JobState
 from raycloud.control.tables import (
@@ -33,17 +28,28 @@ from raycloud.errors import InternalError
 from raycloud.events import MemberEvent, Noticed
 
 if TYPE_CHECKING:
+    from raycloud.commands import Change
     from raycloud.control.heartbeats import Heard
     from raycloud.control.member import Member
+    from raycloud.control.membership import Adoption
     from raycloud.control.settings import ControlSettings
-    from raycloud.control.state import Adoption
-    from raycloud.events import Event, JobEvent, WorkerKey
+    from raycloud.events import Event, WorkerKey
     from raycloud.order import Ledger, Position
 
 
 # Each member says these, one after the other, and all but the first or the last change nothing for
 # the others: the next tick is soon enough.
 _OF_ALL: Final = frozenset({events.StepsCommitted, events.ChangeApplied, events.PartWritten})
+_FOR_THE_LOG: Final = (
+    events.RunStarted,
+    events.RunFinished,
+    events.DataPreparing,
+    events.DataPrepared,
+    events.EvaluationPart,
+    events.Evaluated,
+    events.Noticed,
+    events.Recovered,
+)
 _MAY_PUBLISH: Final = frozenset(
     {Phase.TRAINING, Phase.STOPPING, Phase.REGROUPING, Phase.WAITING, Phase.CLOSING}
 )
@@ -153,11 +159,9 @@ class Control:
         Raises:
             InternalError: It was called before.
         """
-        state, settings = self._state, self._state.settings
-        if state.phase is not Phase.NEW:
-            raise InternalError(f"start() is illegal in phase {state.phase}")
+        state, settings = self._at(now_s, "start()", begins=True), self._state.settings
         state.recovery.start(now_s)
-        state.checkpoints.begin(now_s, settings.step or None, saves=settings.saves)
+        state.checkpoints.begin(now_s, settings.step or None)
         state.phase = Phase.PLACING
         spawn = Spawn(members=state.membership.spawn(settings.workers, now_s, joins=False))
         if settings.workers == settings.max_workers:
@@ -171,10 +175,7 @@ class Control:
         Raises:
             InternalError: It was begun before.
         """
-        if self._state.phase is not Phase.NEW:
-            raise InternalError(f"take_over() is illegal in phase {self._state.phase}")
-        self._state.now_s = now_s
-        return tuple(generations.take_over(self._state, adoption, now_s))
+        return tuple(generations.take_over(self._at(now_s, "take_over()", begins=True), adoption))
 
     def on(self, event: Event, now_s: float) -> tuple[Command, ...]:
         """Take in what happened.
@@ -183,67 +184,37 @@ class Control:
             InternalError: The event is illegal where things stand; nothing has changed. The message
                 tells of the last events before it.
         """
+        state, membership = self._state, self._state.membership
         if isinstance(event, events.MemberFailed):
             event = self._tolerated(event, now_s)
-        if isinstance(event, MemberEvent):
-            return self._on_member(event, now_s)
-        return self._on_job(event, now_s)
-
-    def _on_job(self, event: JobEvent, now_s: float) -> tuple[Command, ...]:
-        state = self._state
         try:
-            moves = guards.judge_of_job(state, event)
+            moves = guards.judge(state, event)
         except InternalError as error:
-            raise self._with_story(error) from error
+            told = "".join(f"\n  {at:.2f} s {one!s:.{_LONGEST}}" for at, one in self._last_events)
+            why = f"{error.message}\n\nthe last events before it:{told or ' none'}"
+            raise InternalError(why) from error
         if moves is None:
-            return ()
-        self._last_events.append((now_s, event))
-        state.now_s = now_s
-        absorbed = tuple(_absorb_of_job(state, event))
-        for number, becomes in moves.items():
-            state.membership.members[number].enter(becomes, now_s)
-        phase = PHASE_ON_EVENT[state.phase][type(event)]
-        return *absorbed, *self._enter(phase, now_s), *self._settle(now_s)
-
-    def _on_member(self, event: MemberEvent, now_s: float) -> tuple[Command, ...]:
-        state, membership = self._state, self._state.membership
-        try:
-            becomes = guards.judge_of_member(state, event)
-        except InternalError as error:
-            raise self._with_story(error) from error
-        if becomes is None:
             if isinstance(event, events.MemberLost):
-                generations.note_ended(state, event.member, now_s)
+                generations.note_ended(state, event.member)
             return ()
         self._last_events.append((now_s, event))
-        state.now_s, stood = now_s, state.stands()
-        commands = list(_absorb_of_member(state, event, now_s))
-        member, kind = membership.members[event.member], type(event)
-        member.hear(now_s)
-        if member.state is not becomes and not member.gone:  # or it has left: its last word
-            member.enter(becomes, now_s)
-        phase = PHASE_ON_EVENT[state.phase][kind]
-        spare = not member.joined and membership.is_spare(event.member)
-        if spare and kind is not events.MemberFailed:  # the phase is that of those that compute
-            commands += self._of_spare(event, member, now_s)
-        elif phase is not state.phase:
-            commands += self._enter(phase, now_s)
+        state.now_s, stood, kind = now_s, state.stands(), type(event)
+        commands = list(_ABSORB[kind](state, event) or ())
+        spare = False
+        if isinstance(event, MemberEvent):
+            member = membership.members[event.member]
+            member.hear(now_s)
+            spare = kind is not events.MemberFailed and membership.is_spare(event.member)
+        for number, becomes in moves.items():
+            if not membership.members[number].gone:  # or it has left: its last word
+                membership.members[number].enter(becomes)
+        if not spare:  # the phase is that of those that compute
+            commands += self._enter(PHASE_ON_EVENT[state.phase][kind])
+        elif isinstance(event, events.MemberReady):
+            commands += scaling.look_at_newcomer(state, membership.members[event.member])
         if commands or kind not in _OF_ALL or state.stands() != stood:
-            commands += self._settle(now_s)
+            commands += self._settle()
         return tuple(commands)
-
-    def _with_story(self, error: InternalError) -> InternalError:
-        told = "".join(
-            f"\n  {now_s:.2f} s {event!s:.{_LONGEST}}" for now_s, event in self._last_events
-        )
-        return InternalError(f"{error.message}\n\nthe last events before it:{told or ' none'}")
-
-    def _of_spare(self, event: MemberEvent, member: Member, now_s: float) -> Iterator[Command]:
-        if isinstance(event, events.MemberReady) and (
-            why := scaling.unfit_to_join(self._state, member)
-        ):
-            member.enter(MemberState.RELEASED, now_s)
-            yield from scaling.missed(self._state, member, why, now_s)
 
     def _tolerated(
         self, event: events.MemberFailed, now_s: float
@@ -264,8 +235,7 @@ class Control:
         still_s = self._state.heartbeats.hear(heard)
         for member in self._state.membership.present() if still_s else ():
             member.hear(min(heard.looked_s, member.heard_s + still_s))
-        if self._state.resharing is not None:
-            self._state.resharing.foresee(heard.behind)
+        self._state.resharing.foresee(heard.behind)
 
     def overdue(self, now_s: float) -> events.MemberLost | None:
         """The member that is to be taken for lost now, as an event for `on`; None: nobody is.
@@ -273,10 +243,7 @@ class Control:
         Raises:
             InternalError: `start` was not called.
         """
-        if self._state.phase is Phase.NEW:
-            raise InternalError("overdue() is illegal before start()")
-        self._state.now_s = now_s
-        return overdue(self._state, now_s)
+        return overdue(self._at(now_s, "overdue()"))
 
     def tick(self, now_s: float) -> tuple[Command, ...]:
         """Time has passed.
@@ -284,13 +251,19 @@ class Control:
         Raises:
             InternalError: `start` was not called.
         """
-        if self._state.phase is Phase.NEW:
-            raise InternalError("tick() is illegal before start()")
-        self._state.now_s = now_s
-        self._state.membership.close_vacancies()
-        return tuple(self._settle(now_s, ticks=True))
+        membership = self._at(now_s, "tick()").membership
+        membership.take_vacancies(len(membership.vacant))
+        return tuple(self._settle(ticks=True))
 
-    def _enter(self, phase: Phase, now_s: float) -> Iterator[Command]:
+    def _at(self, now_s: float, call: str, *, begins: bool = False) -> JobState:
+        state = self._state
+        if (state.phase is Phase.NEW) is not begins:
+            where = f"in phase {state.phase}" if begins else "before start()"
+            raise InternalError(f"{call} is illegal {where}")
+        state.now_s = now_s
+        return state
+
+    def _enter(self, phase: Phase) -> Iterator[Command]:
         """Go to `phase`, and do what is done on entering it."""
         state, membership = self._state, self._state.membership
         if phase is state.phase:
@@ -298,38 +271,36 @@ class Control:
         state.phase = phase
         match phase:
             case Phase.FORMING:
-                yield from generations.form(state, now_s)
+                yield from generations.form(state)
             case Phase.TRAINING:
                 for member in membership.in_group():
-                    member.hear(now_s)
+                    member.hear(state.now_s)
                     if member.state is MemberState.READY:
-                        member.enter(MemberState.ACTIVE, now_s)
+                        member.enter(MemberState.ACTIVE)
             case Phase.WAITING:
-                yield from generations.wait(state, now_s)
+                yield from generations.wait(state)
             case Phase.RESTORING:
-                yield from rollback.begin(state, now_s)
+                yield from rollback.begin(state)
             case Phase.ENDING:
-                state.recovery.end(now_s)
+                state.recovery.end(state.now_s)
             case Phase.CLOSING:
-                membership.abandon_change()  # the last step came before it took effect
-                yield from scaling.dismiss(state, now_s)
+                membership.settle()  # the last step came before the change took effect
+                yield from scaling.dismiss(state)
             case Phase.FINISHED | Phase.STOPPED | Phase.FAILED:
-                yield from self._end(phase.lower(), now_s)
-            case Phase.NEW | Phase.PLACING | Phase.STOPPING | Phase.REGROUPING:
-                pass
+                yield from self._end(phase.lower())
             case _:
-                assert_never(phase)
+                pass
 
-    def _end(self, status: str, now_s: float) -> Iterator[Command]:
+    def _end(self, status: str) -> Iterator[Command]:
         """Every member's process ends and its place is given back, also that of a lost one."""
         membership, recovery = self._state.membership, self._state.recovery
         for member in membership.present():
-            member.enter(MemberState.RELEASED, now_s)
-        membership.abandon_change()
+            member.enter(MemberState.RELEASED)
+        membership.settle()
         yield Release(members=tuple(membership.members))
         yield Finish(status=status, error=recovery.error or None, blames=recovery.blames)
 
-    def _settle(self, now_s: float, *, ticks: bool = False) -> Iterator[Command]:
+    def _settle(self, *, ticks: bool = False) -> Iterator[Command]:
         """Follow the conditions that hold, then send the next change ahead if one is due.
 
         Further losses while members meet are one incident: they meet anew with the next tick.
@@ -343,150 +314,42 @@ class Control:
             if condition is None:
                 break
             if condition is Condition.GATHERED:
-                yield from rollback.gather(state, now_s)
+                yield from rollback.gather(state)
             elif row[condition] is Phase.REGROUPING:
-                yield from generations.regroup(state, now_s)
-            else:
-                self._explain(condition)
-            yield from self._enter(row[condition], now_s)
+                yield from generations.regroup(state)
+            elif why := guards.explain(state, condition):
+                unsaved = why == state.checkpoints.why_unsaved()
+                state.recovery.fail(why, "CheckpointError" if unsaved else "JobError")
+            yield from self._enter(row[condition])
         if state.phase in _MAY_PUBLISH:
-            again = state.checkpoints.publish_again(now_s)
-            yield from (again,) if again is not None else ()
-        yield from generations.send_ahead(state, now_s)
-        yield from scaling.give_up(state, now_s)
-        yield from scaling.grow(state, now_s)
-
-    def _explain(self, condition: Condition) -> None:
-        """Why the run fails, where this condition ends it."""
-        state, recovery = self._state, self._state.recovery
-        match condition:
-            case Condition.UNFIT:
-                recovery.fail(guards.unfit(state))
-            case Condition.STRANDED:
-                recovery.fail(recovery.error or guards.stranded(state))
-            case Condition.HOPELESS:
-                recovery.fail(guards.hopeless(state))
-            case Condition.UNSAVED | Condition.PART_MISSING if state.checkpoints.failing.in_a_row:
-                recovery.fail(state.checkpoints.why_unsaved(), "CheckpointError")
-            case Condition.PART_MISSING:
-                recovery.fail(guards.part_missing(state))
-            case _:
-                pass
+            yield from state.checkpoints.publish_again(state.now_s)
+        yield from generations.send_ahead(state)
+        yield from scaling.give_up(state)
+        yield from scaling.grow(state)
 
 
 # ---- what an event changes besides phase and member states
 
 
-def _absorb_of_job(state: JobState, event: JobEvent) -> Iterator[Command]:
-    match event:
-        case events.CheckpointPublished():
-            state.checkpoints.published(event.step, state.now_s)
-        case events.CheckpointFailed():
-            most, ends = state.settings.most_failed, _ends(state)
-            told = state.checkpoints.fail(event, state.now_s, ends=ends, most=most)
-            yield from (told,) if told is not None else ()
-        case events.StopRequested():
-            state.stop(event)
-        case events.RangeChanged():
-            state.membership.set_range(event.min_workers, event.max_workers)
-        case events.CapacityChanged():
-            scaling.hold(state, event)
-        case events.DataGrew():
-            state.data.announce(event)
-        case events.GenerationFormed():
-            if event.generation >= state.membership.formed_as:
-                state.membership.note_met()
-                progress = state.data.formed()
-                progress.change_generation(event.generation, event.first_step)
-        case events.RolledBack():
-            yield from rollback.go_back(state, event)
-        case events.RunStarted() | events.Evaluated() | events.Noticed():
-            pass
-        case events.Recovered() | events.RunFinished():
-            pass
-        case _:
-            assert_never(event)
-
-
-def _absorb_of_member(state: JobState, event: MemberEvent, now_s: float) -> Iterator[Command]:
-    member = state.membership.members[event.member]
-    match event:
-        case events.StepsCommitted():
-            yield from _progressed(state, event, now_s)
-        case events.ChangeApplied():
-            yield from generations.note_applied(state, event, now_s)
-        case events.MemberSpawned():
-            member.place(event.node)
-        case events.MemberReady():
-            member.introduce(event)
-            state.know_speed(event, now_s)
-            state.heartbeats.begin([member.number])
-        case events.PartWritten() | events.PartFailed():
-            yield from _written(state, event)
-        case events.MemberCaughtUp():
-            yield from generations.note_joined(state, event, now_s)
-        case events.MemberDone():
-            yield from generations.note_joined(state, event, now_s)
-            member.come_to(event.step, event.generation)
-            yield from _counted(state)
-            yield from _recovered(state, event.generation, now_s)  # nothing was left to compute
-        case events.EvaluationPart() | events.DataPreparing() | events.DataPrepared():
-            pass
-        case _:
-            yield from _absorb_of_fault(state, event, now_s)
-
-
-def _absorb_of_fault(
-    state: JobState,
-    event: events.MemberLost
-    | events.MemberLeaving
-    | events.MemberReturned
-    | events.ExchangeBroken
-    | events.StepNotFinite
-    | events.MemberFailed,
-    now_s: float,
-) -> Iterator[Command]:
-    match event:
-        case events.MemberLost():
-            yield from _lost(state, event, now_s)
-        case events.MemberLeaving():
-            yield from scaling.prepare_for_leave(state, event, now_s)
-        case events.MemberReturned():
-            yield from scaling.come_back(state, event, now_s)
-        case events.ExchangeBroken():
-            state.recovery.note_broken(event, now_s)
-        case events.StepNotFinite():
-            rollback.note_not_finite(state, event)
-        case events.MemberFailed():
-            member = state.membership.members[event.member]
-            hint = f"\n\nhint: {event.hint}" if event.hint else ""
-            state.recovery.fail(f"{member}: {event.error}: {event.message}{hint}")
-        case _:
-            assert_never(event)
-
-
-def _progressed(state: JobState, event: events.StepsCommitted, now_s: float) -> Iterator[Command]:
+def _progressed(state: JobState, event: events.StepsCommitted) -> Iterator[Command]:
     membership, progress = state.membership, state.data.formed()
     member = membership.members[event.member]
     if not member.joined:
-        yield from generations.note_joined(state, event, now_s)
+        yield from generations.note_joined(state, event)
     if event.generation >= membership.formed_as and state.phase is not Phase.WAITING:
         membership.note_met()
         if event.last_step > event.first_step:
             state.recovery.progress()
-            if state.recovery.incident is not None:
-                yield from _recovered(state, event.generation, now_s)
+            yield from state.recovery.recovered(event.generation, state.now_s)
     progress.change_generation(event.generation, event.first_step)
     member.report(event.last_step, event.generation)
-    progress.took.note(event)
+    progress.time(event)
     if event.bytes_last:
         member.note_pace(event.exchange_s / event.bytes_last)
-    if state.resharing is not None:
-        state.resharing.observe(event)
+    state.resharing.observe(event)
     if event.skips:
-        state.data.note_skips(event)
-    if state.data.skips or membership.all_past(progress.committed_step):
-        yield from _counted(state)
+        state.data.note_skips(event.skips, event.member)
+    yield from _counted(state)
 
 
 def _counted(state: JobState) -> Iterator[Command]:
@@ -500,9 +363,35 @@ def _counted(state: JobState) -> Iterator[Command]:
         yield from data.write_skips(membership.members)
 
 
-def _recovered(state: JobState, generation: int, now_s: float) -> Iterator[Command]:
-    told = state.recovery.recovered(generation, now_s)
-    yield from (told,) if told is not None else ()
+def _done(state: JobState, event: events.MemberDone) -> Iterator[Command]:
+    yield from generations.note_joined(state, event)
+    state.membership.members[event.member].come_to(event.step, event.generation)
+    yield from _counted(state)  # and nothing was left to compute:
+    yield from state.recovery.recovered(event.generation, state.now_s)
+
+
+def _ready(state: JobState, event: events.MemberReady) -> None:
+    state.membership.members[event.member].introduce(event)
+    state.resharing.know(event)
+    state.heartbeats.begin([event.member])
+
+
+def _formed(state: JobState, event: events.GenerationFormed) -> None:
+    if event.generation >= state.membership.formed_as:
+        state.membership.note_met()
+        state.data.formed().change_generation(event.generation, event.first_step)
+
+
+def _part_written(state: JobState, event: events.PartWritten) -> Iterator[Command]:
+    membership = state.membership
+    membership.note_met()
+    membership.members[event.member].write_part(event.step)
+    return state.checkpoints.take_in(event, membership.keys_of(event.generation))
+
+
+def _part_failed(state: JobState, event: events.PartFailed) -> Iterator[Command]:
+    state.membership.note_met()
+    return state.checkpoints.lack(event, state.now_s, ends=_ends(state))
 
 
 def _ends(state: JobState) -> bool:
@@ -510,48 +399,67 @@ def _ends(state: JobState) -> bool:
     return state.phase is Phase.CLOSING or state.membership.any_done()
 
 
-def _written(state: JobState, event: events.PartWritten | events.PartFailed) -> Iterator[Command]:
-    membership, checkpoints = state.membership, state.checkpoints
-    if event.generation < membership.sound_from:
-        return  # of a generation that broke
-    membership.note_met()
-    told: Command | None
-    if isinstance(event, events.PartFailed):
-        most, ends = state.settings.most_failed, _ends(state)
-        told = checkpoints.lack(event, state.now_s, ends=ends, most=most)
-    else:
-        membership.members[event.member].write_part(event.step)
-        told = checkpoints.take_in(event, membership.keys_of(event.generation))
-    yield from (told,) if told is not None else ()
+def _failed(state: JobState, event: events.MemberFailed) -> None:
+    hint = f"\n\nhint: {event.hint}" if event.hint else ""
+    member = state.membership.members[event.member]
+    state.recovery.fail(f"{member}: {event.error}: {event.message}{hint}")
 
 
-def _lost(state: JobState, event: events.MemberLost, now_s: float) -> Iterator[Command]:
+def _lost(state: JobState, event: events.MemberLost) -> Iterator[Command]:
     membership, began = state.membership, state.data.progress is not None
     member = membership.members[event.member]
-    yield from scaling.leave_out(state, event, now_s)
+    yield from scaling.leave_out(state, event)
     if member.joined and not (event.silent or member.leaving):
         membership.vacate(member.number)
     if began and not member.joined:
-        yield from scaling.missed(state, member, event.reason, now_s)
+        yield from scaling.missed(state, member, event.reason)
         if membership.is_spare(member.number):
             return
     if began and member.number not in membership.within():
-        yield from _left_early(state, member, now_s)
+        yield from _left_early(state, member)
         return
     resume = state.checkpoints.resume_hint()
     state.recovery.fail(f"{member} was lost: {event.reason}\n\nhint: {resume}")
     if began:
         state.checkpoints.note_loss()
-        state.recovery.note_lost(member.number, event.reason, now_s)
+        state.recovery.note_lost(member.number, event.reason, state.now_s)
     elif len(membership.roster.present) > membership.workers[0]:
         yield Release(members=(member.number,))
 
 
-def _left_early(state: JobState, member: Member, now_s: float) -> Iterator[Command]:
+def _left_early(state: JobState, member: Member) -> Iterator[Command]:
     """The others go on without it already: only a checkpoint may lack its part."""
     membership, sent = state.membership, state.membership.outstanding
     yield Release(members=(member.number,))
     state.checkpoints.drop_before(membership.formed_as)
     if membership.strike(member.number) and sent is not None:
-        step = next(iter(sent.applied.values()), state.data.formed().committed_step)
-        yield from generations.complete(state, sent, step, now_s)
+        step = state.data.formed().committed_step if sent.step is None else sent.step
+        yield from generations.complete(state, sent, step)
+
+
+_Absorb = Callable[[JobState, Any], Iterable[Command] | None]
+_ABSORB: Final[Mapping[type[Event], _Absorb]] = {
+    **dict.fromkeys(_FOR_THE_LOG, lambda _state, _event: None),
+    events.StepsCommitted: _progressed,
+    events.ChangeApplied: generations.note_applied,
+    events.PartWritten: _part_written,
+    events.PartFailed: _part_failed,
+    events.MemberSpawned: lambda s, e: s.membership.members[e.member].place(e.node),
+    events.MemberReady: _ready,
+    events.MemberCaughtUp: generations.note_joined,
+    events.MemberDone: _done,
+    events.MemberLost: _lost,
+    events.MemberLeaving: scaling.prepare_for_leave,
+    events.MemberReturned: scaling.come_back,
+    events.MemberFailed: _failed,
+    events.ExchangeBroken: lambda s, e: s.recovery.note_broken(e, s.now_s),
+    events.StepNotFinite: rollback.note_not_finite,
+    events.GenerationFormed: _formed,
+    events.RolledBack: rollback.go_back,
+    events.CheckpointPublished: lambda s, e: s.checkpoints.published(e.step, s.now_s),
+    events.CheckpointFailed: lambda s, e: s.checkpoints.fail(e, s.now_s, ends=_ends(s)),
+    events.StopRequested: JobState.stop,
+    events.RangeChanged: lambda s, e: s.membership.set_range(e.min_workers, e.max_workers),
+    events.CapacityChanged: scaling.hold,
+    events.DataGrew: lambda s, e: s.data.announce(e),
+}

@@ -35,43 +35,35 @@ class Roster:
     heard_s: float = float("inf")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recall:
-    """A member that had left the group is called to meet it again, as `generation`.
-
-    `step` is one past the last step that was committed then; it has maybe gone on since.
-    """
-
-    generation: int
-    step: int
-
-
 @dataclass(kw_only=True, slots=True)
 class Member:
     """One member, from the moment it was asked for.
 
     Attributes:
         role: What it is: a worker.
-        since_s: When it entered its state.
         heard_s: When it was last heard, or was last told to begin something.
+        roster: Of its job.
+        since_s: When it was heard so that it entered its state.
         step: One past the last step it has reported as committed.
         generation: The generation of its last report.
         part_step: The step of the last checkpoint part it wrote; -1 before the first.
         slot: Which of the job's places for workers it has, from 0.
         placed: There is a place on a machine for it.
         joined: It is known to compute, and has the state of the training.
-        recalls: When it was called back, as long as it has said nothing as that generation, or as
-            a newer one; what it says of the time before may come later.
+        recalls: Each time that it had left and was called to meet the others again: as which
+            generation, and one past the last step that was committed then. It has maybe gone on
+            since. Forgotten once it has said something as that generation, or as a newer one; what
+            it says of the time before may come later.
         leaving: It is going to be gone: the job gets along without it as soon as it can.
         pace_s: Seconds that a byte takes from it to others, at most; infinite before it is known.
-        roster: Of its job.
     """
 
     number: int
     role: str
-    state: MemberState
-    since_s: float
     heard_s: float
+    roster: Roster = field(compare=False, repr=False)
+    state: MemberState = MemberState.SPAWNING
+    since_s: float = 0.0
     node: str = ""
     ready: MemberReady | None = None
     step: int = 0
@@ -80,10 +72,9 @@ class Member:
     slot: int = 0
     placed: bool = True
     joined: bool = True
-    recalls: tuple[Recall, ...] = ()
+    recalls: tuple[tuple[int, int], ...] = ()
     leaving: bool = False
     pace_s: float = float("inf")
-    roster: Roster = field(default_factory=Roster, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """It is counted."""
@@ -100,7 +91,7 @@ class Member:
         """Nothing that it says counts any more."""
         return self.state in GONE
 
-    def enter(self, state: MemberState, now_s: float) -> None:
+    def enter(self, state: MemberState) -> None:
         """It is in `state` from now on."""
         if self.state is state:
             return
@@ -112,7 +103,7 @@ class Member:
             roster.leaving.discard(self.number)
             roster.present.pop(self.number, None)
             roster.new.pop(self.number, None)
-        self.state, self.since_s = state, now_s
+        self.state, self.since_s = state, self.heard_s
 
     def hear(self, now_s: float) -> None:
         """It was heard, or is told to begin something: it has its time again."""
@@ -143,44 +134,38 @@ class Member:
         self.roster.count += 1
         self.roster.new[self.number] = None
 
-    def start_at(self, step: int) -> None:
-        """It is going to compute from `step` on, or has followed up to there."""
-        self.step = step
-
     def begin(self, step: int, generation: int, now_s: float) -> None:
         """It is told to compute from `step` on, as one of `generation`."""
-        self.step, self.generation, self.heard_s = step, generation, now_s
+        self.join(step)
+        self.generation, self.heard_s, self.part_step = generation, now_s, -1
 
     def meet_again(self, now_s: float) -> None:
         """It is told to meet the others: what it was about to end, or has written, is void."""
         self.heard_s, self.part_step = now_s, -1
         if self.state in _ENDING:
-            self.enter(MemberState.ACTIVE, now_s)
+            self.enter(MemberState.ACTIVE)
 
     def recall(self, generation: int, step: int) -> None:
         """It is called to meet the others as `generation`; they have committed up to `step`."""
-        self.recalls = (*self.recalls, Recall(generation=generation, step=step))
+        self.recalls = (*self.recalls, (generation, step))
 
     def goes_on(self, step: int, generation: int) -> bool:
         """Whether it may have nothing to say of steps before `step`, as one of `generation`.
 
         Where it met others again it has from them what they took since.
         """
-        return step == self.step or any(
-            generation >= one.generation and step >= one.step for one in self.recalls
-        )
+        return step == self.step or any(generation >= g and step >= at for g, at in self.recalls)
 
-    def come_to(self, step: int, generation: int) -> None:
-        """It has committed up to `step`, the last of it as one of `generation`."""
+    def come_to(self, step: int, generation: int | None = None) -> None:
+        """It has committed, or follows, up to `step`, the last of it as one of `generation`."""
         self.step = step
-        if self.recalls:
-            self.recalls = tuple(one for one in self.recalls if one.generation > generation)
+        if self.recalls and generation is not None:
+            self.recalls = tuple(one for one in self.recalls if one[0] > generation)
 
     def report(self, step: int, generation: int) -> None:
         """It says so itself, in a report of that generation."""
-        self.step, self.generation = step, generation
-        if self.recalls:
-            self.come_to(step, generation)
+        self.generation = generation
+        self.come_to(step, generation)
 
     def write_part(self, step: int) -> None:
         """It has written its part of this checkpoint."""

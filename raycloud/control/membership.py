@@ -6,11 +6,11 @@ What is remembered here changes here alone: others ask, and call what names the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raycloud.commands import Change, Extend, Halt, Meet, Reshare
+from raycloud.commands import Change, Extend, Meet, Reshare
 from raycloud.control.member import Member, Roster
 from raycloud.control.tables import MemberState
 
@@ -22,30 +22,50 @@ _FIRST_WAIT_S = 1.0  # after a member that could not join; doubled with each fur
 _LONGEST_WAIT_S = 60.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adoption:
+    """Members that have outlived their driver, and what the run's files say of them.
+
+    Attributes:
+        readies: What they said when they could compute, by rank.
+        steps: One past the last step that each has reported, by member, as far as the log has it;
+            also of those that are gone.
+        skips: What each has reported that did not count, as records, by member.
+        lost: Members of their generation that are not there any more.
+        changes: The highest number of a change that was sent to any of them.
+        published: Step of the newest checkpoint; None where there is none.
+        began_s: When what drives them now was started.
+    """
+
+    readies: tuple[MemberReady, ...]
+    steps: dict[int, int]
+    skips: Mapping[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    lost: tuple[int, ...] = ()
+    changes: int = 0
+    published: int | None = None
+    began_s: float = 0.0
+
+
 @dataclass(kw_only=True, slots=True)
 class Outstanding:
     """A change that was sent ahead and is not yet in force everywhere.
 
     Attributes:
-        applied: The members that switched, with the step at whose start they did: the same.
+        waits_for: Those of `members` that have not switched.
+        step: At whose start the others did, all alike; None: nobody has.
         in_force: Somebody has, or computes already as it says: so will all others.
     """
 
     number: int
     members: tuple[int, ...]
     change: Change
-    applied: dict[int, int] = field(default_factory=dict)
+    waits_for: set[int]
+    step: int | None = None
     in_force: bool = False
-    _of: tuple[tuple[int, ...], frozenset[int]] = ((), frozenset())  # these members, in no order
-
-    @property
-    def everywhere(self) -> bool:
-        """Every member has switched."""
-        return len(self.applied) >= len(self.members) and self.applied.keys() >= self._within()
 
     def concerns(self, number: int) -> bool:
         """It was sent to this member."""
-        return number in self._within()
+        return number in self.waits_for or number in self.members
 
     def take_effect(self) -> bool:
         """It is in force from now on; False: it was already."""
@@ -54,26 +74,24 @@ class Outstanding:
 
     def apply(self, number: int, step: int) -> None:
         """A member has switched before `step`."""
-        self.applied[number] = step
+        self.waits_for.discard(number)
+        self.step = step
 
-    def _within(self) -> frozenset[int]:
-        if self._of[0] is not self.members:
-            self._of = self.members, frozenset(self.members)
-        return self._of[1]
+    def send_to(self, members: tuple[int, ...]) -> None:
+        """These are to switch, if they have not: others than before."""
+        done = set(self.members) - self.waits_for
+        self.members, self.waits_for = members, set(members) - done
 
 
 # Of a group, and those that follow: past which step so many of the first ranks are known to be.
 _Past = tuple[tuple[int, ...], frozenset[int], int, int]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Known:
+class _Known(NamedTuple):
     """What holds over all members, as long as none turns and the generation is the same."""
 
-    at: int
-    group: tuple[int, ...]
+    of: tuple[int, tuple[int, ...], tuple[int, ...]]
     within: frozenset[int]
-    coming: tuple[int, ...]
     joining: Sequence[Member]
     gone: bool
     broken: bool
@@ -94,16 +112,13 @@ class Membership:
         shares: Their micro-batches per step.
         following: Those of them that had no state then, nor a share yet; caught up: `joined`.
         formed_as: The generation as which the present group met first.
-        keys: What identifies the work of each, by rank.
         groups: By generation, for `keys_of`: all that met and had the state, with their keys.
         sound_from: Words of older generations do not count any more: they broke.
         met: It is known to have met.
         ended: Whose process has ended when it was done: its work is kept, it does not meet again.
         outstanding: The change that is on its way.
         changes: How many were sent.
-        settled: Number of the last change that is over, in force or withdrawn.
-        halt_sent: The halt is outstanding or in force.
-        halted: A member has applied it: the run ends before its last step.
+        halted: A member has applied the halt: the run ends before its last step.
         absent_since_s: By member that was lost by silence alone, and whose process is kept.
         returns: By member that is what a process has come back as: how often it has come back.
         vacant: Who was lost since the last tick by its end, so that its place may be another's.
@@ -121,15 +136,12 @@ class Membership:
     shares: tuple[int, ...] = ()
     following: frozenset[int] = frozenset()
     formed_as: int = 0
-    keys: tuple[WorkerKey, ...] = ()
     groups: dict[int, dict[int, WorkerKey]] = field(default_factory=dict)
     sound_from: int = 0
     met: bool = False
     ended: set[int] = field(default_factory=set)
     outstanding: Outstanding | None = None
     changes: int = 0
-    settled: int = 0
-    halt_sent: bool = False
     halted: bool = False
     absent_since_s: dict[int, float] = field(default_factory=dict)
     returns: dict[int, int] = field(default_factory=dict)
@@ -166,14 +178,19 @@ class Membership:
         """Members that are ready and do not take part yet."""
         return [m for m in self.joining() if m.state is MemberState.READY]
 
-    def free_slots(self) -> Iterator[int]:
+    def _free_slots(self) -> Iterator[int]:
         """Without end, the lowest first."""
         taken = {m.slot for m in self.present()}
         return (slot for slot in itertools.count() if slot not in taken)
 
     # ---- who computes
 
-    def within(self) -> Collection[int]:
+    @property
+    def keys(self) -> tuple[WorkerKey, ...]:
+        """What identifies the work of each of the group, by rank."""
+        return one_worker_each(len(self.group))
+
+    def within(self) -> frozenset[int]:
         """The members of the present generation, in no order."""
         return self._now().within
 
@@ -206,7 +223,8 @@ class Membership:
 
     def is_to_meet(self, number: int) -> bool:
         """Whether this member is one of the present generation, or of the one to come."""
-        return number in self.within() or number in self._now().coming
+        coming = self.coming.members if self.coming is not None else ()
+        return number in self.within() or number in coming
 
     @property
     def coming(self) -> Meet | None:
@@ -225,7 +243,7 @@ class Membership:
     def any_done(self) -> bool:
         """Whether a member of the present generation has nothing left to do."""
         return self.roster.states[MemberState.DONE] > 0 and any(
-            self.members[number].state is MemberState.DONE for number in self.group
+            m.state is MemberState.DONE for m in self.in_group()
         )
 
     def all_past(self, step: int) -> bool:
@@ -252,20 +270,15 @@ class Membership:
 
     def _now(self) -> _Known:
         """What holds over all members, looked up again where one has turned."""
-        at, known = self.roster.count, self._known
-        change = self.outstanding.change if self.outstanding is not None else None
-        coming = change.members if isinstance(change, Meet) else ()
-        same = known is not None and known.group is self.group
-        if known is None or not same or known.coming is not coming or known.at != at:
-            within = known.within if known is not None and same else frozenset(self.group)
-            present, new = self.roster.present.keys(), self.roster.new
+        coming = self.coming.members if self.coming is not None else ()
+        of, known = (self.roster.count, self.group, coming), self._known
+        if known is None or known.of != of:
+            within, present = frozenset(self.group), self.roster.present.keys()
             gone = not within <= present
             known = self._known = _Known(
-                at=at,
-                group=self.group,
+                of=of,
                 within=within,
-                coming=coming,
-                joining=[self.members[n] for n in new if n not in within],
+                joining=[self.members[n] for n in self.roster.new if n not in within],
                 gone=gone,
                 broken=gone or not present >= set(coming),
             )
@@ -277,56 +290,44 @@ class Membership:
         """Add members whose processes are asked for; who `joins` has no place yet, and no state."""
         numbers = tuple(range(self.next_member, self.next_member + count))
         self.next_member += count
-        for number, slot in zip(numbers, self.free_slots(), strict=False):
-            self.add(number, now_s, slot=slot, placed=not joins, joined=not joins)
+        for number, slot in zip(numbers, self._free_slots(), strict=False):
+            self._add(number, now_s, slot=slot, joined=not joins).placed = not joins
         return numbers
 
-    def add(
-        self,
-        number: int,
-        now_s: float,
-        *,
-        slot: int,
-        placed: bool = True,
-        joined: bool = True,
-        before: Member | None = None,
-    ) -> Member:
-        """Add a member whose process is asked for, or was that of another one `before`."""
+    def _add(self, number: int, now_s: float, *, slot: int, joined: bool) -> Member:
         member = self.members[number] = Member(
-            number=number,
-            role=WORKER if before is None else before.role,
-            state=MemberState.SPAWNING,
-            since_s=now_s,
-            heard_s=now_s,
-            node="" if before is None else before.node,
-            slot=slot,
-            placed=placed,
-            joined=joined,
-            roster=self.roster,
+            number=number, role=WORKER, heard_s=now_s, roster=self.roster, slot=slot, joined=joined
         )
         return member
 
-    def adopt(self, readies: Sequence[MemberReady], steps: dict[int, int], now_s: float) -> None:
-        """Add members that compute already, by rank, with the steps that they have reported."""
+    def take_over(self, adoption: Adoption, step: int, now_s: float) -> None:
+        """Members met as the generation before, and compute already, or begin at `step`."""
+        readies, steps = adoption.readies, adoption.steps
+        self.sound_from, self.changes = self.generation, adoption.changes
+        self.generation -= 1
         for slot, ready in enumerate(readies):
             # One that has reported nothing may have come just then, unless nobody has.
             joined = ready.member in steps or not steps
-            member = self.add(ready.member, now_s, slot=slot, joined=joined)
+            member = self._add(ready.member, now_s, slot=slot, joined=joined)
             member.introduce(ready)
-            member.enter(MemberState.ACTIVE, now_s)
+            member.enter(MemberState.ACTIVE)
+            member.come_to(steps.get(ready.member, step))
+            if member.step < step:  # it was away, and is called back
+                member.recall(0, step)
+        self.group = tuple(ready.member for ready in readies)
 
     def readmit(self, before: Member, now_s: float) -> int:
         """Add what the process of a member that was absent goes on as; its number."""
         number = self.next_member
         self.next_member += 1
         self.returns[number] = self.returns.pop(before.number, 0) + 1
-        slot = self._slot_of_returned(before.slot)
-        self.add(number, now_s, slot=slot, joined=False, before=before)
+        member = self._add(number, now_s, slot=self._slot_of_returned(before.slot), joined=False)
+        member.role, member.node = before.role, before.node
         return number
 
     def _slot_of_returned(self, before: int) -> int:
         """The slot that it had; a newcomer that was to have it gets another."""
-        free = next(self.free_slots())
+        free = next(self._free_slots())
         holder = next((m for m in self.present() if m.slot == before), None)
         if holder is None:
             return before
@@ -350,12 +351,8 @@ class Membership:
 
     def take_vacancies(self, most: int) -> list[int]:
         """Who left these places: they are not vacant any more."""
-        taken, self.vacant[:most] = self.vacant[:most], []
+        taken, self.vacant = self.vacant[:most], self.vacant[most:]
         return taken
-
-    def close_vacancies(self) -> None:
-        """Nobody was asked for in their place."""
-        self.vacant.clear()
 
     def note_ended(self, number: int) -> None:
         """Its process has ended when it was done."""
@@ -388,52 +385,40 @@ class Membership:
 
     # ---- generations
 
-    def form(self, group: tuple[int, ...], shares: tuple[int, ...]) -> None:
-        """These members are told to meet as the present generation, all with the same state."""
-        self.group, self.shares, self.formed_as = group, shares, self.generation
-        self.keys = one_worker_each(len(group))
-        self.groups = {self.generation: self.held_keys()}
-
-    def regroup(self, group: tuple[int, ...], following: frozenset[int], generation: int) -> None:
+    def form(
+        self,
+        group: tuple[int, ...],
+        shares: tuple[int, ...],
+        generation: int,
+        following: frozenset[int] = frozenset(),
+    ) -> None:
         """These are told to meet, as a generation after which nothing of older ones counts."""
-        self.group, self.following, self.keys = group, following, one_worker_each(len(group))
+        self.group, self.shares, self.following = group, shares, following
         self.generation = self.formed_as = self.sound_from = generation
         self.groups = {generation: self.held_keys()}
-        self.halt_sent = self.halted = self.met = False
-
-    def deal(self, shares: tuple[int, ...]) -> None:
-        """Members of the group have these shares."""
-        self.shares = shares
+        self.halted = self.met = False
 
     def note_met(self) -> None:
         """The present group is known to have met."""
         self.met = True
 
-    def take_over(self, group: tuple[int, ...], changes: int) -> None:
-        """These met as the generation before, and were sent so many changes."""
-        self.generation -= 1
-        self.group, self.sound_from = group, self.generation + 1
-        self.keys = one_worker_each(len(group))
-        self.changes = self.settled = changes
-        self.roster.count += 1
-
     # ---- changes
+
+    @property
+    def settled(self) -> int:
+        """Number of the last change that is over, in force or withdrawn."""
+        return self.changes - (self.outstanding is not None)
 
     def send(self, change: Change) -> Outstanding:
         """Send a change ahead to the group."""
         self.changes += 1
-        self.halt_sent |= isinstance(change, Halt)
-        sent = Outstanding(number=self.changes, members=self.group, change=change)
-        self.outstanding = sent
-        return sent
+        self.outstanding = Outstanding(
+            number=self.changes, members=self.group, change=change, waits_for=set(self.group)
+        )
+        return self.outstanding
 
     def settle(self) -> None:
-        """The outstanding change is over, in force or withdrawn."""
-        if self.outstanding is not None:
-            self.settled, self.outstanding = self.outstanding.number, None
-
-    def abandon_change(self) -> None:
-        """The run ends before it takes effect."""
+        """The outstanding change is over: in force, withdrawn, or the run ends before it is."""
         self.outstanding = None
 
     def withdraw(self, group: tuple[int, ...]) -> int:
@@ -444,10 +429,10 @@ class Membership:
         outstanding, newest = self.outstanding, self.generation
         if outstanding is None:
             return newest
-        outstanding.members = group
+        outstanding.send_to(group)
         if isinstance(outstanding.change, Reshare | Meet):
             newest = max(newest, outstanding.change.generation)
-        if not isinstance(outstanding.change, Extend) or outstanding.everywhere:
+        if not isinstance(outstanding.change, Extend) or not outstanding.waits_for:
             self.settle()
         return newest
 
@@ -456,8 +441,8 @@ class Membership:
         sent = self.outstanding
         if sent is None or number not in sent.members:
             return False
-        sent.members = tuple(m for m in sent.members if m != number)
-        return sent.everywhere
+        sent.send_to(tuple(m for m in sent.members if m != number))
+        return not sent.waits_for
 
     def halt(self) -> None:
         """A member has halted: the run ends before its last step."""
@@ -471,9 +456,9 @@ class Membership:
             if number not in before_it:
                 member.step = max(member.step, step)  # it may be done already
             if member.state is MemberState.READY:
-                member.enter(MemberState.ACTIVE, now_s)
+                member.enter(MemberState.ACTIVE)
             member.heard_s = now_s
-        self.group, self.shares, self.keys = meeting.members, meeting.shares, meeting.keys
+        self.group, self.shares = meeting.members, meeting.shares
         self.following = frozenset(meeting.following)
         self.groups[meeting.generation] = self.held_keys()
         self.generation = self.formed_as = meeting.generation

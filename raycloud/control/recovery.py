@@ -5,6 +5,7 @@ What is remembered here changes here alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -184,19 +185,18 @@ class Recovery:
         self.meetings, self.losing, self.unmet = 1, 0, 0
         self.called_s = now_s
 
-    def recovered(self, generation: int, now_s: float) -> Recovered | None:
-        """Training goes on; None: nothing had happened."""
+    def recovered(self, generation: int, now_s: float) -> Iterator[Recovered]:
+        """Training goes on: to tell, where something had happened."""
         incident, self.incident = self.incident, None
-        if incident is None:
-            return None
-        return Recovered(
-            generation=generation,
-            lost=tuple(incident.lost),
-            cause=incident.cause,
-            detected_s=incident.detected_s,
-            resumed_s=now_s - self.started_s,
-            lost_steps=incident.lost_steps,
-        )
+        if incident is not None:
+            yield Recovered(
+                generation=generation,
+                lost=tuple(incident.lost),
+                cause=incident.cause,
+                detected_s=incident.detected_s,
+                resumed_s=now_s - self.started_s,
+                lost_steps=incident.lost_steps,
+            )
 
     def _incident(self, known_s: float, cause: str) -> Incident:
         """The present one, or a new one."""

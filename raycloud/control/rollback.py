@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from raycloud.commands import Back, Command, Form, Release, Restore
-from raycloud.control.generations import fit, withdraw
+from raycloud.commands import Back, Command, Release, Restore
+from raycloud.control.generations import meet, withdraw
 from raycloud.control.membership import pause_s
-from raycloud.control.scaling import MOST_MISSES
+from raycloud.control.scaling import MOST_MISSES, let_go
 from raycloud.control.tables import MemberState, Phase
 from raycloud.errors import InternalError
 from raycloud.events import Noticed
@@ -30,7 +30,7 @@ def note_not_finite(state: JobState, event: StepNotFinite) -> None:
         state.data.formed().reach(event.step + 1)
 
 
-def begin(state: JobState, now_s: float) -> Iterator[Command]:
+def begin(state: JobState) -> Iterator[Command]:
     """Words of all generations up to now do not count any more; who is new is kept.
 
     So is who has a state that is not to be gone on from. Where they have come no further than the
@@ -39,21 +39,21 @@ def begin(state: JobState, now_s: float) -> Iterator[Command]:
     membership, recovery = state.membership, state.recovery
     present = membership.roster.present
     if returns := state.data.formed().returns:
-        membership.ask_not_before(now_s + pause_s(returns))
-    over = _forget_states(state, now_s)
+        membership.ask_not_before(state.now_s + pause_s(returns))
+    over = _forget_states(state)
     met = {*membership.group, *(membership.coming.members if membership.coming else ())}
     followed = tuple(sorted(met.intersection(present)))
-    recovery.look_for_checkpoint(followed, now_s)
+    recovery.look_for_checkpoint(followed, state.now_s)
     for number in followed:
-        membership.members[number].enter(MemberState.READY, now_s)
-    membership.regroup((), frozenset(), withdraw(state, membership.group) + 1)
-    membership.deal(())
+        membership.members[number].hear(state.now_s)
+        membership.members[number].enter(MemberState.READY)
+    membership.form((), (), withdraw(state, membership.group) + 1)
     ends = met.union(over).difference(present, membership.absent_since_s)
     yield Release(members=tuple(sorted(ends)))
     yield Restore(newest=_newest(recovery.not_finite))
 
 
-def _forget_states(state: JobState, now_s: float) -> list[int]:
+def _forget_states(state: JobState) -> list[int]:
     """Nobody has a state that counts; who was done, or is leaving, is of no use any more."""
     membership = state.membership
     within = membership.within() if state.recovery.not_finite is not None else ()
@@ -63,7 +63,7 @@ def _forget_states(state: JobState, now_s: float) -> list[int]:
             member.forget_state()
         elif member.joined:
             over.append(member.number)
-            member.enter(MemberState.LOST, now_s)
+            member.enter(MemberState.LOST)
     return over
 
 
@@ -106,10 +106,7 @@ def go_back(state: JobState, event: RolledBack) -> Iterator[Command]:
     yield from records
     if event.step == 0:
         old = {*recovery.incident.followed, *membership.returns}
-        useless = tuple(sorted(old.intersection(membership.roster.present)))
-        for number in useless:
-            membership.members[number].enter(MemberState.RELEASED, state.now_s)
-        yield Release(members=useless)
+        yield from let_go([m for m in membership.present() if m.number in old])
     if not_finite is None:
         fewest = membership.workers[0]
         what = f"no worker is left, at least {fewest} are needed: waiting for them"
@@ -133,30 +130,14 @@ def gathered(state: JobState) -> bool:
     return len(ready_s) >= min(placed, most) or waited_s >= state.settings.gather_s
 
 
-def gather(state: JobState, now_s: float) -> Iterator[Command]:
+def gather(state: JobState) -> Iterator[Command]:
     """Those that are ready meet, and load the checkpoint there."""
     membership, step = state.membership, state.data.formed().committed_step
     new = [m for m in membership.spares() if not m.leaving][: membership.workers[1]]
-    group = tuple(member.number for member in new)
-    membership.form(group, fit(state, group))
     membership.forget_misses()
-    state.recovery.gather(now_s)
+    state.recovery.gather(state.now_s)
     state.checkpoints.gather()
-    state.wait_with_shares(step, now_s)
-    state.heartbeats.begin(group)
-    for member in new:
-        member.join(step)
-        member.begin(step, membership.generation, now_s)
-        member.write_part(-1)
-    yield Form(
-        generation=membership.generation,
-        members=group,
-        shares=membership.shares,
-        step=step,
-        settled=membership.settled,
-        keys=membership.keys,
-        back=state.recovery.back,
-    )
+    yield from meet(state, new, state.resharing.fit(new), step)
 
 
 def going_back(state: JobState) -> bool:

@@ -10,11 +10,10 @@ commands; nothing happens until it is iterated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from raycloud.commands import Command, LeaveOut, Readmit, Release, Spawn, Vacancy
-from raycloud.control.shares import speed
 from raycloud.control.tables import FINAL, MemberState, Phase
 from raycloud.events import Noticed
 
@@ -40,7 +39,7 @@ _PER_PARAMETER = 2  # values that an optimizer keeps beside each, as Adam does
 # ---- members join
 
 
-def grow(state: JobState, now_s: float) -> Iterator[Command]:
+def grow(state: JobState) -> Iterator[Command]:
     """Ask for as many members as there is room for; where there is less, give some up again.
 
     A member that joins learns the data as the run has found it at its start: where that has grown
@@ -60,14 +59,14 @@ def grow(state: JobState, now_s: float) -> Iterator[Command]:
         room = max(membership.workers[0], room)
     lacking = room - membership.staying
     if state.data.version:
-        yield from _none_joins(state, now_s)
+        yield from _none_joins(state)
     elif surplus:
-        yield from _let_go(surplus, now_s)
+        yield from let_go(surplus)
     elif lacking < 0 and unplaced:
-        yield from _let_go(unplaced[lacking:], now_s)
-    elif lacking > 0 and _may_ask(state, now_s):
+        yield from let_go(unplaced[lacking:])
+    elif lacking > 0 and _may_ask(state):
         yield Spawn(
-            members=membership.spawn(lacking, now_s, joins=True),
+            members=membership.spawn(lacking, state.now_s, joins=True),
             joins=True,
             back=back.step if back and restoring else None,
             vacancies=tuple(_vacancies(state, lacking)),
@@ -79,7 +78,7 @@ def _vacancies(state: JobState, most: int) -> Iterator[Vacancy]:
     for number in state.membership.take_vacancies(most):
         ready = state.membership.members[number].ready
         if ready is not None:
-            known = speed(ready) if state.resharing is None else state.resharing.speed_of(number)
+            known = state.resharing.speed_of(ready)
             yield Vacancy(member=number, fixed_s=known.fixed_s, micro_batch_s=known.micro_batch_s)
 
 
@@ -97,16 +96,16 @@ def _surplus(state: JobState, coming: list[Member]) -> list[Member]:
     return [] if racing and len(coming) - len(building) < room else first[room:]
 
 
-def _may_ask(state: JobState, now_s: float) -> bool:
+def _may_ask(state: JobState) -> bool:
     """Where the others cannot go on without more, as often as it takes."""
     membership = state.membership
-    if now_s < membership.ask_again_s:
+    if state.now_s < membership.ask_again_s:
         return False
     again = membership.misses < MOST_MISSES and not membership.any_done()
     return again or state.phase in _NOT_WITHOUT
 
 
-def _none_joins(state: JobState, now_s: float) -> Iterator[Command]:
+def _none_joins(state: JobState) -> Iterator[Command]:
     """Said once, where there could be more members, or some are on their way."""
     membership, coming = state.membership, state.membership.joining()
     room = min(membership.workers[1], membership.capacity)
@@ -115,18 +114,22 @@ def _none_joins(state: JobState, now_s: float) -> Iterator[Command]:
             what="the data has grown in this run: no worker joins, and none is replaced, until it "
             "is resumed"
         )
-    yield from _let_go(coming, now_s)
+    yield from let_go(coming)
 
 
-def unfit_to_join(state: JobState, member: Member) -> str:
-    """Why a member that is ready cannot join; empty if it can."""
-    known, ready = state.data.formed().steps.sizes.most, member.ready
-    if ready is None:
-        return ""
+def look_at_newcomer(state: JobState, member: Member) -> Iterator[Command]:
+    """One that is ready joins, unless it sees other data."""
+    known, first, ready = state.data.formed().steps.sizes.most, state.data.first, member.ready
+    if ready is None or first is None:
+        return
     if ready.samples != known:
-        return f"it sees {ready.samples} samples, the others {known}"
-    differing = "" if state.data.first is None else other_samples(state.data.first, ready)
-    return f"Task.data gives it other samples than the others: {differing}" if differing else ""
+        why = f"it sees {ready.samples} samples, the others {known}"
+    elif differing := other_samples(first, ready):
+        why = f"Task.data gives it other samples than the others: {differing}"
+    else:
+        return
+    member.enter(MemberState.RELEASED)
+    yield from missed(state, member, why)
 
 
 def other_samples(one: MemberReady, other: MemberReady) -> str:
@@ -164,14 +167,14 @@ def hand_over_at_once(state: JobState, new: int) -> bool:
     if pace_s == float("inf"):
         pace_s = min(m.pace_s for m in state.membership.members.values())
     takes_s = size * pace_s * max(1.0, new / len(group))
-    idle_s = _FOLLOWS * state.data.formed().took.usual_s * new / (len(group) + new)
+    idle_s = _FOLLOWS * state.data.formed().step_s * new / (len(group) + new)
     return takes_s < min(max(idle_s, moment_s), 2 * moment_s)
 
 
 # ---- members leave
 
 
-def prepare_for_leave(state: JobState, event: MemberLeaving, now_s: float) -> Iterator[Command]:
+def prepare_for_leave(state: JobState, event: MemberLeaving) -> Iterator[Command]:
     """Members are going to be gone: the others get along without them, or keep what there is.
 
     Those that were to join are given up. Where fewer than the job must run with would be left, they
@@ -184,7 +187,7 @@ def prepare_for_leave(state: JobState, event: MemberLeaving, now_s: float) -> It
     going = [m for m in going if not m.leaving]
     for member in going:
         member.leave()
-    yield from _let_go([m for m in going if membership.is_spare(m.number)], now_s)
+    yield from let_go([m for m in going if membership.is_spare(m.number)])
     if going and state.data.progress is not None and not who_may_stay(state):
         state.checkpoints.ask()
 
@@ -199,33 +202,32 @@ def who_may_stay(state: JobState) -> list[int]:
     return left if enough and any(membership.members[number].joined for number in left) else []
 
 
-def dismiss(state: JobState, now_s: float) -> Iterator[Command]:
+def dismiss(state: JobState) -> Iterator[Command]:
     """Nobody is going to join any more, and who leaves owes nothing that counts."""
     within = state.membership.within()
     others = [m for m in state.membership.present() if m.number not in within]
-    yield from _let_go(others, now_s)
+    yield from let_go(others)
 
 
-def _let_go(members: Iterable[Member], now_s: float) -> Iterator[Command]:
-    numbers = []
+def let_go(members: Sequence[Member]) -> Iterator[Command]:
+    """End these members, if there are any."""
     for member in members:
-        member.enter(MemberState.RELEASED, now_s)
-        numbers.append(member.number)
-    if numbers:
-        yield Release(members=tuple(numbers))
+        member.enter(MemberState.RELEASED)
+    if members:
+        yield Release(members=tuple(member.number for member in members))
 
 
 # ---- members are lost
 
 
-def missed(state: JobState, member: Member, why: str, now_s: float) -> Iterator[Command]:
+def missed(state: JobState, member: Member, why: str) -> Iterator[Command]:
     """A member that was to join is gone before it did: the others go on, and it is tried again."""
     membership = state.membership
     if member.number not in membership.absent_since_s:
         yield Release(members=(member.number,))
-    if now_s < membership.ask_again_s:  # one incident may cost several
+    if state.now_s < membership.ask_again_s:  # one incident may cost several
         return
-    wait_s = membership.miss(now_s)
+    wait_s = membership.miss(state.now_s)
     last = membership.misses >= MOST_MISSES and state.phase not in _NOT_WITHOUT
     then = "no other is asked for" if last else f"another is asked for in {wait_s:g} s"
     what = f"a member could not join, {then}"
@@ -242,18 +244,18 @@ def hold(state: JobState, event: CapacityChanged) -> None:
 # ---- members come back
 
 
-def leave_out(state: JobState, event: MemberLost, now_s: float) -> Iterator[Command]:
+def leave_out(state: JobState, event: MemberLost) -> Iterator[Command]:
     """Keep the process of a member that is lost, if it may come back and would be wanted."""
     membership, number = state.membership, event.member
     often = membership.returns.get(number, 0) >= _MOST_RETURNS
     if not event.silent or often or membership.members[number].leaving:
         return
     if number in membership.within() and _wanted(state):
-        membership.leave_out(number, now_s)
+        membership.leave_out(number, state.now_s)
         yield LeaveOut(member=number)
 
 
-def come_back(state: JobState, event: MemberReturned, now_s: float) -> Iterator[Command]:
+def come_back(state: JobState, event: MemberReturned) -> Iterator[Command]:
     """It answers again: it joins as another member, beside others that may be on their way."""
     membership = state.membership
     before = membership.members[event.member]
@@ -261,9 +263,8 @@ def come_back(state: JobState, event: MemberReturned, now_s: float) -> Iterator[
     if not (_wanted(state) and _seats(state) > 0):
         yield Release(members=(before.number,))
         return
-    number = membership.readmit(before, now_s)
-    if state.resharing is not None:
-        state.resharing.rename(before.number, number)
+    number = membership.readmit(before, state.now_s)
+    state.resharing.rename(before.number, number)
     yield Readmit(member=number, process=before.number)
     yield Noticed(
         what=f"it was silent and is back: its process goes on as member {number}",
@@ -272,14 +273,14 @@ def come_back(state: JobState, event: MemberReturned, now_s: float) -> Iterator[
     )
 
 
-def give_up(state: JobState, now_s: float) -> Iterator[Command]:
+def give_up(state: JobState) -> Iterator[Command]:
     """Who is away for too long, or is not needed any more, ends: its place may be another's."""
     away = state.membership.absent_since_s
     if not away or state.phase in FINAL:
         return
     seats = _seats(state) if _wanted(state) else 0
     newest = sorted(away, key=away.__getitem__, reverse=True)
-    kept = [n for n in newest[:seats] if now_s - away[n] < state.settings.return_s]
+    kept = [n for n in newest[:seats] if state.now_s - away[n] < state.settings.return_s]
     ends = tuple(sorted(set(away).difference(kept)))
     state.membership.give_up(ends)
     if ends:

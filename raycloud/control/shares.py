@@ -21,6 +21,7 @@ from raycloud.planner import (
 )
 
 if TYPE_CHECKING:
+    from raycloud.control.member import Member
     from raycloud.control.settings import ControlSettings
     from raycloud.events import MemberReady, StepsCommitted
 
@@ -36,20 +37,8 @@ def speed(ready: MemberReady) -> Speed:
     return Speed(fixed_s=ready.fixed_s, micro_batch_s=ready.micro_batch_s)
 
 
-def asked_shares(settings: ControlSettings, slots: Sequence[int]) -> tuple[int, ...]:
-    """The shares of the workers that have these places among those asked for, by rank.
-
-    Where workers lack, a list of shares keeps its proportions; all others are equal.
-    """
-    if not isinstance(settings.shares, str):
-        asked = [settings.shares[slot] for slot in slots if slot < len(settings.shares)]
-        if len(asked) == len(slots) and sum(asked) > 0:
-            return deal(asked, settings.micro_batches)
-    return equal_shares(len(slots), settings.micro_batches)
-
-
 class Resharing:
-    """Follows the members' speeds and says when other shares are worth a change.
+    """Shares as asked, or fitted: then it follows speeds, and says when others are worth a change.
 
     A change must be worth it in two looks in a row, so that one odd moment moves no work. Where a
     member's speed has a new level, which no odd moment makes, a large gain is taken at once.
@@ -61,26 +50,26 @@ class Resharing:
         changed: Some speed has, for good, since the last look.
     """
 
-    def __init__(self, settings: ControlSettings, now_s: float) -> None:
+    def __init__(self, settings: ControlSettings) -> None:
         self._settings = settings
+        self._fits = settings.shares == "auto"
         self._estimates: dict[int, SpeedEstimate] = {}
         self._fixed_s, self._micro_batch_s = array("d"), array("d")  # as estimated, by member
-        self._looked_s = now_s
-        self._looked_step = settings.step
-        self._worth = 0
+        self._looked_s, self._looked_step, self._worth = 0.0, settings.step, 0
         self._idle_s: dict[int, float] = {}  # since when, of who has no share
         self._tried: int | None = None  # who was idle, and is to be measured
         self.changed = False
 
     def know(self, ready: MemberReady) -> None:
         """Take in what a member that is new has measured before it was ready."""
-        if ready.member not in self._estimates:
+        if self._fits and ready.member not in self._estimates:
             self._estimates[ready.member] = SpeedEstimate(speed(ready))
             self._note(ready.member, self._estimates[ready.member])
 
-    def speed_of(self, member: int) -> Speed:
-        """As it is known now."""
-        return self._estimates[member].speed
+    def speed_of(self, ready: MemberReady) -> Speed:
+        """Of a member that has measured itself, as it is known now."""
+        estimate = self._estimates.get(ready.member)
+        return speed(ready) if estimate is None else estimate.speed
 
     def rename(self, before: int, member: int) -> None:
         """What is known of a member's speed is known of another: it is the same process."""
@@ -91,7 +80,7 @@ class Resharing:
     def observe(self, report: StepsCommitted) -> None:
         """Take in a member's measured seconds."""
         steps = report.last_step - report.first_step
-        if steps > 0 and report.micro_batches > 0:
+        if self._fits and steps > 0 and report.micro_batches > 0:
             estimate = self._estimates[report.member]
             self.changed |= estimate.observe(report.micro_batches, steps, report.compute_s)
             self._note(report.member, estimate)
@@ -121,27 +110,41 @@ class Resharing:
         self._fixed_s[member] = estimate.fixed_s
         self._micro_batch_s[member] = estimate.micro_batch_s
 
-    def _speeds(self, group: tuple[int, ...]) -> Speeds:
+    def _asked(self, slots: Sequence[int]) -> tuple[int, ...]:
+        """A list of shares keeps its proportions where workers lack; all others are equal."""
+        settings = self._settings
+        if not isinstance(settings.shares, str):
+            asked = [settings.shares[slot] for slot in slots if slot < len(settings.shares)]
+            if len(asked) == len(slots) and sum(asked) > 0:
+                return deal(asked, settings.micro_batches)
+        return equal_shares(len(slots), settings.micro_batches)
+
+    def _speeds(self, group: Sequence[int]) -> Speeds:
         at = np.array(group, np.intp)
         fixed_s, micro_batch_s = np.array(self._fixed_s), np.array(self._micro_batch_s)
         return Speeds(fixed_s[at], micro_batch_s[at], np.full(len(group), NO_LIMIT, np.int64))
 
-    def first(self, group: tuple[int, ...]) -> tuple[int, ...]:
-        """The shares to begin with.
+    def first(self, members: Sequence[Member]) -> tuple[int, ...]:
+        """The shares to begin with, by rank.
 
         Fitted shares replace the equal split only if they are predicted to be worth it, because a
         probe of a few micro-batches is noisy.
         """
-        gain = self._settings.reshare_gain
-        return first_shares(self._speeds(group), self._settings.micro_batches, gain=gain)
+        if not self._fits:
+            return self._asked([m.slot for m in members])
+        speeds, gain = self._speeds([m.number for m in members]), self._settings.reshare_gain
+        return first_shares(speeds, self._settings.micro_batches, gain=gain)
 
-    def fit(self, group: tuple[int, ...]) -> tuple[int, ...]:
-        """The best shares of these members, as their speeds are known now.
+    def fit(self, members: Sequence[Member]) -> tuple[int, ...]:
+        """The best shares of these members, by rank, as their speeds are known now.
 
         Everyone has something to compute, where there is enough: so it becomes known how fast a
         member is that measured itself while others kept its machine busy.
         """
-        shares = np.array(fit_shares(self._speeds(group), self._settings.micro_batches))
+        if not self._fits:
+            return self._asked([m.slot for m in members])
+        speeds = self._speeds([m.number for m in members])
+        shares = np.array(fit_shares(speeds, self._settings.micro_batches))
         for idle in np.flatnonzero(shares == 0):
             most = shares.argmax()
             if shares[most] > 1:
@@ -159,7 +162,7 @@ class Resharing:
             now_s - self._looked_s >= settings.reshare_every_s
             and step - self._looked_step >= settings.reshare_steps
         )
-        if not (changed or due):
+        if not (self._fits and (changed or due)):
             return None
         speeds = self._speeds(group)
         if (tried := self._try(group, shares, speeds, now_s)) is not None:

@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raycloud import __version__
 from raycloud.checkpoint import Manifest
 from raycloud.clock import SystemClock
-from raycloud.control.state import Adoption
+from raycloud.control.membership import Adoption
 from raycloud.errors import MachineError, RaycloudError, RunDirectoryError
 from raycloud.events import MemberLost, Noticed, RunStarted
 from raycloud.on_ray.attach import hash_seeded, node_id_here

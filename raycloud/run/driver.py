@@ -40,7 +40,7 @@ from raycloud.worker.outbox import OutboxEntry
 if TYPE_CHECKING:
     from raycloud.control import Control
     from raycloud.control.heartbeats import Heard
-    from raycloud.control.state import Adoption
+    from raycloud.control.membership import Adoption
 
 _TURN_S = 0.2
 _SOON_S = 0.02  # where the last checkpoint is all that is waited for

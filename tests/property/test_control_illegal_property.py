@@ -19,7 +19,7 @@ from tests.control_events import committed, part, published, ready, stop
 from tests.tiers import examples
 
 # What was last computed from the rest: asking for it is no change.
-MEMOS = {"_asked", "_of", "_past"}
+MEMOS = {"_asked", "_past"}
 
 
 def frozen(value):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import Phase
-from raycloud.control.checkpoints import Checkpoints, Failing, Saving, interval_s
+from raycloud.control.checkpoints import Checkpoints, interval_s
 from tests.control_events import part, published
 from tests.control_job import of, only, report
 from tests.control_three import formed, lost, three, to
@@ -40,29 +40,34 @@ def test_more_losses_and_cheaper_checkpoints_make_them_more_frequent() -> None:
     assert interval_s(100.0, 40.0) == 40.0
 
 
-def first_due(saving: Saving, from_s: float) -> float:
+def first_due(kept: Checkpoints, from_s: float) -> float:
     now_s = from_s
-    while not saving.due(now_s):
+    while not kept.is_due(now_s):
         now_s += 1.0
     return now_s - from_s
 
 
+def keep(kept: Checkpoints, step: int, now_s: float, *costs_s: float) -> None:
+    """A checkpoint whose parts cost so much is published."""
+    for member, cost_s in enumerate(costs_s):
+        word = replace(part(member, step), blocked_s=0.01, write_s=cost_s - 0.01)
+        [*kept.take_in(word, {n: (n, 0) for n in range(len(costs_s))})]
+    kept.published(step, now_s)
+
+
 def test_what_one_cost_and_how_many_were_lost_is_learned() -> None:
-    saving = Saving(began_s=0.0)
-    unknown_s = first_due(saving, 0.0)
+    kept = Checkpoints()
+    unknown_s = first_due(kept, 0.0)
     assert unknown_s == pytest.approx(interval_s(1.0, 6 * 3600.0), rel=0.05)
-    saving.wrote(0.01, 0.1)
-    saving.wrote(0.01, 0.04)
-    saving.published(300.0)
-    cheap_s = first_due(saving, 300.0)
+    keep(kept, 1, 300.0, 0.11, 0.05)
+    cheap_s = first_due(kept, 300.0)
     assert cheap_s == pytest.approx(interval_s(0.11, 6 * 3600.0), rel=0.05)
-    saving.published(600.0)
-    saving.losses = 60
-    assert first_due(saving, 600.0) == 30.0  # not more often than that
-    saving.losses = 0
-    saving.wrote(0.0, 4000.0)
-    saving.published(900.0)
-    assert first_due(saving, 900.0) == 3600.0  # once an hour whatever it costs
+    keep(kept, 2, 600.0, 0.05)
+    kept.losses = 60
+    assert first_due(kept, 600.0) == 30.0  # not more often than that
+    kept.losses = 0
+    keep(kept, 3, 900.0, 4000.0)
+    assert first_due(kept, 900.0) == 3600.0  # once an hour whatever it costs
 
 
 def saved(commands):
@@ -166,13 +171,15 @@ def test_too_many_in_a_row_end_the_run_and_name_the_last_good_one():
 
 
 def test_pauses_double_up_to_five_minutes():
-    failing, now_s, pauses = Failing(), 0.0, []
+    kept, now_s, pauses = Checkpoints(most_failed=99), 0.0, []
     for _ in range(9):
-        pauses.append(failing.failed(now_s, ends=False))
-        assert failing.failed(now_s + pauses[-1] / 2, ends=False) is None
+        [told] = kept.lack(failed(0, 1), now_s, ends=False)
+        pauses.append(told.detail["again_s"])
+        assert not [*kept.lack(failed(0, 1), now_s + pauses[-1] / 2, ends=False)]
         now_s += pauses[-1]
     assert pauses == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0]
-    assert failing.failed(now_s, ends=True) == 30.0
+    [told] = kept.lack(failed(0, 1), now_s, ends=True)
+    assert told.detail["again_s"] == 30.0
 
 
 def test_a_manifest_that_fails_is_published_again_with_the_parts_that_are_there():
@@ -277,13 +284,10 @@ def test_after_members_meet_anew_what_failed_is_tried_again():
 
 
 def test_parts_of_two_generations_are_never_one_checkpoint() -> None:
-    kept, two = Checkpoints(), ((0, 0), (1, 0))
-    some: dict[str, Any] = {"step": 4}
-    assert kept.add(4, (0, 0), some, two, generation=1) is None
-    failed = e.PartFailed(member=1, step=4, why="full", generation=2)
-    kept.lack(failed, 1.0, ends=False, most=3)
-    assert kept.add(4, (1, 0), some, two, generation=1) is None  # divided anew by then
-    assert kept.add(4, (1, 0), some, two, generation=2) is None
-    whole = kept.add(4, (0, 0), some, two, generation=2)
-    assert whole is not None
-    assert set(whole) == set(two)
+    kept, keys = Checkpoints(), {0: (0, 0), 1: (1, 0)}
+    assert not [*kept.take_in(part(0, 4, generation=1), keys)]
+    [*kept.lack(failed(1, 4, generation=2), 1.0, ends=False)]
+    assert not [*kept.take_in(part(1, 4, generation=1), keys)]  # divided anew by then
+    assert not [*kept.take_in(part(1, 4, generation=2), keys)]
+    [publish] = kept.take_in(part(0, 4, generation=2), keys)
+    assert list(publish.parts) == [(0, 0), (1, 0)]

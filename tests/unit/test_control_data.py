@@ -9,7 +9,6 @@ import pytest
 from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import Phase
-from raycloud.control.data import StepSeconds
 from raycloud.errors import InternalError
 from raycloud.events import StepsCommitted
 from raycloud.order import ERROR, NAN, Ledger, Position, Skip, ledger_line, read_ledger
@@ -342,33 +341,33 @@ def timed(member: int, first: int, last: int, wall_s: float) -> StepsCommitted:
 
 
 def test_a_step_takes_as_long_as_most_of_the_last_five_say() -> None:
-    took = StepSeconds()
-    assert took.usual_s == 0.0
+    took = training()._state.data.formed()
+    assert took.step_s == 0.0
     for step, wall_s in enumerate([1.0, 1.0, 9.0, 1.0, 0.1, 1.0, 1.0]):
-        took.note(timed(0, step, step + 1, wall_s))
-        assert took.usual_s == 1.0
-    took.note(timed(0, 7, 11, 8.0))  # four steps
-    took.note(timed(0, 11, 12, 2.0))
-    took.note(timed(0, 12, 13, 2.0))
-    assert took.usual_s == pytest.approx(2.0)
+        took.time(timed(0, step, step + 1, wall_s))
+        assert took.step_s == 1.0
+    took.time(timed(0, 7, 11, 8.0))  # four steps
+    took.time(timed(0, 11, 12, 2.0))
+    took.time(timed(0, 12, 13, 2.0))
+    assert took.step_s == pytest.approx(2.0)
 
 
 def test_what_several_members_tell_of_a_step_counts_once() -> None:
-    took = StepSeconds()
+    took = training()._state.data.formed()
     for step in range(3):
-        took.note(timed(0, step, step + 1, 1.0))
+        took.time(timed(0, step, step + 1, 1.0))
     for member in range(5):
-        took.note(timed(member, 3, 4, 60.0))
-    took.note(timed(0, 4, 4, 5.0))  # no step
-    assert took.usual_s == 1.0
+        took.time(timed(member, 3, 4, 60.0))
+    took.time(timed(0, 4, 4, 5.0))  # no step
+    assert took.step_s == 1.0
 
 
 def test_steps_that_are_taken_back_are_computed_again() -> None:
-    took = StepSeconds()
+    took = training()._state.data.formed()
     for step in range(10):
-        took.note(timed(0, step, step + 1, 1.0))
-    took.go_back(4)
-    assert took.usual_s == 1.0
+        took.time(timed(0, step, step + 1, 1.0))
+    took.go_back(4, Ledger(samples=100), 1)
+    assert took.step_s == 1.0
     for step in range(4, 7):
-        took.note(timed(1, step, step + 1, 3.0))
-    assert took.usual_s == 3.0
+        took.time(timed(1, step, step + 1, 3.0))
+    assert took.step_s == 3.0

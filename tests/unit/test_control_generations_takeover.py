@@ -7,7 +7,7 @@ import pytest
 from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import Control, ControlSettings, MemberState, Phase
-from raycloud.control.state import Adoption
+from raycloud.control.membership import Adoption
 from raycloud.errors import InternalError
 from raycloud.order import ERROR, NAN, Ledger, Position, Skip, skip_record
 from tests.control_events import part, ready, stop

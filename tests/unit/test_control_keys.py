@@ -38,11 +38,10 @@ def test_a_part_of_another_worker_is_illegal():
 
 
 def test_parts_that_were_divided_otherwise_are_forgotten():
-    known = Checkpoints()
-    pair = ((0, 0), (1, 0))
-    assert known.add(5, (1, 0), {"of": 0}, pair, 0) is None
-    assert known.add(5, (0, 0), {"of": 1}, pair, 1) is None
-    assert known.add(5, (1, 0), {"of": 1}, pair, 1) == {key: {"of": 1} for key in pair}
+    known, keys = Checkpoints(), {4: (0, 0), 7: (1, 0)}
+    assert not [*known.take_in(part(7, 5), keys), *known.take_in(part(4, 5, generation=1), keys)]
+    [publish] = known.take_in(part(7, 5, generation=1), keys)
+    assert publish.parts == {(0, 0): {"file": "4-5"}, (1, 0): {"file": "7-5"}}
 
 
 def test_a_member_knows_its_key():

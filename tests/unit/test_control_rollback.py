@@ -77,15 +77,14 @@ def test_they_load_it_and_meet_and_what_was_lost_is_told():
 
 def test_how_long_steps_take_is_still_known_and_learnt_of_those_that_are_computed_again():
     job, back, _ = restoring()
-    took = job._state.data.formed().took
-    assert took.usual_s == pytest.approx(1.0 / 3.0)  # a second for five steps, and for three
+    progress = job._state.data.formed()
+    assert progress.step_s == pytest.approx(1.0 / 3.0)  # a second for five steps, and for three
     job.on(back, 3.0)
     come(job, (3, 4, 5))
     job.on(formed(job, 5), 5.5)
-    assert job._state.data.formed().took is took
     for first in range(5, 8):
         to(job, first + 1, (3, 4, 5), first=first)
-    assert took.usual_s == 1.0
+    assert progress.step_s == 1.0
 
 
 def test_the_file_of_the_ledger_proves_it():

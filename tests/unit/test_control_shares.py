@@ -126,7 +126,7 @@ def test_a_small_gain_moves_no_work():
 
 
 def fitted(settings, *readies):
-    resharing = Resharing(settings, 0.0)
+    resharing = Resharing(settings)
     for one in readies:
         resharing.know(one)
     return resharing

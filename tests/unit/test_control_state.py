@@ -12,8 +12,8 @@ import pytest
 
 from raycloud import events as e
 from raycloud.control import machine
-from raycloud.control.checkpoints import Checkpoints, Failing, Saving
-from raycloud.control.data import Data, Progress, StepSeconds
+from raycloud.control.checkpoints import Checkpoints
+from raycloud.control.data import Data, Progress
 from raycloud.control.member import Member, Roster
 from raycloud.control.membership import Membership, Outstanding
 from raycloud.control.recovery import Incident, Recovery
@@ -22,8 +22,8 @@ from tests.control_job import control, report, training
 
 ROOM = Path(machine.__file__).parent
 OWNED = {
-    "checkpoints": (Checkpoints, Saving, Failing),
-    "data": (Data, StepSeconds),
+    "checkpoints": (Checkpoints,),
+    "data": (Data,),
     "membership": (Membership, Outstanding, Member, Roster),
     "recovery": (Recovery, Incident),
 }

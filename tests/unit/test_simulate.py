@@ -222,7 +222,7 @@ def test_a_word_of_steps_is_as_one_that_is_made_openly():
 
 
 def test_a_checkpoint_with_a_part_missing_is_seen(monkeypatch):
-    monkeypatch.setattr(Checkpoints, "add", lambda *_: None)
+    monkeypatch.setattr(Checkpoints, "take_in", lambda *_: ())
     assert simulate(FOUR).broken
 
 
@@ -267,7 +267,7 @@ def test_the_command_tells_what_came_of_it(capsys):
 
 
 def test_the_command_repeats_what_was_broken(capsys, monkeypatch):
-    monkeypatch.setattr(Checkpoints, "add", lambda *_: None)
+    monkeypatch.setattr(Checkpoints, "take_in", lambda *_: ())
     assert main(["--small", "--seeds", "11:15"]) == 1
     told = capsys.readouterr().out
     assert "BROKEN: " in told
