@@ -75,11 +75,12 @@ def clean(
 
 def _refusal(cleaned: Cleaned) -> DataError:
     first = sorted(cleaned.bad, key=lambda row: (row.file, row.row))[:_TOLD]
-    told = "; ".join(f"{row.file}: row {row.row}: {row.why}" for row in first)
-    more = cleaned.bad_rows - len(first)
+    told = [f"{row.file}: row {row.row}: {row.why}" for row in first]
+    if more := cleaned.bad_rows - len(first):
+        told.append(f"and {more} more")
+    rows = f"{cleaned.bad_rows} row{'s' * (cleaned.bad_rows > 1)}"
     return DataError(
-        f"{cleaned.bad_rows} row{'s' * (cleaned.bad_rows > 1)} of the data cannot be used: {told}"
-        + (f"; and {more} more" if more else ""),
+        f"{rows} of the data cannot be used: {'; '.join(told)}",
         hint="correct the rows (the first of a file is 0), or leave them out by "
         "data.bad_rows: skip; what columns hold is said by `Source.types`",
     )
@@ -271,13 +272,12 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[_Batch]:
         step = max(1, min(_BATCH_ROWS, limit * count // max(1, piece.table.nbytes)))
         for start in range(0, count, step):
             part = piece if step >= count else piece.part(start, min(start + step, count))
-            more, bytes_more = part.table.num_rows, part.table.nbytes
-            if held and (rows + more > _BATCH_ROWS or size + bytes_more > limit):
+            rows += part.table.num_rows
+            size += part.table.nbytes
+            if held and (rows > _BATCH_ROWS or size > limit):
                 yield _joined(held)
-                held, rows, size = [], 0, 0
+                held, rows, size = [], part.table.num_rows, part.table.nbytes
             held.append(part)
-            rows += more
-            size += bytes_more
     if held:
         yield _joined(held)
 
@@ -300,20 +300,18 @@ def _unlike(one: Piece, other: Piece) -> DataError:
     what = _differing(one.table.schema, other.table.schema)
     return DataError(
         f"{other.file!r} has other columns than {one.file!r}: {what}",
-        hint="give their types in Source.types, or name those that all files have in "
-        "Source.columns",
+        hint="give types in Source.types, or name what all files have in Source.columns",
     )
 
 
 def _differing(one: pa.Schema, other: pa.Schema) -> str:
-    """What is not the same in two schemas: `'a' is int64 here and string there`."""
-
-    def kind(schema: pa.Schema, name: str) -> str:
-        return str(schema.field(name).type) if name in schema.names else "not there"
-
-    names = dict.fromkeys((*one.names, *other.names))
-    pairs = [(name, kind(one, name), kind(other, name)) for name in names]
-    told = [f"{name!r} was {a} and is {b}" for name, a, b in pairs if a != b]
+    """What is not the same in two schemas: `'a' was int64 and is string`."""
+    was, now = (dict(zip(s.names, map(str, s.types), strict=True)) for s in (one, other))
+    told = [
+        f"{name!r} was {was.get(name, 'not there')} and is {now.get(name, 'not there')}"
+        for name in {**was, **now}
+        if was.get(name) != now.get(name)
+    ]
     return "; ".join(told) or f"their order was {one.names} and is {other.names}"
 
 
@@ -329,15 +327,14 @@ def _preprocessed(
     except RaycloudError:
         raise
     except (Exception, SystemExit) as error:
-        fault = _fault(error, single=stop - start == 1)
-        if fault is not None:
+        if fault := _fault(error, single=stop - start == 1):
             raise fault from error
-        if stop - start > 1:
-            half = (start + stop) // 2
-            yield from _preprocessed(preprocess, batch, start, half, cleaned)
-            yield from _preprocessed(preprocess, batch, half, stop, cleaned)
-        else:
+        if stop - start == 1:
             cleaned.leave_out(1, [batch.bad_row(start, f"{type(error).__name__}: {error}")])
+            return
+        half = (start + stop) // 2
+        yield from _preprocessed(preprocess, batch, start, half, cleaned)
+        yield from _preprocessed(preprocess, batch, half, stop, cleaned)
         return
     table = _table(made)
     if table.num_rows:
@@ -373,8 +370,8 @@ def _table(made: Any) -> pa.Table:
             hint="return columns: a dict of arrays or lists of equal length, or `Rows`",
         )
     try:
-        table = Rows(made) if isinstance(made, Mapping) else made
-        table = table.to_table() if isinstance(table, Rows) else table
+        rows = Rows(made) if isinstance(made, Mapping) else made
+        table = rows.to_table() if isinstance(rows, Rows) else rows
     except ValueError as error:
         raise TaskError(
             f"Task.preprocess returned what cannot be kept: {error}",

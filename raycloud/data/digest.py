@@ -206,8 +206,7 @@ class _Walk:
     """Digests values, depth first; one that holds itself counts by its depth there."""
 
     def __init__(self, task: Task) -> None:
-        self._task = task
-        self._project = _Project(task)
+        self._task, self._project = task, _Project(task)
         self._own: dict[str, Any] = getattr(task, "__dict__", {})
         self._above: list[int] = []
         self._done: dict[int, tuple[Any, bytes]] = {}  # the value too, so that no other has its id
@@ -250,10 +249,8 @@ class _Walk:
         if id(value) in self._above:
             return _digest("within", str(len(self._above) - self._above.index(id(value))))
         self._above.append(id(value))
-        try:
-            digest = self._content(value)
-        finally:
-            self._above.pop()
+        digest = self._content(value)  # where it raises, nothing is digested any more
+        self._above.pop()
         self._done[id(value)] = (value, digest)
         return digest
 
@@ -361,8 +358,9 @@ class _Project:
         return not file.startswith(_INSTALLED) and _SITES.isdisjoint(path.parts)
 
     def has_module(self, module: types.ModuleType) -> bool:
-        file = getattr(module, "__file__", None)
-        return self.has(file) if file else module.__name__ not in sys.stdlib_module_names
+        if file := getattr(module, "__file__", None):
+            return self.has(file)
+        return module.__name__ not in sys.stdlib_module_names
 
     def has_class(self, kind: type) -> bool:
         module = sys.modules.get(kind.__module__)
@@ -388,14 +386,11 @@ class _Project:
 
 def _names(code: types.CodeType) -> tuple[set[str], set[str], set[str]]:
     """What code and the code inside of it name: globals, attributes, and imported modules."""
-    globals_, attributes, imported = set(), set(), set()
+    globals_, attributes, imported = set[str](), set[str](), set[str]()
+    kinds = {"LOAD_GLOBAL": globals_, "LOAD_NAME": globals_, "IMPORT_NAME": imported}
     for step in dis.get_instructions(code):
-        if step.opname in {"LOAD_GLOBAL", "LOAD_NAME"}:
-            globals_.add(str(step.argval))
-        elif step.opname == "IMPORT_NAME":
-            imported.add(str(step.argval))
-        elif step.opcode in dis.hasname:
-            attributes.add(str(step.argval))
+        if step.opcode in dis.hasname:
+            kinds.get(step.opname, attributes).add(str(step.argval))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             for names, within in zip(

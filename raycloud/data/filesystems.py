@@ -75,7 +75,7 @@ def without_credentials(url: str) -> str:
 
 
 def redacted(text: str, urls: Iterable[str]) -> str:
-    """The text, with nothing of what these URLs keep secret.
+    """The text without what these URLs keep secret.
 
     >>> redacted("hunter2 of s3://me:hunter2@bucket/a is wrong", ["s3://me:hunter2@bucket/a"])
     '[redacted] of s3://bucket/a is wrong'
@@ -234,13 +234,9 @@ def _local(path: str) -> Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Root:
-    """One path of a source.
+    """One path of a source: in its tree, perhaps with a pattern; up to that, a file or directory.
 
-    Attributes:
-        tree: Where it lies.
-        path: Its path in the tree; may hold a pattern.
-        base: `path` up to the pattern: a file, or a directory.
-        name: What `base` is called: without credentials, and the same on every machine.
+    `name` is what `base` is called: without credentials, and the same on every machine.
     """
 
     tree: Tree

@@ -12,11 +12,8 @@ import numpy.typing as npt
 Pixels = npt.NDArray[np.uint8]
 
 _JPEG = b"\xff\xd8\xff"
-
-
+# Others that Pillow knows can make it run a program (PostScript), or are rare.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-"""What is decoded. Others that Pillow knows can make it run a program (PostScript), or are rare."""
-
 MOST_PIXELS = 2**25
 
 

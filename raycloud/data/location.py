@@ -253,19 +253,16 @@ def _names(source: Source) -> str:
 
 
 def _nothing(source: Source, passed: list[str]) -> DataError:
+    where = f"files are found at {_names(source)}"
     if not passed:
-        return DataError(
-            f"no files are found at {_names(source)}",
-            hint="check data.path; a relative path starts at the directory the job was started in",
-        )
+        hint = "check data.path; a relative path starts at the directory the job was started in"
+        return DataError(f"no {where}", hint=hint)
     if source.select is not None:
-        return DataError(
-            f"Source.select takes none of the {len(passed)} files at {_names(source)}, such as "
-            f"{passed[0]!r}",
-            hint="it is asked with each file's path below Source.path",
-        )
-    what = "" if source.format == "auto" else f"{source.format} "
+        count, first = len(passed), passed[0]
+        what = f"Source.select takes none of the {count} files at {_names(source)}, as {first!r}"
+        return DataError(what, hint="it is asked with each file's path below Source.path")
+    kind = "" if source.format == "auto" else f"{source.format} "
     return DataError(
-        f"no {what}files are found at {_names(source)}; those there end in {suffixes_in(passed)}",
+        f"no {kind}{where}; those there end in {suffixes_in(passed)}",
         hint="name files by a pattern, such as `folder/*.dat`, and give `Source.format`",
     )
