@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from io import BytesIO
 from typing import Any
 
@@ -66,35 +67,26 @@ def _decoded(
     """The pixels of one image, in `room` if it is a JPEG that fits there."""
     if data is None:
         raise ValueError("it is missing")
-    if data[:3] != _JPEG:
-        return _with_pillow(data, size, most_pixels)
-    import simplejpeg  # type: ignore[import-untyped] # noqa: PLC0415 - not every task has images
+    pixels: Pixels | None = None
+    if data[:3] == _JPEG:
+        import simplejpeg  # type: ignore[import-untyped] # noqa: PLC0415 - not every task has images
 
-    try:
-        height, width, _, _ = simplejpeg.decode_jpeg_header(data)
-        _check(height * width, most_pixels)
-        pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB", buffer=room)
-    except ValueError:  # larger; or of four colours, which Pillow knows; or damaged
-        return _with_pillow(data, size, most_pixels)
-    if room is not None and pixels.shape == room.shape:
-        return room
-    return pixels if size is None or pixels.shape[:2] == tuple(size) else _resized(pixels, size)
-
-
-def _resized(pixels: Pixels, size: tuple[int, int]) -> Pixels:
+        with suppress(ValueError):  # larger; or of four colours, which Pillow knows; or damaged
+            height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+            _check(height * width, most_pixels)
+            pixels = simplejpeg.decode_jpeg(data, "RGB", buffer=room)
+            if room is not None and pixels.shape == room.shape:
+                return room
     from PIL import Image  # noqa: PLC0415 - not every task has images
 
-    image = Image.fromarray(pixels)
-    return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR))
-
-
-def _with_pillow(data: bytes, size: tuple[int, int] | None, most_pixels: int) -> Pixels:
-    from PIL import Image  # noqa: PLC0415 - not every task has images
-
-    with Image.open(BytesIO(data), formats=FORMATS) as image:
-        _check(image.width * image.height, most_pixels)
-        pixels: Pixels = np.asarray(image.convert("RGB"))
-    return pixels if size is None or pixels.shape[:2] == tuple(size) else _resized(pixels, size)
+    if pixels is None:
+        with Image.open(BytesIO(data), formats=FORMATS) as image:
+            _check(image.width * image.height, most_pixels)
+            pixels = np.asarray(image.convert("RGB"))
+    if size is None or pixels.shape[:2] == tuple(size):
+        return pixels
+    resized = Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return np.asarray(resized)
 
 
 def _check(pixels: int, most_pixels: int) -> None:

@@ -8,13 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raycloud.data.partition import (
-    bytes_of_rows,
-    equal_bytes,
-    equal_rows,
-    partition_count,
-    rows_of_bytes,
-)
+from raycloud.data.partition import bytes_of_rows, equal_bytes, partition_count
 from raycloud.rows import Rows
 
 
@@ -36,17 +30,6 @@ from raycloud.rows import Rows
 )
 def test_partition_count(rows: int, largest: int, lanes: int, count: int) -> None:
     assert partition_count(rows, largest, lanes) == count
-
-
-def test_rows_of_bytes() -> None:
-    assert rows_of_bytes(60_000, 60_000 * 3072, 16 * 2**20) == 5461
-    assert rows_of_bytes(10, 1000, 10) == 1
-    assert rows_of_bytes(10, 1000, 10**9) == 10
-
-
-def test_equal_rows_of_few() -> None:
-    assert equal_rows(3, 8) == (0, 0, 0, 1, 1, 1, 2, 2, 3)
-    assert equal_rows(0, 2) == (0, 0, 0)
 
 
 def test_equal_bytes_follow_the_rows_sizes() -> None:
