@@ -32,7 +32,6 @@ from torch import Tensor, distributed, nn
 
 from benchmarks.statistics import paired_ratio
 from raycloud import Job, Splits, Task
-from raycloud.clock import SystemClock
 from raycloud.commands import Form
 from raycloud.events import MemberFailed, MemberReady, StepsCommitted
 from raycloud.net.rendezvous_store import Rendezvous
@@ -176,7 +175,7 @@ def measure(asked: Asked) -> dict[str, float]:
     """Steps per second while all are as fast, and while one is throttled."""
     store = distributed.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=_MEET)
     pause = threading.Event()
-    with tempfile.TemporaryDirectory() as folder, closing(Rendezvous(_HOST, SystemClock())) as head:
+    with tempfile.TemporaryDirectory() as folder, closing(Rendezvous(_HOST)) as head:
         store.set("place", json.dumps(list(astuple(head.place))))
         logs = [Path(folder) / str(number) for number in range(asked.members)]
         processes = [_started(number, store.port, asked, log) for number, log in enumerate(logs)]

@@ -31,7 +31,6 @@ from torch import Tensor, distributed, nn
 
 from benchmarks.testbed import NodeSpec, Spec, Testbed
 from raycloud import Job, Splits, Task
-from raycloud.clock import SystemClock
 from raycloud.commands import Form, Meet, Reshare
 from raycloud.events import MemberCaughtUp, MemberFailed, MemberReady
 from raycloud.net.rendezvous_store import Rendezvous
@@ -189,7 +188,7 @@ class Bench:
     def __init__(self, address: str, store: Any, members: int) -> None:
         """At this address members meet, by this store, which also carries what they are told."""
         self._store = store
-        self._head = Rendezvous(address, SystemClock())
+        self._head = Rendezvous(address)
         self._told = [0] * members
         self._pause = threading.Event()
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raycloud.clock import SystemClock
 from raycloud.commands import Change, Form, Meet
 from raycloud.events import Event, MemberFailed, MemberReady
 from raycloud.net.rendezvous_store import Rendezvous
@@ -44,7 +43,7 @@ class Fellows:
     def __init__(
         self, folder: Path, job: Job, count: int, joining: int = 1, task: type[Task] = Paced
     ) -> None:
-        self._rendezvous = Rendezvous("127.0.0.1", SystemClock())
+        self._rendezvous = Rendezvous("127.0.0.1")
         self.events: list[Event] = []
         self.members: list[Member] = []
         self._pause = threading.Event()

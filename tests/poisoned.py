@@ -135,6 +135,7 @@ class Looped:
         order = Order(samples=len(samples), seed=asked.seed)
         skips = asked.errors.on_error == "skip"
         self.parts = LoopContext(
+            extend=lambda *_: None,
             host=HOST,
             job=asked,
             steps=Steps(

@@ -23,6 +23,7 @@ import torch
 from benchmarks.feeding.consumer import Batches, consume, write
 from benchmarks.feeding.tasks import Images
 from raycloud.clock import SystemClock
+from raycloud.data.provider import Provided
 from raycloud.on_ray.attach import attached
 from raycloud.order import Position
 from raycloud.rows import Rows
@@ -31,7 +32,7 @@ from raycloud.step.collate import Collate, Making
 from raycloud.step.device import keep_freed_memory
 from raycloud.step.feed import Feed
 from raycloud.worker.context import MemberConfig
-from raycloud.worker.dataset import DataSet, TaskData
+from raycloud.worker.dataset import DataSet
 
 PREFETCH = 8
 
@@ -78,7 +79,7 @@ class Decoding:
 class Reading:
     """A feed over samples, epoch after epoch, and how long each batch took to read."""
 
-    def __init__(self, job: Job, data: TaskData) -> None:
+    def __init__(self, job: Job, data: Provided) -> None:
         clock = SystemClock()
         self._job, self._clock = job, clock
         data_set = DataSet(job, data, None)
@@ -157,7 +158,7 @@ class Run:
         task = Images()
         found = self._provider.provide(task, task.data(self._job.data.path))
         self.prepared = found.prepared
-        supply = TaskData(train=found.train, held_out=None, prepared=found.prepared)
+        supply = Provided(train=found.train, held_out=None, prepared=found.prepared)
         self.reading = Reading(self._job, supply)
         return self.reading.epoch()
 
@@ -191,7 +192,7 @@ def main() -> None:
             epochs += [epoch(cold.reading.epoch, "warm") for _ in range(asked.warm)]
             again = Run(job, "again")
             epochs.append(epoch(again.first, "second run"))
-            decoding = TaskData(train=Decoding(asked.images, Images()), held_out=None)
+            decoding = Provided(train=Decoding(asked.images, Images()), held_out=None)
             without = Reading(job, decoding)
             epochs.append(epoch(without.epoch, "not cached"))
             write(

@@ -17,7 +17,6 @@ import ray
 from benchmarks.contestants import Attempt, raycloud_job
 from benchmarks.raycloud_task import Throughput
 from benchmarks.workload import WORKERS
-from raycloud.clock import SystemClock
 from raycloud.commands import Form
 from raycloud.net.rendezvous_store import Rendezvous
 from raycloud.on_ray.attach import attached
@@ -73,7 +72,7 @@ def main() -> None:
         share = job.global_batch // job.micro_batch // WORKERS
         numbers = tuple(range(WORKERS))
         form = Form(generation=0, members=numbers, shares=(share,) * WORKERS, step=0)
-        rendezvous = Rendezvous(address, SystemClock())
+        rendezvous = Rendezvous(address)
         meetings = [Meeting.of(form, n, rendezvous.place) for n in numbers]
         ray.get([one.train.remote(told) for one, told in zip(members, meetings, strict=True)])
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from raycloud.data.index import Prepared
     from raycloud.data.samples import BlockSamples
-    from raycloud.task import Splits, Task
+    from raycloud.task import Samples, Splits, Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provided:
     """Samples to train on, and those that measure the result; `prepared` is by split."""
 
-    train: BlockSamples
-    held_out: BlockSamples | None
-    prepared: Mapping[str, Prepared]
+    train: Samples
+    held_out: Samples | None
+    prepared: Mapping[str, Prepared] = field(default_factory=dict)
 
 
 class Provider(Protocol):

@@ -38,7 +38,6 @@ class GlooDevice:
         address: The network address of this node that peers can reach.
 
     Attributes:
-        address: The same.
         places: Where it listens.
         others: Where those listen that it meets, once a transport has been told.
     """
@@ -46,10 +45,8 @@ class GlooDevice:
     def __init__(self, address: str) -> None:
         self.address = address
         self.others: list[Place] = []
-        made: list[Any] = []
         gloo: Any = dist.ProcessGroupGloo  # torch's type stub lacks most of it
-        self.places = listening(lambda: made.append(gloo.create_device(hostname=address)))
-        self.device = made[0]
+        self.device, self.places = listening(lambda: gloo.create_device(hostname=address))
 
 
 class GlooTransport:
@@ -101,27 +98,14 @@ class GlooTransport:
             ) from error
 
     def all_reduce(self, tensor: torch.Tensor) -> GlooWork:
-        """Sum over members, in place.
-
-        Raises:
-            TransportError: It has hung up.
-        """
-        self._raise_if_over()
-        options = dist.AllreduceOptions()
-        options.timeout = _NEVER
-        return GlooWork(self._group.allreduce([tensor], options))
+        """Sum over members, in place; `TransportError`: it has hung up."""
+        return self._begin("allreduce", tensor, dist.AllreduceOptions())
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> GlooWork:
-        """Copy from the member of rank `source`, in place.
-
-        Raises:
-            TransportError: It has hung up.
-        """
-        self._raise_if_over()
+        """Copy from the member of rank `source`, in place; `TransportError`: it has hung up."""
         options = dist.BroadcastOptions()
         options.rootRank = source
-        options.timeout = _NEVER
-        return GlooWork(self._group.broadcast([tensor], options))
+        return self._begin("broadcast", tensor, options)
 
     def hang_up(self) -> None:
         """End all connections, so that who waits here, or for this member, need not any longer.
@@ -149,9 +133,11 @@ class GlooTransport:
         if self._over is not None:
             self._over.set()
 
-    def _raise_if_over(self) -> None:
+    def _begin(self, operation: str, tensor: torch.Tensor, options: Any) -> GlooWork:
         if self._over is not None:
             raise TransportError("an exchange with the other members broke: this one has hung up")
+        options.timeout = _NEVER
+        return GlooWork(getattr(self._group, operation)([tensor], options))
 
     def _calm(self, over: threading.Event) -> None:
         pause_s = _CALM_S
@@ -173,11 +159,9 @@ class GlooWork:
         except RuntimeError:
             if not self._work.is_completed():
                 return False
-            self._raise_if_broken()  # it may also have completed well just after the time-out
+            try:
+                self._work.wait()  # it may also have completed well just after the time-out
+            except RuntimeError as error:
+                what = "an exchange with the other members broke"
+                raise TransportError(f"{what}: {error}") from error
         return True
-
-    def _raise_if_broken(self) -> None:
-        try:
-            self._work.wait()
-        except RuntimeError as error:
-            raise TransportError(f"an exchange with the other members broke: {error}") from error

@@ -13,17 +13,19 @@ cut off. Once one does again, TCP may wait as long as that took before it tries 
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import struct
 import sys
 import threading
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from raycloud.errors import TransportError
-from raycloud.net.stream import Listener, Place, Stream, connect
+from raycloud.net.sockets import end_if_hung
+from raycloud.net.stream import GREETING_BYTES, SILENT_S, Place, Stream, connect, listen, rank_of
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -63,157 +65,121 @@ class Reach:
 
 
 class Heartbeats:
-    """The driver's end of all connections.
-
-    Args:
-        address: This node's, that members can reach.
-        clock: For seconds.
+    """The driver's end of all connections, which one thread looks after.
 
     Attributes:
         place: Where members are to connect, each by its number; None where this system does not
             tell what was acknowledged, or the address is not one of this machine's own.
+        reach: As of the last turn, at most a twentieth of a second ago where members are few.
     """
 
     def __init__(self, address: str, clock: Clock) -> None:
-        self._clock, self._listener = clock, _listener(address)
-        self.place = None if self._listener is None else self._listener.place
-        self._turn, self._over = threading.Lock(), threading.Event()
-        self._room = threading.BoundedSemaphore(_STRANGERS)
+        self._clock, self._over = clock, threading.Event()
+        self._strangers: list[tuple[float, socket.socket]] = []  # since when
         self._lines: dict[int, _Line] = {}
-        self._gone: list[_Line] = []  # of which the thread that asks lets go
-        self._reach, self._outage = Reach(), _Outage()
-        self._threads: list[threading.Thread] = []
-        if self._listener is not None:
-            into = partial(self._accept, self._listener)
-            for name, work in (("probes-in", into), ("probes", self._ask)):
-                self._threads.append(threading.Thread(target=work, name=name, daemon=True))
-                self._threads[-1].start()
-
-    @property
-    def reach(self) -> Reach:
-        """As of the last turn, at most a twentieth of a second ago where members are few."""
-        return self._reach
+        self._forgotten: deque[int] = deque()
+        self.place: Place | None = None
+        self.reach = Reach()
+        self._thread: threading.Thread | None = None
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # a network translates it
+                door, self.place = listen(address)
+                door.settimeout(0.0)
+                self._thread = threading.Thread(
+                    target=self._live, args=(door,), name="probes", daemon=True
+                )
+                self._thread.start()
 
     def forget(self, member: int) -> None:
         """Ask its machine no more, until it connects again."""
-        with self._turn:
-            line = self._lines.pop(member, None)
-            self._gone += [] if line is None else [line]
+        self._forgotten.append(member)
 
     def close(self) -> None:
         """Ask nobody any more."""
         self._over.set()
-        if self._listener is not None:
-            self._listener.hang_up()
-        for thread in self._threads:
-            thread.join()
-        with self._turn:
-            lines = [*self._gone, *self._lines.values()]
-            self._gone, self._lines = [], {}
-        for line in lines:
-            line.close()
+        if self._thread is not None:
+            self._thread.join()
 
-    def _accept(self, listener: Listener) -> None:
-        while not self._over.is_set():
-            try:
-                listener.accept(partial(self._welcome, listener))
-            except TransportError:  # nobody is waited for any more; or who came has gone again
-                self._over.wait(EVERY_S)
-        listener.close()
-
-    def _welcome(self, listener: Listener, connection: socket.socket) -> None:
-        if not self._room.acquire(blocking=False):
-            connection.close()  # a member tries again
-            return
-        work = partial(self._take, listener, connection)
-        threading.Thread(target=work, name="probes-new", daemon=True).start()
-
-    def _take(self, listener: Listener, connection: socket.socket) -> None:
-        try:
-            known = listener.welcome(connection)
-        finally:
-            self._room.release()
-        if known is None:
-            return
-        member, stream = known
-        line = _Line(stream, connection, self._clock.monotonic_s())
-        with self._turn:
-            over = self._over.is_set()
-            if not over:
-                self._gone += [self._lines[member]] if member in self._lines else []
-                self._lines[member] = line
-        if over:
-            line.close()
-
-    def _ask(self) -> None:
+    def _live(self, door: socket.socket) -> None:
         asked_s, usual_s, every_s = self._clock.monotonic_s(), EVERY_S, EVERY_S
+        nobody_since_s, waits_until_s = math.inf, -math.inf
         while not self._over.wait(every_s):
             now_s = self._clock.monotonic_s()
             late_s = now_s - asked_s - usual_s
             stood_s = late_s if late_s > _LATE * usual_s else 0.0
-            with self._turn:
-                lines = dict(self._lines)
-                gone, self._gone = self._gone, []
-            for line in gone:
-                line.close()
-            for member, line in lines.items():
+            while self._forgotten:
+                self._end(self._forgotten.popleft())
+            self._take_in(door, now_s)
+            for member, line in list(self._lines.items()):
                 if not line.ask(now_s, stood_s):
-                    self._end(member, line)
-            usual_s = max(EVERY_S, _MEMBER_S * len(lines))
-            found = _reach(lines, usual_s)
-            over = self._outage.over(now_s, found, nobody=bool(lines) and not found.reached)
-            self._reach = found if over else replace(found, cut_s={})
+                    self._end(member)
+            usual_s = max(EVERY_S, _MEMBER_S * len(self._lines))
+            found = _reach(self._lines, usual_s)
+            if self._lines and not found.reached:
+                if nobody_since_s == math.inf:
+                    nobody_since_s = now_s - max(found.cut_s.values(), default=0.0)
+                waits_until_s = now_s + (now_s - nobody_since_s) + _BACK_S
+            else:
+                nobody_since_s = math.inf
+            # Until then who does not answer is still waited for by TCP, and not cut off.
+            self.reach = found if now_s >= waits_until_s else replace(found, cut_s={})
             asked_s = now_s
-            every_s = max(_DOUBT_S, usual_s / 2.0) if self._reach.doubtful else usual_s
+            every_s = max(_DOUBT_S, usual_s / 2.0) if self.reach.doubtful else usual_s
+        door.close()
+        for _, connection in self._strangers:
+            connection.close()
+        for member in list(self._lines):
+            self._end(member)
 
-    def _end(self, member: int, line: _Line) -> None:
-        with self._turn:
-            if self._lines.get(member) is line:
-                self._gone.append(self._lines.pop(member))
+    def _take_in(self, door: socket.socket, now_s: float) -> None:
+        """Let in who connects, and know who has said whose it is."""
+        for _ in range(2 * _STRANGERS):
+            try:
+                connection, _ = door.accept()
+            except OSError:  # there is no other one; or it has gone again
+                break
+            connection.settimeout(0.0)
+            end_if_hung(connection)
+            self._strangers.append((now_s, connection))
+        self._strangers = [one for one in self._strangers if not self._known(*one, now_s)]
+        while len(self._strangers) > _STRANGERS:
+            self._strangers.pop(0)[1].close()  # a member tries again
 
-
-def _listener(address: str) -> Listener | None:
-    if sys.platform != "linux":
-        return None
-    try:
-        return Listener(address, wait_s=None)
-    except OSError:  # a network translates it
-        return None
-
-
-class _Outage:
-    """A time in which nobody answers, and what comes after it."""
-
-    def __init__(self) -> None:
-        self._since_s: float | None = None
-        self._until_s = float("-inf")
-
-    def over(self, now_s: float, found: Reach, *, nobody: bool) -> bool:
-        """Whether who does not answer now is cut off, and not still waited for by TCP."""
-        if nobody:
-            longest_s = max(found.cut_s.values(), default=0.0)
-            self._since_s = now_s - longest_s if self._since_s is None else self._since_s
-            self._until_s = now_s + (now_s - self._since_s) + _BACK_S
+    def _known(self, since_s: float, connection: socket.socket, now_s: float) -> bool:
+        """Whether it is a member's, or has been ended: else it may still say whose it is."""
+        try:
+            said = connection.recv(GREETING_BYTES, socket.MSG_PEEK)
+            waits = 0 < len(said) < GREETING_BYTES
+        except OSError as error:
+            said, waits = b"", isinstance(error, BlockingIOError)
+        if waits and now_s - since_s < SILENT_S:
+            return False
+        member = rank_of(said, self.place) if len(said) == GREETING_BYTES and self.place else None
+        if member is None:
+            connection.close()
         else:
-            self._since_s = None
-        return now_s >= self._until_s
+            self._end(member)
+            self._lines[member] = _Line(connection, now_s)
+        return True
+
+    def _end(self, member: int) -> None:
+        if (line := self._lines.pop(member, None)) is not None:
+            line.close()
 
 
 class _Line:
     """One member's connection, as this end's kernel knows it.
 
-    Attributes:
-        silent_s: For so long nothing was answered; 0 while nothing is awaited.
-        usual_s: The longest silence that it is known for.
-        ended: It is no connection any more, which says nothing about the machine.
+    For `silent_s` nothing was answered: 0 while nothing is awaited. `usual_s` is the longest such
+    silence that is known of.
     """
 
-    def __init__(self, stream: Stream, connection: socket.socket, now_s: float) -> None:
-        self._stream, self._socket = stream, connection
-        stream.send_at_once()
-        connection.settimeout(0.0)
+    def __init__(self, connection: socket.socket, now_s: float) -> None:
+        self._socket, self.close = connection, connection.close
+        with contextlib.suppress(OSError):  # it has ended: `ask` finds that
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._since_s = now_s
-        self.silent_s, self.usual_s, self.ended = 0.0, _FIRST_S, False
+        self.silent_s, self.usual_s = 0.0, _FIRST_S
 
     def ask(self, now_s: float, stood_s: float) -> bool:
         """Look what was answered, and send the next byte; False where it has ended.
@@ -225,8 +191,7 @@ class _Line:
             self._socket.send(_BYTE)
         except BlockingIOError:
             pass  # it is not there, or does not read: the bytes before are awaited
-        except OSError:
-            self.ended = True
+        except OSError:  # which says nothing about the machine
             return False
         (awaited,), (heard_ms,) = (one.unpack_from(info, at) for one, at in (_AWAITED, _HEARD_MS))
         heard_s = now_s - heard_ms / 1000.0
@@ -240,29 +205,23 @@ class _Line:
         self.silent_s = now_s - self._since_s
         return True
 
-    def close(self) -> None:
-        self._stream.close()
-
 
 def _reach(lines: Mapping[int, _Line], every_s: float) -> Reach:
     """Who is cut off is told once it is known of the others whether they are, too."""
-    there = {member: line for member, line in lines.items() if not line.ended}
-    least_s = {m: _TURNS * every_s + _USUAL * line.usual_s for m, line in there.items()}
-    cut = {m: line.silent_s for m, line in there.items() if line.silent_s >= least_s[m]}
-    late = [m for m, line in there.items() if line.silent_s > every_s + line.usual_s]
-    doubtful = [m for m in late if m not in cut]
-    reached = frozenset(there.keys() - cut.keys() - set(doubtful))
+    least_s = {m: _TURNS * every_s + _USUAL * line.usual_s for m, line in lines.items()}
+    cut = {m: line.silent_s for m, line in lines.items() if line.silent_s >= least_s[m]}
+    late = {m for m, line in lines.items() if line.silent_s > every_s + line.usual_s}
+    doubtful = late - cut.keys()
     if doubtful and all(cut[m] < least_s[m] + _WAITS * every_s for m in cut):
-        cut = {}
-    return Reach(reached=reached, cut_s=cut, doubtful=bool(late))
+        told: dict[int, float] = {}
+    else:
+        told = cut
+    reached = frozenset(lines.keys() - cut.keys() - doubtful)
+    return Reach(reached=reached, cut_s=told, doubtful=bool(late))
 
 
 class HeartbeatPeer:
-    """A member's end.
-
-    Args:
-        clock: For seconds.
-    """
+    """A member's end; `clock` is for seconds."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -281,10 +240,8 @@ class HeartbeatPeer:
                 return
             self._asked, self._tried_s, self._connecting = (place, member), now_s, True
             self._end()
-        work = threading.Thread(
-            target=self._connect, args=(place, member), name="probed", daemon=True
-        )
-        work.start()
+        args = place, member
+        threading.Thread(target=self._connect, args=args, name="probed", daemon=True).start()
 
     def close(self) -> None:
         """Be there no more."""
@@ -303,14 +260,11 @@ class HeartbeatPeer:
 
     def _there(self) -> bool:
         """Whether it is connected; what came is taken out of the kernel's hands."""
-        if self._stream is None:
-            return False
         try:
-            self._stream.some(0.0)
+            return self._stream is not None and self._stream.some(0.0) is not None
         except TransportError:
             self._end()
             return False
-        return True
 
     def _end(self) -> None:
         if self._stream is not None:

@@ -8,8 +8,10 @@ know of the step before (its loss). Now and then a digest of its state goes with
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from typing import Any
 
 import torch
 
@@ -20,7 +22,6 @@ Places = tuple[float, float, float]
 """Of micro-batches: their number, and the sums of their indices and of the squares of these."""
 
 NO_PLACES: Places = (0.0, 0.0, 0.0)
-_ADDRESS_BYTES = 64
 _NUMBERS = 8  # of a report, before its digest's words
 DIGEST_WORDS = 3  # of 16 bits each: sums of squares stay exact for 2**21 members
 
@@ -32,8 +33,7 @@ class LaneDigest:
     Attributes:
         holds_off: 0 where the sender would compare digests now, else 1.
         given: 1 where there is a digest.
-        words: Its words.
-        squares: Their squares, which tell in the sums whether all gave the same.
+        words: Its words, and their `squares`, which tell in the sums whether all gave the same.
     """
 
     holds_off: float = 0.0
@@ -92,11 +92,8 @@ class Lane:
     """The control lane of one generation: one small all-reduce a step, and talk between steps.
 
     All members make the same calls in the same order. All but `send` wait for the others, and raise
-    `TransportError` where the exchange broke, `Abandoned` where the generation is over.
-
-    Args:
-        transport: One of the lane's own, so that its order is free of the gradients'.
-        abandoned: Says that the generation is over.
+    `TransportError` where the exchange broke, `Abandoned` where the generation is over. The
+    transport is the lane's own, so that its order is free of the gradients'.
     """
 
     def __init__(self, transport: Transport, abandoned: Callable[[], bool] = lambda: False) -> None:
@@ -107,8 +104,8 @@ class Lane:
     def send(self, report: LaneReport) -> None:
         """Start this step's exchange; returns at once."""
         digest = report.digest
-        told = (report.weight, *report.places, report.rows, report.loss)
-        also = (digest.holds_off, digest.given, *digest.words, *digest.squares)
+        told = report.weight, *report.places, report.rows, report.loss
+        also = digest.holds_off, digest.given, *digest.words, *digest.squares
         self._buffer = torch.tensor((*told, *also), dtype=torch.float64)
         self._work = self.transport.all_reduce(self._buffer) if self.transport.size > 1 else None
 
@@ -118,23 +115,21 @@ class Lane:
             finish(self._work, self.abandoned)
             self._work = None
         numbers = self._buffer.tolist()
-        weight, count, total, squares, rows, loss, holds_off, given = numbers[:_NUMBERS]
-        words = numbers[_NUMBERS:]
-        digest = LaneDigest(
-            holds_off=holds_off,
-            given=given,
-            words=tuple(words[:DIGEST_WORDS]),
-            squares=tuple(words[DIGEST_WORDS:]),
-        )
+        weight, count, total, squares, rows, loss, holds_off, given, *both = numbers
+        words, word_squares = tuple(both[:DIGEST_WORDS]), tuple(both[DIGEST_WORDS:])
+        digest = LaneDigest(holds_off=holds_off, given=given, words=words, squares=word_squares)
         places = count, total, squares
         return LaneReport(weight=weight, places=places, rows=rows, loss=loss, digest=digest)
 
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """Sums over members of as many numbers from each; nothing that was sent is unread."""
-        numbers = torch.tensor(values, dtype=torch.float64)
+    def _summed(self, numbers: torch.Tensor) -> Any:
+        """Their sums over members, as Python numbers; nothing that was sent is unread."""
         if self.transport.size > 1:
             finish(self.transport.all_reduce(numbers), self.abandoned)
-        return list(numbers.tolist())
+        return numbers.tolist()
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Sums over members of as many numbers from each."""
+        return list(self._summed(torch.tensor(values, dtype=torch.float64)))
 
     def any_of(self, some: Iterable[int], count: int) -> tuple[int, ...]:
         """Indices, of `count` things, that any member gives in `some`."""
@@ -144,15 +139,13 @@ class Lane:
         return tuple(k for k, many in enumerate(self.sum(named)) if many)
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """As many numbers from each member, by rank; nothing that was sent is unread."""
+        """As many numbers from each member, by rank."""
         rows = torch.zeros((self.transport.size, len(values)), dtype=torch.float64)
         rows[self.transport.rank] = torch.tensor(values, dtype=torch.float64)
-        if self.transport.size > 1:
-            finish(self.transport.all_reduce(rows), self.abandoned)
-        return list(rows.tolist())
+        return list(self._summed(rows))
 
     def gather_text(self, text: str) -> list[str]:
-        """A text from each member, by rank; nothing that was sent is unread."""
+        """A text from each member, by rank."""
         octets = text.encode()
         sizes = [int(row[0]) for row in self.gather([len(octets)])]
         rows = self.gather([*octets, *([0] * (max(sizes) - len(octets)))])
@@ -160,16 +153,10 @@ class Lane:
 
     def gather_places(self, own: Place | None) -> list[Place]:
         """Where members listen, by rank: those that give a place of their own."""
-        told = [0.0] * (2 + _ADDRESS_BYTES)
-        if own is not None:
-            told = [own.port, own.key, *own.address.encode().ljust(_ADDRESS_BYTES, b"\0")]
-        return [
-            Place(bytes(map(int, address)).rstrip(b"\0").decode(), int(port), int(key))
-            for port, key, *address in self.gather(told)
-            if port
-        ]
+        told = self.gather_text("" if own is None else json.dumps(astuple(own)))
+        return [Place(*json.loads(text)) for text in told if text]
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Overwrite a tensor, on the CPU, with rank 0's; nothing that was sent is unread."""
+        """Overwrite a tensor, on the CPU, with rank 0's."""
         if self.transport.size > 1 and tensor.numel():
             finish(self.transport.broadcast(tensor, 0), self.abandoned)

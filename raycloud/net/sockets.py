@@ -18,8 +18,10 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from threading import Event, Lock, Thread
+from typing import TypeVar
 
 Place = tuple[str, int]  # address and port
+_Opened = TypeVar("_Opened")
 
 HUNG_S = 6  # a connection ends whose other machine has acknowledged nothing for so long
 _IDLE_S, _PROBE_S = 3, 1  # who has nothing to say asks after so long, and then so often
@@ -38,12 +40,17 @@ _READABLE, _ONCE = 0x1, 1 << 30  # EPOLLIN, EPOLLONESHOT
 _TURN = Lock()
 
 
-def listening(open_one: Callable[[], None]) -> list[Place]:
-    """Where this process listens since `open_one` was called, and did not before."""
+def listening(open_one: Callable[[], _Opened]) -> tuple[_Opened, list[Place]]:
+    """What `open_one` returns, and where this process listens since then, and did not before."""
     with _TURN:
         before = set(_listeners())
-        open_one()
-        return [place for place in _listeners() if place not in before]
+        return open_one(), [place for place in _listeners() if place not in before]
+
+
+def shut(connection: socket.socket) -> None:
+    """End a connection, or a socket that listens: who waits for it is told, and closes it."""
+    with contextlib.suppress(OSError):  # it is not connected any more
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def hang_up(own: Collection[Place], others: Collection[Place]) -> None:
@@ -53,8 +60,7 @@ def hang_up(own: Collection[Place], others: Collection[Place]) -> None:
     where those are shut.
     """
     for connection in _connections(own, others):
-        with contextlib.suppress(OSError):  # it is not connected any more
-            connection.shutdown(socket.SHUT_RDWR)
+        shut(connection)
 
 
 def end_all_if_hung(own: Collection[Place], others: Collection[Place]) -> set[int]:
@@ -151,14 +157,7 @@ def _listeners() -> Iterator[Place]:
 
 def _sockets(names: Collection[str] = ()) -> Iterator[socket.socket]:
     """All TCP sockets of this process, or these, by descriptors of our own; none without Linux."""
-    for entry in _DESCRIPTORS.iterdir() if _DESCRIPTORS.is_dir() else ():
-        try:
-            name = str(entry.readlink())
-            if not name.startswith("socket:") or (names and name not in names):
-                continue
-            copy = os.dup(int(entry.name))
-        except OSError:  # closed meanwhile
-            continue
+    for copy in _descriptors(lambda n: n in names if names else n.startswith("socket:")):
         try:
             found = socket.socket(fileno=copy)
         except OSError:  # closed meanwhile, and its number given to something else
@@ -182,20 +181,16 @@ def look_once_more(inodes: Collection[int]) -> int:
     """Whoever looks at these sockets of this process is told once more how they are, then not.
 
     Who asks anew is told again: call this from time to time, until it does not matter any more.
+    Sockets are named by the numbers (inodes) that the kernel gives them. Returns how many there
+    were; 0 without Linux.
 
     Between the look and the change the descriptor may be closed, and its number be that of another
-    connection. Nothing is changed where it is a socket of another number by then, and where the
-    same epoll instance does not look at it. That leaves an instant in which gloo closes one and
-    takes in another for the same group, which a group that has met does not, but for strangers.
-
-    Args:
-        inodes: The sockets, by the numbers that the kernel gives them.
-
-    Returns:
-        How many there were; 0 where no Linux is.
+    connection. Nothing is changed where it is a socket of another inode by then, and where the same
+    epoll instance does not look at it. That leaves an instant in which gloo closes one and takes in
+    another for the same group, which a group that has met does not, but for strangers.
     """
     told = 0
-    for own in _pollers():
+    for own in _descriptors(lambda name: name == "anon_inode:[eventpoll]"):
         try:
             for descriptor, data, inode in _armed(own, inodes):
                 told += _ask_once(own, descriptor, data, inode)
@@ -204,12 +199,15 @@ def look_once_more(inodes: Collection[int]) -> int:
     return told
 
 
-def _pollers() -> Iterator[int]:
-    """The epoll instances of this process, each by a descriptor that is to be closed."""
+def _descriptors(wanted: Callable[[str], bool]) -> Iterator[int]:
+    """Copies of descriptors of such names, each to be closed; none without Linux."""
     for entry in _DESCRIPTORS.iterdir() if _DESCRIPTORS.is_dir() else ():
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if str(entry.readlink()) == "anon_inode:[eventpoll]":
-                yield os.dup(int(entry.name))
+        try:
+            found = os.dup(int(entry.name)) if wanted(str(entry.readlink())) else None
+        except OSError:  # closed meanwhile
+            continue
+        if found is not None:
+            yield found
 
 
 def _armed(poller: int, inodes: Collection[int]) -> Iterator[tuple[int, int, int]]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raycloud.errors import TransportError
-from raycloud.net.sockets import end_if_hung, listening
+from raycloud.net.sockets import end_if_hung, listening, shut
 from raycloud.threads import THREADS
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ GREETING_BYTES = _GREETING.size
 _HEADER = struct.Struct(">I")  # its bytes
 _CHUNK = struct.Struct(">II")  # bytes, CRC-32
 _NAME = b"raycloud"
-_KEY_BITS = 48  # float64, in which it travels to the others, holds it exactly
+_KEY_BITS = 48
 _HEADER_BYTES = 2**26
 _BUFFER_BYTES = 2**19  # what lies in the kernel cannot give way any more
 _SOME_BYTES = 2**16
@@ -64,14 +64,9 @@ class Sockets:
 
     def listen(self, address: str) -> socket.socket:
         """Listen on a free port."""
-        made: list[socket.socket] = []
-
-        def listen() -> None:
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            made.append(socket.create_server((address, 0), family=family))
-
-        listening(listen)  # else it could be taken for one of gloo's that is opened just now
-        return made[0]
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        # Else it could be taken for one of gloo's that is opened just now.
+        return listening(lambda: socket.create_server((address, 0), family=family))[0]
 
     def connect(self, where: tuple[str, int], timeout_s: float) -> socket.socket:
         """Open a connection."""
@@ -99,16 +94,21 @@ SOCKETS = Sockets()
 
 
 class Stream:
-    """One end of a connection.
+    """One end of a connection, its own from now on. What breaks it raises `TransportError`.
 
     Args:
-        connection: It is this stream's from now on.
+        connection: Nothing small waits there to be sent with more.
         sockets: Where it comes from.
+        silent_s: So long may the peer have nothing to say.
     """
 
-    def __init__(self, connection: socket.socket, sockets: Sockets = SOCKETS) -> None:
+    def __init__(
+        self, connection: socket.socket, sockets: Sockets = SOCKETS, silent_s: float = SILENT_S
+    ) -> None:
         self._socket, self._sockets = connection, sockets
-        self._socket.settimeout(SILENT_S)
+        connection.settimeout(silent_s)
+        with contextlib.suppress(OSError):  # it is no TCP connection
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def tell(self, header: Mapping[str, Any]) -> None:
         """Send a header."""
@@ -120,11 +120,7 @@ class Stream:
         self.give(_CHUNK.pack(len(chunk), zlib.crc32(chunk)), chunk)
 
     def hear(self) -> dict[str, Any]:
-        """The header.
-
-        Raises:
-            TransportError: The connection broke, or what came is no header.
-        """
+        """The header; `TransportError` also where what came is none."""
         size = _HEADER.unpack(self.take(_HEADER.size))[0]
         if size > _HEADER_BYTES:
             raise TransportError(f"a header of {size} bytes came; at most {_HEADER_BYTES} may")
@@ -137,11 +133,7 @@ class Stream:
         return told
 
     def receive(self, place: memoryview) -> None:
-        """Fill `place` with the bytes that were sent for it, chunk by chunk.
-
-        Raises:
-            TransportError: The connection broke, or what came is not what was sent.
-        """
+        """Fill `place` with the bytes that were sent for it, chunk by chunk, and check them."""
         at = 0
         while at < len(place):
             size, check = _CHUNK.unpack(self.take(_CHUNK.size))
@@ -161,17 +153,8 @@ class Stream:
         """How many bytes were sent and have not arrived, as far as the system tells."""
         return self._sockets.unacknowledged(self._socket)
 
-    def send_at_once(self) -> None:
-        """From now on nothing small waits to be sent with more: an answer is waited for."""
-        with contextlib.suppress(OSError):  # it is no TCP connection
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
     def some(self, timeout_s: float) -> bytes:
-        """Bytes that have come, whatever they are; none where none do within `timeout_s`.
-
-        Raises:
-            TransportError: The connection broke, or is closed.
-        """
+        """Bytes that have come, whatever they are; none where none do within `timeout_s`."""
         if not self.heard(timeout_s):
             return b""
         with _broken():
@@ -182,8 +165,7 @@ class Stream:
 
     def hang_up(self) -> None:
         """End the connection, which another thread uses and then closes."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        shut(self._socket)
 
     def close(self) -> None:
         """End the connection; another thread that waits for it is told."""
@@ -191,21 +173,13 @@ class Stream:
         self._socket.close()
 
     def give(self, *parts: bytes | memoryview) -> None:
-        """Send bytes as they are.
-
-        Raises:
-            TransportError: The connection broke.
-        """
+        """Send bytes as they are."""
         with _broken():
             for part in parts:
                 self._socket.sendall(part)
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes, as they are.
-
-        Raises:
-            TransportError: The connection broke.
-        """
+        """The next `size` bytes, as they are."""
         found = bytearray(size)
         self._fill(memoryview(found))
         return bytes(found)
@@ -228,7 +202,9 @@ def _broken() -> Iterator[None]:
         raise TransportError(f"the connection to a member broke: {error}") from error
 
 
-def connect(place: Place, rank: int, sockets: Sockets = SOCKETS) -> Stream:
+def connect(
+    place: Place, rank: int, sockets: Sockets = SOCKETS, silent_s: float = SILENT_S
+) -> Stream:
     """Open a connection to who listens at `place`, and say whose it is.
 
     Raises:
@@ -236,12 +212,12 @@ def connect(place: Place, rank: int, sockets: Sockets = SOCKETS) -> Stream:
     """
     where = place.address, place.port
     try:
-        connection = sockets.connect(where, SILENT_S)
+        connection = sockets.connect(where, silent_s)
     except OSError as error:
         raise TransportError(f"a member cannot be reached at {where}: {error}") from error
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     end_if_hung(connection)
-    stream = Stream(connection, sockets)
+    stream = Stream(connection, sockets, silent_s)
     try:
         stream.give(greeting(place.key, rank))
     except TransportError:
@@ -255,84 +231,44 @@ def greeting(key: int, rank: int) -> bytes:
     return _GREETING.pack(_NAME, FORMAT, key, rank)
 
 
-class Listener:
-    """Where others connect to this member.
+def listen(address: str, sockets: Sockets = SOCKETS) -> tuple[socket.socket, Place]:
+    """A socket that waits for others to `connect`, and what they are to be told for that.
 
-    Args:
-        address: This node's, that peers can reach.
-        wait_s: For the next connection; None: for ever.
-        sockets: Where they come from.
-
-    Attributes:
-        place: To be told to those who are to connect.
+    `address` is this node's, that they can reach.
     """
+    door = sockets.listen(address)
+    door.settimeout(SILENT_S)
+    return door, Place(address, door.getsockname()[1], sockets.new_key())
 
-    def __init__(
-        self, address: str, wait_s: float | None = SILENT_S, sockets: Sockets = SOCKETS
-    ) -> None:
-        self._sockets = sockets
-        self._socket = sockets.listen(address)
-        self._socket.settimeout(wait_s)
-        self._wait_s = wait_s
-        port = self._socket.getsockname()[1]
-        self.place = Place(address, port, sockets.new_key())
 
-    @property
-    def door(self) -> socket.socket:
-        """What listens, for who looks after many connections at once."""
-        return self._socket
+def rank_of(said: bytes, place: Place) -> int | None:
+    """The sender's rank in a `greeting`; None for one who does not know the place's key."""
+    *told, rank = _GREETING.unpack(said)
+    return rank if told == [_NAME, FORMAT, place.key] else None
 
-    def accept(self, serve: Callable[[socket.socket], None]) -> None:
-        """Wait for the next connection, and let `serve` have it.
 
-        Raises:
-            TransportError: None came in time, or this is closed.
-        """
-        try:
-            connection, _ = self._socket.accept()
-        except OSError as error:
-            waited = "" if self._wait_s is None else f" in {self._wait_s:g} s"
-            raise TransportError(f"no member has connected{waited}: {error}") from error
-        end_if_hung(connection)
-        serve(connection)
-
-    def welcome(self, connection: socket.socket) -> tuple[int, Stream] | None:
-        """The sender's rank and its stream; None for one who does not know the key."""
-        stream = Stream(connection, self._sockets)
-        with contextlib.suppress(TransportError):
-            told = _GREETING.unpack(stream.take(_GREETING.size))
-            if told[:3] == (_NAME, FORMAT, self.place.key):
-                return told[3], stream
-        stream.close()
-        return None
-
-    def hang_up(self) -> None:
-        """Nobody is waited for any more, by another thread, which then closes."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Nobody is waited for any more."""
-        self.hang_up()
-        self._socket.close()
+def welcome(
+    connection: socket.socket, place: Place, sockets: Sockets = SOCKETS
+) -> tuple[int, Stream] | None:
+    """The rank and the stream of who has connected; None for one who does not know the key."""
+    end_if_hung(connection)
+    stream = Stream(connection, sockets)
+    with contextlib.suppress(TransportError):
+        rank = rank_of(stream.take(GREETING_BYTES), place)
+        if rank is not None:
+            return rank, stream
+    stream.close()
+    return None
 
 
 MOST_STRANGERS = 64  # that have not said the key; the oldest makes room for another
 
 
 class Arrivals:
-    """Waits for members that connect to this one, and hears each in a thread of its own.
+    """Waits at `place` for `count` members to connect, and hears each in a thread of its own.
 
-    Args:
-        address: This node's, that they can reach.
-        count: How many.
-        hear: Given the rank of each and its stream, which is closed once it returns.
-        fail: Told where one does not come, or `hear` raises.
-        threads: Where each is heard.
-        sockets: Over which they come.
-
-    Attributes:
-        place: Where they are to connect.
+    `hear` is given the rank of each and its stream, which is closed once it returns; `fail` is told
+    where one does not come, or `hear` raises.
     """
 
     def __init__(
@@ -344,9 +280,8 @@ class Arrivals:
         threads: Threads = THREADS,
         sockets: Sockets = SOCKETS,
     ) -> None:
-        self._threads = threads
-        self._listener = Listener(address, sockets=sockets)
-        self.place = self._listener.place
+        self._threads, self._sockets = threads, sockets
+        self._door, self.place = listen(address, sockets)
         self._count, self._hear, self._fail = count, hear, fail
         self._turn = threading.Lock()
         self._streams: dict[int, Stream] = {}
@@ -364,36 +299,36 @@ class Arrivals:
         """Nobody is waited for or heard any more: each thread closes what it waits for."""
         with self._turn:
             self._closed = True
-        self._listener.hang_up()
+        shut(self._door)
         for stream in self.streams:
             stream.hang_up()
         with self._turn:
-            while self._strangers:
-                _hang_up(self._strangers.popleft())
+            strangers = list(self._strangers)
+        for connection in strangers:
+            shut(connection)
 
     def _accept(self) -> None:
         while not self._all_here():
             try:
-                self._listener.accept(self._serve)
-            except TransportError as error:
+                connection, _ = self._door.accept()
+            except OSError as error:
                 if not self._all_here():
-                    self._fail(error)
+                    what = f"no member has connected in {SILENT_S:g} s"
+                    self._fail(TransportError(f"{what}: {error}"))
                 break
-        self._listener.close()
+            with self._turn:
+                self._strangers.append(connection)
+                if len(self._strangers) > MOST_STRANGERS:
+                    shut(self._strangers.popleft())  # its thread closes it
+            self._threads.thread(self._answer, connection, name="arrival").start()
+        self._door.close()
 
     def _all_here(self) -> bool:
         with self._turn:
             return self._closed or len(self._streams) == self._count
 
-    def _serve(self, connection: socket.socket) -> None:
-        with self._turn:
-            self._strangers.append(connection)
-            if len(self._strangers) > MOST_STRANGERS:
-                _hang_up(self._strangers.popleft())
-        self._threads.thread(self._answer, connection, name="arrival").start()
-
     def _answer(self, connection: socket.socket) -> None:
-        known = self._listener.welcome(connection)
+        known = welcome(connection, self.place, self._sockets)
         with self._turn, contextlib.suppress(ValueError):
             self._strangers.remove(connection)
         if known is None:
@@ -407,7 +342,7 @@ class Arrivals:
             stream.close()
             return
         if self._all_here():
-            self._listener.hang_up()  # nobody else is waited for
+            shut(self._door)  # nobody else is waited for
         try:
             self._hear(rank, stream)
         except TransportError as error:
@@ -416,9 +351,3 @@ class Arrivals:
             self._fail(TransportError(f"what a member sent could not be taken: {error}"))
         finally:
             stream.close()
-
-
-def _hang_up(connection: socket.socket) -> None:
-    """Nothing comes from it any more; its thread closes it."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)

@@ -7,7 +7,7 @@ next generation is built beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from raycloud.errors import TransportError
@@ -75,27 +75,3 @@ def finish(work: Work, abandoned: Callable[[], bool]) -> None:
     while not work.wait(_LOOK_UP_S):
         if abandoned():
             raise Abandoned("the generation was abandoned during an exchange")
-
-
-def take_from(
-    source: int,
-    tensors: Mapping[str, torch.Tensor],
-    transport: Transport,
-    abandoned: Callable[[], bool],
-) -> None:
-    """Overwrite `tensors`, in place, with those of the member of rank `source`.
-
-    They arrive beside them and are taken once all are there: an exchange that is given up may
-    still write to what it was given.
-
-    Raises:
-        TransportError: It broke, or was abandoned; nothing is taken.
-    """
-    arrived: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for _, tensor in sorted(tensors.items()):
-        flat = tensor.detach().contiguous().reshape(-1).clone()
-        if flat.numel():
-            finish(transport.broadcast(flat, source), abandoned)
-            arrived.append((tensor, flat))
-    for tensor, flat in arrived:
-        tensor.copy_(flat.view(tensor.shape))

@@ -90,7 +90,7 @@ class RayCluster:
         self._written = written
         self._watch = ClusterWatch(nodes, session)
         self._inputs = RunInputs(session, pool)
-        self._rendezvous = Rendezvous(ray.util.get_node_ip_address(), session.clock)
+        self._rendezvous = Rendezvous(ray.util.get_node_ip_address())
         self._fleet = Fleet(session.job.resources.worker, session.clock, pool)
         self.release, self.leave_out = self._fleet.release, self._fleet.leave_out
         self.readmit, self.holds = self._fleet.readmit, self._fleet.holds

@@ -91,10 +91,15 @@ class Order:
             return sequence.partitions(epoch)
         return np.empty(0, np.int64)
 
+    def layout_in(self, epoch: int) -> Layout | None:
+        """The layout that `epoch` is shuffled by; None: it is a whole."""
+        sequence = self._at(epoch)
+        return sequence.layout if isinstance(sequence, Lanes) else None
+
     def lanes_in(self, epoch: int) -> int:
         """Lanes that `epoch` is read in; 0 without a layout or unshuffled."""
-        sequence = self._at(epoch)
-        return sequence.layout.lanes if isinstance(sequence, Lanes) else 0
+        layout = self.layout_in(epoch)
+        return 0 if layout is None else layout.lanes
 
     def lane_partitions(self, epoch: int, lane: int) -> Ids:
         """The partitions of `lane` in the order in which `epoch` reads them.

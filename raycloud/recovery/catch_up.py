@@ -44,11 +44,11 @@ class Follower:
     the state is here and all that was kept is committed.
 
     Args:
-        replica: Whose; it has the state once `caught_up` is called.
+        replica: Whose; it has the state once `caught_up` is called with the step to commit next.
         incoming: The state as it is before the first step that is kept.
         room_bytes: How much may be kept, and one step more.
         abandoned: Says that the generation is over.
-        caught_up: Told the step that is to be committed next.
+        caught_up: See `replica`.
         threads: Where the state is read.
     """
 
@@ -73,9 +73,7 @@ class Follower:
         self._loaded = False
 
     def keep(self, step: Commit) -> None:
-        """Keep a step instead of committing it.
-
-        Afterwards the replica may have caught up.
+        """Keep a step instead of committing it; afterwards the replica may have caught up.
 
         Raises:
             TransportError: The state will not come, or the generation was abandoned.
@@ -112,16 +110,10 @@ class Follower:
             self._caught_up(sums.step.step + 1)
 
     def catch_up(self, arrived: Callable[[], bool]) -> None:
-        """Commit what is kept, for as long as the others compute; `keep` may follow.
+        """Commit what is kept until the others' exchange has `arrived`; `keep` may follow.
 
         Room for what is kept next is made first: as long as that took, they would wait at the
-        beginning of the next step.
-
-        Args:
-            arrived: Says that their exchange is complete.
-
-        Raises:
-            TransportError: The state will not come.
+        beginning of the next step. `TransportError`: the state will not come.
         """
         self._room = self._room or self._replica.gradients.room()
         if not self._load():
@@ -138,7 +130,6 @@ class Follower:
             self._loading.wait()
 
     def _wait(self) -> None:
-        """There is no more room: the others have to wait."""
         what = "the others wait until a newcomer has the state: no more room to keep their steps"
         self._replica.notice(what, {"kept": len(self._kept), "room_bytes": self._room_bytes})
         self._incoming.hurry()
@@ -149,14 +140,11 @@ class Follower:
             self._commit()
 
     def _load(self, timeout_s: float = 0.0) -> bool:
-        """Whether the replica has the state; it is read into it beside the steps of the others.
-
-        Nothing that is done without the state looks at it.
-        """
+        """Whether the replica has the state; it is read into it beside the steps of the others."""
         if self._loaded:
             return True
         if self._loading is None:
-            if self._incoming.whole(timeout_s):
+            if self._incoming.wait(timeout_s):
                 self._loading = self._threads.event()
                 self._threads.thread(self._read, self._loading, name="load").start()
         elif self._loading.wait(timeout_s):
@@ -227,16 +215,9 @@ class Newcomers:
         self._replica.notice(what, {"tries": self._tries})
 
     def begin(self, meeting: Meeting, step: int, followers: Sequence[int], lane: Lane) -> None:
-        """Begin to stream the state to `followers`; all members of the generation call this.
+        """Begin to stream the state, as before `step`, to `followers`: the ranks that have none.
 
-        Args:
-            meeting: Of the generation.
-            step: Its first.
-            followers: The ranks that have no state; all others have.
-            lane: Of the generation.
-
-        Raises:
-            TransportError: The generation broke, or was abandoned.
+        All members of the generation call this. `TransportError`: it broke, or was abandoned.
         """
         self.end()
         replica, rank = self._replica, meeting.rank

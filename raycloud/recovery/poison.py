@@ -2,7 +2,7 @@
 
 A process that ends says nothing. But what it was to compute is dealt to others, in the same step;
 where those are lost as well, and it is still the same micro-batch that nobody has, it is not the
-machines. Members know who was to compute what, so they find it out where they meet.
+machines.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ _NOBODY = -1
 
 
 class Suspects:
-    """What a member knows of the losses in the present step.
+    """What a member knows of the losses in the present step, in a job that stops, or skips.
 
-    Args:
-        most: As many members may be lost that were to compute a micro-batch; it is then suspect.
+    A micro-batch is suspect once so many are lost that were to compute it.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, on_error: str) -> None:
+        self._most = _BEFORE_SKIPPING if on_error == "skip" else _BEFORE_STOPPING
         self._step = -1
         self._members: tuple[int, ...] = ()
         self._losses: Counter[int] = Counter()
@@ -50,12 +49,9 @@ class Suspects:
         return () if planned else gone
 
     def found(self, step: int, missing: Sequence[int], gone: Sequence[int]) -> tuple[int, ...]:
-        """Which of the micro-batches that nobody has are suspect.
+        """Which micro-batches of `step` are suspect, of those `missing` that nobody has.
 
-        Args:
-            step: The step that is to be computed.
-            missing: Of its micro-batches.
-            gone: Who was lost since the last meeting.
+        `gone` were lost since the last meeting.
         """
         if step != self._step:
             self._step, self._dealt = step, {}
@@ -72,8 +68,7 @@ class Suspects:
     def pressing(self) -> bool:
         """Whether micro-batches of the step become suspect if one more member is lost with them.
 
-        What ended those may be the memory that they took, and no micro-batch: so each is computed
-        alone now, which takes the least.
+        It may be the memory they took that ended those: so each is computed alone now.
         """
         return any(losses >= self._most - 1 for losses in self._losses.values())
 
@@ -81,11 +76,6 @@ class Suspects:
         """What each rank of those that have met computes of the step, beside what it has kept."""
         for member, some in zip(self._members, adopted, strict=True):
             self._dealt |= dict.fromkeys(some, member)
-
-
-def suspects_of(on_error: str) -> Suspects:
-    """Those of a job that stops, or skips."""
-    return Suspects(_BEFORE_SKIPPING if on_error == "skip" else _BEFORE_STOPPING)
 
 
 def leave_out(

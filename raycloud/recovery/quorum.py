@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from raycloud.net.transport import take_from
 from raycloud.order import Position, deal
 from raycloud.recovery.state_transfer import hand_over
 from raycloud.step.forward import Fusing
@@ -20,7 +20,6 @@ from raycloud.step.state import digest
 
 if TYPE_CHECKING:
     from raycloud.net.lane import Lane
-    from raycloud.net.transport import Transport
     from raycloud.recovery.rendezvous import Host
     from raycloud.step.commit import Owed
     from raycloud.step.feed import Adopted
@@ -40,10 +39,8 @@ class MemberStatus:
         agreed: Number of the newest change that it knows all to hold.
         due_step: The step at which that takes effect; -1 where it has.
         knows_loss: 1 where it knows the mean loss of the step before, else 0.
-        loss: That mean; or the sum of weight * loss over its own micro-batches.
-        weight: The weight of these micro-batches.
-        epoch: Where the sequence stands before that step,
-        offset: with its sample.
+        loss: That mean; or the sum of weight * loss over its own micro-batches, of this `weight`.
+        epoch: Where the sequence stands before that step, with the sample at `offset`.
         follows: 1 where it would follow the others while it takes the state, if it may.
         processor: A number for the kind of its processor.
         fusing: What it knows of fused passes, see `forward.Fusing`.
@@ -65,11 +62,9 @@ class MemberStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumePoint:
-    """Where all go on, and by rank who has the state of that point.
+    """The `step` and `position` from which all go on, and by rank who has the state of that point.
 
     Attributes:
-        step: The step to commit next.
-        position: Where the sequence stands before it.
         holders: Ranks that have the state.
         takers: Ranks that take the state at once, while all wait.
         followers: Ranks that take the state while the others compute.
@@ -100,10 +95,8 @@ def find_resume_point(
 ) -> ResumePoint:
     """Where all go on: the furthest step that is committed by one who has computed.
 
-    Args:
-        everyone: The status of every member, by rank.
-        may_follow: Ranks that need not have the state yet. They follow if nobody is behind but
-            them, and all of them would; where one is to wait for it, all take it.
+    The ranks that `may_follow` need not have the state yet. They follow if nobody is behind but
+    them, and all of them would; where one is to wait for it, all take it.
     """
     begun = [one for one in everyone if one.begun] or everyone
     step = max(one.step for one in begun)
@@ -124,13 +117,6 @@ def find_resume_point(
 
 def take_state(replica: Replica, point: ResumePoint, lane: Lane, address: str, host: Host) -> bool:
     """Bring all that are behind to the resume point; all members call this.
-
-    Args:
-        replica: This member's.
-        point: Where all go on.
-        lane: Of the new generation.
-        address: This node's, that the others can reach.
-        host: Where threads and connections come from.
 
     Returns:
         Whether this member was behind: it takes the state now, or follows.
@@ -157,17 +143,9 @@ def take_state(replica: Replica, point: ResumePoint, lane: Lane, address: str, h
 
 
 def find_keepers(lane: Lane, kept: Sequence[int], count: int) -> list[int]:
-    """For each of a step's micro-batches the rank that has computed it, or `NOBODY`.
-
-    Args:
-        lane: Of the new generation.
-        kept: Indices of those that this member has computed.
-        count: Micro-batches of the step.
-    """
-    ranks = [0.0] * count
-    for index in kept:
-        ranks[index] = lane.transport.rank + 1
-    return [int(rank) - 1 for rank in lane.sum(ranks)]
+    """For each of a step's `count` micro-batches the rank that has `kept` it, or `NOBODY`."""
+    own, there = lane.transport.rank + 1, set(kept)
+    return [int(r) - 1 for r in lane.sum([own if k in there else 0 for k in range(count)])]
 
 
 def adopt(keepers: Sequence[int], shares: Sequence[int]) -> Adopted:
@@ -177,47 +155,24 @@ def adopt(keepers: Sequence[int], shares: Sequence[int]) -> Adopted:
     ((3,), (4,))
     """
     missing = [k for k, rank in enumerate(keepers) if rank == NOBODY]
-    dealt, at = [], 0
-    for count in deal(shares, len(missing)):
-        dealt.append(tuple(missing[at : at + count]))
-        at += count
-    return tuple(dealt)
+    bounds = accumulate(deal(shares, len(missing)), initial=0)
+    return tuple(tuple(missing[at:stop]) for at, stop in pairwise(bounds))
 
 
-def same_everywhere(lane: Lane, own: str) -> bool:
-    """Whether all members give the same digest, of at least 12 hexadecimal digits."""
-    rows = lane.gather([int(own[:6], 16), int(own[6:12], 16)])  # 24 bits: float64 holds them
-    return all(row == rows[0] for row in rows)
-
-
-def align(replica: Replica, gradients: Transport, lane: Lane) -> bool:
-    """Whether all members have the same parameters; where not, all take rank 0's.
-
-    Args:
-        replica: This member's.
-        gradients: What carries tensors that are not on the CPU.
-        lane: What carries those that are.
-    """
-    tensors = replica.state.tensors()
-    if same_everywhere(lane, digest(tensors.items())):
+def align(replica: Replica, lane: Lane, address: str, host: Host) -> bool:
+    """Whether all members have the same parameters; where not, all take rank 0's state."""
+    if len(set(lane.gather_text(digest(replica.state.tensors().items())))) == 1:
         return True
     if replica.kept is not None:
         replica.discard()
-    here = {name: t for name, t in tensors.items() if t.device.type == "cpu"}
-    take_from(0, here, lane.transport, lane.abandoned)
-    there = {name: t for name, t in tensors.items() if name not in here}
-    take_from(0, there, gradients, lane.abandoned)
+    others = range(1, lane.transport.size)
+    hand_over(replica.state, givers=(0,), takers=others, lane=lane, address=address, host=host)
     replica.statistics.settle()
     return False
 
 
 def known_loss(owed: Owed | None, mean: float) -> dict[str, Any]:
-    """What a member can say of the loss of the step before, as fields of its `MemberStatus`.
-
-    Args:
-        owed: Its own part of it, where the mean is not known yet.
-        mean: The mean where it is; NaN: there is none.
-    """
+    """What a member can say of the loss of the step before: its own part of it, else the mean."""
     if owed is not None:
         return {"loss": owed.loss, "weight": owed.own_weight}
     return {} if math.isnan(mean) else {"knows_loss": 1, "loss": mean}

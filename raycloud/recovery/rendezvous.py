@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed as dist
@@ -20,12 +19,7 @@ from raycloud.commands import Form, Meet
 from raycloud.errors import TransportError
 from raycloud.net.gloo import GlooDevice, GlooTransport
 from raycloud.net.nccl import NcclTransport
-from raycloud.net.rendezvous_store import (
-    Head,
-    RendezvousClient,
-    RendezvousStore,
-    opened,
-)
+from raycloud.net.rendezvous_store import RendezvousClient, RendezvousStore, opened
 from raycloud.net.stream import SOCKETS, Sockets
 from raycloud.net.transport import Abandoned
 from raycloud.threads import THREADS, Threads
@@ -42,13 +36,6 @@ _CONNECTING_S = 30.0
 _LOOK_UP_S = 0.025  # a meeting that is given up holds up the next one for so long
 # Buckets that travel at the same time: in a ring of slow processors each waits more than it moves.
 _THREADS = 4
-
-
-class _Purpose(IntEnum):
-    """What members meet for; each has rounds of its own at the rendezvous."""
-
-    LANE = 0
-    GRADIENTS = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,36 +124,23 @@ def leave(transports: Iterable[Transport]) -> None:
 
 
 def _meet(meeting: Meeting, address: str, device: torch.device) -> tuple[Transport, Transport]:
-    size = len(meeting.shares)
-
-    def roll(purpose: _Purpose) -> RendezvousClient:
-        return RendezvousClient(
-            meeting.place, Head(meeting.generation, purpose, meeting.rank, size)
-        )
-
+    rank, size = meeting.rank, len(meeting.shares)
     listens = GlooDevice(address)
+    with RendezvousClient(meeting.place, meeting.generation, rank, size) as members:
 
-    def gloo(purpose: _Purpose, threads: int) -> Transport:
-        with roll(purpose) as members:
+        def gloo(threads: int) -> Transport:
             store = RendezvousStore(members)
-            return GlooTransport(
-                store, rank=meeting.rank, size=size, device=listens, threads=threads
-            )
+            return GlooTransport(store, rank=rank, size=size, device=listens, threads=threads)
 
-    lane = gloo(_Purpose.LANE, 1)
-    if device.type != "cuda":
-        return gloo(_Purpose.GRADIENTS, _THREADS), lane
-    with roll(_Purpose.GRADIENTS) as members:
-        store = _store(members, address, rank=meeting.rank, size=size)
-    return NcclTransport(store, rank=meeting.rank, size=size, device=device), lane
+        lane = gloo(1)
+        if device.type != "cuda":
+            return gloo(_THREADS), lane
+        store = _store(members, address, rank=rank, size=size)
+    return NcclTransport(store, rank=rank, size=size, device=device), lane
 
 
 def _store(members: RendezvousClient, address: str, *, rank: int, size: int) -> dist.Store:
-    """A key-value store of this generation, for NCCL: at the member of rank 0, as long as it lives.
-
-    Raises:
-        TransportError: It cannot be reached.
-    """
+    """A store for NCCL, at rank 0's member for as long as it lives."""
     limit = datetime.timedelta(seconds=_CONNECTING_S)
     try:
         own = (

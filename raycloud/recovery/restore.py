@@ -82,11 +82,8 @@ class Restore:
     def load(self, transport: Transport | None, abandoned: Callable[[], bool]) -> None:
         """Load the checkpoint, if there is one; nobody has computed yet.
 
-        All members call this together, but where some were told of no checkpoint.
-
-        Args:
-            transport: Any of the generation for tensors on the CPU; None: this member reads all.
-            abandoned: Says that the generation is over.
+        All members call this together, but where some were told of no checkpoint: then without a
+        transport, each reads all.
 
         Raises:
             CheckpointError: It cannot be read.
@@ -113,13 +110,7 @@ class Restore:
 def read_together(
     store: Store, manifest: Manifest, transport: Transport, abandoned: Callable[[], bool]
 ) -> dict[str, torch.Tensor]:
-    """Read a checkpoint's tensors: each part by one member, which sends it to all others.
-
-    Args:
-        store: Where it is, for each of them.
-        manifest: The same for all of them.
-        transport: Any of the generation for tensors on the CPU.
-        abandoned: Says that the generation is over.
+    """A checkpoint's tensors: each part is read by one member, which sends it to all others.
 
     Raises:
         CheckpointError: A part that this member reads cannot be read.
@@ -145,18 +136,14 @@ def _broadcast(
     transport: Transport,
     abandoned: Callable[[], bool],
 ) -> bytes:
-    """The bytes of a part that the member of rank `source` has; None: this one has not."""
+    """The bytes of a part that the member of rank `source` has as `content`."""
     if transport.size == 1 and content is not None:
         return content
-    pieces = []
+    pieces: list[bytearray] = []
     for start in range(0, part.bytes, _CHUNK_BYTES):
-        stop = min(start + _CHUNK_BYTES, part.bytes)
+        size = min(_CHUNK_BYTES, part.bytes - start)
+        piece = bytearray(size if content is None else content[start : start + size])
+        finish(transport.broadcast(torch.frombuffer(piece, dtype=torch.uint8), source), abandoned)
         if content is None:
-            piece = torch.empty(stop - start, dtype=torch.uint8)
-        else:
-            piece = torch.frombuffer(bytearray(content[start:stop]), dtype=torch.uint8)
-        finish(transport.broadcast(piece, source), abandoned)
-        pieces.append(piece)
-    if content is None:
-        content = b"".join(piece.numpy().data for piece in pieces)
-    return content
+            pieces.append(piece)
+    return b"".join(pieces) if content is None else content

@@ -28,7 +28,7 @@ import torch
 from raycloud.checkpoint import decode, encode, split_names
 from raycloud.errors import TransportError
 from raycloud.net.stream import SILENT_S, Arrivals, connect
-from raycloud.net.transport import Abandoned
+from raycloud.net.transport import finish
 
 if TYPE_CHECKING:
     from raycloud.net.lane import Lane
@@ -45,7 +45,6 @@ _MOST_SENDERS = 8  # to one receiver, where all meet
 _LARGEST_BYTES = 2**40
 _ASK = struct.Struct(">QI")
 _DONE, _HURRY = (0, 0), (1, 0)  # all is here; from now on all others wait
-_LOOK_UP_S = 0.05
 # While gradients travel at most 10 MB/s of all senders go on, nor more than a tenth of any link.
 _GIVE_WAY_S = 0.1  # for each `chunk_bytes` and sender
 _GIVE_WAY_TIMES = 9.0  # what the last ones took to arrive
@@ -62,15 +61,10 @@ def hand_over(
     address: str,
     host: Host,
 ) -> None:
-    """Give the state to those who take it, while all wait; all members call this.
+    """Give the state of `givers` to `takers` (ranks), while all wait; all members call this.
 
-    Args:
-        state: This member's; it must not change meanwhile.
-        givers: Ranks that have it, all the same; what is no tensor is the first one's.
-        takers: Ranks, in order, whose state becomes theirs.
-        lane: Of the generation.
-        address: This node's, that the others can reach.
-        host: Where threads and connections come from.
+    The givers' states are the same, and must not change meanwhile; what is no tensor is the first
+    one's.
 
     Raises:
         TransportError: The meeting broke, or was abandoned; this member's state is as it was.
@@ -80,14 +74,14 @@ def hand_over(
         senders = sources(givers, takers.index(rank))
         with closing(Receiver(address, len(senders), host)) as receiver:
             lane.gather_places(receiver.place)
-            _wait(receiver.whole, lane.abandoned)
+            finish(receiver, lane.abandoned)
             state.load(*receiver.take())
         return
     every = lane.gather_places(None)
     places = [place for at, place in enumerate(every) if rank in sources(givers, at)]
     if places:
         with closing(Sender(state, rank, places, host, tells=rank == givers[0])) as sender:
-            _wait(sender.finished, lane.abandoned)
+            finish(sender, lane.abandoned)
 
 
 def sources(givers: Sequence[int], taker: int) -> tuple[int, ...]:
@@ -103,21 +97,11 @@ def sources(givers: Sequence[int], taker: int) -> tuple[int, ...]:
     return (first, *(others[(begin + k) % len(others)] for k in range(count)))
 
 
-def _wait(finished: Callable[[float], bool], abandoned: Callable[[], bool]) -> None:
-    """Wait for others without ever being stuck in it."""
-    while not finished(_LOOK_UP_S):
-        if abandoned():
-            raise Abandoned("the generation was abandoned while a state was handed over")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beside:
-    """How senders share in sending a state beside training.
+    """A sender's part beside training, of so many `parts`; the first has what is no tensor, too.
 
-    Attributes:
-        part: Which of the parts is this member's; the first has what is no tensor, too.
-        parts: How many members have the state.
-        busy: Says whether an exchange of gradients is under way.
+    `busy` says whether an exchange of gradients is under way.
     """
 
     part: int
@@ -181,12 +165,8 @@ class Sender:
             still = [name for name in self._tensors if name not in moving]
             threads.thread(self._copy, still, name="copy").start()
 
-    def finished(self, timeout_s: float) -> bool:
-        """Whether all have all of it; waits at most `timeout_s` for that.
-
-        Raises:
-            TransportError: One broke off.
-        """
+    def wait(self, timeout_s: float) -> bool:
+        """Whether all have all of it, within `timeout_s`; `TransportError`: one broke off."""
         with self._turn:
             self._turn.wait_for(lambda: self._error or self._left == 0, timeout_s)
             if self._error is not None:
@@ -245,7 +225,6 @@ class Sender:
         self._copied.wait()
         if self._over:
             raise TransportError("the generation is over")
-        stream.send_at_once()
         stream.tell(self._told)
         clock, chunk_bytes = self._host.clock, self._host.sockets.chunk_bytes
         row, asked = Row(self._tensors.values()), deque[Ask]()
@@ -268,10 +247,7 @@ class Sender:
     def _give_way(self, stream: Stream, asked: deque[Ask], began_s: float) -> bool:
         """Wait a little while gradients travel; True once the receiver is waited for.
 
-        Args:
-            stream: Whose next bytes wait.
-            asked: Takes what is asked for meanwhile.
-            began_s: When the bytes before them began to be sent.
+        What is `asked` for meanwhile is kept. The bytes before began to be sent at `began_s`.
         """
         assert self._beside is not None  # noqa: S101 - beside training it is there
         clock, least_s = self._host.clock, _GIVE_WAY_S * self._beside.parts
@@ -312,16 +288,7 @@ class _Part:
 
 
 class Receiver:
-    """Takes a state from several members, piece by piece.
-
-    Args:
-        address: This node's, that they can reach.
-        senders: How many send it, or a part of it.
-        host: Where threads and connections come from.
-
-    Attributes:
-        place: Where they are to connect.
-    """
+    """Takes a state from so many `senders`, piece by piece, each of which connects to `place`."""
 
     def __init__(self, address: str, senders: int, host: Host) -> None:
         self._turn = host.threads.condition()
@@ -335,12 +302,8 @@ class Receiver:
         )
         self.place = self._arrivals.place
 
-    def whole(self, timeout_s: float = 0.0) -> bool:
-        """Whether everything is here; waits at most `timeout_s` for it.
-
-        Raises:
-            TransportError: It will not come.
-        """
+    def wait(self, timeout_s: float = 0.0) -> bool:
+        """Whether everything is here, within `timeout_s`; `TransportError`: it will not come."""
         with self._turn:
             self._turn.wait_for(lambda: self._error or self._left == 0, timeout_s)
             if self._error is not None and self._left:
@@ -375,7 +338,6 @@ class Receiver:
             self._turn.notify_all()
 
     def _receive(self, _: int, stream: Stream) -> None:
-        stream.send_at_once()
         part = self._part(stream.hear())
         with self._turn:
             hurried = self._hurried
@@ -444,11 +406,7 @@ def described(tensors: Mapping[str, torch.Tensor]) -> list[list[Any]]:
 
 
 def room_for(told: Mapping[str, Any]) -> Tensors:
-    """Memory for the tensors of a header.
-
-    Raises:
-        TransportError: It does not describe any.
-    """
+    """Memory for the tensors of a header; `TransportError`: it does not describe any."""
     found: Tensors = {}
     left_bytes = _LARGEST_BYTES
     for one in told.get("tensors", ()):
@@ -467,18 +425,13 @@ def room_for(told: Mapping[str, Any]) -> Tensors:
 
 
 class Row:
-    """Tensors, one after the other, as one row of bytes.
+    """Tensors, one after the other, as one row of `size` bytes.
 
-    Args:
-        tensors: In their order. They are not held still, and where they lie in one piece on the CPU
-            not copied.
-
-    Attributes:
-        size: Bytes of all.
+    They are not held still, and where they lie in one piece on the CPU not copied. Those without
+    elements take no place.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Lay them out; those without elements take no place."""
         self._tensors = [t for t in tensors if t.numel()]
         self._ends = list(accumulate(t.numel() * t.element_size() for t in self._tensors))
         self.size = self._ends[-1] if self._ends else 0

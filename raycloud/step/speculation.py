@@ -58,7 +58,6 @@ class Notes:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._stream.send_at_once()
         self._turn = threading.Lock()
         self._rest = b""
         self.close = stream.close

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from raycloud.step.replica import Replica
     from raycloud.sync.gradients import Gradients
 
+_Found = TypeVar("_Found")
 _MOST_TRIES = 5
 _ENOUGH_S = 0.5
 _WARM_UP_S = 2.0
@@ -44,6 +45,10 @@ class Calibration:
     ) -> None:
         self._job, self._replica, self._collate = job, replica, collate
         self._member, self._clock = member, clock
+        samples = collate.order.samples
+        self._micro = min(job.micro_batch, samples)  # samples of a micro-batch
+        share = min(job.micro_batches // job.elastic.max_workers, samples // self._micro)
+        self._usual = max(1, share)  # micro-batches of a share, where shares are equal
         self._past = 0  # places that nothing can be computed of
         self._largest = 1  # pass
         self._took_s: dict[int, list[float]] = {}  # by micro-batches; the first of each warmed up
@@ -54,27 +59,23 @@ class Calibration:
         It is only where the loss is a mean, over what `Task.weight` says, and where batches may be
         joined, if `Task.batch` draws. Then the sum of weight * loss over micro-batches, and that of
         its gradients, is the same but for rounding. Members look at different samples where they
-        read different ones, and what one has seen holds for all of them.
-
-        Raises:
-            TaskError: As of `speed`.
+        read different ones, and what one has seen holds for all. Raises as `speed` does.
         """
-        job, (many, micro) = self._job, self._usual()
-        most = max(_COMPARED, min(many, _MOST_TRIES + 1))  # what `speed` would compute anyway
-        count = min(most, job.micro_batches, self._collate.order.samples // micro)
+        most = max(_COMPARED, min(self._usual, _MOST_TRIES + 1))  # `speed` would compute these
+        count = min(most, self._job.micro_batches, self._collate.order.samples // self._micro)
         if count > 1 and self._replica.fuse > 1:
-            self._despite(count, micro, self._compare)
+            self._despite(count, self._compare)
 
-    def _compare(self, group: list[MicroBatch], size: int) -> float:
+    def _compare(self, group: list[MicroBatch], size: int) -> None:
         replica, collate = self._replica, self._collate
         apart, together = GradientSum(), GradientSum()
         took_s = self._took_s[1] = []
         for one in group:
             took_s.append(self._timed([one], 1, keep=apart.add))
             if replica.fuse == 1:  # it draws, or changes buffers
-                return 0.0
+                return
         if size == 1:  # there is no memory for more
-            return 0.0
+            return
         collate.joins, why = True, ""
         try:
             self._took_s[len(group)] = [self._timed(group, size, keep=together.add)]
@@ -97,10 +98,8 @@ class Calibration:
         if why:
             what = f"micro-batches are computed one by one, not fused: {why}"
             replica.notice(what, {"hint": _HINT})
-        return 0.0
 
     def _dtypes(self) -> set[torch.dtype]:
-        """What is computed with."""
         found = {p.dtype for p in self._replica.model.parameters() if p.requires_grad}
         if self._job.precision == "bf16":
             found.add(torch.bfloat16)
@@ -119,13 +118,12 @@ class Calibration:
         Raises:
             TaskError: The task's code raised, or drew from a global random generator.
         """
-        job, (many, micro) = self._job, self._usual()
-        if job.elastic.shares != "auto":
-            return 0.0, min(self._took_s.get(1) or [self._seconds(1, micro)])
-        single_s = self._warm_seconds(1, micro)
-        if self._replica.fuse == 1 or many == 1:
+        if self._job.elastic.shares != "auto":
+            return 0.0, min(self._took_s.get(1) or [self._seconds(1)])
+        single_s = self._warm_seconds(1)
+        if self._replica.fuse == 1 or self._usual == 1:
             return 0.0, single_s
-        return _line(single_s, many, self._warm_seconds(many, micro))
+        return _line(single_s, self._usual, self._warm_seconds(self._usual))
 
     def joining_speed(self) -> tuple[float, float]:
         """As `speed`, but briefly: others wait for this member, and will see the rest with it.
@@ -133,19 +131,15 @@ class Calibration:
         It goes by one micro-batch, once that is warm, and by a share, as `warm_up` computes it for
         the first time. That makes the line too steep, but not steeper than without fixed seconds.
         Where a share takes several passes each of them takes the fixed seconds.
-
-        Raises:
-            TaskError: As of `speed`.
         """
-        usual, micro = self._usual()
-        self._seconds(1, micro)
-        single_s = self._seconds(1, micro)
+        self._seconds(1)
+        single_s = self._seconds(1)
         many, (fixed_s, micro_batch_s) = 1, (0.0, single_s)
         while (more := self._warms_up(fixed_s, micro_batch_s)) > many:
             many = more  # again where fewer than are possible were: alone, one takes far longer
-            many_s = min(self._first(many), many * single_s)
+            many_s = min(self._seconds(many, watched=False), many * single_s)
             fixed_s, micro_batch_s = _line(single_s, many, many_s)
-        if many == self._replica.fuse < usual:
+        if many == self._replica.fuse < self._usual:
             return 0.0, micro_batch_s + fixed_s / many
         return fixed_s, micro_batch_s
 
@@ -154,29 +148,16 @@ class Calibration:
 
         Memory that a process has not touched before costs it time to be given, several times as
         much where its machine is a virtual one that had given it back to its host. In a step all
-        others would wait for that. It also shows what cannot be computed.
-
-        Args:
-            fixed_s: Seconds that a pass takes however many micro-batches it has.
-            micro_batch_s: Seconds that each takes more.
-
-        Raises:
-            TaskError: The task's code raised.
+        others would wait for that. It also shows what cannot be computed. The seconds are those of
+        `speed`, and it raises the same.
         """
-        self._first(self._warms_up(fixed_s, micro_batch_s))
+        self._seconds(self._warms_up(fixed_s, micro_batch_s), watched=False)
 
     def last_of_an_epoch(self, steps: Steps, at: Position, left: int) -> None:
         """Compute the last micro-batch of an epoch where that has a single sample.
 
-        Batch normalisation and losses that compare samples may raise on it, after an epoch.
-
-        Args:
-            steps: How epochs are cut.
-            at: Where the sequence stands.
-            left: Steps that are to be computed from there.
-
-        Raises:
-            TaskError: The task's code raised.
+        Batch normalisation and losses that compare samples may raise on it, after an epoch: a
+        `TaskError`. `left` steps are to be computed from `at` on.
         """
         samples, micro = steps.samples_in(at.epoch), self._job.micro_batch
         cut_off = steps.drop_last or steps.until_epoch(at.epoch + 1, at) > left
@@ -196,42 +177,28 @@ class Calibration:
 
     def _warms_up(self, fixed_s: float, micro_batch_s: float) -> int:
         """As how many micro-batches `warm_up` computes of such a speed."""
-        many = min(self._usual()[0], self._replica.fuse)  # which are all in memory at once
+        many = min(self._usual, self._replica.fuse)  # which are all in memory at once
         if fixed_s + many * micro_batch_s > _WARM_UP_S:
             many = max(1, int((_WARM_UP_S - fixed_s) / micro_batch_s))
         return many
 
-    def _first(self, many: int) -> float:
-        """Seconds of the first try."""
-        return self._seconds(many, self._usual()[1], watched=False)
-
-    def _usual(self) -> tuple[int, int]:
-        """Micro-batches of a share, where shares are equal, and samples of a micro-batch."""
-        job, samples = self._job, self._collate.order.samples
-        micro = min(job.micro_batch, samples)
-        return max(1, min(job.micro_batches // job.elastic.max_workers, samples // micro)), micro
-
-    def _warm_seconds(self, micro_batches: int, micro: int) -> float:
-        """The least of some tries, after one that warms up for this size: others may be starting.
-
-        Of a pass that takes long there are fewer.
-        """
+    def _warm_seconds(self, micro_batches: int) -> float:
+        """The least of some tries, fewer if slow, after one that warms up."""
         took_s = self._took_s.setdefault(micro_batches, [])
         while len(took_s) <= 1 or (len(took_s) <= _MOST_TRIES and sum(took_s[1:]) < _ENOUGH_S):
-            took_s.append(self._seconds(micro_batches, micro))
+            took_s.append(self._seconds(micro_batches))
         return min(took_s[1:])
 
-    def _seconds(self, micro_batches: int, micro: int, *, watched: bool = True) -> float:
-        """Of one try."""
-        return self._despite(micro_batches, micro, partial(self._timed, watched=watched))
+    def _seconds(self, micro_batches: int, *, watched: bool = True) -> float:
+        return self._despite(micro_batches, partial(self._timed, watched=watched))
 
     def _despite(
-        self, micro_batches: int, micro: int, compute: Callable[[list[MicroBatch], int], float]
-    ) -> float:
+        self, micro_batches: int, compute: Callable[[list[MicroBatch], int], _Found]
+    ) -> _Found:
         """What nothing can be computed of is passed over, where it may be skipped."""
         errors, replica = self._job.errors, self._replica
         while True:
-            group, size = self._places(micro_batches, micro), min(micro_batches, replica.fuse)
+            group, size = self._places(micro_batches), min(micro_batches, replica.fuse)
             try:
                 return compute(group, size)
             except RaisedError as error:
@@ -268,14 +235,13 @@ class Calibration:
             self._largest = max(self._largest, len(one.micro_batches))
         return self._clock.monotonic_s() - began_s
 
-    def _places(self, micro_batches: int, micro: int) -> list[MicroBatch]:
+    def _places(self, micro_batches: int) -> list[MicroBatch]:
         """Micro-batches of epoch 0: of one lane, where there are lanes, so that little is read.
 
         Those at the same place of different steps are of the same lane.
         """
-        job, order = self._job, self._collate.order
-        samples = order.samples
-        first, stride = 0, micro
+        job, order, micro = self._job, self._collate.order, self._micro
+        samples, first, stride = order.samples, 0, micro
         if order.lanes_in(0) and micro_batches * job.global_batch <= samples:
             first = self._member % job.micro_batches * micro
             stride = job.global_batch
@@ -288,12 +254,7 @@ class Calibration:
 
 
 class GradientSum:
-    """Weighted losses and gradients of passes, added up.
-
-    Attributes:
-        passes: How many.
-        dtypes: Of their losses.
-    """
+    """Weighted losses and gradients of passes, added up; `dtypes` are those of the losses."""
 
     def __init__(self) -> None:
         self.passes = 0
@@ -345,18 +306,12 @@ def _norm(tensors: Iterable[torch.Tensor]) -> float:
 def tolerance(dtypes: Iterable[torch.dtype]) -> float:
     """How far two ways of computing the same loss and gradients may differ by rounding alone.
 
-    A value that is stored is off by up to u, half of the dtype's `eps`, relative to itself. Both
-    ways store about the same values, and errors of different values have no sign in common, so
-    that the norm of all is off by a few u: 8 here, for what a value comes from and for two ways.
-    Sums are made in float32 at least. One of n values is off by about sqrt(n) u of that: 2**10
-    here, for a million values (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
-    2002, 2.8).
-
+    A stored value is off by up to u, half of the dtype's `eps`, relative to itself; the norm of
+    many, whose errors have no sign in common, by a few u: 8 here, for two ways. Sums are made in
+    float32 at least, and one of n values is off by about sqrt(n) u of that: 2**10 here, for a
+    million values (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 2002, 2.8).
     What it has to be told from is larger: where a micro-batch counts 1 in 1,000 of its targets
     more than another, gradients differ by about 1e-3.
-
-    Args:
-        dtypes: That are computed with.
 
     >>> f"{tolerance([torch.float64]):.0e} {tolerance([torch.float32]):.0e}"
     '1e-13 6e-05'

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from raycloud.commands import Change
     from raycloud.data.index import Input
     from raycloud.events import Event
-    from raycloud.order import Layout, Position, Steps
+    from raycloud.order import Position, Steps
     from raycloud.packing.code import TaskCode
     from raycloud.recovery.rendezvous import Host
     from raycloud.spec import Job
@@ -140,11 +140,9 @@ class Due:
 class Changes:
     """Changes that the driver sent ahead, and the step at which each takes effect.
 
-    Written by the actor's thread that receives a change, read by the loop.
-
-    Args:
-        feed_depth: Steps that a feed may have asked for ahead of the one computed. Grown data
-            takes effect beyond them: an epoch that is begun keeps its samples.
+    Written by the actor's thread that receives a change, read by the loop. A feed may have asked
+    for `feed_depth` steps ahead of the one computed: grown data takes effect beyond them, since an
+    epoch that is begun keeps its samples.
     """
 
     def __init__(self, *, feed_depth: int) -> None:
@@ -156,10 +154,7 @@ class Changes:
         self._due: list[Due] = []
 
     def prepare(self, number: int, change: Change) -> None:
-        """Hold change `number` at hand. Numbers count from 1, without gaps.
-
-        An `Extend` is at hand once the grown data can be read here.
-        """
+        """Hold change `number` at hand: they count from 1, without gaps."""
         with self._lock:
             if number > self._agreed:
                 self._prepared[number] = change
@@ -231,10 +226,7 @@ class LoopContext:
             is then what it has become. Gives the states of this member's metrics.
         extend: Makes `collate` read grown data from an epoch on. Called in the loop's thread, once
             all members hold the change at hand and before any feed asks for a step of that epoch.
-            None where the data cannot grow.
-        layout: The layout of an epoch's order, for checkpoints.
         first_step: The first step of this start of the run; nothing before it is to be saved.
-        host: Where the member lives.
     """
 
     job: Job
@@ -247,6 +239,5 @@ class LoopContext:
     report: Callable[[Event], None]
     evaluate: Callable[[int, Membership], Mapping[str, Any]]
     host: Host
-    extend: Callable[[Extend, int], None] | None = None
-    layout: Callable[[int], Layout | None] = lambda _: None
+    extend: Callable[[Extend, int], None]
     first_step: int = 0

@@ -13,12 +13,13 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from raycloud.data.index import Prepared
+from raycloud.data.provider import Provided
 from raycloud.errors import CheckpointError, DataError, InternalError, RaycloudError, TaskError
 from raycloud.events import DataPrepared
 from raycloud.order import EpochSizes, Layout, Order, Position, Steps, lanes_of
@@ -41,15 +42,6 @@ _DATASETS = frozenset({("ray", "Dataset"), ("datasets", "Dataset"), ("pyarrow", 
 _MAP_STYLE = "return a data set with __len__ and __getitem__ (map-style), or a raycloud.Source"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskData:
-    """Samples to train on and to measure; `prepared` says by split how a `Source`'s were made."""
-
-    train: Samples
-    held_out: Samples | None
-    prepared: Mapping[str, Prepared] = field(default_factory=dict)
-
-
 class DataRequest:
     """Asks the task for its data; what has to be prepared is prepared in a thread of its own.
 
@@ -60,7 +52,7 @@ class DataRequest:
     def __init__(self, task: Task, job: Job, provider: Provider | None) -> None:
         """Begin to prepare, if there is something to prepare."""
         splits = task_splits(task, job)
-        self._future: Future[TaskData] = Future()
+        self._future: Future[Provided] = Future()
         if not isinstance(splits.train, Source):
             self._future.set_result(_own_samples(splits))
             return
@@ -70,12 +62,8 @@ class DataRequest:
         args = (provider, copy.copy(task), splits)
         threading.Thread(target=self._prepare, args=args, name="prepare", daemon=True).start()
 
-    def result(self, waiting: Callable[[], None], every_s: float) -> TaskData:
-        """The samples, once they are there; `waiting` is called every `every_s` seconds before.
-
-        Raises:
-            RaycloudError: Why they are not.
-        """
+    def result(self, waiting: Callable[[], None], every_s: float) -> Provided:
+        """The samples once they are there, or why not; `waiting` is called every so often."""
         while True:
             with contextlib.suppress(TimeoutError):
                 return self._future.result(every_s)
@@ -88,9 +76,9 @@ class DataRequest:
         try:
             sourced = splits if isinstance(own, Source) else replace(splits, held_out=None)
             found = provider.provide(task, sourced)
-            held_out = found.held_out if isinstance(own, Source) else own
-            data = TaskData(train=found.train, held_out=held_out, prepared=found.prepared)
-            self._future.set_result(data)
+            if not isinstance(own, Source):
+                found = replace(found, held_out=own)
+            self._future.set_result(found)
         except BaseException as error:  # noqa: BLE001 - raised to who asks for the samples
             self._future.set_exception(error)
 
@@ -143,14 +131,14 @@ def _kinds(value: Any) -> set[tuple[str, str]]:
     return {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__}
 
 
-def _own_samples(splits: Splits) -> TaskData:
+def _own_samples(splits: Splits) -> Provided:
     """Samples of the task's own: map-style, and at least one of them to train on."""
     if _count("training samples", splits.train) == 0:
         raise DataError("the data set has no training samples", hint="check data.path")
     if splits.held_out is not None:
         _count("held-out samples", splits.held_out)
     train = cast("Samples", splits.train)
-    return TaskData(train=train, held_out=cast("Samples | None", splits.held_out))
+    return Provided(train=train, held_out=cast("Samples | None", splits.held_out))
 
 
 def _count(what: str, samples: Any) -> int:
@@ -177,11 +165,6 @@ def _count(what: str, samples: Any) -> int:
 class DataSet:
     """Samples in the order of the job, from where a checkpoint stands; they may grow.
 
-    Args:
-        job: What is asked.
-        data: The samples.
-        manifest: The checkpoint; None at the beginning.
-
     Attributes:
         steps: How the sequence is cut, as it is known at the start.
         order: Which sample stands where, as it is known at the start.
@@ -191,7 +174,7 @@ class DataSet:
         CheckpointError: The checkpoint's layout cannot be used.
     """
 
-    def __init__(self, job: Job, data: TaskData, manifest: Manifest | None) -> None:
+    def __init__(self, job: Job, data: Provided, manifest: Manifest | None) -> None:
         index = block_index(data.train)
         begun = manifest if manifest is not None and manifest.step else None
         if begun is not None:
@@ -200,25 +183,11 @@ class DataSet:
         self._job, self.data = job, data
         self._blocks = 0 if index is None else len(index.blocks)
         self.steps = steps_of(job, len(data.train), begun)
-        layout = block_layout(job, index)
-        self.order = order_of(job, self.steps, layout, begun)
-        self._layouts = [(0, layout)]
-        if begun is not None and begun.offset:  # that epoch ends as it began
-            kept = layout_of(begun.values.get(LAYOUT))
-            self._layouts = [(0, kept), (begun.position.next_epoch, layout)]
+        self.order = order_of(job, self.steps, block_layout(job, index), begun)
 
-    def layout(self, epoch: int) -> Layout | None:
-        """The layout of `epoch`; None where it has none."""
-        return next(layout for first, layout in reversed(self._layouts) if first <= epoch)
-
-    def extend(self, samples: BlockSamples, epoch: int) -> tuple[Layout | None, Prepared]:
-        """Lay grown samples out, which are there from `epoch` on.
-
-        Returns:
-            Their layout, and how they were made, but for how long that took.
-        """
+    def extend(self, samples: BlockSamples) -> tuple[Layout | None, Prepared]:
+        """The layout of grown samples, and how they were made."""
         layout, index = block_layout(self._job, samples.index), samples.index
-        self._layouts.append((epoch, layout))
         made = len(index.blocks) - self._blocks
         prepared = Prepared(
             index=index, cached_blocks=self._blocks, made_blocks=made, seconds=0.0, read_s=0.0
@@ -227,7 +196,7 @@ class DataSet:
         return layout, prepared
 
     def lane_bytes(self, nodes: tuple[str, ...]) -> Held:
-        """What `lane_bytes` says of the data that there is at the start."""
+        """See the function of this name: of the data that there is at the start."""
         index = block_index(self.data.train)
         return () if index is None else lane_bytes(index, self.order, nodes)
 
@@ -251,19 +220,11 @@ def block_layout(job: Job, index: Index | None) -> Layout | None:
 
 
 def lane_bytes(index: Index, order: Order, nodes: Sequence[str]) -> Held:
-    """For each lane, the bytes of its rows that each rank's node holds.
+    """For each lane a row with the bytes of it that each rank's node holds.
 
-    Lanes are those of the newest layout; they keep what they have where data grows. The bytes of a
-    block count evenly over its rows.
-
-    Args:
-        index: Of the samples, with the nodes that hold each block.
-        order: Which sample stands where.
-        nodes: The node of each rank; empty where unknown.
-
-    Returns:
-        A row for each lane, with a value for each rank. Nothing where no rank can be preferred:
-        ranks are on one node, one's node is not known, or there are no lanes.
+    Nothing where no rank can be preferred: ranks are on one node, one's node is not known, or there
+    are no lanes. Lanes are those of the newest layout; they keep what they have where data grows.
+    The bytes of a block count evenly over its rows.
     """
     epoch = order.newest_from
     lanes = order.lanes_in(epoch)
@@ -287,11 +248,7 @@ def steps_of(job: Job, samples: int, manifest: Manifest | None) -> Steps:
     """How the sequence is cut into steps by a member that sees `samples` samples.
 
     Samples that the checkpoint does not know of are in all epochs that begin where it stands, or
-    after it.
-
-    Raises:
-        DataError: There are fewer samples than the checkpoint was trained on, or too few for a
-            step.
+    after it. `DataError`: there are fewer than it was trained on, or too few for a step.
     """
     if manifest is None or not manifest.step:
         return cut(job, samples)
@@ -374,15 +331,10 @@ def identity(
 def check_identity(
     index: Index | None, kept: Mapping[str, Any] | None, *, stratified: bool = False
 ) -> None:
-    """Refuse data that a checkpoint was not trained on; it may have grown at its end.
+    """Refuse data other than what a checkpoint has `kept`; it may have grown at its end.
 
-    Args:
-        index: Of the data at hand; None where the task's samples are its own.
-        kept: The `identity` in the checkpoint; None where it has none.
-        stratified: Whether rows are dealt to partitions by a column.
-
-    Raises:
-        DataError: It is not, and what has changed.
+    An index or identity is None where samples are the task's own. Where `stratified`, rows are
+    dealt to partitions by a column. `DataError` says what has changed.
     """
     if index is None and kept is None:
         return

@@ -39,10 +39,7 @@ def evaluate(  # the measured model and who measures which part of what
 
     Batches are cut by `job.evaluate.batch` alone, so that merged metrics do not depend on the
     number of members, and random numbers are seeded by batch. The model's state is as it was
-    afterwards.
-
-    Raises:
-        TaskError: The task's code raised.
+    afterwards. `TaskError`: the task's code raised.
     """
     count = len(samples)
     if job.evaluate.max_samples is not None:
@@ -60,11 +57,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Metric]:
 
 
 def measured_value(metrics: Mapping[str, Metric]) -> float:
-    """What a schedule goes by that is stepped after each measuring: `loss`, or the only one.
-
-    Raises:
-        TaskError: There are others, and none of that name.
-    """
+    """What a schedule goes by that is stepped after each measuring: `loss`, or the only one."""
     name = next(iter(metrics)) if len(metrics) == 1 else "loss"
     if name not in metrics:
         listed = ", ".join(metrics) or "none"
@@ -103,11 +96,7 @@ def try_metrics(
 
 
 def states_of(metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    """What is told of metrics, by name: plain values.
-
-    Raises:
-        TaskError: A metric's state is no plain value; names it.
-    """
+    """What is told of metrics, by name; `TaskError` names one whose state is no plain value."""
     states: dict[str, Any] = {}
     for name, metric in metrics.items():
         try:
@@ -153,11 +142,7 @@ def _measured(
 
 
 def _checked(metrics: object, samples: int) -> dict[str, Metric]:
-    """What the task gave, with numbers as means over the batch's samples.
-
-    Raises:
-        TaskError: It is neither; names it.
-    """
+    """What the task gave, with numbers as means over the batch's samples."""
     remedy = "a number, a tensor without dimensions, or a raycloud.Metric such as Mean"
     if not isinstance(metrics, Mapping):
         raise TaskError(

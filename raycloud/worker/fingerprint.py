@@ -25,12 +25,12 @@ import torch
 
 from raycloud.errors import DataError, RaycloudError, TaskError
 from raycloud.step.collate import reader
-from raycloud.step.contract import call, raised
+from raycloud.step.contract import raised
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
+    from raycloud.data.provider import Provided
     from raycloud.task import Samples
-    from raycloud.worker.dataset import TaskData
 
 SAMPLES = "samples"  # its name among a checkpoint's values
 TRAIN, HELD_OUT = "train", "held_out"
@@ -54,45 +54,24 @@ _BY_REPR = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class DataSummary:
-    """What a member sees of the data.
+def fingerprint_of(data: Provided, clock: Clock) -> dict[str, str]:
+    """Digests of some samples of the task's own, by split and id: `train/127`.
 
-    Attributes:
-        samples: To train on.
-        held_out: Those that are held out.
-        fingerprint: Digests of some of the task's own, by split and id: `train/127`. Data that has
-            grown has most of these ids in common with that of before. Of a slow data set there are
-            fewer.
+    Data that has grown has most of these ids in common with that of before. Of a slow data set
+    there are fewer.
+
+    Raises:
+        TaskError: A sample is another one each time it is read; or the task's code raised.
     """
-
-    samples: int
-    held_out: int
-    fingerprint: Mapping[str, str]
-
-    @classmethod
-    def of(cls, data: TaskData, clock: Clock) -> DataSummary:
-        """Read some samples.
-
-        Raises:
-            TaskError: A sample is another one each time it is read; or the task's code raised.
-        """
-        train, held_out, count = data.train, data.held_out, 0
-        found = _split(TRAIN, train, len(train), clock)
-        if held_out is not None:
-            count = call("Task.data", lambda: len(held_out))
-            found |= _split(HELD_OUT, held_out, count, clock)
-        return cls(samples=len(train), held_out=count, fingerprint=found)
+    found = _split(TRAIN, data.train, clock)
+    return found if data.held_out is None else found | _split(HELD_OUT, data.held_out, clock)
 
 
 def check_samples(now: Mapping[str, str], kept: Any) -> str:
-    """Compare samples with those that a checkpoint knows; returns what is to be noticed.
+    """Compare samples with those that a checkpoint has `kept`; returns what is to be noticed.
 
-    Some may have been corrected, and held-out ones chosen anew. Most of the training samples cannot
-    be others.
-
-    Raises:
-        DataError: They are: another order, or other data.
+    Some may have been corrected, and held-out ones chosen anew. Where most of the training samples
+    are others it is another order, or other data: `DataError`.
     """
     kept = kept if isinstance(kept, Mapping) else {}  # of a version that kept none
     common = [name for name in now if name in kept]
@@ -119,12 +98,12 @@ def chosen(count: int) -> list[int]:
     return list(dict.fromkeys([*reversed(powers[-_IDS:]), *([count - 1] if count else [])]))
 
 
-def _split(split: str, samples: Samples, count: int, clock: Clock) -> dict[str, str]:
+def _split(split: str, samples: Samples, clock: Clock) -> dict[str, str]:
     """Digests of some of a split's samples, two of them read twice; none of blocks."""
     found: dict[str, str] = {}
     if hasattr(samples, "gather"):
         return found
-    until_s, read, ids = clock.monotonic_s() + _ENOUGH_S, reader(samples), chosen(count)
+    until_s, read, ids = clock.monotonic_s() + _ENOUGH_S, reader(samples), chosen(len(samples))
     for id_ in [*ids, *ids[:2]]:
         name, digest = f"{split}/{id_}", None
         try:
@@ -209,9 +188,8 @@ class _Digest:
         if callable(getattr(value, "to_numpy", None)):  # of pandas
             return _hash(name, self.of(value.to_numpy()))
         if dataclasses.is_dataclass(value):
-            named: Iterable[Any] = (
-                (f.name, getattr(value, f.name)) for f in dataclasses.fields(value)
-            )
+            names = [field.name for field in dataclasses.fields(value)]
+            named: Iterable[Any] = ((name, getattr(value, name)) for name in names)
         else:
             named = getattr(value, "__dict__", {}).items()
         parts = (_hash(key, self.of(part)) for key, part in _some(named))

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 from raycloud.commands import Extend, Halt, Meet, Reshare, Save
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.events import ChangeApplied, Noticed
-from raycloud.net.lane import (
-    NO_PLACES,
-    Lane,
-    LaneReport,
-    Places,
-    all_places,
-)
+from raycloud.net.lane import NO_PLACES, Lane, LaneReport, Places, all_places
 from raycloud.net.transport import Abandoned
 from raycloud.spec.sizes import report_s, ring_bytes
 from raycloud.step.commit import (
@@ -28,13 +22,7 @@ from raycloud.step.commit import (
 )
 from raycloud.step.compute import backward, compute
 from raycloud.step.consistency import Consistency
-from raycloud.step.feed import (
-    Adopted,
-    Course,
-    Feed,
-    Piece,
-    Schedule,
-)
+from raycloud.step.feed import Adopted, Course, Feed, Piece, Schedule
 from raycloud.worker.dataset import LAYOUT, layout_record
 from raycloud.worker.evaluate import measured_value, merge_states
 from raycloud.worker.tally import SampleAudit, StepCount, Tally
@@ -53,10 +41,6 @@ class Loop:
 
     Where the job's length is a number of epochs, data that grows makes it longer, but not the
     learning rate's schedule: it was made for the steps that were known at the start.
-
-    Args:
-        context: What it works with.
-        seat: From which step to which, as it is known now, and who this member is then.
     """
 
     def __init__(self, context: LoopContext, seat: Membership) -> None:
@@ -210,7 +194,8 @@ class Loop:
         }
         if self.seat.part == 0:  # what is the same on every member; how an epoch goes on
             values |= replica.state.values()
-            layout = self._context.layout(position.epoch) if position.offset else None
+            order = self._context.collate.order
+            layout = order.layout_in(position.epoch) if position.offset else None
             values |= {} if layout is None else {LAYOUT: layout_record(layout)}
         self._context.saver.save(
             step=self.step,
@@ -308,25 +293,20 @@ class Loop:
         return not self._context.changes.next_at_hand
 
     def _read_weight(self) -> LaneReport:
-        """What the lane says of this step."""
-        sums = self._read_lane()
-        self._check_places(sums)
-        if sums.weight <= 0.0:
-            raise TaskError(
-                f"the samples of step {self.step} weigh nothing together",
-                hint="Task.weight must be positive for at least one micro-batch of each step",
-            )
-        return sums
-
-    def _check_places(self, sums: LaneReport) -> None:
-        """Each micro-batch of the step is computed by one member, or nothing of the step counts."""
-        span = self._begun
+        """What the lane says of this step, each micro-batch of which one member computes."""
+        sums, span = self._read_lane(), self._begun
         many = -(-span.samples // span.micro_batch)
         if sums.places != all_places(many):
             raise InternalError(
                 f"members compute {sums.places[0]:.0f} of the {many} micro-batches of step "
                 f"{span.step}, or not each of them once"
             )
+        if sums.weight <= 0.0:
+            raise TaskError(
+                f"the samples of step {self.step} weigh nothing together",
+                hint="Task.weight must be positive for at least one micro-batch of each step",
+            )
+        return sums
 
     def _send_lane(self, weight: float, places: Places = NO_PLACES, rows: float = 0.0) -> None:
         loss = self.owed.loss if self.owed is not None else 0.0
@@ -364,8 +344,6 @@ class Loop:
     def _extend(self, change: Extend, due_step: int) -> None:
         """From the next epoch on there is more data; no feed has asked for any of it yet."""
         epoch = self._course.growth_at(due_step)
-        if self._context.extend is None:
-            raise InternalError(f"{change} came for data that cannot grow")
         self._context.extend(change, epoch)
         if not self._course.grow(epoch, change.samples) and self.seat.rank == 0:
             what = f"the data has grown to {change.samples} samples, but the run ends before "

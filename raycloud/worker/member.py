@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from raycloud.commands import Extend, Meet
 from raycloud.errors import InternalError, RaycloudError, TaskError, TransportError, public_name
-from raycloud.events import (
-    Event,
-    ExchangeBroken,
-    MemberFailed,
-    MemberLost,
-    Noticed,
-    StepNotFinite,
-)
+from raycloud.events import Event, ExchangeBroken, MemberFailed, MemberLost, Noticed, StepNotFinite
 from raycloud.net.transport import Abandoned
 from raycloud.recovery.rendezvous import HOST, Meeting
 from raycloud.redact import redacted
@@ -51,13 +44,8 @@ _ALONE_S = 5.0  # after a break; the driver calls to meet again before that, whe
 class Member:
     """Starts a worker in a thread and steers it: every method but `give_up_worker` returns at once.
 
-    Events come out of `poll`, in order.
-
-    Args:
-        config: What it is told.
-        host: Where it lives.
-        provider: Prepares the data of a task that returns a `Source`; None: there can be none.
-        before: The member that this process was until now; None: it is new.
+    Events come out of `poll`, in order. `provider` prepares the data of a task that returns a
+    `Source`; `before` is the member that this process was until now, if any.
     """
 
     def __init__(
@@ -67,7 +55,6 @@ class Member:
         provider: Provider | None = None,
         before: Member | None = None,
     ) -> None:
-        """Start to build, or take over what is built."""
         self._config = config
         self._provider = provider
         self._before = before
@@ -131,11 +118,7 @@ class Member:
         return Member(config, self._host, self._provider, before=self)
 
     def give_up_worker(self) -> Worker:
-        """End once what is under way lets it; what it has built is another's from then on.
-
-        Raises:
-            InternalError: It does not end, or has failed.
-        """
+        """End once what is under way lets it; what it has built is another's from then on."""
         self.abandon(_OVER)
         self._meetings.put(None)
         self._thread.join(_END_S)
@@ -161,10 +144,7 @@ class Member:
             self._meetings.put(meeting)
 
     def prepare(self, number: int, change: Change) -> None:
-        """Hold a change at hand; it takes effect where all members hold it.
-
-        Grown data is at hand once it can be read here.
-        """
+        """Hold a change at hand (grown data, once it can be read); it takes effect where all do."""
         if isinstance(change, Extend):
             self._start(partial(self._fetch, number, change), "grow")
         else:
@@ -279,20 +259,18 @@ class Member:
             self._report(ExchangeBroken(member=member, generation=generation, why=str(error)))
 
     def _fetch(self, number: int, change: Extend) -> None:
-        """Get at grown data; then the change is at hand."""
         self._built().fetch(change)
         self._changes.prepare(number, change)
 
     def _start(self, act: Callable[[], None], name: str) -> None:
         """Do something in a thread of its own; what that raises ends this member."""
+        self._host.threads.thread(self._run, act, name=name).start()
 
-        def run() -> None:
-            try:
-                act()
-            except BaseException as error:  # noqa: BLE001 - the last line before the thread's end
-                self._report(self._failed(error))
-
-        self._host.threads.thread(run, name=name).start()
+    def _run(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001 - the last line before the thread's end
+            self._report(self._failed(error))
 
     def _built(self) -> Worker:
         if self._worker is None:

@@ -89,10 +89,8 @@ class Survivor:
     """A member that has the state of the training, and goes on while no driver is there.
 
     Attributes:
-        member: Its number.
         ready: What it said of itself when it could compute.
         members: Those of the generation that it met as last, by rank.
-        generation: That generation.
         newest: The newest generation that it knows of, also one that is planned.
         changes: The highest number of a change that it was sent.
         grown: The data has grown since it began.
@@ -120,11 +118,7 @@ class LogCapture(logging.Handler):
 
     At most 100 lines a second after a burst of 1000: what is beyond that is counted, and the count
     is a line of its own. Lines leave the member with its events; nothing is written on its node.
-
-    Args:
-        member: Whose it is.
-        clock: For the seconds in the lines, and for the rate.
-        step: The step being computed; None before the first.
+    `step` gives the one being computed.
     """
 
     def __init__(self, member: int, clock: Clock, step: Callable[[], int | None]) -> None:
@@ -137,7 +131,7 @@ class LogCapture(logging.Handler):
         self._guard = threading.Lock()
 
     def listen(self, logger: logging.Logger | None = None) -> None:
-        """Keep what `logger` gets from now on, from INFO up; None: the process's root."""
+        """Keep what `logger` (None: the root) gets from now on, from INFO up."""
         logger = logging.getLogger() if logger is None else logger
         if logger.getEffectiveLevel() > logging.INFO:
             logger.setLevel(logging.INFO)

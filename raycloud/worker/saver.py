@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raycloud.checkpoint import Store, StoreError, encode, split_names
@@ -27,32 +28,16 @@ _AGAIN_S, _LONGEST_S = 1.0, 30.0
 _LOOK_UP_S = 0.2
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Part:
-    """What is to be written, set aside from the state that goes on changing."""
-
-    step: int
-    rank: int
-    parts: int
-    generation: int
-    tensors: Mapping[str, torch.Tensor]
-    values: Any
-    blocked_s: float
-    key: WorkerKey
+# Writes a part in a store, and what is told once it is written, but for its record.
+_Part = tuple[Callable[[], dict[str, Any]], PartWritten]
 
 
 class Saver:
     """One checkpoint at a time: copies at the step's end, writes in the background.
 
     A part that cannot be written is told, and training goes on: another checkpoint follows. After
-    the last step none does, so `finish` writes it again.
-
-    Args:
-        store: Where checkpoints go; its calls end, one way or the other.
-        member: This member's number.
-        clock: For the seconds reported.
-        report: Gets `PartWritten`, `PartFailed`, or `MemberFailed`, from the writing thread.
-        threads: Where that one comes from.
+    the last step none does, so `finish` writes it again. `store`'s calls end, one way or the other;
+    `report` is called from the writing thread.
     """
 
     def __init__(
@@ -82,16 +67,10 @@ class Saver:
     ) -> None:
         """Copy this member's share of `tensors`, then write it in the background.
 
-        Blocks for the copy, and for a checkpoint before this one that is still being written.
-
-        Args:
-            step: Steps committed in this state.
-            rank: Which of the parts is this member's.
-            parts: Number of members that write.
-            tensors: All live tensors of the state; every member passes the same names.
-            values: What is no tensor; goes into the manifest.
-            generation: Whose members divide it.
-            key: This member's replica and position; None: a replica of its own, of that rank.
+        Blocks for the copy, and for a checkpoint before this one that is still being written. Every
+        member of the `generation` that writes one of the `parts` passes the same names of tensors;
+        `values`, what is no tensor, are for the manifest. Without a `key` this member is a replica
+        of its own, of that `rank`.
         """
         began_s = self._clock.monotonic_s()
         self.wait()
@@ -99,17 +78,18 @@ class Saver:
         sizes = {name: t.numel() * t.element_size() for name, t in tensors.items()}
         plain = encode(dict(values))
         mine = {n: tensors[n].to("cpu", copy=True) for n in split_names(sizes, parts)[rank]}
-        part = _Part(
+        write = partial(write_part, self._store, step=step, rank=rank, parts=parts, tensors=mine)
+        told = PartWritten(
+            member=self._member,
             step=step,
-            rank=rank,
-            parts=parts,
             generation=generation,
-            tensors=mine,
-            values=plain,
+            part={"rank": rank, "values": plain},
             blocked_s=self._clock.monotonic_s() - began_s,
-            key=(rank, 0) if key is None else key,
+            write_s=0.0,
+            replica=rank if key is None else key[0],
+            position=0 if key is None else key[1],
         )
-        self._begin(part)
+        self._begin((write, told))
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Until nothing is being written, or for so long."""
@@ -119,11 +99,7 @@ class Saver:
                 self._thread = None
 
     def finish(self, abandoned: Callable[[], bool]) -> None:
-        """Until the newest part is written; one that the store does not take is tried for a while.
-
-        Args:
-            abandoned: Says that nobody waits for it any more.
-        """
+        """Until the newest part is written, or `abandoned`; what is refused is tried again."""
         self.wait()
         until_s, pause_s = self._clock.monotonic_s() + AT_THE_END_S, _AGAIN_S
         turn = self._threads.condition()
@@ -139,38 +115,30 @@ class Saver:
             pause_s = min(2.0 * pause_s, _LONGEST_S)
 
     def _begin(self, part: _Part) -> None:
-        self._thread = self._threads.thread(self._write, part, name=f"save-{part.step}")
+        self._thread = self._threads.thread(self._write, part, name=f"save-{part[1].step}")
         self._thread.start()
 
     def _write(self, part: _Part) -> None:
-        began_s = self._clock.monotonic_s()
-        told: PartWritten | PartFailed | MemberFailed
-        whose: dict[str, Any] = {"member": self._member, "step": part.step}
-        whose["generation"] = part.generation
+        began_s, (write, told) = self._clock.monotonic_s(), part
+        found: PartWritten | PartFailed | MemberFailed
         try:
-            record = write_part(
-                self._store,
-                step=part.step,
-                rank=part.rank,
-                parts=part.parts,
-                tensors=part.tensors,
-            )
-            told = PartWritten(
-                part={"rank": part.rank, "record": record, "values": part.values},
-                blocked_s=part.blocked_s,
-                write_s=self._clock.monotonic_s() - began_s,
-                **whose,
-                replica=part.key[0],
-                position=part.key[1],
-            )
+            whole = {**told.part, "record": write()}
+            write_s = self._clock.monotonic_s() - began_s
+            found = replace(told, part=whole, write_s=write_s)
             self._unwritten = None
         except StoreError as error:
             self._unwritten = part
-            told = PartFailed(why=error.message, hint=error.hint, **whose)
+            found = PartFailed(
+                member=told.member,
+                step=told.step,
+                generation=told.generation,
+                why=error.message,
+                hint=error.hint,
+            )
         except RaycloudError as error:
             name, hint = public_name(error), error.hint
-            told = MemberFailed(member=self._member, error=name, message=error.message, hint=hint)
+            found = MemberFailed(member=told.member, error=name, message=error.message, hint=hint)
         except Exception:  # noqa: BLE001 - the last line before the thread's end
             text = traceback.format_exc()
-            told = MemberFailed(member=self._member, error="InternalError", message=text)
-        self._report(told)
+            found = MemberFailed(member=told.member, error="InternalError", message=text)
+        self._report(found)

@@ -67,7 +67,6 @@ class Tally:
     """
 
     def __init__(self, *, member: int, clock: Clock) -> None:
-        """Nothing is counted yet; wall time starts now."""
         self._member = member
         self._clock = clock
         self._steps: list[StepCount] = []
@@ -125,7 +124,6 @@ class Tally:
 
 
 def _short(seconds: float) -> float:
-    """To a hundred thousandth: the log holds millions of these."""
     return round(seconds, 5)
 
 
@@ -136,9 +134,6 @@ class SampleAudit:
     of what they have read for a step. Any of them can say what it must come to, since all know the
     order of the samples. That takes as long as looking up the samples of a member's own share, so
     members do it in turns, and of a few samples a second.
-
-    Args:
-        collate: Knows which samples a step takes.
     """
 
     def __init__(self, collate: Collate) -> None:

@@ -13,7 +13,7 @@ from raycloud.net.lane import Lane
 from raycloud.order import Position
 from raycloud.recovery.backups import Backups
 from raycloud.recovery.catch_up import Newcomers
-from raycloud.recovery.poison import leave_out, suspects_of
+from raycloud.recovery.poison import Suspects, leave_out
 from raycloud.recovery.quorum import (
     NOBODY,
     MemberStatus,
@@ -75,7 +75,7 @@ class Transition:
         self._position = Position() if manifest is None else manifest.position
         # What is known of passes, and by rank their sizes.
         self._values: Mapping[str, Any] = {} if manifest is None else manifest.values
-        self._suspects = suspects_of(job.errors.on_error)
+        self._suspects = Suspects(job.errors.on_error)
         self._newcomers = Newcomers(
             context.replica,
             self._address,
@@ -83,12 +83,7 @@ class Transition:
             reserved_bytes=job.resources.worker.memory_bytes,
             report=context.report,
         )
-        self._backups = Backups(
-            context.replica,
-            self._address,
-            most=job.elastic.backup_micro_batches,
-            clock=context.clock,
-        )
+        self._backups: Backups | None = None
         self.loop: Loop | None = None
         self.seat: Membership | None = None
 
@@ -102,23 +97,10 @@ class Transition:
         self.leave()
         self._start(replace(self._context, first_step=manifest.step), manifest)
 
-    def enter(
-        self,
-        meeting: Meeting,
-        gradients: Transport,
-        control: Transport,
-        abandoned: Callable[[], bool],
-    ) -> Loop:
+    def enter(self, meeting: Meeting, control: Transport, abandoned: Callable[[], bool]) -> Loop:
         """Enter a generation: agree with the others where all go on, and have the state of that.
 
-        Args:
-            meeting: Of the generation.
-            gradients: What carries its gradients.
-            control: What carries its control lane.
-            abandoned: Says that the generation is over.
-
-        Returns:
-            The loop, ready to run there.
+        Returns the loop, ready to run there.
 
         Raises:
             TransportError: The meeting broke, or was abandoned.
@@ -128,14 +110,14 @@ class Transition:
         """
         lane = Lane(control, abandoned)
         self._context.changes.settle(meeting.settled)
-        point, adopted = self._agree(meeting, gradients, lane)
+        point, adopted = self._agree(meeting, lane)
         seat = self._seat(meeting, point.step, point.position)
         seat = replace(seat, held=agreed(self._held(meeting.nodes), lane))
         if seat.rank not in point.followers:
             self._newcomers.lacking = False
         if point.followers:
             self._newcomers.begin(meeting, seat.step, point.followers, lane)
-        self._backups.begin(meeting, lane)
+        self._back_up(meeting, lane)
         if meeting.rank == 0:  # it has met all others
             self._context.report(seat.formed)
         loop = self.loop = self.loop or Loop(self._context, seat)
@@ -149,11 +131,19 @@ class Transition:
     def leave(self) -> None:
         """The generation is over, and with it what is on its way to newcomers."""
         self._newcomers.end()
-        self._backups.end()
+        if self._backups is not None:
+            self._backups.close()
+            self._backups = None
 
-    def _agree(
-        self, meeting: Meeting, gradients: Transport, lane: Lane
-    ) -> tuple[ResumePoint, Adopted | None]:
+    def _back_up(self, meeting: Meeting, lane: Lane) -> None:
+        context, most = self._context, self._context.job.elastic.backup_micro_batches
+        if most and len(meeting.members) > 1:
+            self._backups = Backups(
+                context.replica, self._address, lane, most=most, clock=context.clock
+            )
+            self._backups.begin(meeting)
+
+    def _agree(self, meeting: Meeting, lane: Lane) -> tuple[ResumePoint, Adopted | None]:
         """Where all go on, and what each rank computes of that step; None: its share."""
         context, loop, replica = self._context, self.loop, self._context.replica
         idle = () if loop is None else loop.seat.following
@@ -166,7 +156,7 @@ class Transition:
         replica.may_fuse(fusing)
         context.collate.joins = fusing is Fusing.JOINED
         if not any(one.begun for one in everyone):
-            self._begin(meeting, gradients, lane, [one.step for one in everyone])
+            self._begin(meeting, lane, [one.step for one in everyone])
         newest = max(everyone, key=lambda one: one.agreed)
         if loop is not None and newest.agreed > own.agreed:
             loop.take_growth(newest.due_step)
@@ -204,9 +194,7 @@ class Transition:
             own = replace(own, step=loop.step, begun=1, **known_loss(loop.owed, loop.loss))
         return replace(own, epoch=at.epoch, offset=at.offset)
 
-    def _begin(
-        self, meeting: Meeting, gradients: Transport, lane: Lane, steps: Sequence[int]
-    ) -> None:
+    def _begin(self, meeting: Meeting, lane: Lane, steps: Sequence[int]) -> None:
         """Nobody has computed yet: all begin from the same parameters."""
         replica, newest = self._context.replica, max(steps)
         if min(steps) < newest:  # some have not been told of a checkpoint, and take the state
@@ -214,7 +202,7 @@ class Transition:
                 self._restore.load(None, lane.abandoned)
             return
         self._restore.load(lane.transport, lane.abandoned)
-        if not align(replica, gradients, lane):
+        if not align(replica, lane, self._address, self._context.host):
             what = "members began from different parameters; rank 0's were taken"
             self._context.report(Noticed(what=what, member=meeting.members[meeting.rank]))
         fuses = self._values.get("fuses", ())
@@ -224,10 +212,7 @@ class Transition:
             replica.forward.size.resume(sizes[meeting.rank])
 
     def _catch_up(self, meeting: Meeting, point: ResumePoint) -> None:
-        """This member was behind, and goes on where all do.
-
-        One that had left, or was about to, has no part in what the others did since.
-        """
+        """This member was behind; one that had left has no part in what was done since."""
         if self.loop is None:
             self.loop = Loop(self._context, self._seat(meeting, point.step, point.position))
         elif self._newcomers.lacking or self.loop.next or self.loop.step < point.step - 1:
@@ -284,10 +269,6 @@ def agreed(own: Held, lane: Lane) -> Held:
     """What rank 0 says is held where: all ranks must deal alike, or samples are lost or doubled.
 
     Members may have got their index at different times, with blocks on other nodes.
-
-    Args:
-        own: What this member would say; of the same shape on all members.
-        lane: Of the generation.
     """
     if not own:
         return ()

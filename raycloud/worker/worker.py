@@ -23,20 +23,9 @@ from raycloud.step.replica import Replica
 from raycloud.step.state import digest
 from raycloud.worker.calibration import Calibration
 from raycloud.worker.context import LoopContext, Membership
-from raycloud.worker.dataset import (
-    DataRequest,
-    DataSet,
-    data_values,
-    prepared_event,
-)
-from raycloud.worker.evaluate import (
-    evaluate,
-    measured_value,
-    show_sample,
-    states_of,
-    try_metrics,
-)
-from raycloud.worker.fingerprint import SAMPLES, DataSummary, check_samples
+from raycloud.worker.dataset import DataRequest, DataSet, data_values, prepared_event
+from raycloud.worker.evaluate import evaluate, measured_value, show_sample, states_of, try_metrics
+from raycloud.worker.fingerprint import SAMPLES, check_samples, fingerprint_of
 from raycloud.worker.outbox import Survivor
 from raycloud.worker.saver import Saver
 from raycloud.worker.transition import Transition
@@ -59,15 +48,8 @@ _NAMED = 10  # of many parameters
 class Worker:
     """Model, data set and loop of a member; lives in the member's thread.
 
-    Args:
-        config: What it is told.
-        host: Where it lives.
-        changes: Where changes arrive that the driver sends ahead.
-        report: Gets every event.
-        provider: Prepares the data of a task that returns a `Source`.
-
-    Attributes:
-        pace: Says whether its share is late.
+    `pace` says whether its share is late. `provider` prepares the data of a task that returns a
+    `Source`.
 
     Raises:
         JobError: The task, its data or the checkpoint cannot be used.
@@ -136,7 +118,6 @@ class Worker:
             report=report,
             evaluate=self._evaluate,
             extend=self._extend,
-            layout=self._data_set.layout,
             first_step=self._step,
         )
         self._begun = partial(
@@ -157,12 +138,7 @@ class Worker:
     ) -> MemberReady:
         """Be another member, that joins: what is built stays, what was computed counts no more.
 
-        Returns:
-            What the caller is to report, once this is the worker of that member.
-
-        Raises:
-            InternalError: Nothing is built yet.
-            TaskError: As of `Calibration.warm_up`.
+        Returns what the caller is to report, once this is the worker of that member.
         """
         if self._ready is None:
             raise InternalError(f"member {config.member} was to take over what is not built")
@@ -242,25 +218,21 @@ class Worker:
             self._notice(what, count=len(idle), parameters=idle[:_NAMED])
 
     def _described(self, fixed_s: float, micro_batch_s: float) -> MemberReady:
-        """What this member sees and trains, how fast, and from what state.
-
-        Raises:
-            DataError: The samples are not those of the checkpoint.
-            TaskError: The optimizer or the schedule holds what no checkpoint could carry.
-        """
+        """What this member sees and trains, how fast, and from what state."""
         config, replica = self._config, self._replica
-        data = DataSummary.of(self._data_set.data, self._clock)
+        data = self._data_set.data
+        fingerprint = fingerprint_of(data, self._clock)
         trained = None if self._trained is None else self._trained.values.get(SAMPLES)
-        if not config.joins and (other := check_samples(data.fingerprint, trained)):
+        if not config.joins and (other := check_samples(fingerprint, trained)):
             self._notice("some samples are others than at the checkpoint", samples=other)
-        replica.state.beside = {**replica.state.beside, SAMPLES: data.fingerprint}
+        replica.state.beside = {**replica.state.beside, SAMPLES: fingerprint}
         tensors = replica.state.tensors()
         replica.state.check()
         return MemberReady(
             member=config.member,
-            samples=data.samples,
-            held_out=data.held_out,
-            fingerprint=data.fingerprint,
+            samples=len(data.train),
+            held_out=0 if data.held_out is None else len(data.held_out),
+            fingerprint=fingerprint,
             parameters=replica.parameters,
             state_bytes=sum(t.numel() * t.element_size() for t in tensors.values()),
             gradient_bytes=replica.gradients.gradient_bytes,
@@ -279,11 +251,7 @@ class Worker:
         return Calibration(job, self._replica, context.collate, member=member, clock=self._clock)
 
     def meet(self, meeting: Meeting, abandoned: Callable[[], bool]) -> tuple[Transport, Transport]:
-        """Meet the others of a generation, in whichever thread.
-
-        Raises:
-            TransportError: Not all have come, or it was abandoned.
-        """
+        """Meet the others, in any thread; `TransportError`: not all came, or it is over."""
         return self._host.meet(meeting, self._config.address, self._device, abandoned)
 
     def train(
@@ -294,13 +262,8 @@ class Worker:
     ) -> Meet | None:
         """Compute as a member of a generation to its end; measure and show the result at the last.
 
-        Args:
-            meeting: Which, and who.
-            abandoned: Says that it is given up.
-            met: What `meet` has returned; None: they meet first.
-
-        Returns:
-            The generation that follows, as it was planned; None: there is nothing left to do.
+        `met` is what `meet` has returned; None: they meet first. Returns the generation that
+        follows, as it was planned; None: there is nothing left to do.
 
         Raises:
             TransportError: The generation broke, or was abandoned. Nothing but the step under way
@@ -315,7 +278,7 @@ class Worker:
         self._replica.connect(gradients)
         self._host.leave(before)
         try:
-            loop = self._transition.enter(meeting, gradients, lane, abandoned)
+            loop = self._transition.enter(meeting, lane, abandoned)
             loop.run()
         finally:
             self._transition.leave()
@@ -350,7 +313,7 @@ class Worker:
         """From `epoch` on, read the grown data."""
         samples = self._grown.pop(change.version)
         state, collate = self._replica.state, self._context.collate
-        layout, prepared = self._data_set.extend(samples, epoch)
+        layout, prepared = self._data_set.extend(samples)
         collate.extend(samples, epoch, layout)
         if (elsewhere := collate.making.elsewhere) is not None:
             elsewhere.extend(change.version, epoch, layout)

@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raycloud.errors import TransportError
-from raycloud.net.lane import (
-    Lane,
-    LaneReport,
-    all_places,
-    places_of,
-)
+from raycloud.net.lane import Lane, LaneReport, all_places, places_of
 from raycloud.net.transport import Abandoned
 from tests.loopback import Loopback
 

@@ -11,12 +11,10 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from raycloud.clock import SystemClock, VirtualClock
 from raycloud.errors import TransportError
 from raycloud.net import rendezvous_store as module
 from raycloud.net.gloo import GlooDevice, GlooTransport
 from raycloud.net.rendezvous_store import (
-    Head,
     Rendezvous,
     RendezvousClient,
     RendezvousStore,
@@ -31,28 +29,28 @@ HERE = "127.0.0.1"
 
 @pytest.fixture
 def meeting() -> Iterator[Rendezvous]:
-    one = Rendezvous(HERE, SystemClock())
+    one = Rendezvous(HERE)
     yield one
     one.close()
 
 
-def exchange(place: Place, head: Head, *given: bytes) -> list[list[bytes]]:
+def exchange(place: Place, head: tuple[int, int, int], *given: bytes) -> list[list[bytes]]:
     """Each round's bytes, by rank."""
-    with RendezvousClient(place, head) as roll:
+    with RendezvousClient(place, *head) as roll:
         return [[opened(part) for part in roll.exchange(one)] for one in given]
 
 
 def emptied(meeting: Rendezvous) -> None:
     """Waits until nobody is there any more."""
     pause = threading.Event()
-    while meeting.waiting:
+    while meeting._rounds:
         pause.wait(0.01)
 
 
 def test_each_gets_what_all_have_given_round_by_round(meeting: Rendezvous) -> None:
     size = 7
     rounds = together(
-        partial(exchange, meeting.place, Head(3, 1, rank, size), b"%d" % rank, bytes(rank))
+        partial(exchange, meeting.place, (3, rank, size), b"%d" % rank, bytes(rank))
         for rank in range(size)
     )
     assert (
@@ -62,30 +60,27 @@ def test_each_gets_what_all_have_given_round_by_round(meeting: Rendezvous) -> No
     emptied(meeting)
 
 
-def test_generations_and_purposes_meet_apart(meeting: Rendezvous) -> None:
-    heads = [Head(g, p, rank, 2) for g in (1, 2) for p in (0, 1) for rank in (0, 1)]
-    found = together(
-        partial(exchange, meeting.place, head, b"%d%d" % (head.generation, head.purpose))
-        for head in heads
-    )
-    assert found == [[[b"%d%d" % (h.generation, h.purpose)] * 2] for h in heads]
+def test_generations_meet_apart(meeting: Rendezvous) -> None:
+    heads = [(generation, rank, 2) for generation in (1, 2, 3) for rank in (0, 1)]
+    found = together(partial(exchange, meeting.place, head, b"%d" % head[0]) for head in heads)
+    assert found == [[[b"%d" % head[0]] * 2] for head in heads]
 
 
 def test_who_is_alone_asks_nobody() -> None:
-    assert exchange(Place("", 0, 0), Head(0, 0, 0, 1), b"a") == [[b"a"]]
+    assert exchange(Place("", 0, 0), (0, 0, 1), b"a") == [[b"a"]]
 
 
 def test_who_waits_for_one_that_has_left_is_let_go(meeting: Rendezvous) -> None:
     def left(rank: int) -> None:
         with (
-            RendezvousClient(meeting.place, Head(0, 0, rank, 3)) as roll,
+            RendezvousClient(meeting.place, 0, rank, 3) as roll,
             pytest.raises(TransportError, match="generation 0 did not meet"),
         ):
             roll.exchange(b"")
 
     def leaves() -> None:
-        with RendezvousClient(meeting.place, Head(0, 0, 2, 3)):
-            while len(meeting._rounds.get((0, 0), module._Round(3)).given) < 2:
+        with RendezvousClient(meeting.place, 0, 2, 3):
+            while len(meeting._rounds.get(0, module._Round(3)).given) < 2:
                 threading.Event().wait(0.01)
 
     together([partial(left, 0), partial(left, 1), leaves])
@@ -96,21 +91,21 @@ def test_older_generations_are_let_go(meeting: Rendezvous) -> None:
     begun = threading.Event()
 
     def waits() -> None:
-        with RendezvousClient(meeting.place, Head(4, 0, 0, 2)) as roll:
+        with RendezvousClient(meeting.place, 4, 0, 2) as roll:
             begun.set()
             with pytest.raises(TransportError, match="generation 4 did not meet"):
                 roll.exchange(b"")
 
     def forgets() -> None:
         begun.wait()
-        while not meeting.waiting:
+        while not meeting._rounds:
             threading.Event().wait(0.01)
         meeting.forget(before=5)
 
     together([waits, forgets])
     emptied(meeting)
     with pytest.raises(TransportError, match="did not meet"):
-        exchange(meeting.place, Head(4, 0, 0, 2), b"")
+        exchange(meeting.place, (4, 0, 2), b"")
 
 
 @pytest.mark.parametrize(
@@ -125,43 +120,41 @@ def test_a_stranger_is_turned_away(meeting: Rendezvous, said: bytes) -> None:
     with socket.create_connection((meeting.place.address, meeting.place.port)) as one:
         one.sendall(said)
         assert one.recv(1) == b""
-    assert not meeting.waiting
+    assert not meeting._rounds
 
 
-@pytest.mark.parametrize("head", [Head(0, 0, 2, 2), Head(0, 0, 0, 2), Head(0, 0, 1, 3)])
-def test_who_does_not_belong_there_is_turned_away(meeting: Rendezvous, head: Head) -> None:
-    with RendezvousClient(meeting.place, Head(0, 0, 0, 2)):
-        while not meeting.waiting:
+@pytest.mark.parametrize("head", [(0, 2, 2), (0, 0, 2), (0, 1, 3)])
+def test_who_does_not_belong_there_is_turned_away(
+    meeting: Rendezvous, head: tuple[int, int, int]
+) -> None:
+    with RendezvousClient(meeting.place, 0, 0, 2):
+        while not meeting._rounds:
             threading.Event().wait(0.01)
         with pytest.raises(TransportError, match="did not meet"):
             exchange(meeting.place, head, b"")
-        assert meeting.waiting == 1
+        assert len(meeting._rounds) == 1
 
 
 def test_strangers_that_are_silent_are_few_and_stay_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MOST_STRANGERS", 3)
-    clock = VirtualClock()
-    meeting = Rendezvous(HERE, clock)
+    monkeypatch.setattr(module, "STRANGER_S", 0.5)
+    meeting = Rendezvous(HERE)
     where = meeting.place.address, meeting.place.port
     silent = [socket.create_connection(where) for _ in range(3)]
-    while len(meeting._known) < 3:
-        threading.Event().wait(0.01)
     with socket.create_connection(where) as fourth:
         assert fourth.recv(1) == b""
-    clock.advance(module.STRANGER_S + 1.0)
-    meeting.forget(before=0)
     for one in silent:
         assert one.recv(1) == b""
         one.close()
-    assert exchange(meeting.place, Head(0, 0, 0, 1), b"") == [[b""]]
+    assert exchange(meeting.place, (0, 0, 1), b"") == [[b""]]
     meeting.close()
 
 
 def test_a_rank_that_has_not_told_is_named(meeting: Rendezvous) -> None:
     def asks(rank: int) -> None:
-        with RendezvousClient(meeting.place, Head(0, 0, rank, 2)) as roll:
+        with RendezvousClient(meeting.place, 0, rank, 2) as roll:
             store = RendezvousStore(roll)
             store.set(f"a/{rank}", "x")
             assert store.get(f"a/{1 - rank}") == b"x"
@@ -178,8 +171,8 @@ def test_gloo_meets_there(meeting: Rendezvous) -> None:
     def member(rank: int) -> float:
         device = GlooDevice(HERE)
         transports = []
-        for purpose in (0, 1):
-            with RendezvousClient(meeting.place, Head(0, purpose, rank, size)) as roll:
+        for generation in (0, 1):
+            with RendezvousClient(meeting.place, generation, rank, size) as roll:
                 store = RendezvousStore(roll)
                 transports.append(GlooTransport(store, rank=rank, size=size, device=device))
         found = torch.tensor([float(rank)])
@@ -197,7 +190,7 @@ def test_gloo_meets_there(meeting: Rendezvous) -> None:
 
 def test_a_store_for_nccl_lives_with_rank_0(meeting: Rendezvous) -> None:
     def member(rank: int) -> dist.Store:
-        with RendezvousClient(meeting.place, Head(0, 1, rank, 3)) as roll:
+        with RendezvousClient(meeting.place, 0, rank, 3) as roll:
             store = _store(roll, HERE, rank=rank, size=3)
         if rank == 0:
             store.set("id", "abc")
@@ -212,8 +205,8 @@ def test_500_members_make_few_calls(meeting: Rendezvous) -> None:
     size, answers = 500, []
 
     def member(rank: int) -> None:
-        for purpose in (0, 1):
-            with RendezvousClient(meeting.place, Head(0, purpose, rank, size)) as roll:
+        for generation in (0, 1):
+            with RendezvousClient(meeting.place, generation, rank, size) as roll:
                 parts = roll.exchange(b"%d " % rank * 300)
                 answers.append(opened(parts[(rank + 1) % size])[:8].split()[0])
 

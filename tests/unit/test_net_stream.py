@@ -18,14 +18,7 @@ import pytest
 
 from raycloud.errors import TransportError
 from raycloud.net import sockets
-from raycloud.net.stream import (
-    SOCKETS,
-    Listener,
-    Place,
-    Stream,
-    connect,
-    greeting,
-)
+from raycloud.net.stream import SOCKETS, Place, Stream, connect, greeting, listen, welcome
 from tests.connections import deafen
 from tests.sockets import together
 
@@ -106,46 +99,39 @@ def test_what_is_no_chunk_is_refused(wire: bytes, message: str) -> None:
             receiver.receive(memoryview(bytearray(4)))
 
 
-def welcomed(listener: Listener) -> tuple[int, Stream] | None:
-    found: list[socket.socket] = []
-    listener.accept(found.append)
-    return listener.welcome(found[0])
-
-
 def test_who_knows_the_key_is_welcome() -> None:
-    listener = Listener("127.0.0.1")
-    stream = connect(listener.place, 7)
-    found = welcomed(listener)
+    door, place = listen("127.0.0.1")
+    stream = connect(place, 7)
+    found = welcome(door.accept()[0], place)
     assert found is not None
     rank, other = found
     assert rank == 7
     stream.tell({"a": 1})
     assert other.hear() == {"a": 1}
-    for one in (stream, other, listener):
+    for one in (stream, other, door):
         one.close()
 
 
 def test_who_does_not_is_not() -> None:
-    listener = Listener("127.0.0.1")
-    place = listener.place
+    door, place = listen("127.0.0.1")
     stranger = connect(Place(place.address, place.port, place.key ^ 1), 7)
-    assert welcomed(listener) is None
+    assert welcome(door.accept()[0], place) is None
     with pytest.raises(TransportError, match="the connection to a member"):
         stranger.hear()
     stranger.close()
     silent = socket.create_connection((place.address, place.port))
     silent.sendall(b"GET / HTTP/1.1\r\n\r\n" + json.dumps({}).encode() * 4)
-    assert welcomed(listener) is None
+    assert welcome(door.accept()[0], place) is None
     silent.close()
-    listener.close()
+    door.close()
 
 
 def test_a_path_that_hangs_ends_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "HUNG_S", 2)
     monkeypatch.setattr(sockets, "_IDLE_S", 1)
-    listener = Listener("127.0.0.1")
-    stream = connect(listener.place, 7)
-    found = welcomed(listener)
+    door, place = listen("127.0.0.1")
+    stream = connect(place, 7)
+    found = welcome(door.accept()[0], place)
     assert found is not None
     _, other = found
     stream.tell({"a": 1})
@@ -160,7 +146,7 @@ def test_a_path_that_hangs_ends_a_stream(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(TransportError, match="broke"):
         stream.take(1)
     assert time.monotonic() - began_s < 6.0
-    for end in (stream, other, listener):
+    for end in (stream, other, door):
         end.close()
 
 
@@ -180,9 +166,7 @@ def test_any_descriptor_will_do() -> None:
 
 
 def test_where_nobody_listens_any_more() -> None:
-    listener = Listener("127.0.0.1")
-    listener.close()
+    door, place = listen("127.0.0.1")
+    door.close()
     with pytest.raises(TransportError, match="a member cannot be reached at"):
-        connect(listener.place, 0)
-    with pytest.raises(TransportError, match="no member has connected"):
-        listener.accept(lambda _: None)
+        connect(place, 0)

@@ -6,6 +6,10 @@ import socket
 import threading
 from queue import SimpleQueue
 
+import pytest
+
+from raycloud.errors import TransportError
+from raycloud.net import stream
 from raycloud.net.stream import MOST_STRANGERS, Arrivals, Stream, connect
 
 _WAIT_S = 20.0
@@ -44,3 +48,11 @@ def test_strangers_are_few_at_a_time_and_keep_no_member_away() -> None:
     assert threads() == []
     for one in (*strangers, *members):
         one.close()
+
+
+def test_who_does_not_come_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "SILENT_S", 0.1)
+    missed: SimpleQueue[TransportError] = SimpleQueue()
+    arrivals = Arrivals("127.0.0.1", 1, lambda *_: None, missed.put)
+    assert "no member has connected in 0.1 s" in missed.get(timeout=_WAIT_S).message
+    arrivals.close()

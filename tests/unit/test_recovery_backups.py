@@ -104,13 +104,13 @@ def test_who_cannot_connect_is_backed_up_by_nobody(
 
     missing = threading.Event()
 
-    def note(self: backups.Links, who: str, error: Exception) -> None:
+    def note(self: backups.Backups, who: str, error: Exception) -> None:
         if not self._closed:
             told.append(f"{who}: {error}")
             missing.set()
 
     monkeypatch.setattr(backups, "Arrivals", Elsewhere)
-    monkeypatch.setattr(backups.Links, "_missing", note)
+    monkeypatch.setattr(backups.Backups, "_missing", note)
     job = asked(tmp_path)
     fellows = Fellows(tmp_path / "kept", job, 2, joining=0, task=Late)
     fellows.form(Form(generation=0, members=(0, 1), shares=(4, 4), step=0))

@@ -18,6 +18,7 @@ from raycloud.recovery.quorum import (
     MemberStatus,
     ResumePoint,
     adopt,
+    align,
     find_keepers,
     find_resume_point,
     gather_statuses,
@@ -163,6 +164,24 @@ def test_where_nobody_has_computed_all_stay_where_they_are() -> None:
     fleet = Fleet(job(), NetTask(), SHARES)
     found = resume_points(fleet, [0, 0, 0], [Position()] * 3, (0, 0, 0))
     assert {(point.step, behind) for point, behind, _ in found} == {(0, False)}
+
+
+@pytest.mark.parametrize("unlike", [False, True])
+def test_who_begins_from_other_parameters_takes_those_of_rank_0(unlike: bool) -> None:
+    fleet = Fleet(job(), NetTask(norm=True), SHARES)
+    if unlike:
+        with torch.no_grad():
+            next(fleet.replicas[2].model.parameters()).add_(1.0)
+    first = {name: t.clone() for name, t in fleet.replicas[0].state.tensors().items()}
+    with gloo_members(3) as members:
+        alike = together(
+            partial(align, fleet.replicas[m.rank], Lane(m), "127.0.0.1", HOST) for m in members
+        )
+    assert alike == [not unlike] * 3
+    for replica in fleet.replicas:
+        tensors = replica.state.tensors()
+        assert tensors.keys() == first.keys()
+        assert all(torch.equal(t, first[name]) for name, t in tensors.items())
 
 
 def test_what_is_kept_is_not_computed_again() -> None:

@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 
-from raycloud.clock import SystemClock
 from raycloud.net import sockets
 from raycloud.net.rendezvous_store import Rendezvous
 from raycloud.recovery.rendezvous import Meeting, meet
@@ -18,7 +17,7 @@ SIZE = 2
 
 def test_gradients_and_lane_of_a_member_come_in_at_one_door() -> None:
     """A second one would be a thread more, which wakes up a hundred times a second."""
-    rendezvous = Rendezvous("127.0.0.1", SystemClock())
+    rendezvous = Rendezvous("127.0.0.1")
     before = set(sockets._listeners())
     meetings = [
         Meeting(

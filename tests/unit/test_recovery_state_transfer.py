@@ -19,13 +19,7 @@ from raycloud.net.stream import SOCKETS, Arrivals, Stream, connect
 from raycloud.net.transport import Abandoned
 from raycloud.recovery import state_transfer
 from raycloud.recovery.rendezvous import HOST
-from raycloud.recovery.state_transfer import (
-    PIECE_BYTES,
-    Receiver,
-    Sender,
-    hand_over,
-    sources,
-)
+from raycloud.recovery.state_transfer import PIECE_BYTES, Receiver, Sender, hand_over, sources
 from raycloud.step.state import ModelState
 from raycloud.step.stateful import ReplicaState
 from tests.lockstep import never
@@ -304,7 +298,7 @@ def test_what_is_not_there_is_not_given(asked: tuple[int, int]) -> None:
     state = State(dict(LARGE), {})
     giving = Sender(state, 0, [taker.place], HOST)
     with pytest.raises(TransportError, match="are asked"):
-        giving.finished(20.0)
+        giving.wait(20.0)
     giving.close()
     taker.close()
     ended()
@@ -314,7 +308,7 @@ def test_what_nobody_tells_of_is_not_taken() -> None:
     taking = Receiver("127.0.0.1", 1, HOST)
     stream = connect(taking.place, 5)
     stream.tell({"layout": "", "tensors": None, "values": None})
-    assert not taking.whole(0.05)
+    assert not taking.wait(0.05)
     taking.close()
     with pytest.raises(TransportError, match="closed"):
         stream.take(1)

@@ -61,7 +61,7 @@ def test_it_arrives_as_it_was_whatever_becomes_of_it() -> None:
     for replica in made.replicas:
         replica.state.tensors()["model/last.weight"].zero_()
     for newcomer in newcomers:
-        assert newcomer.whole(20.0)
+        assert newcomer.wait(20.0)
         tensors, told = newcomer.take()
         assert tensors.keys() == before.keys()
         assert all(torch.equal(t, before[name]) for name, t in tensors.items())
@@ -76,7 +76,7 @@ def test_it_comes_also_where_gradients_travel_all_the_time() -> None:
     newcomer = Receiver("127.0.0.1", SOURCES, HOST)
     sent = senders(made, [newcomer], range(SOURCES), busy=lambda: True)
     newcomer.hurry()
-    assert newcomer.whole(20.0)
+    assert newcomer.wait(20.0)
     for one in (*sent, newcomer):
         one.close()
 
@@ -88,7 +88,7 @@ def test_who_connects_after_a_newcomer_is_waited_for_hurries_too(
     made, newcomer = fleet(), Receiver("127.0.0.1", SOURCES, HOST)
     newcomer.hurry()
     sent = senders(made, [newcomer], range(SOURCES), busy=lambda: True)
-    assert newcomer.whole(20.0)
+    assert newcomer.wait(20.0)
     for one in (*sent, newcomer):
         one.close()
 
@@ -123,7 +123,7 @@ def test_on_a_thin_link_gradients_have_nine_tenths(
         monkeypatch.setattr(Stream, name, instead)
     made, newcomer = fleet(), Receiver("127.0.0.1", 1, host)
     (sent,) = senders(made, [newcomer], range(1), busy=lambda: True, host=host)
-    assert newcomer.whole(20.0)
+    assert newcomer.wait(20.0)
     sent.close()
     newcomer.close()
     starts_s = [b for a, b in pairwise(sent_s) if b > a]  # the first one is asked for by nobody
@@ -143,7 +143,7 @@ def test_a_part_that_breaks_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     newcomer = Receiver("127.0.0.1", SOURCES, HOST)
     sent = senders(made, [newcomer], range(SOURCES))
     with pytest.raises(TransportError, match="closed before its end"):
-        newcomer.whole(20.0)
+        newcomer.wait(20.0)
     for one in (*sent, newcomer):
         one.close()
 
@@ -158,7 +158,7 @@ def test_what_is_given_up_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stream, "send", waits)
     newcomer = Receiver("127.0.0.1", SOURCES, HOST)
     sent = senders(made, [newcomer], range(SOURCES))
-    assert not newcomer.whole(0.1)
+    assert not newcomer.wait(0.1)
     for one in (*sent, newcomer):
         one.close()
     held.set()

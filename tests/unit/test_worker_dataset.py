@@ -14,7 +14,7 @@ from raycloud.data.samples import BlockSamples
 from raycloud.errors import DataError, InternalError, TaskError
 from raycloud.spec import Job
 from raycloud.task import Source, Splits, Task
-from raycloud.worker.dataset import DataRequest, TaskData, as_source, check_identity, identity
+from raycloud.worker.dataset import DataRequest, as_source, check_identity, identity
 from tests.lockstep import NetTask, job
 
 TABLE = pa.table({"x": [1, 2, 3]})
@@ -59,7 +59,7 @@ class Provides:
         raise AssertionError(version)
 
 
-def supplied(splits: Any, provider: Provides | None = None, asked: Job | None = None) -> TaskData:
+def supplied(splits: Any, provider: Provides | None = None, asked: Job | None = None) -> Provided:
     return DataRequest(Returns(splits), asked or job(), provider).result(lambda: None, 60.0)
 
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from raycloud.checkpoint import Manifest, PartRecord
 from raycloud.checkpoint.naming import part_name
-from raycloud.clock import SystemClock
 from raycloud.control import ControlSettings
 from raycloud.data.index import Block, Index
 from raycloud.data.provider import Provided
@@ -413,7 +412,7 @@ def test_members_compute_the_lanes_that_lie_on_their_nodes(tmp_path: Path) -> No
         members.append(Member(config, provider=providers[rank]))
         last(members[rank], MemberReady)
     SEEN.clear()
-    rendezvous = Rendezvous("127.0.0.1", SystemClock())
+    rendezvous = Rendezvous("127.0.0.1")
     for rank, member in enumerate(members):
         meeting = Meeting(
             place=rendezvous.place,

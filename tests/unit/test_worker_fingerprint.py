@@ -6,7 +6,7 @@ import copy
 import datetime
 import sys
 from collections import OrderedDict, namedtuple
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from PIL import Image
 from torch.utils.data import TensorDataset
 
 from raycloud.clock import VirtualClock
+from raycloud.data.provider import Provided
 from raycloud.errors import DataError, TaskError
-from raycloud.worker.dataset import TaskData
-from raycloud.worker.fingerprint import DataSummary, check_samples, digest_of
+from raycloud.worker.fingerprint import check_samples, digest_of, fingerprint_of
 
 Pair = namedtuple("Pair", "a b")
 
@@ -138,17 +138,16 @@ class Counted:
         return {"x": torch.full((3,), float(index))}
 
 
-def seen(train: Any, held_out: Any = None, clock: VirtualClock | None = None) -> DataSummary:
-    return DataSummary.of(TaskData(train=train, held_out=held_out), clock or VirtualClock())
+def seen(train: Any, held_out: Any = None, clock: VirtualClock | None = None) -> dict[str, str]:
+    return fingerprint_of(Provided(train=train, held_out=held_out), clock or VirtualClock())
 
 
 def test_few_samples_are_read() -> None:
     clock = VirtualClock()
     train, held_out = Counted(1_000_000, clock), Counted(3, clock)
     found = seen(train, held_out)
-    assert (found.samples, found.held_out) == (1_000_000, 3)
     assert len(train.read) == 10
-    assert set(found.fingerprint) >= {"train/524287", "train/999999", "held_out/0", "held_out/2"}
+    assert set(found) >= {"train/524287", "train/999999", "held_out/0", "held_out/2"}
 
 
 def test_a_slow_data_set_is_read_once_or_twice() -> None:
@@ -156,7 +155,7 @@ def test_a_slow_data_set_is_read_once_or_twice() -> None:
     train, held_out = Counted(100, clock, 1.0), Counted(100, clock, 0.02)
     found = seen(train, held_out, clock)
     assert (train.read, held_out.read) == ([63], [63, 31])
-    assert set(found.fingerprint) == {"train/63", "held_out/63", "held_out/31"}
+    assert set(found) == {"train/63", "held_out/63", "held_out/31"}
 
 
 def test_a_split_that_was_drawn_otherwise() -> None:
@@ -165,7 +164,7 @@ def test_a_split_that_was_drawn_otherwise() -> None:
         torch.utils.data.random_split(xs, [150, 50], generator=torch.Generator().manual_seed(seed))
         for seed in (0, 0, 1)
     ]
-    one, same, other = (seen(train, held_out).fingerprint for train, held_out in splits)
+    one, same, other = (seen(train, held_out) for train, held_out in splits)
     assert one == same
     assert all(one[name] != other[name] for name in one)
 
@@ -187,7 +186,7 @@ def test_a_sample_that_cannot_be_read_is_no_difference() -> None:
                 raise OSError("damaged")
             return super().__getitem__(index)
 
-    found = seen(Damaged(100, VirtualClock())).fingerprint
+    found = seen(Damaged(100, VirtualClock()))
     assert "train/63" not in found
     assert "train/31" in found
 
@@ -203,7 +202,7 @@ def test_one_that_ends_the_process_is_the_tasks_error() -> None:
 
 @pytest.fixture(name="kept")
 def _kept() -> dict[str, str]:
-    return dict(seen(Counted(150, VirtualClock()), Counted(20, VirtualClock())).fingerprint)
+    return seen(Counted(150, VirtualClock()), Counted(20, VirtualClock()))
 
 
 def test_a_checkpoint_knows_its_samples(kept: dict[str, str]) -> None:
@@ -213,8 +212,8 @@ def test_a_checkpoint_knows_its_samples(kept: dict[str, str]) -> None:
 
 def test_data_that_has_grown_is_the_same(kept: dict[str, str]) -> None:
     grown = seen(Counted(190, VirtualClock()), Counted(30, VirtualClock()))
-    assert check_samples(grown.fingerprint, kept) == ""
-    assert len(grown.fingerprint.keys() & kept.keys()) >= 10
+    assert check_samples(grown, kept) == ""
+    assert len(grown.keys() & kept.keys()) >= 10
 
 
 def test_a_sample_that_was_corrected_is_noticed(kept: dict[str, str]) -> None:
@@ -234,5 +233,4 @@ def test_blocks_are_the_same_by_construction() -> None:
         gather = None
 
     found = seen(Blocks(100, VirtualClock()), Counted(4, VirtualClock()))
-    assert {name.partition("/")[0] for name in found.fingerprint} == {"held_out"}
-    assert replace(found, fingerprint={}).samples == 100
+    assert {name.partition("/")[0] for name in found} == {"held_out"}

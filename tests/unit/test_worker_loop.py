@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ from raycloud.step.collate import Collate
 from raycloud.step.replica import Replica
 from raycloud.sync.gradients import Exchanged
 from raycloud.task import Splits
+from raycloud.worker import loop
 from raycloud.worker.context import Changes, LoopContext, Membership
 from raycloud.worker.dataset import layout_of
 from raycloud.worker.loop import Loop
@@ -74,6 +76,7 @@ class Alone:
             changes=self.changes,
             clock=clock,
             report=self.events.append,
+            extend=lambda *_: None,
             evaluate=lambda step, seat: self.events.append(
                 EvaluationPart(member=seat.member, step=step, states={})
             ),
@@ -158,7 +161,7 @@ def test_a_halt_saves_and_ends(tmp_path: Path) -> None:
 def test_new_shares_begin_a_generation(
     tmp_path: Path, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Loop, "_check_places", lambda _loop, _sums: None)  # half is computed
+    monkeypatch.setattr(loop, "all_places", lambda _: ANY)  # half is computed
     monkeypatch.setattr(SampleAudit, "check", lambda _reads: None)
     asked = job(data={"prefetch_steps": ahead})
     alone = Alone(tmp_path, asked)
@@ -262,19 +265,22 @@ class GrowingTask(NetTask):
 class Growing(Alone):
     """A loop alone whose data grows to 90 samples in the first step."""
 
-    def __init__(self, root: Path, *, can_grow: bool = True, **asked: Any) -> None:
+    def __init__(self, root: Path, **asked: Any) -> None:
         self.task = GrowingTask()
         wanted = job(data={"prefetch_steps": 1}, fuse=1, **asked)
         super().__init__(root, wanted, self.task)
         self.loop._feed.close()
         self.task.taken.clear()
         parts, seat = self.loop._context, self.loop.seat
-        parts = replace(parts, extend=self.extend if can_grow else None, layout=lambda _: LAYOUT)
         self.collate = parts.collate
         length = wanted.steps or parts.steps.until_epoch(wanted.epochs or 1, Position())
         self.extended: list[int] = []
         self.lasts: list[int] = []
-        parts = replace(parts, evaluate=lambda step, seat: self.lasts.append(seat.last_step))
+        parts = replace(
+            parts,
+            extend=self.extend,
+            evaluate=lambda step, seat: self.lasts.append(seat.last_step),
+        )
         seat = replace(seat, last_step=length)
         self.loop = Loop(parts, seat)
         self.loop.enter(seat, Lane(Loopback(1).members[0]))
@@ -319,12 +325,10 @@ def test_a_run_of_so_many_steps_takes_them_up_and_stays_as_long(tmp_path: Path) 
     assert Counter(alone.task.taken[70:]) == Counter(range(90))
 
 
-def test_data_that_cannot_grow_is_our_own_fault(tmp_path: Path) -> None:
-    with pytest.raises(InternalError, match="came for data that cannot grow"):
-        Growing(tmp_path, can_grow=False).run()
-
-
-def test_a_checkpoint_keeps_the_layout_of_an_epoch_in_progress(tmp_path: Path) -> None:
+def test_a_checkpoint_keeps_the_layout_of_an_epoch_in_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Order, "layout_in", lambda *_: LAYOUT)
     alone = Growing(tmp_path, steps=5, checkpoint={"every_steps": 2})
     alone.run()
     kept = {e.step: decode(e.part["values"]).get("layout") for e in alone.of(PartWritten)}
