@@ -113,7 +113,8 @@ class Api:
         if text is None:
             return web.Response(status=500, text="Agent for node id: x doesn't exist.")
         lines = text.splitlines(keepends=True)
-        return web.Response(text="".join(lines[-int(request.query["lines"]) :]))
+        asked = int(request.query["lines"])  # -1: all
+        return web.Response(text="".join(lines[-asked:] if asked > 0 else lines))
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         return await self.file(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +23,6 @@ from raycloud.clock import SystemClock
 
 if TYPE_CHECKING:
     from raycloud.faults import Fault
-    from raycloud.on_ray.chaos import Where
     from raycloud.report.chaos import Outcome
     from raycloud.spec.job import Job
 
@@ -72,11 +72,11 @@ def chaos(
         raise typer.BadParameter(
             "give the faults: --schedule FILE, or --seed N to draw them", param_hint="--schedule"
         )
-    from raycloud.on_ray.chaos import Where, prepared
+    from raycloud.on_ray.chaos import prepared
 
     asked = prepared(load(job, overrides), steps)
     planned = _planned(asked, schedule, seed=seed, faults=faults)
-    outcome = _outcome(asked, planned, out, Where(address=address, seed=seed))
+    outcome = _outcome(asked, planned, out, address, seed)
     if as_json:
         echo_json(outcome.to_record())
     else:
@@ -104,18 +104,14 @@ def _planned(
     return found
 
 
-def _outcome(job: Job, faults: tuple[Fault, ...], out: Path | None, where: Where) -> Outcome:
+def _outcome(
+    job: Job, faults: tuple[Fault, ...], out: Path | None, address: str | None, seed: int | None
+) -> Outcome:
     """Run both, and keep what is known beside them."""
     from raycloud.errors import RunDirectoryError
     from raycloud.faults import schedule_text
-    from raycloud.on_ray.chaos import Telling, under_faults
-    from raycloud.report.chaos import (
-        PAGE,
-        RECORD,
-        SCHEDULE,
-        keep,
-        keep_outcome,
-    )
+    from raycloud.on_ray.chaos import Chaos
+    from raycloud.report.chaos import PAGE, RECORD, SCHEDULE, keep, keep_outcome
     from raycloud.report.progress import shown_plainly
     from raycloud.spec import choose
 
@@ -129,9 +125,9 @@ def _outcome(job: Job, faults: tuple[Fault, ...], out: Path | None, where: Where
         say(f"planned: {fault}")
     keep(place / SCHEDULE, schedule_text(faults))
     say(f"the schedule is kept in {place / SCHEDULE}; --schedule takes it again")
-    telling = Telling(say=say, shown=lambda job: shown_plainly(job, SystemClock(), say))
     with contextlib.redirect_stdout(sys.stderr):  # Ray prints there that a worker has died
-        outcome = under_faults(job, faults, place, telling, where=where)
+        trial = Chaos(place, address, say, lambda job: shown_plainly(job, SystemClock(), say))
+        outcome = replace(trial.run(job, faults), seed=seed)
     keep_outcome(place, outcome)
     say(f"the report is in {place / PAGE} and {place / RECORD}")
     return outcome

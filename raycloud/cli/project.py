@@ -31,9 +31,9 @@ _DEFAULT = "classifier"
 
 
 def _templates(incomplete: str) -> list[tuple[str, str]]:
-    from raycloud.project import TEMPLATES
+    from raycloud.project.templates import TEMPLATES
 
-    return [(t.name, t.about) for t in TEMPLATES.values() if t.name.startswith(incomplete)]
+    return [(name, about) for name, about in TEMPLATES.items() if name.startswith(incomplete)]
 
 
 @command()
@@ -56,12 +56,12 @@ def init(
 
     Nothing is overwritten.
     """
-    from raycloud.project import TEMPLATES, write_project
+    from raycloud.project.templates import TEMPLATES, write_project
 
     if template not in TEMPLATES:
         known = ", ".join(TEMPLATES)
         raise typer.BadParameter(f"{template!r} is none of {known}", param_hint="--from")
-    written = write_project(directory, TEMPLATES[template])
+    written = write_project(directory, template)
     job = shlex.quote(str(directory / "job.yaml"))
     typer.echo(f"wrote {', '.join(str(path) for path in written)}")
     typer.echo(f"\ntry it:    raycloud train {job} --try")

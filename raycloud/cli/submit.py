@@ -25,7 +25,7 @@ from raycloud.cli.supervise import RestartsOption  # noqa: TC001 - Typer reads i
 from raycloud.clock import SystemClock
 
 if TYPE_CHECKING:
-    from raycloud.on_ray.jobs_client import JobsClient
+    from raycloud.on_ray.submission import JobsClient
     from raycloud.packing.working_dir import WorkingDir
     from raycloud.spec.job import Job
 
@@ -82,8 +82,7 @@ def submit(
     if as_json and not dry_run:
         raise typer.BadParameter("goes with --dry-run", param_hint="--json")
     from raycloud.on_ray import submission
-    from raycloud.packing import job as packing
-    from raycloud.packing.working_dir import ignored_above
+    from raycloud.packing import working_dir as packing
 
     root = packing.working_dir_of(job, working_dir)
     asked = load(job, overrides)
@@ -92,7 +91,7 @@ def submit(
         _say_contents(found, as_json=as_json)
         return
     _say_left(found)
-    for path in ignored_above(found.root):
+    for path in packing.ignored_above(found.root):
         say(f"not read: {path}; copy what is to count into .rayignore")
     jobs = submission.client(address, insecure=insecure)
     name = _send(jobs, asked, job, found, overrides=overrides or [], restarts=restarts)
@@ -116,7 +115,7 @@ def _send(
     """Send a working directory and start its job; returns the submission's id."""
     from raycloud.on_ray import submission
     from raycloud.on_ray.registration import Registration
-    from raycloud.packing import job as packing
+    from raycloud.packing import working_dir as packing
 
     name = packing.submission_id(asked.name, SystemClock().unix_s(), secrets.token_hex(2))
     where = packing.run_dir_of(name)

@@ -2,12 +2,12 @@
 
 A start goes down this list and does not come back up: `run` (train) attaches to a Ray (`attach`,
 `registration` on a cluster), `launch` puts a `session` together: `cluster` over `fleet` over `pool`
-(the actors of `actors`), beside `records` and `checkpoints`; then `raycloud.run.driver` drives.
+(the actors of `actors`), beside `checkpoints`; then `raycloud.run.driver` drives.
 `failover` is entered on a cluster alone, where a run outlives its command.
 
 - Data: `ingest` and `ingest_split` make a task's sources into blocks, by `read_tasks`, in the
   `block_store`; members read them through `provider`, and `collators` make batches beside them.
 - A task's class and its code: `tasks`.
 - Beside a run: `dry_run` (plan, --try), `chaos`, `checkup` (doctor).
-- Over the Jobs API: `submission`, `jobs_api`, `jobs_client`.
+- Over the Jobs API: `submission`, `jobs_api`.
 """

@@ -44,11 +44,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Look for no garbage while much is loaded, nor ever again in what is there by then.
-
-    Loading torch makes some hundred thousand objects, which are looked through 500 times: a sixth
-    of its processor time, on a node of little more than a third of a core half a second.
-    """
+    """Look for no garbage while much is loaded (a sixth of torch's time), nor later in that."""
     gc.disable()
     try:
         yield
@@ -59,10 +55,7 @@ def loading() -> Iterator[None]:
 
 @ray.remote
 class MemberActor:
-    """A member of a run, in a process of its own.
-
-    Every call names the term of its driver; what comes from a superseded one is passed over.
-    """
+    """A member of a run. What a driver of a superseded term asks is passed over."""
 
     def __init__(self, told: Sequence[ObjectRef[MemberConfig]]) -> None:
         """Start building in the background, as one object in Ray's store says."""
@@ -72,10 +65,9 @@ class MemberActor:
             from raycloud.on_ray.provider import RayProvider
             from raycloud.worker.member import Member
 
-        know(Environment.from_process().secrets | secrets_of(config.job))
-        context = ray.get_runtime_context()
-        here = context.get_node_id()
-        address = ray.util.get_node_ip_address()
+        environment, context = Environment.from_process(), ray.get_runtime_context()
+        know(environment.secrets | secrets_of(config.job))
+        here, address = context.get_node_id(), ray.util.get_node_ip_address()
         labels = {name: str(text) for name, text in context.get_node_labels().items()}
         self._provider = RayProvider(config, here)
         placed = replace(config, node=here, address=address, price_per_hour=price_per_hour(labels))
@@ -83,11 +75,11 @@ class MemberActor:
         self._log.listen()
         sys.stdout, sys.stderr = map(self._log.capture, (sys.stdout, sys.stderr))
         self._member = Member(placed, provider=self._provider)
-        cloud, run = Environment.from_process().cloud, context.get_job_id()
-        self._number, self._node = config.member, here
-        self._outbox, self._turn, self._term = Outbox(config.member), threading.Lock(), 0
+        run = context.get_job_id()
+        self._number, self._node, self._term = config.member, here, 0
+        self._outbox, self._turn = Outbox(config.member), threading.Lock()
         self._probed = HeartbeatPeer(SystemClock())
-        self._watch = watch_here(config.member, f"{run}/{here}", SystemClock(), cloud)
+        self._watch = watch_here(config.member, f"{run}/{here}", SystemClock(), environment.cloud)
         on_sigterm(self._watch.add)
 
     def poll(
@@ -97,8 +89,8 @@ class MemberActor:
 
         Args:
             timeout_s: To wait for a word that the driver was not told.
-            written: It has written down all up to this one.
-            term: That of the driver that asks.
+            written: The driver has written down all up to this one.
+            term: The driver's.
             probes: Where it asks whether this machine is there; None: nowhere.
         """
         if probes is not None and term >= self._term:
@@ -121,7 +113,6 @@ class MemberActor:
         return self._member.survivor()
 
     def _event(self, told: PreemptionNotice | Noticed) -> MemberLeaving | Noticed:
-        """A word of the cloud or the system, as an event of this member."""
         if not isinstance(told, PreemptionNotice):
             return told
         if not told.certain:

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from raycloud.bounded import expanded
 from raycloud.doctor.checks import SESSION, SOCKET_BYTES
 from raycloud.doctor.facts import Settings
+from raycloud.doctor.links import greet
 from raycloud.errors import MachineError
 from raycloud.planner.inventory import Inventory, Node
 from raycloud.preemption import PreemptionNotice
@@ -42,7 +42,6 @@ _EMBEDDED = {
 }
 
 NAMESPACE = "raycloud"  # of names on a cluster that was there before
-_REACH_S = 10.0
 REASON = "Ray drains its node"  # it keeps to itself what for, as long as the node lives
 
 
@@ -63,9 +62,13 @@ def attached(
 
         if ray.is_initialized():
             yield False
-        else:
-            with _attached(job, address, metadata) as ours:
-                yield ours
+            return
+        _start(job, address, metadata)
+        try:
+            _keep_private(expanded(Path("~/.ray/auth_token")))
+            yield address is None
+        finally:
+            ray.shutdown()
 
 
 def joined() -> bool:
@@ -78,16 +81,14 @@ def joined() -> bool:
 def hash_seeded(*, always: bool = False) -> dict[str, Any]:
     """Options of an actor whose process, and those that it starts, hash strings as all others do.
 
-    Python takes the seed of that as it starts. An embedded cluster has it in its environment, where
-    processes are started ahead; on another one Ray starts one for the actor.
+    An embedded cluster has that in its environment; on another one Ray starts a process for it.
 
     Args:
         always: Also where this process has a seed itself, which says nothing of the cluster's.
     """
-    own = os.environ.get(_HASH_SEED)
-    if own is not None and not always:
+    if _HASH_SEED in os.environ and not always:
         return {}
-    seed = _EMBEDDED[_HASH_SEED] if own is None else own
+    seed = os.environ.get(_HASH_SEED, _EMBEDDED[_HASH_SEED])
     return {"runtime_env": {"env_vars": {_HASH_SEED: seed}}}
 
 
@@ -103,63 +104,51 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-@contextlib.contextmanager
-def _attached(job: Job, address: str | None, metadata: Mapping[str, str] | None) -> Iterator[bool]:
+def _start(job: Job, address: str | None, metadata: Mapping[str, str] | None) -> None:
     import ray
 
-    shown = ray.job_config.JobConfig(metadata=dict(metadata or {}))
     options: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": "ERROR",
-        "job_config": shown,
+        "job_config": ray.job_config.JobConfig(metadata=dict(metadata or {})),
     }
     if address is None:
+        _check_temporary()
+        what = "Ray could not be started"
+        hint = "look into the newest session below Ray's temporary directory for its logs"
         options |= {"include_dashboard": False, "num_cpus": _embedded_cpus(job)}
     else:
+        named = os.environ.get("RAY_ADDRESS") == address
+        what = f"no Ray cluster answers at {address!r}{' (RAY_ADDRESS)' if named else ''}"
+        instead = "unset RAY_ADDRESS" if named else "leave --address out"
+        hint = (
+            "check `ray status` there; where it asks for a token, set RAY_AUTH_MODE=token; or "
+            f"{instead} to run on this machine alone"
+        )
         options |= {"namespace": NAMESPACE}
-    named = os.environ.get("RAY_ADDRESS") == address
-    instead = "unset RAY_ADDRESS" if named else "leave --address out"
-    if address is None and (long := _too_long()):
-        raise long
     try:
         if address is not None:
-            _reach(address)
+            reach(address, tls=True)  # who it is, Ray finds out
         with _handler_kept():
             ray.init(address=address or "local", **options)
     except Exception as error:
         # Ray raises a bare Exception where its own processes take too long to start.
-        if (
-            not isinstance(error, OSError | RuntimeError | ValueError)
-            and type(error) is not Exception
-        ):
+        known = isinstance(error, OSError | RuntimeError | ValueError) or type(error) is Exception
+        if not known:
             raise
-        raise MachineError(
-            f"no Ray cluster answers at {address!r}{' (RAY_ADDRESS)' if named else ''}: {error}"
-            if address
-            else f"Ray could not be started: {error}",
-            hint="check `ray status` there; where it asks for a token, set RAY_AUTH_MODE=token; or "
-            f"{instead} to run on this machine alone"
-            if address
-            else "look into the newest session below Ray's temporary directory for its logs",
-        ) from error
-    try:
-        _keep_private(expanded(Path("~/.ray/auth_token")))
-        yield address is None
-    finally:
-        ray.shutdown()
+        raise MachineError(f"{what}: {error}", hint=hint) from error
 
 
-def _too_long() -> MachineError | None:
+def _check_temporary() -> None:
     """Ray puts sockets below its temporary folder, and the system limits their paths."""
     most, folder = SOCKET_BYTES - len(SESSION), str(Settings.from_mapping(os.environ).temp)
-    if len(os.fsencode(folder)) <= most:
-        return None
-    name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
-    return MachineError(
-        f"{name} = {folder!r} is too long: Ray's sockets below it would have paths that the system "
-        f"does not allow",
-        hint=f"set RAY_TMPDIR to a path of at most {most} bytes, such as /tmp",
-    )
+    if len(os.fsencode(folder)) > most:
+        name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+        raise MachineError(
+            f"{name} = {folder!r} is too long: Ray's sockets below it would have paths that the "
+            "system does not allow",
+            hint=f"set RAY_TMPDIR to a path of at most {most} bytes, such as /tmp",
+        )
 
 
 @contextlib.contextmanager
@@ -173,15 +162,15 @@ def _handler_kept() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _reach(address: str) -> None:
-    """See whether anyone listens at `host:port`: Ray itself would try for more than three minutes.
+def reach(address: str, *, tls: bool) -> None:
+    """See who listens at `host:port`, with TLS only whether: Ray itself would try for minutes.
 
     Raises:
-        OSError: Nobody does. Other forms of address are left to Ray.
+        OSError: Nobody does, or somebody else. Other forms of address are left to Ray.
     """
     host, _, port = address.rpartition(":")
     if port.isdigit() and "/" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+        greet(host.strip("[]"), int(port), tls=tls)
 
 
 def _keep_private(token: Path) -> None:
@@ -192,34 +181,27 @@ def _keep_private(token: Path) -> None:
 
 
 def inventory() -> Inventory:
-    """The living nodes, the head first, then in the order of their names."""
+    """The living nodes, in the order of their names."""
     import ray
 
-    nodes = []
-    for found in ray.nodes():
-        if not found["Alive"]:
-            continue
-        resources = found["Resources"]
-        nodes.append(
-            Node(
-                name=found["NodeID"],
-                address=found["NodeManagerAddress"],
-                host=found["NodeManagerHostname"],
-                cpus=resources.get("CPU", 0.0),
-                gpus=resources.get("GPU", 0.0),
-                memory_bytes=int(memory) if (memory := resources.get("memory")) else None,
-                labels=dict(found.get("Labels") or {}),
-            )
+    nodes = (
+        Node(
+            name=found["NodeID"],
+            address=found["NodeManagerAddress"],
+            host=found["NodeManagerHostname"],
+            cpus=found["Resources"].get("CPU", 0.0),
+            gpus=found["Resources"].get("GPU", 0.0),
+            memory_bytes=int(found["Resources"].get("memory", 0)) or None,
+            labels=dict(found.get("Labels") or {}),
         )
+        for found in ray.nodes()
+        if found["Alive"]
+    )
     return Inventory(nodes=tuple(sorted(nodes, key=lambda node: node.name)))
 
 
 def _embedded_cpus(job: Job) -> int:
-    """Logical CPUs of an embedded cluster: this machine's, or what the fewest workers need.
-
-    A machine with fewer cores than `elastic.min_workers` asks for still runs the job, slower; one
-    with fewer cores than a single worker asks for does not.
-    """
+    """This machine's, or what the fewest workers need, who share it; not less than one needs."""
     cores, each = len(os.sched_getaffinity(0)), job.resources.worker.cpus
     return max(cores, job.elastic.min_workers * each) if each <= cores else cores
 
@@ -240,8 +222,7 @@ def node_id_here() -> str:
 def draining(clock: Clock) -> dict[str, PreemptionNotice]:
     """The nodes that Ray drains now, by id, and when they will be gone: 0.3 ms, one call.
 
-    `ray drain-node`, an autoscaler, or SIGTERM to `ray start --block` drain one. Ray places nothing
-    more there; what runs there goes on until whoever drains it ends it.
+    Ray places nothing more there; what runs there goes on until whoever drains it ends it.
     """
     # Private: no public call tells of draining nodes. Ray Data and Ray Train call this one
     # themselves, and it needs no dashboard. Tests on a cluster and without one hold it.
@@ -255,8 +236,6 @@ def draining(clock: Clock) -> dict[str, PreemptionNotice]:
 
 
 class _Filtered(logging.Formatter):
-    """A formatter whose text has no secrets."""
-
     def format(self, record: logging.LogRecord) -> str:
         return redact_text(super().format(record))
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,6 @@ from raycloud.faults import (
     Injector,
     LocalProcesses,
     NoConnectionError,
-    check,
 )
 from raycloud.on_ray.attach import attached
 from raycloud.on_ray.run import train
@@ -26,36 +23,13 @@ from raycloud.report.chaos import Bound, Outcome, bound_of, side_of
 from raycloud.spec import Job, RunDirectory
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from raycloud.checkpoint.payload import Difference
     from raycloud.events import Observed
-    from raycloud.faults import Processes
-    from raycloud.faults.injector import Ends
 
 _LEAST_WORKERS = 2
 _ANSWER_S = 10.0
-
-Shown = Callable[[Job], AbstractContextManager[Callable[["Observed"], None]]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Telling:
-    """How what goes on is told."""
-
-    say: Callable[[str], None]
-    shown: Shown
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Where:
-    """On which Ray it runs, and by chance or not.
-
-    Attributes:
-        address: A standing cluster; None: a Ray that is started here, for the time of it.
-        seed: What the faults were drawn from; None: they were read.
-    """
-
-    address: str | None = None
-    seed: int | None = None
 
 
 def prepared(job: Job, steps: int | None = None) -> Job:
@@ -81,121 +55,99 @@ def prepared(job: Job, steps: int | None = None) -> Job:
     return job.model_copy(update=update)
 
 
-def under_faults(
-    job: Job, faults: Sequence[Fault], directory: Path, telling: Telling, *, where: Where
-) -> Outcome:
-    """Run a job undisturbed and under faults.
+class Chaos:
+    """A job's runs, in one directory: `undisturbed`, `disturbed`, and `alone`, by one worker.
 
-    Raises:
-        RaycloudError: The undisturbed run failed.
+    Args:
+        directory: Where they are kept.
+        address: A standing cluster; None: a Ray that is started here, for the time of it.
+        say: Told what goes on.
+        shown: Shows a run's events.
     """
-    check(faults, workers=job.most_workers, steps=job.steps)
-    # As many processors as workers, so that each finds a place, and the next in the place of a lost
-    # one, also where they have to share.
-    placed = job.model_copy(
-        update={"elastic": job.elastic.model_copy(update={"min_workers": job.most_workers})}
-    )
-    places, address = Places(directory), where.address
-    with attached(placed, address):
-        telling.say("the undisturbed run")
-        _train(job, places.undisturbed, telling, address)
-        telling.say("the run under faults")
-        injector = Injector(faults, _processes(address), SystemClock(), telling.say)
-        error = None
+
+    def __init__(
+        self,
+        directory: Path,
+        address: str | None,
+        say: Callable[[str], None],
+        shown: Callable[[Job], AbstractContextManager[Callable[[Observed], None]]],
+    ) -> None:
+        self._directory, self._address, self._say, self._shown = directory, address, say, shown
+
+    def run(self, job: Job, faults: Sequence[Fault]) -> Outcome:
+        """Run a job undisturbed and under faults.
+
+        Raises:
+            RaycloudError: The undisturbed run failed.
+        """
+        # As many processors as workers, so that each finds a place, and the next in the place of a
+        # lost one, also where they have to share.
+        elastic = job.elastic.model_copy(update={"min_workers": job.most_workers})
+        with attached(job.model_copy(update={"elastic": elastic}), self._address):
+            self._say("the undisturbed run")
+            self._train(job, "undisturbed")
+            self._say("the run under faults")
+            # On a Ray that is started here all workers are on this machine.
+            processes = LocalProcesses() if self._address is None else ClusterProcesses()
+            injector = Injector(faults, processes, SystemClock(), self._say)
+            error = None
+            try:
+                with injector.at_work():
+                    self._train(job, "disturbed", injector.see)
+            except RaycloudError as found:  # it is what this is to find out
+                error = found.message
+            undisturbed = side_of(self._directory / "undisturbed")
+            disturbed = side_of(self._directory / "disturbed", error)
+            apart = bound = None
+            if undisturbed.status == disturbed.status == "finished":
+                apart, bound = self._held(job)
+        return Outcome(
+            job=job.name,
+            seed=None,
+            workers=job.most_workers,
+            undisturbed=undisturbed,
+            disturbed=disturbed,
+            difference=apart,
+            bound=bound,
+            hits=tuple(injector.hits),
+            left=injector.left,
+        )
+
+    def _held(self, job: Job) -> tuple[Difference | None, Bound | None]:
+        """How far the two are apart, and what that is held to."""
         try:
-            with injector.at_work():
-                _train(job, places.disturbed, telling, address, injector.see)
-        except RaycloudError as found:  # it is what this is to find out
-            error = found.message
-        undisturbed, disturbed = side_of(places.undisturbed), side_of(places.disturbed, error)
-        apart = bound = None
-        if undisturbed.status == disturbed.status == "finished":
-            apart, bound = _held(job, places, telling, address)
-    return Outcome(
-        job=job.name,
-        seed=where.seed,
-        workers=job.most_workers,
-        undisturbed=undisturbed,
-        disturbed=disturbed,
-        difference=apart,
-        bound=bound,
-        hits=tuple(injector.hits),
-        left=injector.left,
-    )
+            apart = self._difference("disturbed")
+        except CheckpointError as error:
+            self._say(f"the two cannot be compared: {error.message}")
+            return None, None
+        if apart.precision == "float64":
+            return apart, bound_of(apart.precision)
+        self._say(f"a run by one worker, to see what rounding does in {apart.precision}")
+        one = {"min_workers": 1, "max_workers": 1, "shares": "auto"}
+        elastic = job.elastic.model_copy(update=one)
+        try:
+            self._train(job.model_copy(update={"elastic": elastic}), "alone")
+            other = self._difference("alone")
+        except RaycloudError as error:  # the two runs are kept, and told of
+            self._say(f"what rounding does is not known, since that run failed: {error.message}")
+            return apart, None
+        return apart, bound_of(apart.precision, other.largest)
 
+    def _difference(self, name: str) -> Difference:
+        from raycloud.checkpoint.payload import difference
 
-def _processes(address: str | None) -> Processes:
-    """On a Ray that is started here all workers are on this machine."""
-    return LocalProcesses() if address is None else ClusterProcesses()
+        places = (RunDirectory(self._directory / each) for each in ("undisturbed", name))
+        return difference(*(open_store(str(place.checkpoints)) for place in places))
 
+    def _train(self, job: Job, name: str, see: Callable[[Observed], None] | None = None) -> None:
+        with self._shown(job) as shown:
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where the runs are kept, in one directory."""
+            def observer(event: Observed) -> None:
+                if see is not None:
+                    see(event)
+                shown(event)
 
-    path: Path
-
-    @property
-    def undisturbed(self) -> Path:
-        """The run without faults."""
-        return self.path / "undisturbed"
-
-    @property
-    def disturbed(self) -> Path:
-        """The run with them."""
-        return self.path / "disturbed"
-
-    @property
-    def alone(self) -> Path:
-        """A run by one worker, where numbers are less precise than float64."""
-        return self.path / "alone"
-
-
-def _held(
-    job: Job, places: Places, telling: Telling, address: str | None
-) -> tuple[Difference | None, Bound | None]:
-    """How far the two are apart, and what that is held to."""
-    try:
-        apart = _difference(places.undisturbed, places.disturbed)
-    except CheckpointError as error:
-        telling.say(f"the two cannot be compared: {error.message}")
-        return None, None
-    if apart.precision == "float64":
-        return apart, bound_of(apart.precision)
-    telling.say(f"a run by one worker, to see what rounding does in {apart.precision}")
-    alone = job.elastic.model_copy(update={"min_workers": 1, "max_workers": 1, "shares": "auto"})
-    try:
-        _train(job.model_copy(update={"elastic": alone}), places.alone, telling, address)
-        other = _difference(places.undisturbed, places.alone)
-    except RaycloudError as error:  # the two runs are kept, and told of
-        telling.say(f"what rounding does is not known, since that run failed: {error.message}")
-        return apart, None
-    return apart, bound_of(apart.precision, other.largest)
-
-
-def _difference(one: Path, other: Path) -> Difference:
-    from raycloud.checkpoint.payload import difference
-
-    stores = (open_store(str(RunDirectory(path).checkpoints)) for path in (one, other))
-    return difference(*stores)
-
-
-def _train(
-    job: Job,
-    place: Path,
-    telling: Telling,
-    address: str | None,
-    see: Callable[[Observed], None] | None = None,
-) -> None:
-    with ExitStack() as stack:
-        shown = stack.enter_context(telling.shown(job))
-
-        def observer(event: Observed) -> None:
-            if see is not None:
-                see(event)
-            shown(event)
-
-        train(job, run_dir=place, address=address, observer=observer)
+            train(job, run_dir=self._directory / name, address=self._address, observer=observer)
 
 
 class ProcessesActor:
@@ -204,29 +156,12 @@ class ProcessesActor:
     def __init__(self) -> None:
         self._processes = LocalProcesses()
 
-    def hold(self, member: int, node: str, pid: int) -> str:
-        """See `Processes.hold`."""
-        return _why(self._processes.hold, member, node, pid)
-
-    def harm(self, member: int, action: str) -> str:
-        """See `Processes.harm`; not for connections, which have another end."""
-        return _why(self._processes.harm, member, Action(action))
-
-    def ends(self, member: int) -> list[Ends]:
-        """See `LocalProcesses.ends`."""
-        return self._processes.ends(member)
-
-    def cut(self, member: int, others: list[Ends]) -> str:
-        """See `LocalProcesses.cut`."""
-        return _why(self._processes.cut, member, set(others))
-
-    def thaw(self, member: int) -> None:
-        """See `Processes.thaw`."""
-        self._processes.thaw(member)
-
-    def close(self) -> None:
-        """See `Processes.close`."""
-        self._processes.close()
+    def call(self, method: str, *args: Any) -> Any:
+        """What a method of `LocalProcesses` returns, or why it could not do it."""
+        try:
+            return getattr(self._processes, method)(*args)
+        except OSError as error:
+            return error.strerror or str(error)
 
 
 class ClusterProcesses:
@@ -247,18 +182,18 @@ class ClusterProcesses:
             actor = ray.remote(num_cpus=0, max_restarts=0)(ProcessesActor)
             self._actors[node] = actor.options(scheduling_strategy=there).remote()
         self._nodes[member] = node
-        self._holds[member] = self._actors[node].hold.remote(member, node, pid)
+        self._holds[member] = self._actors[node].call.remote("hold", member, node, pid)
 
     def harm(self, member: int, action: Action) -> None:
         """See `Processes.harm`."""
         if member not in self._holds:
             raise ProcessLookupError("it has not said where it is")
         actor = self._actors[self._nodes[member]]
-        why = self._answer(self._holds[member])
-        if not why and action is Action.CUT:
-            why = self._answer(actor.cut.remote(member, self._others(member)))
-        elif not why:
-            why = self._answer(actor.harm.remote(member, action.value))
+        why = _answer(self._holds[member])
+        if not why:
+            cuts = action is Action.CUT
+            told = ("cut", member, self._others(member)) if cuts else ("harm", member, action)
+            why = _answer(actor.call.remote(*told))
         if why == NO_CONNECTION:
             raise NoConnectionError(why)
         if why:
@@ -267,13 +202,13 @@ class ClusterProcesses:
     def thaw(self, member: int) -> None:
         """See `Processes.thaw`; it is not waited for."""
         if member in self._nodes:
-            self._actors[self._nodes[member]].thaw.remote(member)
+            self._actors[self._nodes[member]].call.remote("thaw", member)
 
     def close(self) -> None:
         """See `Processes.close`; actors on nodes that are gone have nobody to let go."""
         import ray
 
-        closing = [actor.close.remote() for actor in self._actors.values()]
+        closing = [actor.call.remote("close") for actor in self._actors.values()]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=_ANSWER_S)
         for actor in self._actors.values():
@@ -281,39 +216,23 @@ class ClusterProcesses:
         self._actors.clear()
         self._nodes.clear()
 
-    def _others(self, member: int) -> list[Ends]:
+    def _others(self, member: int) -> set[tuple[str, str]]:
         """The ends of all others' connections; of those that are still there."""
         asked = [
-            self._actors[node].ends.remote(other)
+            self._actors[node].call.remote("ends", other)
             for other, node in self._nodes.items()
             if other != member
         ]
-        import ray
-        from ray.exceptions import GetTimeoutError, RayError
-
-        found: list[Ends] = []
-        for answer in asked:
-            try:
-                found += [(here, there) for here, there in ray.get(answer, timeout=_ANSWER_S)]
-            except (RayError, GetTimeoutError):  # its process was never held, or its node is gone
-                continue
-        return found
-
-    @staticmethod
-    def _answer(answer: Any) -> str:
-        import ray
-        from ray.exceptions import GetTimeoutError, RayError
-
-        try:
-            return str(ray.get(answer, timeout=_ANSWER_S))
-        except (RayError, GetTimeoutError) as error:
-            return f"its node does not answer: {type(error).__name__}"
+        answers = [_answer(one) for one in asked]  # words where its process is not held, or gone
+        return {ends for one in answers if not isinstance(one, str) for ends in one}
 
 
-def _why(act: Any, *arguments: Any) -> str:
-    """Do it; why it could not be done, empty where it was."""
+def _answer(call: Any) -> Any:
+    """What an actor returns, or that it does not."""
+    import ray
+    from ray.exceptions import RayError
+
     try:
-        act(*arguments)
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
+        return ray.get(call, timeout=_ANSWER_S)
+    except RayError as error:
+        return f"its node does not answer: {type(error).__name__}"

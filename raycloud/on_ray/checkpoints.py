@@ -250,7 +250,7 @@ class CheckpointPublisher:
     def _publish(self, command: Publish, samples: int, ledger: Mapping[str, Any]) -> None:
         clock, began_s = self._session.clock, self._session.clock.monotonic_s()
         try:
-            manifest = manifest_of(command, self._session.written, samples=samples, ledger=ledger)
+            manifest = manifest_of(command, self._session.asked, samples=samples, ledger=ledger)
             publish(self._store, manifest)
         except CheckpointError as error:
             failed = CheckpointFailed(

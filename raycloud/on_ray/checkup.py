@@ -9,28 +9,22 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from raycloud.clock import Clock, SystemClock
-from raycloud.doctor.facts import ClusterFacts, Gpus, Link, Machine, Node
+from raycloud.doctor.facts import ClusterFacts, Gpus, Link, Node
 from raycloud.doctor.gather import gpu_devices, node_here
-from raycloud.doctor.links import LIMIT_S, Ear, ahead, call, greet
+from raycloud.doctor.links import LIMIT_S, Ear, ahead, call
 from raycloud.errors import MachineError
+from raycloud.on_ray.attach import reach
 
 if TYPE_CHECKING:
-    from raycloud.doctor.facts import Settings
+    from raycloud.doctor.facts import Machine, Settings
 
 PATIENCE_S = 60.0
 _REFUSALS = ("Unauthenticated", "InvalidAuthToken", "AuthenticationError", "authentication token")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Said:
-    """What a node says of itself."""
-
-    machine: Machine
-    settings: Settings | None
 
 
 def checkup(address: str, *, links: bool, clock: Clock, tls: bool = False) -> ClusterFacts:
@@ -48,7 +42,7 @@ def checkup(address: str, *, links: bool, clock: Clock, tls: bool = False) -> Cl
     noise: Callable[[], str] = str
     try:
         with _stderr_kept() as noise:
-            _reach(address, tls=tls)
+            reach(address, tls=tls)
             import ray
 
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -64,30 +58,16 @@ def checkup(address: str, *, links: bool, clock: Clock, tls: bool = False) -> Cl
         ray.shutdown()
 
 
-def _reach(address: str, *, tls: bool) -> None:
-    """See whether a gRPC server is at `host:port`: Ray itself would try for minutes.
-
-    Raises:
-        OSError: There is none. Other forms of address are left to Ray.
-    """
-    host, _, port = address.rpartition(":")
-    if port.isdigit() and "/" not in host:
-        greet(host.strip("[]"), int(port), tls=tls)
-
-
 def _asked(
     address: str, listed: Sequence[dict[str, Any]], *, links: bool, clock: Clock
 ) -> ClusterFacts:
     living = sorted((node for node in listed if node["Alive"]), key=_head_first)
     addresses = Counter(node["NodeManagerAddress"] for node in living)
     probes = [_Probe(node, alone=addresses[node["NodeManagerAddress"]] == 1) for node in living]
-    told = all_got([asked for probe in probes for asked in probe.asked])
-    said = told[::2]
-    nodes = tuple(
-        probe.node(answer, versions, clock)
-        for probe, answer, versions in zip(probes, said, told[1::2], strict=True)
-    )
-    known = [one.settings for one in said if isinstance(one, Said) and one.settings]
+    told = all_got([probe.said for probe in probes] + [probe.versions for probe in probes])
+    said, versions = told[: len(probes)], told[len(probes) :]
+    nodes = tuple(map(_node, probes, said, versions, repeat(clock)))
+    known = [one[1] for one in said if isinstance(one, tuple) and one[1] is not None]
     able = [probe for probe, node in zip(probes, nodes, strict=True) if not node.silence]
     return ClusterFacts(
         address=address,
@@ -108,35 +88,33 @@ class _Probe:
         self.address = str(listed["NodeManagerAddress"])
         self.name = f"node {self.address}" + ("" if alone else f" ({listed['NodeID'][:8]})")
         there = NodeAffinitySchedulingStrategy(listed["NodeID"], soft=False)
-        versions = (
-            ray.remote(_versions_alone())
-            .options(num_cpus=0, scheduling_strategy=there, max_retries=0)
-            .remote()
-        )
+        options = {"num_cpus": 0, "scheduling_strategy": there}
+        task = ray.remote(_versions_alone()).options(max_retries=0, **options)
+        self.versions = task.remote()
         # A node without raycloud cannot even load it: the versions above tell why.
-        self.actor = _actor(there)
+        actor: Any = ray.remote(ProbeActor).options(max_concurrency=2, **options)
+        self.actor = actor.remote()
         gpus = float(listed["Resources"].get("GPU", 0.0))
-        self.asked = (self.actor.said.remote(self.name, gpus), versions)
+        self.said = self.actor.said.remote(self.name, gpus)
 
-    def node(self, said: Said | Exception, versions: Any, clock: Clock) -> Node:
-        """The node as a fact, its clock asked now."""
-        known = dict(versions) if isinstance(versions, dict) else {}
+
+def _node(probe: _Probe, said: Any, versions: Any, clock: Clock) -> Node:
+    """The node as a fact, its clock asked now."""
+    known = dict(versions) if isinstance(versions, dict) else {}
+    try:
         if isinstance(said, Exception):
-            return Node(name=self.name, machine=None, versions=known, silence=_told(said))
-        try:
-            # It has just answered, so it gets less time than for its first word.
-            ahead_s, unsure_s = ahead(
-                clock, lambda: float(_get(self.actor.now_s.remote(), LIMIT_S))
-            )
-        except Exception as error:  # noqa: BLE001 - as above
-            return Node(name=self.name, machine=None, versions=known, silence=_told(error))
-        return Node(
-            name=self.name,
-            machine=said.machine,
-            versions=known or said.machine.versions,
-            ahead_s=ahead_s,
-            unsure_s=unsure_s,
-        )
+            raise said  # noqa: TRY301 - told as what follows is
+        # It has just answered, so it gets less time than for its first word.
+        apart = ahead(clock, lambda: float(_get(probe.actor.now_s.remote(), LIMIT_S)))
+    except Exception as error:  # noqa: BLE001 - as above
+        return Node(name=probe.name, machine=None, versions=known, silence=_told(error))
+    return Node(
+        name=probe.name,
+        machine=said[0],
+        versions=known or said[0].versions,
+        ahead_s=apart[0],
+        unsure_s=apart[1],
+    )
 
 
 class ProbeActor:
@@ -145,10 +123,9 @@ class ProbeActor:
     def __init__(self) -> None:
         self._ears: list[Ear] = []
 
-    def said(self, name: str, gpus: float) -> Said:
+    def said(self, name: str, gpus: float) -> tuple[Machine, Settings | None]:
         """What the node says of itself; an actor is a child of its node's raylet."""
-        machine, settings = node_here(name, raylet=os.getppid(), gpus=gpus_here(gpus))
-        return Said(machine=machine, settings=settings)
+        return node_here(name, raylet=os.getppid(), gpus=gpus_here(gpus))
 
     def now_s(self) -> float:
         """The node's unix time, in seconds."""
@@ -165,14 +142,6 @@ class ProbeActor:
         return call(host, port, key, SystemClock(), measure=measure)
 
 
-def _actor(there: Any) -> Any:
-    """A `ProbeActor` on the node that a scheduling strategy names."""
-    import ray
-
-    options = {"num_cpus": 0, "scheduling_strategy": there, "max_concurrency": 2}
-    return ray.remote(ProbeActor).options(**options).remote()
-
-
 def _linked(probes: Sequence[_Probe], *, measure: bool) -> Iterator[Link]:
     """Each node to the next, the last to the first, as in a ring; one after the other."""
     if len(probes) == 1:
@@ -183,8 +152,7 @@ def _linked(probes: Sequence[_Probe], *, measure: bool) -> Iterator[Link]:
         if isinstance(heard, Exception):
             yield replace(link, failure=f"cannot listen there: {_told(heard)}")
             continue
-        port, key = heard
-        met = _got(source.actor.call.remote(target.address, port, key, measure=measure))
+        met = _got(source.actor.call.remote(target.address, *heard, measure=measure))
         if isinstance(met, Exception):
             yield replace(link, failure=_told(met))
         else:
@@ -220,8 +188,6 @@ def all_got(references: Sequence[Any], limit_s: float = PATIENCE_S) -> list[Any]
     """What each of several calls brought, or the exception; all of them have the same time."""
     import ray
 
-    if not references:
-        return []
     ready, _ = ray.wait(list(references), num_returns=len(references), timeout=limit_s)
     there = set(ready)
     return [_got(one) if one in there else SilentError(limit_s) for one in references]

@@ -9,6 +9,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,7 @@ class RayCluster:
         session: The start.
         pool: Makes and holds the processes.
         nodes: The machines as they are now.
-        origin: The checkpoint with which the start begins; None: there is none.
+        origin: The checkpoint with which the start begins.
         written: By member, the number of its newest word that is in the log.
 
     Attributes:
@@ -238,10 +239,7 @@ class ClusterWatch:
 
     @property
     def room(self) -> int:
-        """How many members the machines hold together, those that they hold already counted.
-
-        What is going to leave holds none.
-        """
+        """How many members the machines hold in all; what is going to leave holds none."""
         nodes = (node for node in self.inventory.nodes if node.name not in self._leaving)
         return capacity(Inventory(nodes=tuple(nodes)), self._resources)
 
@@ -276,12 +274,10 @@ class ClusterWatch:
             self._leaving.add(node)
             members = {member for member, at in placed.items() if at == node} - self._told
             self._told |= members
-            found += [
-                MemberLeaving(
-                    member=member, reason=notice.reason, deadline_s=notice.deadline_s, node=node
-                )
-                for member in sorted(members)
-            ]
+            leaving = partial(
+                MemberLeaving, reason=notice.reason, deadline_s=notice.deadline_s, node=node
+            )
+            found += [leaving(member=member) for member in sorted(members)]
         return found
 
     def _requests(self) -> list[Event]:
@@ -395,18 +391,16 @@ def read_known(file: Path) -> tuple[Input, ...]:
     try:
         record = json_value(read_whole(file, _LARGEST_BYTES), _MOST_VALUES)
         inputs = tuple(Input(**one) for one in record["inputs"])
+        if record["format"] != FORMAT:
+            raise ValueError(f"its format is {record['format']!r}, not {FORMAT}")  # noqa: TRY301
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(
             f"{file} cannot be read: {error}",
-            hint="restore it, or start a new run: it says which files the samples came from",
+            hint="it says which files the samples came from: restore it, go on with the version of "
+            "raycloud that wrote it, or start a new run",
         ) from error
-    if record["format"] != FORMAT:
-        raise RunDirectoryError(
-            f"{file} is of format {record['format']!r}, not {FORMAT}",
-            hint="go on with the version of raycloud that wrote it",
-        )
     return inputs
 
 
@@ -427,9 +421,8 @@ def write_known(file: Path, job: Job, inputs: tuple[Input, ...]) -> None:
         "versions": max((one.version for one in inputs), default=0) + 1,
         "inputs": [asdict(one) for one in inputs],
     }
-    text = json.dumps(record, indent=1).encode()
     try:
-        publish(file, text)
+        publish(file, json.dumps(record, indent=1).encode())
     except OSError as error:
         raise MachineError(
             f"{file} cannot be written: {error.strerror}",

@@ -127,7 +127,7 @@ def try_out(
         for resume in (False, True):
             session = Session(
                 job=small,
-                asked=_as_small(asked, small),
+                asked=asked.model_copy(update={"evaluate": small.evaluate}),
                 task=task,
                 code=code,
                 directory=RunDirectory(folder),
@@ -147,9 +147,8 @@ def try_out(
 
 def _tried(job: Job, runs: list[Run], place: str, *, wall_s: float) -> Tried:
     summary, events = runs[0].summary, runs[0].events
-    commits = [event for event in events if isinstance(event, StepsCommitted)]
-    saved = [event for event in events if isinstance(event, CheckpointPublished)]
-    last = commits[-1] if commits else None
+    last = next((one for one in reversed(events) if isinstance(one, StepsCommitted)), None)
+    saved = [one.state_bytes for one in events if isinstance(one, CheckpointPublished)]
     return Tried(
         job=job.name,
         status=runs[-1].status,
@@ -159,7 +158,7 @@ def _tried(job: Job, runs: list[Run], place: str, *, wall_s: float) -> Tried:
         first_step_s=summary["first_step_s"],
         step_s=last.wall_s / (last.last_step - last.first_step) if last else None,
         measures=runs[-1].metrics,
-        checkpoint_bytes=saved[-1].state_bytes if saved else 0,
+        checkpoint_bytes=saved[-1] if saved else 0,
         checkpoint_place=place,
         wall_s=wall_s,
     )
@@ -214,15 +213,7 @@ def _small(job: Job) -> Iterator[Job]:
             with contextlib.suppress(RaycloudError):  # what ended the run is what one should see
                 _remove(place)
             raise
-        else:
-            _remove(place)
-
-
-def _as_small(asked: Job, small: Job) -> Job:
-    """What is written down: as small, with the names of secrets and not their values."""
-    named = asked.checkpoint.path
-    checkpoint = small.checkpoint.model_copy(update={"path": named})
-    return asked.model_copy(update={"evaluate": small.evaluate, "checkpoint": checkpoint})
+        _remove(place)
 
 
 def _remove(place: str) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -27,12 +27,10 @@ from raycloud.events import MemberLost, Noticed, RunStarted
 from raycloud.on_ray.attach import hash_seeded, node_id_here
 from raycloud.on_ray.pool import ActorPool, SupersededError
 from raycloud.on_ray.session import Origin
-from raycloud.order import Ledger, read_ledger
+from raycloud.order import read_ledger
 from raycloud.spec.load import dump_job
 
 if TYPE_CHECKING:
-    from ray.util.placement_group import PlacementGroup
-
     from raycloud.clock import Clock
     from raycloud.events import Event
     from raycloud.on_ray.session import Session
@@ -47,13 +45,14 @@ _SURE_S = LEASE_S - 2 * _BEAT_S  # so long after it was heard nobody can have fo
 _RETRY_S = 0.2
 _SURVIVOR_S = 4.0  # a member that says nothing for so long is frozen, or cut off
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
 
 class Terms:
     """Which driver a pool obeys, and whether there is one. Any thread may ask.
 
-    Args:
-        clock: Where seconds come from.
-        orphan_s: A pool that no driver speaks to for so long is an orphan.
+    A pool that no driver speaks to for `orphan_s` is an orphan.
     """
 
     def __init__(self, clock: Clock, orphan_s: float) -> None:
@@ -68,9 +67,8 @@ class Terms:
     def claim(self, lock: str) -> int | None:
         """A driver wants to be obeyed: its term; None while the one before it may be alive.
 
-        Args:
-            lock: Names the lock on the run's log that it holds, so that whoever held it before is
-                dead; empty where the file system has none.
+        `lock` names the lock on the run's log that it holds, so that whoever held it before is
+        dead; it is empty where the file system has none.
         """
         with self._turn:
             dead = bool(lock) and lock == self._lock
@@ -90,10 +88,9 @@ class Terms:
 
     @contextlib.contextmanager
     def calling(self, term: int) -> Iterator[bool]:
-        """A driver's call is carried out, and it is heard meanwhile, as long as it waits for it.
+        """While a driver's call is carried out it is heard, as long as it waits for it.
 
-        Yields:
-            Whether it is the one that is obeyed.
+        Yields whether it is the one that is obeyed.
         """
         if not self.heartbeat(term):
             yield False
@@ -138,10 +135,10 @@ class PoolActor:
         """See `Terms.heartbeat`."""
         return self._terms.heartbeat(term)
 
-    def call(self, term: int, method: str, *args: Any) -> tuple[bool, Any]:
+    def call(self, term: int, method: str, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
         """Whether this driver is obeyed, and then what a method of `ActorPool` returns."""
         with self._terms.calling(term) as obeyed:
-            return obeyed, getattr(self._pool, method)(*args) if obeyed else None
+            return obeyed, getattr(self._pool, method)(*args, **kwargs) if obeyed else None
 
     def _watch(self) -> None:
         pause = threading.Event()
@@ -151,6 +148,18 @@ class PoolActor:
             self._pool.close()
         finally:
             ray.kill(self._me)
+
+
+def _asked(
+    method: Callable[Concatenate[ActorPool, _P], _R],
+) -> Callable[Concatenate[RemotePool, _P], _R]:
+    """The same method, of the pool in the other process."""
+
+    def ask(self: RemotePool, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        found: _R = self._ask(method.__name__, *args, **kwargs)
+        return found
+
+    return ask
 
 
 class RemotePool(ActorPool):
@@ -220,64 +229,33 @@ class RemotePool(ActorPool):
                 hint="it goes on there; see `raycloud status`",
             )
 
-    def reserve(
-        self, member: int, bundle: Mapping[str, float], labels: Mapping[str, str]
-    ) -> PlacementGroup:
-        """See `ActorPool.reserve`."""
-        group: PlacementGroup = self._ask("reserve", member, dict(bundle), dict(labels))
-        return group
-
-    def start(self, member: int, config: Sequence[Any], cpus: int, gpus: int) -> Any:
-        """See `ActorPool.start`."""
-        return self._ask("start", member, config, cpus, gpus)
+    reserve = _asked(ActorPool.reserve)
+    start = _asked(ActorPool.start)
+    reassign = _asked(ActorPool.reassign)
+    rename = _asked(ActorPool.rename)
+    keep = _asked(ActorPool.keep)
+    start_collators = _asked(ActorPool.start_collators)
+    start_pipeline = _asked(ActorPool.start_pipeline)
+    remember = _asked(ActorPool.remember)
+    found = _asked(ActorPool.found)
 
     def drop(self, members: Sequence[int]) -> None:
         """See `ActorPool.drop`."""
         with contextlib.suppress(RayError):
             self._actor.call.remote(self.term, "drop", tuple(members))
 
-    def reassign(self, before: int, member: int) -> PlacementGroup | None:
-        """See `ActorPool.reassign`."""
-        group: PlacementGroup | None = self._ask("reassign", before, member)
-        return group
-
-    def rename(self, before: int, member: int) -> None:
-        """See `ActorPool.rename`."""
-        self._ask("rename", before, member)
-
-    def keep(self, members: Sequence[int]) -> None:
-        """See `ActorPool.keep`."""
-        self._ask("keep", tuple(members))
-
-    def start_collators(self, count: int, pipeline: str, config: Sequence[Any]) -> tuple[str, ...]:
-        """See `ActorPool.start_collators`."""
-        return tuple(self._ask("start_collators", count, pipeline, config))
-
-    def start_pipeline(self, name: str, config: Sequence[Any], home: str) -> Any:
-        """See `ActorPool.start_pipeline`."""
-        return self._ask("start_pipeline", name, config, home)
-
-    def remember(self, known: Mapping[str, Any]) -> None:
-        """See `ActorPool.remember`."""
-        self._ask("remember", dict(known))
-
-    def found(self) -> tuple[dict[str, Any], dict[int, Any], tuple[str, ...]]:
-        """See `ActorPool.found`."""
-        known, members, collators = self._ask("found")
-        return known, members, collators
-
     def close(self) -> None:
         """End all that the pool holds, and the pool; nothing, if another driver is obeyed."""
         self._over.set()
         self._beats.join(ANSWER_S)
-        with contextlib.suppress(RayError, GetTimeoutError):
+        with contextlib.suppress(RayError):
             if ray.get(self._actor.heartbeat.remote(self.term), timeout=ANSWER_S):
                 ray.get(self._actor.call.remote(self.term, "close"), timeout=ANSWER_S)
                 ray.kill(self._actor)
 
-    def _ask(self, method: str, *args: Any) -> Any:
+    def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         now_s = self._clock.monotonic_s()
-        obeyed, found = _answer(self._actor.call.remote(self.term, method, *args))
+        obeyed, found = _answer(self._actor.call.remote(self.term, method, *args, **kwargs))
         self._know(now_s, obeyed=obeyed)
         self.check()
         return found
@@ -305,7 +283,7 @@ def pool_name(session: Session, recorder: Recorder) -> str:
 def _answer(call: Any) -> Any:
     try:
         return ray.get(call, timeout=ANSWER_S)
-    except (RayError, GetTimeoutError) as error:
+    except RayError as error:
         raise MachineError(
             f"the process that holds the run's workers is gone: {type(error).__name__}",
             hint="look for the kernel's word on memory (dmesg) on the node of the command, then go "
@@ -330,43 +308,17 @@ def _claimed(actor: Any, lock: str, clock: Clock) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failover:
-    """Members that have outlived their driver, to go on with.
+    """Members that have outlived their driver, by rank, with their handles and what they know.
 
-    Attributes:
-        survivors: They, by rank.
-        actors: Their handles.
-        ledger: What is committed, as the run's file has it.
-        origin: The checkpoint from which they began; None: none.
-        pipeline: What they call the data's pipeline.
-        collators: What they call their collators.
-        adoption: What control begins with.
+    `origin` is where they are, `adoption` what control begins with.
     """
 
     survivors: tuple[Survivor, ...]
     actors: Mapping[int, Any]
-    ledger: Ledger
-    origin: Manifest | None
+    origin: Origin
     pipeline: str
     collators: tuple[str, ...]
     adoption: Adoption
-
-    def starts_at(self, session: Session) -> Origin:
-        """Where the start goes on: at the end of the ledger's file."""
-        started = RunStarted(
-            job=session.job.name,
-            version=__version__,
-            taken_over=tuple(one.member for one in self.survivors),
-        )
-        why = "it did not outlive its driver"
-        lost = (MemberLost(member=member, reason=why) for member in self.adoption.lost)
-        return Origin(
-            manifest=self.origin,
-            step=self.ledger.next_step,
-            position=self.ledger.newest,
-            ledger=self.ledger.state(),
-            generation=max(one.newest for one in self.survivors),
-            opening=(started, *lost),
-        )
 
 
 @contextlib.contextmanager
@@ -385,24 +337,19 @@ def outliving(
     pool = RemotePool.claim_left(session, recorder) if session.resume else None
     found: Failover | None = None
     told: tuple[Event, ...] = ()
-    if pool is not None:
-        try:
+    with contextlib.ExitStack() as held:
+        if pool is not None:
+            held.callback(pool.close)
             found, why = _failover(session, recorder, pool)
-        except BaseException:
-            pool.close()
-            raise
-        if found is None:
-            pool.close()
-            pool = None
-            what = "workers were left, and could not be taken over"
-            told = (Noticed(what=what, detail={"why": why}),)
-    pool = pool or RemotePool.start_new(session, recorder)
-    try:
-        if found is None:
+            if found is None:
+                held.close()
+                what = "workers were left, and could not be taken over"
+                told = (Noticed(what=what, detail={"why": why}),)
+        if pool is None or found is None:
+            pool = RemotePool.start_new(session, recorder)
+            held.callback(pool.close)
             pool.remember(_must_match(session))
         yield pool, found, told
-    finally:
-        pool.close()
 
 
 def _failover(
@@ -429,23 +376,33 @@ def _failover(
     if ledger.sizes.most != survivors[0].ready.samples:
         return None, "the ledger is of other data"
     members = {one.member for one in survivors}
+    lost = tuple(m for m in _newest(survivors).members if m not in members)
     pool.keep(tuple(members))
     published = recorder.tally.checkpoint
     adoption = Adoption(
         readies=tuple(one.ready for one in survivors),
         steps=recorder.tally.reported,
         skips={m: skips for m, skips in recorder.state.skips.items() if m in members},
-        lost=tuple(m for m in _newest(survivors).members if m not in members),
+        lost=lost,
         changes=max(one.changes for one in survivors),
         published=None if published is None else published.step,
         began_s=session.began_s,
     )
-    origin = known["origin"]
+    taken_over = tuple(one.member for one in survivors)
+    started = RunStarted(job=session.job.name, version=__version__, taken_over=taken_over)
+    began, why = known["origin"], "it did not outlive its driver"
+    origin = Origin(
+        manifest=None if began is None else Manifest.from_bytes(began, "what the run began with"),
+        step=ledger.next_step,
+        position=ledger.newest,
+        ledger=ledger.state(),
+        generation=max(one.newest for one in survivors),
+        opening=(started, *(MemberLost(member=member, reason=why) for member in lost)),
+    )
     return Failover(
         survivors=survivors,
         actors={one.member: actors[one.member] for one in survivors},
-        ledger=ledger,
-        origin=None if origin is None else Manifest.from_bytes(origin, "what the run began with"),
+        origin=origin,
         pipeline=known["pipeline"],
         collators=collators,
         adoption=adoption,
@@ -456,7 +413,7 @@ def _must_match(session: Session) -> dict[str, Any]:
     """What has to be the same for members to go on as they are; else it is another run by now."""
     return {
         "version of raycloud": __version__,
-        "job": dump_job(session.written),
+        "job": dump_job(session.asked),
         "task's code": session.code.digest,
     }
 

@@ -6,22 +6,20 @@ Everything goes over HTTP with the cluster's token; nothing of a run is loaded h
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from raycloud.clock import Clock, SystemClock
 from raycloud.errors import JobError, MachineError, RunDirectoryError
-from raycloud.on_ray.jobs_client import AnswerError
 from raycloud.on_ray.registration import ASKED, Registration
 from raycloud.on_ray.submission import (
     PATIENCE,
+    AnswerError,
     Patience,
-    Watch,
     client,
     log_lines,
     outcome,
@@ -32,6 +30,8 @@ from raycloud.report.run_status import RunStatus, parse_line
 if TYPE_CHECKING:
     from ray.dashboard.modules.job.pydantic_models import JobDetails
     from ray.job_submission import JobSubmissionClient
+
+    from raycloud.clock import Clock
 
 ENDED_CARDS = 20  # of runs that have ended, the newest so many are asked for their last card
 _AT_ONCE = 8  # logs that are read at the same time
@@ -116,13 +116,7 @@ class JobsApi:
 
     @classmethod
     def at(cls, address: str | None, *, insecure: bool = False) -> JobsApi:
-        """That of the cluster at an address.
-
-        Raises:
-            SpecError: It may not be spoken to.
-            JobError: It refuses the token.
-            MachineError: It does not answer.
-        """
+        """That of the cluster at an address; raises as `submission.client` does."""
         return cls(client(address, insecure=insecure))
 
     @property
@@ -179,17 +173,10 @@ class JobsApi:
         return [found.get(run.id, run) for run in runs]
 
     def log(self, run: ClusterRun, *, lines: int = -1) -> list[str]:
-        """The last lines of a run's log, all of them with -1; none where it has no log yet.
-
-        Raises:
-            MachineError: The cluster cannot read it.
-        """
+        """The last lines of a run's log, all of them with -1; none where it has no log yet."""
         with speaking(self.address):
-            if run.submitted and lines < 0:
-                text = str(self._jobs.get_job_logs(run.id))
-            else:
-                response = self._ask_log("file", run, lines)
-                text = response.content.decode(errors="replace") if response is not None else ""
+            response = self._ask_log("file", run, lines)
+            text = response.content.decode(errors="replace") if response is not None else ""
         found = text.removesuffix("\n").split("\n") if text else []
         return found if lines < 0 else found[-lines:]
 
@@ -206,31 +193,21 @@ class JobsApi:
             raise MachineError(
                 f"{run.id} does not say where its log is", hint="it has just begun: ask again"
             )
-        watch, told = Watch(self.address, patience, SystemClock()), 0
-        while True:
-            before = told
-            with watch.look():
-                alive = not self._jobs.get_job_info(run.id).status.is_terminal()
-                for line in self._stream(run, skip=told):
-                    told += 1
-                    yield line
-                    card = parse_line(line)
-                    if card is not None and card.has_ended:
-                        return
-                if not alive:
-                    return
-                watch.heard(news=True)
-            watch.rest(soon=told > before)
+        opened = partial(self._stream, run)
+        for line in log_lines(self._jobs, run.id, opened=opened, patience=patience):
+            yield line
+            card = parse_line(line)
+            if card is not None and card.has_ended:
+                return
 
-    def _stream(self, run: ClusterRun, *, skip: int) -> Iterator[str]:
-        """The lines of a driver's log, less the first ones, until it breaks or is long silent."""
+    def _stream(self, run: ClusterRun) -> Iterator[str]:
+        """The text of a driver's log, until it breaks or is long silent."""
         import requests
 
         with self._ask_log("stream", run, -1) as response:
-            lines = response.iter_lines(chunk_size=None)
+            response.encoding = "utf-8"
             with contextlib.suppress(requests.RequestException):
-                for line in itertools.islice(lines, skip, None):
-                    yield line.decode(errors="replace")
+                yield from response.iter_content(None, decode_unicode=True)
 
     def stop(self, run: ClusterRun) -> None:
         """Ask a run to write a checkpoint and end; returns at once for one that was submitted.

@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from raycloud import errors
+from raycloud import __version__, errors
 from raycloud.checkpoint import LimitedStore, marked, open_store
 from raycloud.control import Control
 from raycloud.errors import RaycloudError
-from raycloud.events import MemberFailed, MemberLost, Noticed
+from raycloud.events import (
+    DataPrepared,
+    Event,
+    MemberFailed,
+    MemberLost,
+    Noticed,
+    PartWritten,
+    Printed,
+    RolledBack,
+    RunFinished,
+)
 from raycloud.on_ray.attach import inventory, joined
-from raycloud.on_ray.checkpoints import origin_of
+from raycloud.on_ray.checkpoints import CheckpointPublisher, found_back, origin_of
 from raycloud.on_ray.cluster import RayCluster
 from raycloud.on_ray.pool import ActorPool, SupersededError
-from raycloud.on_ray.records import LogSinks, RunRecords
 from raycloud.on_ray.session import Run
+from raycloud.order import ledger_line
 from raycloud.planner.inventory import require
-from raycloud.report.recorder import Recorder
+from raycloud.redact import redacted
+from raycloud.report.data import brief
+from raycloud.report.recorder import Journals, Recorder
+from raycloud.report.tracking import Trackers
 from raycloud.run.driver import Driver
+from raycloud.worker.outbox import PRINTED
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from raycloud.checkpoint import Manifest, Store
     from raycloud.commands import Finish
-    from raycloud.events import Event
     from raycloud.on_ray.failover import Failover
     from raycloud.on_ray.session import Session
-    from raycloud.spec import Job
+    from raycloud.worker.outbox import LogLines
 
 _ENDS_S, _TIDIES_S = 1.0, 20.0  # for what the store is asked for when a run ends
 
@@ -54,9 +71,9 @@ def drive(session: Session) -> Run:
         marked(store) as mark,  # machines may be added that do not see this place
     ):
         if found is not None:
-            origin = found.starts_at(session)
+            origin = found.origin
         origin = origin or origin_of(session, store)
-        session.directory.write_job(session.written)
+        session.directory.write_job(session.asked)
         session = replace(session, mark=mark)
         with contextlib.closing(
             RayCluster(session, pool, nodes, origin.manifest, lambda: recorder.written)
@@ -66,8 +83,13 @@ def drive(session: Session) -> Run:
             driver = Driver(control, cluster, records, session.clock.monotonic_s)
 
             def begin() -> None:
-                for event in (*origin.opening, *told, *_limited(session.job)):
+                for event in (*origin.opening, *told):
                     records.log(event)
+                if (most := session.job.most_workers) < session.job.elastic.max_workers:
+                    what = (
+                        f"a step has {most} micro-batches, so no more than {most} workers are used"
+                    )
+                    records.log(Noticed(what=what))
                 if found is None:
                     cluster.begin()
                     known = origin.manifest and origin.manifest.to_bytes()
@@ -79,80 +101,57 @@ def drive(session: Session) -> Run:
                 cluster.adopt(found)
                 driver.take_over(found.adoption)
 
-            return _Start(session=session, driver=driver, cluster=cluster, records=records).run(
-                begin
-            )
+            return _run(session, driver, cluster, records, begin)
 
 
-def _limited(job: Job) -> Iterator[Noticed]:
-    """That more workers are allowed than a step has micro-batches for."""
-    if (most := job.most_workers) < job.elastic.max_workers:
-        what = f"a step has {most} micro-batches, so no more than {most} workers are used"
-        yield Noticed(what=what)
-
-
-@contextlib.contextmanager
 def _pool(
     session: Session, recorder: Recorder, *, outlives: bool
-) -> Iterator[tuple[ActorPool, Failover | None, tuple[Event, ...]]]:
-    """The run's pool, the members that are there already, and what the log is told of them.
-
-    On a cluster that was joined the pool outlives this process.
-    """
+) -> AbstractContextManager[tuple[ActorPool, Failover | None, tuple[Event, ...]]]:
+    """The run's pool, the members that are there already, and what the log is told of them."""
     if not outlives:
-        yield ActorPool(session.clock), None, ()
-        return
+        return contextlib.nullcontext((ActorPool(session.clock), None, ()))
     from raycloud.on_ray.failover import outliving
 
-    with outliving(session, recorder) as found:
-        yield found
+    return outliving(session, recorder)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Start:
-    """One start, put together."""
+def _run(
+    session: Session,
+    driver: Driver,
+    cluster: RayCluster,
+    records: RunRecords,
+    begin: Callable[[], None],
+) -> Run:
+    """Carry a start out; `begin` asks for members, or goes on with those that are there."""
 
-    session: Session
-    driver: Driver
-    cluster: RayCluster
-    records: RunRecords
-
-    def run(self, begin: Callable[[], None]) -> Run:
-        """Carry it out; `begin` asks for members, or goes on with those that are there."""
-        driver = self.driver
-        try:
-            begin()
-            finish = driver.run()
-        except KeyboardInterrupt:
-            self._close("stopped", "ended at once on request")
-            raise
-        except SupersededError:
-            raise  # nothing here is this driver's any more
-        except Exception as error:
-            self._close(
-                "failed", error.message if isinstance(error, RaycloudError) else repr(error)
-            )
-            raise
-        finally:
-            self.cluster.close()
-            self.records.end(_ENDS_S if driver.finish is None else _TIDIES_S)
-        driver.wind_up()
-        summary = self._close(finish.status, finish.error)
-        path = self.session.directory.path
-        if finish.status == "failed":
-            raise failure_of(driver.failure, finish, path)
-        return Run(status=finish.status, directory=path, summary=summary)
-
-    def _close(self, status: str, why: str | None) -> dict[str, Any]:
-        """The last events, and the summary."""
-        plan = self.cluster.plan
-        return self.records.close(
+    def close(status: str, why: str | None) -> dict[str, Any]:
+        return records.close(
             status,
             why,
-            steps=self.driver.control.committed_step,
-            predicted=None if plan is None else asdict(plan.predicted),
-            at_once=status == "stopped" and self.driver.finish is None,
+            steps=driver.control.committed_step,
+            predicted=None if cluster.plan is None else asdict(cluster.plan.predicted),
+            at_once=status == "stopped" and driver.finish is None,
         )
+
+    try:
+        begin()
+        finish = driver.run()
+    except KeyboardInterrupt:
+        close("stopped", "ended at once on request")
+        raise
+    except SupersededError:
+        raise  # nothing here is this driver's any more
+    except Exception as error:
+        close("failed", error.message if isinstance(error, RaycloudError) else repr(error))
+        raise
+    finally:
+        cluster.close()
+        records.end(_ENDS_S if driver.finish is None else _TIDIES_S)
+    driver.wind_up()
+    summary, path = close(finish.status, finish.error), session.directory.path
+    if finish.status == "failed":
+        raise failure_of(driver.failure, finish, path)
+    return Run(status=finish.status, directory=path, summary=summary)
 
 
 def error_of(failure: MemberFailed, where: str = "") -> errors.RaycloudError:
@@ -178,3 +177,137 @@ def failure_of(
     kind = errors.MemberLostError if lost else getattr(errors, finish.blames)
     made: errors.RaycloudError = kind(message, hint=hint)
     return made
+
+
+_AT_ONCE_S = 1.0  # to wait for trackers where someone wants the run to end now
+
+
+class RunRecords:
+    """The `Records` of a run directory and a store; observer and cluster see all that is logged."""
+
+    def __init__(
+        self,
+        session: Session,
+        recorder: Recorder,
+        sinks: LogSinks,
+        store: Store,
+        origin: Manifest | None,
+        cluster: RayCluster,
+    ) -> None:
+        self._recorder, self._sinks, self._cluster = recorder, sinks, cluster
+        self._observer = session.observer
+        self._store, self._origin = store, origin
+        self._publishing = CheckpointPublisher(store, session)
+        self.publish, self.end = self._publishing.publish, self._publishing.close
+
+    @property
+    def busy(self) -> bool:
+        """See `Records.busy`."""
+        return self._publishing.busy
+
+    def log(self, event: Event, word: tuple[int, int] | None = None) -> None:
+        """See `Records.log`."""
+        told = for_the_log(event)
+        self._recorder.record(told, word)
+        self._observer(told)
+        self._cluster.see(event)
+
+    def add_to_ledger(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """See `Records.add_to_ledger`."""
+        self._recorder.append_ledger([ledger_line(one).rstrip("\n") for one in records])
+
+    def find_back(self, published: int | None, newest: int | None) -> None:
+        """See `Records.find_back`."""
+        self._publishing.find_back(
+            partial(found_back, self._store, self._origin, published, newest)
+        )
+
+    def results(self) -> list[Event]:
+        """See `Records.results`."""
+        self._recorder.keep_up()
+        return [*self._publishing.poll(), *self._sinks.poll(self._cluster.lines())]
+
+    def close(
+        self,
+        status: str,
+        why: str | None,
+        *,
+        steps: int,
+        predicted: Mapping[str, Any] | None,
+        at_once: bool = False,
+    ) -> dict[str, Any]:
+        """Write the last events, and the summary; returns that."""
+        for notice in self._sinks.poll(self._cluster.lines()):
+            self.log(notice)
+        for notice in self._sinks.close(status, at_once=at_once):
+            self.log(notice)
+        self.log(RunFinished(status=status, steps=steps, error=why))
+        return self._recorder.publish_summary(predicted=predicted).to_record()
+
+
+class LogSinks:
+    """Trackers and the members' own logs. What goes wrong with them is a notice, once."""
+
+    def __init__(self, session: Session) -> None:
+        folder, self._observer = session.directory.path, session.observer
+        self._journals: Journals | None = Journals(folder / "logs")
+        self._trackers: Trackers | None = Trackers(session.job, folder, version=__version__)
+        self._trouble: list[Noticed] = []
+
+    def add(self, t: float, step: int, values: Mapping[str, float]) -> None:
+        """Tell trackers the measures after `step` steps. Returns at once."""
+        if self._trackers is not None:
+            self._trackers.add(t, step, values)
+
+    def poll(self, lines: Iterable[LogLines]) -> list[Noticed]:
+        """Write what members' logs say; returns what went wrong since the last call."""
+        try:
+            for one in lines:
+                self._show(one)
+                if self._journals is not None:
+                    self._journals.write(one.member, one.lines)
+        except OSError as error:  # a full disk: what the run needs to go on is not written here
+            self._journals = None
+            self._failed("the members' logs are no longer kept", error)
+        try:
+            if self._trackers is not None:
+                self._trouble += self._trackers.notices()
+        except OSError as error:
+            self._trackers = None
+            self._failed("trackers are told nothing more", error)
+        found, self._trouble = self._trouble, []
+        return found
+
+    def _show(self, lines: LogLines) -> None:
+        """Tell whoever watches what was printed; nothing else is done with it."""
+        for record in map(json.loads, lines.lines):
+            if record["logger"] == PRINTED:
+                self._observer(Printed(member=lines.member, text=record["message"]))
+
+    def close(self, status: str, *, at_once: bool = False) -> list[Noticed]:
+        """Tell trackers how the run ended, and wait a little for them."""
+        if self._trackers is None:
+            return []
+        try:
+            if at_once:
+                return self._trackers.close(status, wait_s=_AT_ONCE_S)
+            return self._trackers.close(status)
+        except OSError as error:
+            self._failed("what trackers call the run could not be kept", error)
+            return self.poll(())
+
+    def _failed(self, what: str, error: OSError) -> None:
+        self._trouble.append(Noticed(what=what, detail={"why": str(error.strerror or error)}))
+
+
+def for_the_log(event: Event) -> Event:
+    """The event as it is kept and shown: without what other files hold, and without secrets."""
+    if isinstance(event, PartWritten):  # the manifest says what is in it
+        names = ("file", "bytes", "sha256")
+        part = {name: event.part["record"][name] for name in names}
+        return replace(event, part=part)
+    if isinstance(event, DataPrepared):
+        event = brief(event)
+    if isinstance(event, RolledBack):  # so has the file of the ledger
+        event = replace(event, ledger={})
+    return redacted(event)

@@ -91,10 +91,9 @@ class ActorPool:
     def reassign(self, before: int, member: int) -> PlacementGroup | None:
         """End a member, and give its place to another; None: it has none."""
         _kill(self._actors.pop(before, None))
-        group = self._groups.pop(before, None)
-        if group is not None:
-            self._groups[member] = group
-        return group
+        if before in self._groups:
+            self._groups[member] = self._groups.pop(before)
+        return self._groups.get(member)
 
     def rename(self, before: int, member: int) -> None:
         """What was one member's process and place is another's."""
@@ -110,23 +109,17 @@ class ActorPool:
         """Start as many collators as are asked for and free CPUs are there; returns their names."""
         groups = [placement_group([{"CPU": 1}]) for _ in range(count)]
         until_s = self._clock.monotonic_s() + _PLACE_S
+        pause = threading.Event()
         for number, group in enumerate(groups):
-            if not self._is_placed(group, until_s):
+            while not (placed := is_created(group)) and self._clock.monotonic_s() < until_s:
+                pause.wait(_LOOK_S)
+            if not placed:
                 remove_placement_group(group)
                 continue
             name = f"{pipeline}-collator-{number}"
             options = CollatorActor.options(name=name, num_cpus=1, **_placed_in(group))  # type: ignore[attr-defined]
             self._collators[name] = options.remote(config[0]), group
         return tuple(self._collators)
-
-    def _is_placed(self, group: PlacementGroup, until_s: float) -> bool:
-        """Whether there is a place for it, by then or when it is looked at."""
-        pause = threading.Event()
-        while not is_created(group):
-            if self._clock.monotonic_s() >= until_s:
-                return False
-            pause.wait(_LOOK_S)
-        return True
 
     def start_pipeline(self, name: str, config: Sequence[Any], home: str) -> Any:
         """Start the data's pipeline on the node `home`; returns its handle."""
@@ -136,11 +129,7 @@ class ActorPool:
         return self._pipeline
 
     def check(self) -> None:
-        """See that this driver is obeyed: in its own process it is.
-
-        Raises:
-            SupersededError: Another has taken the run over.
-        """
+        """See that this driver is obeyed: in its own process it is."""
 
     def remember(self, known: Mapping[str, Any]) -> None:
         """Keep what the next driver has to know, beside what is known already."""
@@ -188,14 +177,11 @@ class Vacancies:
     def __init__(self, pool: ActorPool, clock: Clock) -> None:
         self._pool, self._clock = pool, clock
         self._before: list[int] = []
+        self.add = self._before.append
 
     def __contains__(self, member: int) -> bool:
         """Whether this member has died, and its place is kept."""
         return member in self._before
-
-    def add(self, member: int) -> None:
-        """A member has died."""
-        self._before.append(member)
 
     def take(self, before: int, member: int) -> bool:
         """Give a member the place of one that has died; whether it is there, and may be used.
@@ -216,5 +202,5 @@ class Vacancies:
     def give_back(self) -> None:
         """Nobody is to have those that are left."""
         if self._before:
-            self._pool.drop(self._before)
-            self._before = []
+            self._pool.drop(tuple(self._before))
+            self._before.clear()

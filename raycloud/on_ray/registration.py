@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import Event as ThreadEvent
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from raycloud.events import Noticed, Observed, Printed
 from raycloud.report.progress import shown_as_cards
@@ -88,8 +88,12 @@ def logged(
 
     Where that cannot be written, the observer is told, and the run goes on without it.
     """
+    import ray
+
+    # Ray has no public name for the directory of its logs; it is part of the paths that it shows.
+    node: Any = ray._private.worker._global_node  # noqa: SLF001
     try:
-        file = _open(registration.log)
+        file = Path(node.get_logs_dir_path(), registration.log).open("a", encoding="utf-8")  # noqa: SIM115 - closed below
     except OSError as error:
         why = f"{error.strerror or error}"
         observer(Noticed(what="`raycloud status` will not show how it stands", detail={"why": why}))
@@ -130,63 +134,45 @@ class _Log:
             self._file.flush()
 
 
-def _open(name: str) -> TextIO:
-    import ray
+@contextlib.contextmanager
+def gauged(
+    job: Job, run: str, clock: Clock, observer: Callable[[Observed], None]
+) -> Iterator[Callable[[Observed], None]]:
+    """An observer that also keeps Ray's gauges set, once a second, also while nothing happens.
 
-    # Ray has no public name for the directory of its logs; it is part of the paths that it shows.
-    node: Any = ray._private.worker._global_node  # noqa: SLF001
-    return (Path(node.get_logs_dir_path()) / name).open("a", encoding="utf-8")
-
-
-class Gauges:
-    """Takes a run's events, and sets Ray's gauges once a second, also while nothing happens.
-
-    Ray forgets what a gauge was set to once that has been scraped.
+    Ray is attached by now; it forgets what a gauge was set to once that has been scraped.
     """
+    from ray.util.metrics import Gauge
 
-    def __init__(
-        self, job: Job, run: str, clock: Clock, observer: Callable[[Observed], None]
-    ) -> None:
-        """Ray is attached by now; nothing is set before this is entered."""
-        from ray.util.metrics import Gauge
+    labels = dict(zip(TAGS, (job.name, run), strict=True))
+    gauges: dict[str, Any] = {
+        name: Gauge(name, description=meaning, tag_keys=TAGS + ((tag,) if tag else ()))
+        for name, (meaning, tag) in MEASURES.items()
+    }
+    tally, turn, over = Tally(), Lock(), ThreadEvent()
 
-        self._job, self._clock, self._observer = job, clock, observer
-        self._tally = Tally()
-        self._turn = Lock()  # of the tally
-        self._over = ThreadEvent()
-        self._labels = dict(zip(TAGS, (job.name, run), strict=True))
-        self._gauges: dict[str, Any] = {
-            name: Gauge(name, description=meaning, tag_keys=TAGS + ((tag,) if tag else ()))
-            for name, (meaning, tag) in MEASURES.items()
-        }
-        self._thread = Thread(target=self._keep_set, name="gauges", daemon=True)
+    def see(event: Observed) -> None:
+        observer(event)
+        if not isinstance(event, Printed):
+            with turn:
+                tally.apply(clock.unix_s(), event)
 
-    def __enter__(self) -> Self:
-        """Begin to set them."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Set them for the last time."""
-        self._over.set()
-        self._thread.join()
-
-    def see(self, event: Observed) -> None:
-        """Take in what happened."""
-        self._observer(event)
-        if isinstance(event, Printed):
-            return
-        with self._turn:
-            self._tally.apply(self._clock.unix_s(), event)
-
-    def _keep_set(self) -> None:
-        while not self._over.wait(_EVERY_S):
-            self._set()
-        self._set()
-
-    def _set(self) -> None:
-        with self._turn:
-            known = list(values(self._tally, self._job, self._clock.unix_s()))
+    def set_all() -> None:
+        with turn:
+            known = list(values(tally, job, clock.unix_s()))
         for name, value, of in known:
             tag = MEASURES[name][1]
-            self._gauges[name].set(value, tags=self._labels | ({tag: of} if tag else {}))
+            gauges[name].set(value, tags=labels | ({tag: of} if tag else {}))
+
+    def keep_set() -> None:
+        while not over.wait(_EVERY_S):
+            set_all()
+        set_all()
+
+    thread = Thread(target=keep_set, name="gauges", daemon=True)
+    thread.start()
+    try:
+        yield see
+    finally:
+        over.set()
+        thread.join()

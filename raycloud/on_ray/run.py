@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import threading
 from collections.abc import Callable, Iterator
+
+# It has hooks at a fork: Ray, that forks meanwhile, would call the latter half of them alone.
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,10 +67,7 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
     word = resume_word(resume)
     address = address or Environment.from_process().ray_address
 
-    def there(run: RunDirectory) -> bool:
-        return _saved(run, job) or (address is not None and _may_live(run, asked))
-
-    resumes = goes_on(run_dir, word, there)
+    resumes = goes_on(run_dir, word, lambda run: _is_there(run, asked, job, address))
     directory = choose(run_dir, job.name, resume=resumes)
     try:
         if resumes:
@@ -99,8 +98,8 @@ def train(  # noqa: PLR0913 - each is one thing a caller may want to say
         goes_on(run_dir, word, lambda _: False)  # sets its files aside
     finally:
         if not resumes:
-            _remove_if_empty(directory.path)
-
+            with contextlib.suppress(OSError):  # a run that never began leaves nothing
+                directory.path.rmdir()
     return train(
         asked,
         run_dir=run_dir,
@@ -122,15 +121,15 @@ def _registered(
         with attached(job, None):
             yield observer
         return
-    from raycloud.on_ray.registration import Gauges, Registration, logged
+    from raycloud.on_ray.registration import Registration, gauged, logged
 
     registration = Registration.of(job, directory.path)
     with (
         attached(job, address, registration.to_metadata()),
         logged(job, registration, SystemClock(), observer) as told,
-        Gauges(job, registration.run, SystemClock(), told) as gauges,
+        gauged(job, registration.run, SystemClock(), told) as see,
     ):
-        yield gauges.see
+        yield see
 
 
 @contextlib.contextmanager
@@ -141,37 +140,25 @@ def imported(job: Job) -> Iterator[Callable[[], Any]]:
         A function that waits, and returns the task's class and its code, or raises what importing
         it raised.
     """
-    found: list[Any] = []
 
-    def work() -> None:
-        try:
-            tasks = importlib.import_module("raycloud.on_ray.tasks")
-            contract = importlib.import_module("raycloud.step.contract")
-            kind = tasks.resolve(job)
-            contract.check_settings(kind, job)
-            found.append(kind)
-            importlib.import_module("raycloud.worker.member")
-        except BaseException as error:  # noqa: BLE001 - raised again where it is asked for
-            found.append(error)
+    def work() -> Any:
+        tasks = importlib.import_module("raycloud.on_ray.tasks")
+        contract = importlib.import_module("raycloud.step.contract")
+        kind = tasks.resolve(job)
+        contract.check_settings(kind, job)
+        importlib.import_module("raycloud.worker.member")
+        return kind
 
-    # It has hooks at a fork. Ray forks meanwhile, and would call the latter half of them alone.
-    importlib.import_module("concurrent.futures.thread")
-    thread = threading.Thread(target=work, name="imports", daemon=True)
-    thread.start()
+    with ThreadPoolExecutor(1, thread_name_prefix="imports") as threads:
+        found = threads.submit(work)
 
-    def ready() -> Any:
-        thread.join()
-        for result in found:
-            if isinstance(result, BaseException):
-                raise result
-        from raycloud.on_ray.tasks import code_of
+        def ready() -> Any:
+            kind = found.result()
+            from raycloud.on_ray.tasks import code_of
 
-        return found[0], code_of(job, found[0])
+            return kind, code_of(job, kind)
 
-    try:
         yield ready
-    finally:
-        thread.join()
 
 
 def with_secrets(job: Job) -> Job:
@@ -190,23 +177,16 @@ def with_secrets(job: Job) -> Job:
     return job
 
 
-def _saved(run: RunDirectory, job: Job) -> bool:
-    """Whether the run, which resumes on as `job`, has a checkpoint."""
+def _is_there(run: RunDirectory, asked: Job, job: Job, address: str | None) -> bool:
+    """Whether the run has a checkpoint, or workers that may have outlived their killed command."""
     from raycloud.checkpoint import open_store, steps
 
-    return bool(steps(open_store(job.checkpoint.path or run.checkpoints)))
-
-
-def _may_live(run: RunDirectory, asked: Job) -> bool:
-    """Whether the run's workers may have outlived the command that drove them: it was killed."""
+    if steps(open_store(job.checkpoint.path or run.checkpoints)):
+        return True
+    if address is None:
+        return False
     try:
         check_resume(run.job(), asked)
     except SpecError:
         return False
     return not run.summary_json.exists()
-
-
-def _remove_if_empty(path: Path) -> None:
-    """A run that never began leaves nothing."""
-    with contextlib.suppress(OSError):
-        path.rmdir()

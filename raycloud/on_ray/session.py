@@ -63,8 +63,8 @@ class Run:
     @property
     def checkpoint(self) -> str | None:
         """Where the newest checkpoint lies; None where there is none."""
-        paths = [e.path for e in self.events if isinstance(e, CheckpointPublished)]
-        return paths[-1] if paths else None
+        found = (e.path for e in reversed(self.events) if isinstance(e, CheckpointPublished))
+        return next(found, None)
 
     def __repr__(self) -> str:
         """The summary, as the command line shows it."""
@@ -86,12 +86,13 @@ class Session:
 
     Attributes:
         code: What of `task` goes to workers.
+        asked: The job with `${NAME}` where `job` has a secret: what is written down.
         only_steps: Ends after this many steps, whatever the job's length; None: at its end.
-        asked: The job with `${NAME}` where `job` has a secret; None: it has none.
         mark: What shows members on other nodes that they see the place of its checkpoints.
     """
 
     job: Job
+    asked: Job
     task: type[Task]
     code: TaskCode
     directory: RunDirectory
@@ -101,13 +102,7 @@ class Session:
     observer: Callable[[Observed], None]
     stop: StopSwitch | None
     only_steps: int | None = None
-    asked: Job | None = None
     mark: str = ""
-
-    @property
-    def written(self) -> Job:
-        """The job to write down: its secrets are names, where it names them."""
-        return self.asked or self.job
 
     @property
     def checkpoints(self) -> str:

@@ -1,4 +1,4 @@
-"""A working directory on its way to a cluster: what must not leave this machine, and its size.
+"""A job and its working directory on their way to a cluster: what travels, and what must not.
 
 What travels follows from the directory's `.gitignore` and `.rayignore`, as Ray reads them, and from
 what Ray does not look for: secrets, links that lead outside, far too much. Ray is given a copy of
@@ -8,17 +8,28 @@ what was checked. Nothing here knows of Ray.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
+import shlex
 import stat
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from raycloud.bounded import expanded
 from raycloud.errors import SpecError
+from raycloud.spec.job import TaskReference
+from raycloud.spec.load import overriding_secrets, written_secrets
+from raycloud.spec.mistakes import combined, mistake
+from raycloud.spec.secrets import literal
+
+if TYPE_CHECKING:
+    from raycloud.spec.job import Job
 
 LARGEST_BYTES = 100 * 2**20  # before compression
 
@@ -287,13 +298,11 @@ def _why_it_stays(path: Path, root: Path) -> str | None:
 def _why_folder_stays(path: Path, root: Path) -> str | None:
     if reason := _FOLDERS.get(path.name.lower()):
         return reason
-    for mark, reason in _MARKS.items():
-        if (path / mark).exists():
-            return reason
     if path == root / "runs":
         return _RUNS
-    is_run = (path / "job.yaml").is_file() and (path / "events.jsonl").is_file()
-    return _RUN if is_run else None
+    if (path / "job.yaml").is_file() and (path / "events.jsonl").is_file():
+        return _RUN
+    return next((why for mark, why in _MARKS.items() if (path / mark).exists()), None)
 
 
 def _why_its_content_stays(path: Path, root: Path, files: Collection[str]) -> str | None:
@@ -309,23 +318,170 @@ def _why_its_content_stays(path: Path, root: Path, files: Collection[str]) -> st
 def _check_size(root: Path, sizes: dict[str, int], largest_bytes: int) -> None:
     total = sum(sizes.values())
     if len(sizes) > _MOST_FILES:
-        raise SpecError(
-            _FIELD,
-            str(root),
-            f"holds more than {_MOST_FILES} files",
-            hint="name a smaller directory, or leave some out in .rayignore",
-        )
-    if total > largest_bytes:
+        what = f"more than {_MOST_FILES} files"
+        hint = "name a smaller directory, or leave some out in .rayignore"
+    elif total > largest_bytes:
         most = sorted(sizes, key=lambda name: (-sizes[name], name))[:_NAMED]
-        raise SpecError(
-            _FIELD,
-            str(root),
-            f"holds {_mib(total)} in {len(sizes)} files, and {_mib(largest_bytes)} may travel; the "
-            f"largest: {', '.join(f'{name} ({_mib(sizes[name])})' for name in most)}",
-            hint="name what is not needed in .rayignore; put data where the cluster reads it, and "
-            "its place into data.path",
+        what = (
+            f"{_mib(total)} in {len(sizes)} files, and {_mib(largest_bytes)} may travel; the "
+            f"largest: {', '.join(f'{name} ({_mib(sizes[name])})' for name in most)}"
         )
+        hint = (
+            "name what is not needed in .rayignore; put data where the cluster reads it, and its "
+            "place into data.path"
+        )
+    else:
+        return
+    raise SpecError(_FIELD, str(root), f"holds {what}", hint=hint)
 
 
 def _mib(size_bytes: int) -> str:
     return f"{size_bytes / 2**20:.1f} MiB"
+
+
+RUNS = "raycloud/runs"  # below the home directory of the node that runs the driver
+
+_LONGEST_NAME = 40
+_PATTERN = re.compile(r"[*?\[]")
+
+
+def working_dir_of(job_file: Path, asked: Path | None) -> Path:
+    """The directory that travels: the one asked for, else the current one or the job's.
+
+    Relative paths in a job start at the current directory, so that one comes first.
+    """
+    if asked is not None:
+        return asked
+    here = Path.cwd()
+    return here if job_file.resolve().is_relative_to(here) else job_file.resolve().parent
+
+
+def survey_for(job: Job, job_file: Path, root: Path, walk: Walk) -> WorkingDir:
+    """Look through a working directory, and see that the job can be found in it.
+
+    `job` is as it was loaded: relative paths as they were written, and `${NAME}` for secrets.
+
+    Raises:
+        SpecError: The job or its file holds a secret; the directory cannot travel, or what the job
+            needs of it does not.
+    """
+    _check_secrets([*literal(job.model_dump()), *written_secrets(job_file)])
+    path = job.checkpoint.path
+    if path is not None and _is_relative(path):
+        raise SpecError(
+            "checkpoint.path",
+            path,
+            "would lie in the unpacked package, which Ray removes",
+            hint="write a path of the cluster from its root or a URL, or leave it out: checkpoints "
+            f"are then kept in ~/{RUNS} there",
+        )
+    cache = job.data.cache.path
+    also = {(root / cache).resolve()} if cache and _is_relative(str(cache)) else set()
+    found = survey(root, walk, also=also)
+    task = TaskReference.parse(str(job.task)).file
+    for needed in (job_file, *([task] if task else [])):
+        check_travels(needed, found)
+    _check_data(job, found)
+    return found
+
+
+def entrypoint(
+    job_file: Path, root: Path, submission: str, *, overrides: Sequence[str], restarts: int
+) -> str:
+    """The shell command that runs a job in its unpacked package.
+
+    Raises:
+        SpecError: One of the overrides holds a secret.
+
+    >>> entrypoint(Path("/p/a b.yaml"), Path("/p"), "x-1", overrides=["steps=5"], restarts=2)
+    "raycloud train 'a b.yaml' --run-dir ~/raycloud/runs/x-1 --restarts 2 --cards --set steps=5"
+    """
+    _check_secrets(overriding_secrets(overrides))
+    inner = (job_file.parent.resolve() / job_file.name).relative_to(root.resolve()).as_posix()
+    named = inner if not inner.startswith("-") else f"./{inner}"
+    settings = "".join(f" --set {shlex.quote(override)}" for override in overrides)
+    return (
+        f"raycloud train {shlex.quote(named)} --run-dir {run_dir_of(submission)} "
+        f"--restarts {restarts} --cards{settings}"
+    )
+
+
+def run_dir_of(submission: str) -> str:
+    """Where the run of a submission is kept, as the shell there reads it."""
+    return f"~/{RUNS}/{submission}"
+
+
+def submission_id(name: str, unix_s: float, salt: str) -> str:
+    """A name that sorts by time and is free: job, moment in UTC, and a few random letters.
+
+    >>> submission_id("GPT small", 0.0, "ab12")
+    'gpt-small-19700101-000000-ab12'
+    """
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower())[:_LONGEST_NAME].strip("-") or "job"
+    return f"{plain}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(unix_s))}-{salt}"
+
+
+def _check_secrets(found: Iterable[tuple[str, str]]) -> None:
+    """Refuse a job that holds a secret itself, in these fields, given with what may be shown."""
+    problem = (
+        "holds a secret, which anyone could read on the cluster: in the job file that travels, or "
+        "in the command that runs there"
+    )
+    hint = (
+        "write ${NAME} in its place, and set NAME in the environment that the cluster's head is "
+        "started in; if it is part of a longer text, let the task read it from there"
+    )
+    mistakes = [mistake(field, shown, problem, hint) for field, shown in dict(found).items()]
+    if mistakes:
+        raise combined(mistakes)
+
+
+def check_travels(path: Path, found: WorkingDir) -> None:
+    """See that a file travels that the job cannot start without."""
+    place = path.absolute()
+    resolved = place.parent.resolve() / place.name  # a link keeps its own name
+    if not resolved.is_relative_to(found.root):
+        raise SpecError(
+            "--working-dir",
+            str(found.root),
+            f"does not hold {place}, which the job needs",
+            hint="name a directory that holds both with --working-dir",
+        )
+    inner = resolved.relative_to(found.root).as_posix()
+    if inner not in found.sizes:
+        reason = found.why_left(inner)
+        is_secret = "looks like" in reason
+        raise SpecError(
+            "--working-dir",
+            inner,
+            f"is needed by the job and does not travel: {reason}",
+            hint="take the secret out of it and read it from the environment"
+            if is_secret
+            else "rename it, or take it out of the ignore file",
+        )
+
+
+def _check_data(job: Job, found: WorkingDir) -> None:
+    path = job.data.path
+    if path is None or not _is_relative(str(path)):
+        return
+    # The folder or file before what is a pattern; of `.`, and of a pattern alone, nothing.
+    parts = Path(os.path.normpath(path)).parts
+    inner = "/".join(itertools.takewhile(lambda part: not _PATTERN.search(part), parts))
+    if not inner or any(f"{name}/".startswith(f"{inner}/") for name in found.sizes):
+        return
+    outside = inner.startswith("..") or not (found.root / inner).exists()
+    why = "not in the working dir" if outside else found.why_left(inner)
+    raise SpecError(
+        "data.path",
+        str(path),
+        f"is a place on this machine that does not travel: {why}",
+        hint="put the data where the cluster reads it, and write that path or URL",
+    )
+
+
+def _is_relative(location: str) -> bool:
+    """Whether a location starts at the current directory."""
+    if "://" in location or "::" in location:
+        return False
+    return not (location.startswith("~") or Path(location).is_absolute())

@@ -6,8 +6,8 @@ written, or none; nothing is overwritten.
 
 from __future__ import annotations
 
+import os.path
 import re
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -26,31 +26,16 @@ _FILES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Template:
-    """A kind of project.
-
-    Attributes:
-        name: What it is asked for by.
-        about: What it trains, in a few words.
-    """
-
-    name: str
-    about: str
-
-
 TEMPLATES = {
-    template.name: template
-    for template in (
-        Template(name="classifier", about="a data set that can be indexed, and three classes"),
-        Template(name="text", about="files of text, prepared once, and the next byte"),
-    )
+    "classifier": "a data set that can be indexed, and three classes",
+    "text": "files of text, prepared once, and the next byte",
 }
+"""What each trains, in a few words."""
 
 
-def files_of(template: Template, name: str) -> dict[str, str]:
+def files_of(template: str, name: str) -> dict[str, str]:
     """The files of a project called `name`: file name to text."""
-    folder = files("raycloud.project") / "files" / template.name
+    folder = files("raycloud.project") / "files" / template
     return {
         file: render_schema(Job)
         if source is None
@@ -59,20 +44,19 @@ def files_of(template: Template, name: str) -> dict[str, str]:
     }
 
 
-def name_for(directory: Path, template: Template) -> str:
+def name_for(directory: Path, template: str) -> str:
     """The job's name in a directory: the directory's, as far as a name can hold it.
 
-    >>> from raycloud.project import TEMPLATES
-    >>> name_for(Path("/w/My Model (2)"), TEMPLATES["text"])
+    >>> name_for(Path("/w/My Model (2)"), "text")
     'my-model-2'
-    >>> name_for(Path("/"), TEMPLATES["text"])
+    >>> name_for(Path("/"), "text")
     'text'
     """
     plain = re.sub(r"[^a-z0-9_-]+", "-", directory.name.lower()).strip("-_")
-    return plain[:_LONGEST] or template.name
+    return plain[:_LONGEST] or template
 
 
-def write_project(directory: Path, template: Template) -> list[Path]:
+def write_project(directory: Path, template: str) -> list[Path]:
     """Write the files of a template into a directory, which is made where it is missing.
 
     Returns:
@@ -83,10 +67,7 @@ def write_project(directory: Path, template: Template) -> list[Path]:
             written until then is removed again.
     """
     files = files_of(template, name_for(directory.absolute(), template))
-    taken = [
-        name for name in files if (directory / name).is_symlink() or (directory / name).exists()
-    ]
-    if taken:
+    if taken := [name for name in files if os.path.lexists(directory / name)]:
         raise _refused(directory, f"holds {', '.join(taken)} already")
     written: list[Path] = []
     try:

@@ -26,15 +26,18 @@ from raycloud.commands import (
     Spawn,
 )
 from raycloud.control.tables import Phase
+from raycloud.errors import TaskError
 from raycloud.events import (
+    Evaluated,
     EvaluationPart,
     Event,
     MemberFailed,
     MemberLost,
     Noticed,
     Recovered,
+    WorkerKey,
 )
-from raycloud.run.evaluations import Evaluations
+from raycloud.metrics import Metric, merge_all
 from raycloud.worker.outbox import OutboxEntry
 
 if TYPE_CHECKING:
@@ -229,41 +232,28 @@ class Driver:
             self.failure = self.failure or event  # others were got over
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
+        cluster = self._cluster
         for command in commands:
             match command:
-                case Spawn() | Form() | Prepare() | Release() | LeaveOut() | Readmit():
-                    self._tell_members(command)
-                case Record() | Publish() | Restore():
-                    self._keep(command)
-                case Noticed() | Recovered():
-                    self._pending.append(command)
-                case Finish():
-                    self.finish = command
+                case Spawn():
+                    cluster.spawn(command)
+                case Form(members=members):
+                    self._miss_ended(members)
+                    cluster.form(command)
+                case Prepare(change=change):
+                    if isinstance(change, Meet):
+                        self._miss_ended(change.members)
+                    cluster.prepare(command)
+                case Release(members=members):
+                    cluster.release(members)
+                case LeaveOut(member=member):
+                    cluster.leave_out(member)
+                case Readmit(member=member, process=process):
+                    cluster.readmit(member, process)
                 case _:
-                    assert_never(command)
+                    self._keep(command)
 
-    def _tell_members(self, command: Spawn | Form | Prepare | Release | LeaveOut | Readmit) -> None:
-        cluster = self._cluster
-        match command:
-            case Spawn():
-                cluster.spawn(command)
-            case Form(members=members):
-                self._miss_ended(members)
-                cluster.form(command)
-            case Prepare(change=change):
-                if isinstance(change, Meet):
-                    self._miss_ended(change.members)
-                cluster.prepare(command)
-            case Release(members=members):
-                cluster.release(members)
-            case LeaveOut(member=member):
-                cluster.leave_out(member)
-            case Readmit(member=member, process=process):
-                cluster.readmit(member, process)
-            case _:
-                assert_never(command)
-
-    def _keep(self, command: Record | Publish | Restore) -> None:
+    def _keep(self, command: Record | Publish | Restore | Noticed | Recovered | Finish) -> None:
         control, records = self.control, self._records
         match command:
             case Record(records=lines):
@@ -274,6 +264,10 @@ class Driver:
             case Restore(newest=newest):
                 self._evaluations = Evaluations()  # some are made again
                 records.find_back(control.last_published, newest)
+            case Noticed() | Recovered():
+                self._pending.append(command)
+            case Finish():
+                self.finish = command
             case _:
                 assert_never(command)
 
@@ -285,3 +279,54 @@ class Driver:
             for member in members
             if member not in lost and not self._cluster.holds(member)
         )
+
+
+class Evaluations:
+    """Parts of measurements that are not complete."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, dict[WorkerKey, EvaluationPart]] = {}
+        self._done = -1
+
+    def add(
+        self, part: EvaluationPart, keys: Sequence[WorkerKey], generation: int = 0
+    ) -> Evaluated | None:
+        """Take in a part; the whole once there is one of each of these workers.
+
+        Parts are merged in the order of `keys`, so that the result does not depend on who was
+        first. Members that were lost divided the samples otherwise: what was measured with them is
+        measured again, unless it was complete.
+
+        Args:
+            part: The part.
+            keys: Of those that measure: replica and position.
+            generation: As which they met.
+        """
+        if part.generation < generation or part.step <= self._done:
+            return None
+        before = self._parts.get(part.step, {}).values()
+        parts = {(p.replica, p.position): p for p in (*before, part) if p.generation >= generation}
+        self._parts[part.step] = parts
+        if set(parts) != set(keys):
+            return None
+        self._done = part.step
+        self._parts = {step: some for step, some in self._parts.items() if step > part.step}
+        texts = [p.sample for p in parts.values() if p.sample is not None]
+        return Evaluated(
+            step=part.step,
+            metrics=_values([parts[key].states for key in keys]),
+            sample=texts[0] if texts else None,
+        )
+
+
+def _values(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    try:
+        merged = merge_all(
+            {name: Metric.from_state(state) for name, state in states.items()} for states in parts
+        )
+        return {name: float(metric.value()) for name, metric in merged.items()}
+    except (Exception, SystemExit) as error:
+        raise TaskError(
+            f"merging the metrics raised {type(error).__name__}: {error}",
+            hint="check merge, value, to_values and from_values of the task's own metrics",
+        ) from error

@@ -9,8 +9,7 @@ from typing import Any
 
 from raycloud.errors import SpecError
 from raycloud.on_ray.submission import packed_by_ray
-from raycloud.packing.job import check_travels
-from raycloud.packing.working_dir import survey
+from raycloud.packing.working_dir import check_travels, survey
 from tests.hostile_forks import Case
 
 

@@ -11,7 +11,7 @@ import ray
 
 from raycloud.events import Event
 from raycloud.faults import Action, Fault
-from raycloud.on_ray.chaos import Telling, Where, prepared, under_faults
+from raycloud.on_ray.chaos import Chaos, prepared
 from raycloud.spec import Job
 from tests.live import asked
 from tests.ray.test_leaving import nodes  # noqa: F401 - a fixture
@@ -39,13 +39,7 @@ def test_workers_of_several_nodes_are_harmed(
     job = prepared(asked("Paced", 3, elastic=elastic, settings=settings), steps=120)
     said: list[str] = []
     address = ray.get_runtime_context().gcs_address
-    outcome = under_faults(
-        job,
-        FAULTS,
-        tmp_path / "out",
-        Telling(say=said.append, shown=unseen),
-        where=Where(address=address),
-    )
+    outcome = Chaos(tmp_path / "out", address, said.append, unseen).run(job, FAULTS)
     assert [(hit.fault.action, hit.why) for hit in outcome.hits] == [
         (fault.action, "") for fault in FAULTS
     ], said

@@ -41,13 +41,11 @@ def ran(monkeypatch: pytest.MonkeyPatch, outcome: Outcome) -> list[Any]:  # noqa
     """What was run; in place of two runs, their outcome."""
     seen: list[Any] = [outcome]
 
-    def under_faults(
-        asked: Job, faults: Sequence[Fault], directory: Path, telling: Any, *, where: on_ray.Where
-    ) -> Outcome:
-        seen[1:] = [asked, faults, directory, where]
+    def run(self: on_ray.Chaos, asked: Job, faults: Sequence[Fault]) -> Outcome:
+        seen[1:] = [asked, faults, self._directory, self._address]
         return seen[0]
 
-    monkeypatch.setattr(on_ray, "under_faults", under_faults)
+    monkeypatch.setattr(on_ray.Chaos, "run", run)
     return seen
 
 
@@ -56,9 +54,10 @@ def test_faults_are_drawn_told_and_kept(job: Path, ran: list[Any], tmp_path: Pat
     code, told, notes = call(job, "--seed", 3, "--faults", 4, "--steps", 50, "--out", out)
     assert code == 0, notes
     assert told.startswith("rings: the run under faults is the undisturbed run\n")
-    _, asked, faults, directory, where = ran
+    _, asked, faults, directory, address = ran
     assert (asked.steps, asked.checkpoint.path, directory) == (50, None, out)
-    assert where == on_ray.Where(seed=3)
+    assert address is None
+    assert json.loads((out / "chaos.json").read_text())["seed"] == 3
     assert load_schedule(out / "schedule.yaml") == faults
     assert len(faults) == 4
     for fault in faults:
@@ -74,7 +73,8 @@ def test_a_schedule_is_taken(job: Path, ran: list[Any], tmp_path: Path) -> None:
     assert code == 0
     assert json.loads(told)["format"] == 1
     assert ran[2] == load_schedule(file)
-    assert ran[4] == on_ray.Where()
+    assert json.loads(told)["seed"] is None
+    assert ran[4] is None
 
 
 def test_what_is_not_proved_ends_with_1(job: Path, ran: list[Any], tmp_path: Path) -> None:
@@ -163,12 +163,12 @@ def test_where_the_run_by_one_worker_fails_the_other_two_are_told_of(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    apart, places = replace(outcome.difference, precision="float32"), on_ray.Places(tmp_path)
+    apart = replace(outcome.difference, precision="float32")
     shown: list[str] = []
     trained: list[Job] = []
 
-    def difference(one: Path, other: Path) -> Any:
-        if other == places.alone:
+    def difference(_: Any, name: str) -> Any:
+        if name == "alone":
             raise CheckpointError("there is no checkpoint")
         return apart
 
@@ -177,11 +177,11 @@ def test_where_the_run_by_one_worker_fails_the_other_two_are_told_of(
         if fails == "the run":
             raise TaskError("the loss is not finite")
 
-    monkeypatch.setattr(on_ray, "_difference", difference)
+    monkeypatch.setattr(on_ray.Chaos, "_difference", difference)
     monkeypatch.setattr(on_ray, "train", train)
-    telling = on_ray.Telling(say=shown.append, shown=lambda _: nullcontext(lambda _: None))
+    trial = on_ray.Chaos(tmp_path, None, shown.append, lambda _: nullcontext(lambda _: None))
     asked = Job(task="raycloud.metrics:Mean", steps=5, elastic={"max_workers": 3})
-    assert on_ray._held(asked, places, telling, None) == (apart, None)
+    assert trial._held(asked) == (apart, None)
     assert [job.most_workers for job in trained] == [1]
     why = "the loss is not finite" if fails == "the run" else "there is no checkpoint"
     assert shown[-1] == f"what rounding does is not known, since that run failed: {why}"
@@ -196,7 +196,7 @@ def test_where_the_run_by_one_worker_fails_the_other_two_are_told_of(
 
 def test_a_cluster_is_taken(job: Path, ran: list[Any], tmp_path: Path) -> None:
     code, _, _ = call(job, "--seed", 1, "--out", tmp_path / "out", RAY_ADDRESS="10.0.0.1:6379")
-    assert (code, ran[4]) == (0, on_ray.Where(address="10.0.0.1:6379", seed=1))
+    assert (code, ran[4]) == (0, "10.0.0.1:6379")
 
 
 def test_a_place_that_is_taken_is_refused(job: Path, ran: list[Any], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from raycloud import cli
 from raycloud.cli.supervise import Resuming
-from raycloud.project import TEMPLATES
+from raycloud.project.templates import TEMPLATES
 from raycloud.spec import RESUMES, load_job
 from raycloud.spec.job import Job
 from raycloud.spec.schema import schema_of, settable

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from raycloud import cli
 from raycloud.errors import JobError
-from raycloud.project import TEMPLATES, name_for, write_project
+from raycloud.project.templates import TEMPLATES, name_for, write_project
 from raycloud.rows import Rows
 from raycloud.spec import load_job
 from raycloud.spec.job import Job
@@ -50,7 +50,7 @@ def test_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @EVERY
 def test_the_first_line_names_the_schema_that_lies_beside(tmp_path: Path, template: str) -> None:
-    write_project(tmp_path, TEMPLATES[template])
+    write_project(tmp_path, template)
     first = (tmp_path / "job.yaml").read_text().splitlines()[0]
     mark, _, schema = first.partition("$schema=")
     assert mark == "# yaml-language-server: "
@@ -59,7 +59,7 @@ def test_the_first_line_names_the_schema_that_lies_beside(tmp_path: Path, templa
 
 @EVERY
 def test_the_task_is_tidy(tmp_path: Path, template: str) -> None:
-    write_project(tmp_path, TEMPLATES[template])
+    write_project(tmp_path, template)
     ruff = Path(sys.executable).with_name("ruff")
     for check in (["check", "--select=E,F,I,B,UP,SIM,RET"], ["format", "--check"]):
         done = subprocess.run(
@@ -73,7 +73,7 @@ def test_the_task_is_tidy(tmp_path: Path, template: str) -> None:
 
 @EVERY
 def test_the_task_keeps_its_contract_and_learns(tmp_path: Path, template: str) -> None:
-    write_project(tmp_path, TEMPLATES[template])
+    write_project(tmp_path, template)
     job = load_job(tmp_path / "job.yaml")
     names: dict[str, type[Task]] = {}
     exec(compile((tmp_path / "task.py").read_text(), "task.py", "exec"), names)
@@ -125,7 +125,7 @@ def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(Path, "open", full)
     with pytest.raises(JobError, match="cannot be written: No space left on device"):
-        write_project(tmp_path, TEMPLATES["text"])
+        write_project(tmp_path, "text")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -153,4 +153,4 @@ def test_help_names_every_template() -> None:
     [("gpt", "gpt"), ("Größe 3", "gr-e-3"), ("__x__", "x"), ("日本", "text"), ("a" * 99, "a" * 63)],
 )
 def test_names(directory: str, name: str) -> None:
-    assert name_for(Path("/w") / directory, TEMPLATES["text"]) == name
+    assert name_for(Path("/w") / directory, "text") == name

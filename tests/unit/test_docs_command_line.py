@@ -7,7 +7,7 @@ from pathlib import Path
 
 from raycloud.cli import shell
 from raycloud.cli.shell import EXIT_CODES
-from raycloud.project import TEMPLATES, files_of
+from raycloud.project.templates import TEMPLATES, files_of
 from raycloud.spec import rundir
 
 PAGE = (Path(__file__).parents[2] / "docs/command-line.md").read_text()
@@ -38,4 +38,4 @@ def test_resuming() -> None:
 def test_templates_and_their_files() -> None:
     said = set(re.findall(r"`([^`\s]+)`", section("A new project")))
     assert set(TEMPLATES) < said
-    assert set(files_of(TEMPLATES["text"], "a")) < said
+    assert set(files_of("text", "a")) < said

@@ -62,7 +62,7 @@ def store(tmp_path: Path) -> Counting:
 @pytest.fixture
 def publishing(store: Counting) -> Any:
     job = asked("Steady", 1, checkpoint={"keep": 1})
-    session: Any = SimpleNamespace(clock=SystemClock(), written=job, job=job, checkpoints="here")
+    session: Any = SimpleNamespace(clock=SystemClock(), asked=job, job=job, checkpoints="here")
     one = CheckpointPublisher(LimitedStore(store), session)
     yield one
     one.close(WAIT_S)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from raycloud import cli
 from raycloud.clock import VirtualClock
 from raycloud.errors import MachineError, RunDirectoryError
-from raycloud.on_ray import jobs_client
+from raycloud.on_ray import submission
 from raycloud.on_ray.jobs_api import ENDED_CARDS, JobsApi
 from raycloud.on_ray.registration import Registration
 from raycloud.on_ray.submission import Patience
@@ -150,7 +150,7 @@ class Quiet(Api):
 
 
 def test_a_quiet_log_is_no_error_and_no_line_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs_client, "QUIET_S", 0.05)
+    monkeypatch.setattr(submission, "QUIET_S", 0.05)
     api = Quiet(jobs=[listed("q", submitted=False)], logs={"q.log": ""})
     with serving(api):
         jobs = JobsApi.at(api.url)

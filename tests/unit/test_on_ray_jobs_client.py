@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raycloud.errors import SpecError
-from raycloud.on_ray.jobs_client import Endpoint, endpoint
+from raycloud.on_ray.submission import Endpoint, endpoint
 from raycloud.spec import Environment
 from raycloud.spec.environment import ray_token
 
@@ -32,7 +32,6 @@ def decided(address: str | None, *, insecure: bool = False, **variables: str) ->
 def test_this_machine_needs_neither_token_nor_tls(host: str) -> None:
     for address in (f"http://{host}:8265", f"{host}:8265", f"https://{host}:8265/"):
         found = decided(address)
-        assert found.loopback
         assert found.headers == {}
         assert found.url.endswith(f"://{host}:8265")
     assert decided(f"{host}:1", RAY_AUTH_TOKEN=TOKEN).headers == {
@@ -56,7 +55,7 @@ def test_elsewhere_nothing_goes_in_clear_unless_asked(host: str) -> None:
             decided(address, RAY_AUTH_TOKEN=TOKEN)
         assert "--insecure" in raised.value.hint
         assert "ssh -L" in raised.value.hint
-        assert not decided(address, insecure=True, RAY_AUTH_TOKEN=TOKEN).loopback
+        assert decided(address, insecure=True, RAY_AUTH_TOKEN=TOKEN).token == TOKEN
 
 
 @pytest.mark.parametrize(

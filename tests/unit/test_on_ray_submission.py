@@ -15,8 +15,9 @@ from aiohttp import web
 
 from raycloud.clock import VirtualClock
 from raycloud.errors import JobError, MachineError
-from raycloud.on_ray.jobs_client import Endpoint, JobsClient
 from raycloud.on_ray.submission import (
+    Endpoint,
+    JobsClient,
     Patience,
     Watch,
     client,
@@ -134,13 +135,12 @@ def test_an_answer_that_leads_elsewhere_is_not_followed(monkeypatch: pytest.Monk
     assert elsewhere.shown == []
 
 
-@pytest.mark.parametrize("loopback", [True, False])
-def test_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch, *, loopback: bool) -> None:
+def test_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy would be given the token, and the package, in clear."""
     with serving(Api()) as api, serving(Api()) as proxy:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, proxy.url)
-        jobs = JobsClient(Endpoint(url=api.url, loopback=loopback, token=TOKEN))
+        jobs = JobsClient(Endpoint(url=api.url, token=TOKEN))
         assert [line + "\n" for line in log_lines(jobs, "x-1", patience=BRISK)] == LOG
         assert proxy.asked == []
         assert set(api.shown) == {f"Bearer {TOKEN}"}
@@ -172,7 +172,7 @@ def test_a_certificate_that_is_refused_is_not_asked_for_again(
         looks = len(api.asked)
         with pytest.raises(MachineError, match="certificate verify failed"):
             list(log_lines(misled, "x-1"))
-        jobs._trusted = ssl.create_default_context(cafile=str(other))
+        jobs._ssl_context = ssl.create_default_context(cafile=str(other))
         with pytest.raises(MachineError, match="certificate verify failed"):
             list(log_lines(jobs, "x-1"))
         assert len(api.asked) == looks + 1  # for the status; neither came to a log
@@ -222,7 +222,7 @@ class Returning(JobsClient):
     """Brings the server back before its third look at a server that has gone."""
 
     def __init__(self, api: Api, servers: ExitStack) -> None:
-        super().__init__(Endpoint(url=api.url, loopback=True, token=None))
+        super().__init__(Endpoint(url=api.url, token=None))
         self._api, self._servers = api, servers
         self.looks: int | None = None
 

@@ -9,8 +9,13 @@ import pytest
 
 from raycloud.errors import SpecError
 from raycloud.on_ray.submission import packed_by_ray
-from raycloud.packing.job import entrypoint, submission_id, survey_for, working_dir_of
-from raycloud.packing.working_dir import WorkingDir
+from raycloud.packing.working_dir import (
+    WorkingDir,
+    entrypoint,
+    submission_id,
+    survey_for,
+    working_dir_of,
+)
 from raycloud.spec import SpecErrors, load_job
 
 ROOT = Path(__file__).parents[2]

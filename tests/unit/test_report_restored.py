@@ -15,7 +15,7 @@ from raycloud.events import (
     RunFinished,
     RunStarted,
 )
-from raycloud.on_ray.records import for_the_log
+from raycloud.on_ray.launch import for_the_log
 from raycloud.report.log import to_line
 from raycloud.report.notes import note
 from raycloud.report.state import Tally

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raycloud.events import EvaluationPart
 from raycloud.metrics import Mean
-from raycloud.run.evaluations import Evaluations
+from raycloud.run.driver import Evaluations
 
 
 def part(member: int, step: int, value: float, generation: int = 0) -> EvaluationPart:
