@@ -52,12 +52,7 @@ class GlooDevice:
 class GlooTransport:
     """A gloo process group of our own, outside torch's process-global state.
 
-    Args:
-        store: Where members meet; a prefix of its own for each generation and purpose.
-        rank: This member's rank in the generation.
-        size: Number of members.
-        device: Where it listens.
-        threads: Threads that progress exchanges.
+    Members meet at `store`, which is theirs alone; `threads` progress exchanges.
 
     Raises:
         TransportError: Members did not meet.

@@ -24,11 +24,7 @@ _IDLE = threading.Event()  # never set: a wait that lets other threads run
 class NcclTransport:
     """An NCCL process group of our own, outside torch's process-global state.
 
-    Args:
-        store: Where members meet; a prefix of its own for each generation.
-        rank: This member's rank in the generation.
-        size: Number of members; each needs a GPU of its own.
-        device: That GPU.
+    Members meet at `store`, which is theirs alone; each needs a GPU of its own, `device`.
 
     Raises:
         TransportError: The members do not connect to each other.

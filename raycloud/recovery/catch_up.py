@@ -178,12 +178,8 @@ class Follower:
 class Newcomers:
     """Streams a generation's state to its newcomers, or is one of them.
 
-    Args:
-        replica: This member's.
-        address: This node's, that other members can reach.
-        host: Where threads and connections come from.
-        reserved_bytes: Memory that this process is to get along with; None: what there is.
-        report: Told that this member has caught up.
+    `reserved_bytes` is memory that this process is to get along with (None: what there is);
+    `report` is told that this member has caught up.
 
     Attributes:
         lacking: This member has not been where others computed, or has no state of theirs yet.

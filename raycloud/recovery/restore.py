@@ -29,11 +29,8 @@ _CHUNK_BYTES = 2**24
 class Restore:
     """Loads the checkpoint that members begin from, or go back to.
 
-    Args:
-        store: Where checkpoints are.
-        replica: This member's.
-        origin: What the run starts from; None: the beginning.
-        joins: Others have begun already, and this member takes their state.
+    The run starts from `origin`, if any. Where this member `joins`, others have begun already, and
+    it takes their state.
 
     Raises:
         TaskError: The checkpoint is of another model, optimizer or schedule.
