@@ -1,8 +1,7 @@
 """Tensors of a checkpoint: parts in the safetensors format, written, read and compared.
 
-The file is 8 bytes with the header's length (little-endian), the header (JSON: dtype, shape and
-place of each tensor, padded to 8 bytes), and the tensors' bytes. It is written straight from the
-tensors' memory; the format's own library reads it, after size and digest have been compared.
+A part is written straight from the tensors' memory; the format's own library reads it, after size
+and digest have been compared.
 """
 
 from __future__ import annotations
@@ -72,10 +71,8 @@ def write_part(
     if not (0 <= rank < parts <= LARGEST_PARTS and step >= 0):
         raise InternalError(f"write_part() of step {step}, part {rank} of {parts}")
     if sys.byteorder != "little":
-        raise CheckpointError(
-            "the checkpoint format is little-endian and this machine is not",
-            hint="run the workers on x86-64 or ARM machines",
-        )
+        what = "the checkpoint format is little-endian and this machine is not"
+        raise CheckpointError(what, hint="run the workers on x86-64 or ARM machines")
     records = {name: _describe(name, tensor) for name, tensor in tensors.items()}
     # Largest elements first keeps every tensor aligned to its element size.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -115,11 +112,7 @@ def read_part(store: Store, record: PartRecord | Mapping[str, Any]) -> dict[str,
 
 
 def read_content(store: Store, part: PartRecord) -> bytes:
-    """The bytes of a part's file; only their number is compared with the record.
-
-    Raises:
-        DamagedError: The file is missing or has another size.
-    """
+    """The bytes of a part's file; only their number is compared with the record."""
     size = store.size(part.file)  # first, so that a swapped file cannot fill the memory
     if size != part.bytes:
         place = f"{store.place}/{part.file}"
@@ -173,11 +166,7 @@ def load_tensors(
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse what `write_part` could not write.
-
-    Raises:
-        TaskError: Names the tensor.
-    """
+    """Refuse what `write_part` could not write, by a `TaskError` that names the tensor."""
     _header({name: _describe(name, t) for name, t in tensors.items()}, list(tensors))
 
 
@@ -273,23 +262,20 @@ def compared(
     """
     for name in sorted(a.keys() ^ b.keys()):
         raise CheckpointError(f"only one of the two checkpoints has {name!r}", hint=_HINT_COMPARE)
-    largest, worst, parameters = 0.0, "", 0.0
-    types = {t.dtype for n, t in a.items() if n.startswith("model/") and t.is_floating_point()}
     for name in sorted(a):
         if a[name].shape != b[name].shape:
             raise CheckpointError(f"{name!r} has two shapes", hint=_HINT_COMPARE)
-        apart = _apart(a[name], b[name])
-        if apart > largest or not worst:
-            largest, worst = apart, name
-        if name.startswith("model/"):
-            parameters = max(parameters, apart)
+    apart = {name: _apart(a[name], b[name]) for name in sorted(a)}
+    worst = max(apart, key=apart.__getitem__, default="")
+    model = {name: t for name, t in a.items() if name.startswith("model/")}
+    types = {t.dtype for t in model.values() if t.is_floating_point()}
     least = max(types, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
     return Difference(
         step=step,
         tensors=len(a),
-        largest=largest,
+        largest=apart.get(worst, 0.0),
         tensor=worst,
-        parameters=parameters,
+        parameters=max((apart[name] for name in model), default=0.0),
         precision=str(least).removeprefix("torch."),
     )
 

@@ -142,7 +142,8 @@ class Removal:
 class BlockCache:
     """A directory of blocks. Cheap to make, picklable, and safe between threads and processes.
 
-    `root` is made when something is written; `disk_bytes` is what `evict` goes down to.
+    `root` is made when something is written; `disk_bytes` is what `evict` goes down to. Where the
+    disk is full or fails, methods raise a `MachineError`.
     """
 
     def __init__(self, root: Path, disk_bytes: int | None = None) -> None:
@@ -194,24 +195,14 @@ class BlockCache:
     def add(
         self, key: str, tables: Iterable[pa.Table], facts: Mapping[str, Any] | None = None
     ) -> Block:
-        """Write a block as `write_block` does. Where several processes do, either's stays.
-
-        Raises:
-            MachineError: The disk is full or fails.
-            pa.ArrowInvalid: The tables' columns differ.
-        """
+        """Write a block as `write_block` does. Where several processes do, either's stays."""
         tables = list(tables)  # what makes them may raise an OSError of its own
         with self._blamed("write to"):
             rows, size = write_block(self.path_of(key), tables, facts)
         return Block(key=key, rows=rows, bytes=size)
 
     def copy_in(self, key: str, content: Iterable[bytes | memoryview]) -> Block:
-        """Keep a copy of a block's file, as another node read it.
-
-        Raises:
-            DamagedBlock: What came is not the whole block; nothing is kept.
-            MachineError: The disk is full or fails.
-        """
+        """Keep a copy of a block's file, as another node read it, unless it is a `DamagedBlock`."""
 
         def fill(file: BinaryIO) -> None:
             for chunk in content:
@@ -224,13 +215,9 @@ class BlockCache:
         return Block(key=key, rows=len(self.open(key)), bytes=size)
 
     def use(self, data_set: DataSet, clock: Clock, who: str) -> Use:
-        """Claim a data set, before its blocks are made or read.
+        """Claim a data set, before its blocks are made or read; `who` is told to other users.
 
-        Its record is written; a complete one that is there already is kept. `who`, such as `run
-        gpt-3`, is told to those who would remove it.
-
-        Raises:
-            MachineError: The disk is full or fails.
+        Its record is written; a complete one that is there already is kept.
         """
         with self._blamed("write to"), locked(self.root):
             known = self.find(data_set.id)
