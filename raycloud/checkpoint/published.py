@@ -133,11 +133,7 @@ def latest(store: Store, *, digests: bool = True) -> Found:
 
 
 def withdraw(store: Store, newest: int) -> tuple[int, ...]:
-    """Take back the checkpoints of later steps than `newest`; their steps, ascending.
-
-    Raises:
-        CheckpointError: The store cannot list or remove.
-    """
+    """Take back the checkpoints of later steps than `newest`; their steps, ascending."""
     later = tuple(step for step in steps(store) if step > newest)
     store.remove_all([manifest_name(step) for step in later])
     return later
@@ -165,9 +161,6 @@ def retain(
 
     Returns:
         Steps of the published checkpoints that were removed, ascending.
-
-    Raises:
-        CheckpointError: The store cannot list or remove.
     """
     sizes = store.sizes("step-")
     published = [step for step in _published(sizes) if newest is None or step <= newest]

@@ -86,9 +86,6 @@ def _refusal(cleaned: Cleaned) -> DataError:
     )
 
 
-# Types and required values.
-
-
 class Converted(NamedTuple):
     """Good rows; their numbers before, None where all are left; and why others are bad, rising."""
 
@@ -98,11 +95,7 @@ class Converted(NamedTuple):
 
 
 def types_of(types: Mapping[str, str] | None) -> dict[str, pa.DataType]:
-    """Types by their names.
-
-    Raises:
-        DataError: pyarrow knows no such type.
-    """
+    """Types by their names; a `DataError` where pyarrow knows no such type."""
     found = {}
     for column, name in (types or {}).items():
         try:
@@ -121,8 +114,7 @@ def convert_columns(
 ) -> Converted:
     """Convert columns; rows with a value that does not, or without a required one, are bad.
 
-    Raises:
-        DataError: A column is not there, or nothing of its type can become the other.
+    A `DataError` where a column is not there, or nothing of its type can become the other.
     """
     why: dict[int, str] = {}
     for column in (*types, *required):
@@ -245,9 +237,6 @@ def _checked(source: Source, pieces: Iterable[Piece], cleaned: Cleaned) -> Itera
             yield piece.only(good.kept, good.table)
 
 
-# Batches of rows, as `preprocess` gets them.
-
-
 class _Batch(NamedTuple):
     """Rows of several pieces, and where each is from."""
 
@@ -313,9 +302,6 @@ def _differing(one: pa.Schema, other: pa.Schema) -> str:
         if was.get(name) != now.get(name)
     ]
     return "; ".join(told) or f"their order was {one.names} and is {other.names}"
-
-
-# The task's preprocessing.
 
 
 def _preprocessed(

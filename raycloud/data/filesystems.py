@@ -47,9 +47,6 @@ _SECRET = re.compile(
 _SHORT = 3  # a shorter secret stands in too many words
 
 
-# URLs without their credentials.
-
-
 def scheme_of(url: str) -> str:
     """What stands before `://`, in small letters; empty for a path.
 
@@ -92,9 +89,6 @@ def redacted(text: str, urls: Iterable[str]) -> str:
                     if len(secret) >= _SHORT:
                         text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", GONE, text)
     return _USER.sub(rf"\g<head>{GONE}@", text)
-
-
-# File systems.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,9 +223,6 @@ def _local(path: str) -> Entry:
     return Entry(path=path)
 
 
-# The paths of a source.
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Root:
     """One path of a source: in its tree, perhaps with a pattern; up to that, a file or directory.
@@ -269,11 +260,7 @@ def paths_of(source: Source) -> tuple[str, ...]:
 
 
 def roots_of(source: Source) -> list[Root]:
-    """The roots of a source, one for each path.
-
-    Raises:
-        DataError: A URL of a kind that nothing here can open; credentials are not in its text.
-    """
+    """One for each path; a `DataError`, without credentials, where nothing here can open a URL."""
     roots = [_root_of(source.filesystem, given) for given in paths_of(source)]
     by_name: dict[str, Root] = {}
     for root in roots:

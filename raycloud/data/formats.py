@@ -129,11 +129,7 @@ def has_format(wanted: Format, path: str) -> bool:
 
 
 def format_of(wanted: Format, paths: Iterable[str]) -> Format:
-    """The one format of these files.
-
-    Raises:
-        DataError: They are of several, or it cannot be told.
-    """
+    """The one format of these files; a `DataError` where it cannot be told or there are several."""
     if wanted != "auto":
         return wanted
     found: dict[Format | None, str] = {}
@@ -172,11 +168,7 @@ def folders_of(path: str) -> dict[str, str | None]:
 
 
 def columns_to_read(source: Source, there: Sequence[str], file: str) -> list[str]:
-    """The columns to read of a file that has the columns `there`.
-
-    Raises:
-        DataError: Neither the file nor its directories have one.
-    """
+    """The columns to read of a file that has those `there`, or a `DataError` where it lacks one."""
     if source.columns is None:
         return list(there)
     missing = [name for name in source.columns if name not in there]

@@ -43,11 +43,7 @@ def text_of(source: Source, file: Input, opened: pa.NativeFile) -> pa.NativeFile
 
 
 def is_utf8(source: Source) -> bool:
-    """Whether texts need no decoding.
-
-    Raises:
-        DataError: There is no such encoding.
-    """
+    """Whether texts need no decoding; a `DataError` where there is no such encoding."""
     try:
         return codecs.lookup(source.encoding).name in {"utf-8", "ascii", "utf-8-sig"}
     except LookupError:

@@ -198,11 +198,7 @@ class Share:
 
 
 def labels_of(table: pa.Table, column: str) -> pa.Array:
-    """What to deal the rows of a block by: its column, with a dictionary.
-
-    Raises:
-        DataError: There is no such column, or it does not hold single values.
-    """
+    """What to deal the rows of a block by: its column of single values, with a dictionary."""
     if column not in table.column_names:
         there = ", ".join(table.column_names)
         what = f"data.stratify = {column!r}: preprocessed rows have no such column"
@@ -266,9 +262,6 @@ def make_partition(share: Share, pieces: Iterable[pa.Table], cache: BlockCache, 
 
     `pieces` are its rows, in the order of blocks, as `table.take(rows)` gives them; where the cache
     has the block whole, they are not asked for.
-
-    Raises:
-        MachineError: The cache's disk is full or fails.
     """
     there = cache.open_whole(share.key)
     if there is not None:
@@ -279,11 +272,7 @@ def make_partition(share: Share, pieces: Iterable[pa.Table], cache: BlockCache, 
 def make_stratified_index(
     inputs: Sequence[Input], sets: Sequence[DataSet], blocks: Mapping[str, Block]
 ) -> Index:
-    """The index of a stratified split, by the complete record of each version, in order.
-
-    Raises:
-        DataError: Versions differ in their columns.
-    """
+    """The index of a stratified split, by the complete record of each version, in order."""
     firsts = {file.version: file.path for file in reversed(inputs)}
     names = [firsts[version] for version in sorted(firsts)]
     if len(names) != len(sets):  # a version without rows

@@ -125,19 +125,13 @@ def key_of(recipe: Recipe, slice_: Slice) -> str:
     )
 
 
-# What there is to make.
-
 Planned = tuple[tuple[Input, ...], tuple[Work, ...]]
 
 
 def plan(
     recipe: Recipe, source: Source, cache: BlockCache, clock: Clock, known: Sequence[Input] = ()
 ) -> Planned:
-    """`plan_work` or `plan_table`, as the source asks for.
-
-    Raises:
-        DataError: As they do, or the source has both files and a data set, or neither.
-    """
+    """`plan_work` or `plan_table`, as the source asks for; a `DataError` for both, or neither."""
     if (source.path is None) == (source.dataset is None):
         has = "both a path and a dataset" if source.path else "neither a path nor a dataset"
         hint = "give one of them; a path may come from data.path, which the job sets"
@@ -258,9 +252,6 @@ def _selected(table: pa.Table, columns: Sequence[str]) -> pa.Table:
             hint=f"it has {', '.join(table.column_names)}",
         )
     return table.select(list(columns))
-
-
-# What is recorded in the cache.
 
 
 def data_set_of(recipe: Recipe, works: Sequence[Work], lanes: int) -> DataSet:
