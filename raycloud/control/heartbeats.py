@@ -15,7 +15,7 @@ driver that was cut off, or stood still.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,85 +28,6 @@ _NEVER = float("-inf")
 _UNREAD_S = 0.25  # an answer that came so soon after the last packet was on its way before
 _JUST_S = 0.1  # ... but for so long after any answer nobody is cut off
 _SURE = 8.0  # phi: one such answer in a hundred million would still have come
-
-
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """The lateness of one member's answers, in seconds: a mean and a variance.
-
-    >>> pulse = Pulse()
-    >>> pulse.phi(0.0) < 1 < 8 < pulse.phi(2.0)
-    True
-    """
-
-    mean_s: float = 0.0
-    variance: float = _FIRST_STD_S**2
-
-    def phi(self, late_s: float) -> float:
-        """-log10 of the chance that an answer which is this late by now is still on its way."""
-        std_s = max(_LEAST_STD_S, math.sqrt(self.variance))
-        chance = 0.5 * math.erfc((late_s - self.mean_s) / (std_s * math.sqrt(2.0)))
-        return -math.log10(chance) if chance > 0.0 else math.inf
-
-
-class Pulses:
-    """Those of all members, in arrays: thousands answer each second.
-
-    >>> pulses = Pulses()
-    >>> for second in range(99):
-    ...     pulses.answered({3: 0.0, 7: 2.0}, float(second), most_s=9.0)
-    >>> pulses.of(7).phi(2.0) < 1 < 8 < pulses.of(3).phi(2.0)
-    True
-    >>> pulses.answered({7: 2.0}, 99.0, most_s=9.0)
-    >>> pulses.heard_since(98.0, (3, 7)), pulses.heard_s(3)
-    (1, 98.0)
-    """
-
-    def __init__(self) -> None:
-        self._mean_s: npt.NDArray[np.float64] = np.zeros(0)
-        self._variance: npt.NDArray[np.float64] = np.zeros(0)
-        self._heard_s: npt.NDArray[np.float64] = np.zeros(0)
-
-    def begin(self, members: Collection[int]) -> None:
-        """Nothing is known of the answers of these, or not any more."""
-        at = self._at(members)
-        self._mean_s[at], self._variance[at] = 0.0, _FIRST_STD_S**2
-
-    def answered(self, late_s: Mapping[int, float], now_s: float, *, most_s: float) -> None:
-        """Answers came, each this much later than it was due, but no later than `most_s`."""
-        at = self._at(late_s)
-        late = np.minimum(np.fromiter(late_s.values(), np.float64, len(late_s)), most_s)
-        mean_s = self._mean_s[at]
-        off = late - mean_s
-        self._heard_s[at] = now_s
-        self._mean_s[at] = mean_s + _FORGETS * off
-        self._variance[at] = (1 - _FORGETS) * (self._variance[at] + _FORGETS * off * off)
-
-    def of(self, member: int) -> Pulse:
-        """What is known of its answers."""
-        if member >= len(self._mean_s):
-            return Pulse()
-        return Pulse(float(self._mean_s[member]), float(self._variance[member]))
-
-    def heard_s(self, member: int) -> float:
-        """When it has answered last; before all time if it has not."""
-        return float(self._heard_s[member]) if member < len(self._heard_s) else _NEVER
-
-    def heard_since(self, since_s: float, members: Collection[int]) -> int:
-        """How many of `members` have answered after `since_s`."""
-        at = self._at(members)
-        return int((self._heard_s[at] > since_s).sum())
-
-    def _at(self, members: Collection[int]) -> npt.NDArray[np.intp]:
-        """Their places; there are some for all."""
-        at = np.fromiter(members, np.intp, len(members))
-        known = len(self._mean_s)
-        if (lacking := int(at.max(initial=-1)) + 1 - known) > 0:
-            more = np.zeros(max(lacking, known))
-            self._mean_s = np.append(self._mean_s, more)
-            self._variance = np.append(self._variance, more + _FIRST_STD_S**2)
-            self._heard_s = np.append(self._heard_s, more + _NEVER)
-        return at
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,9 +54,17 @@ class Heard:
     reached: frozenset[int] = frozenset()
 
 
-@dataclass(slots=True)
 class Heartbeats:
-    """Follows the answers of all members.
+    """Follows the answers of all members, in arrays: thousands answer each second.
+
+    >>> heartbeats = Heartbeats(patience_s=1.0)
+    >>> for second in range(99):
+    ...     _ = heartbeats.hear(Heard(looked_s=float(second), late_s={3: 0.0, 7: 2.0}))
+    >>> heartbeats.phi(7, 2.0) < 1 < 8 < heartbeats.phi(3, 2.0)
+    True
+    >>> _ = heartbeats.hear(Heard(looked_s=99.0, late_s={7: 2.0}))
+    >>> heartbeats.heard_since(98.0, (3, 7))
+    1
 
     Args:
         patience_s: An answer that is less late than this is never missing. As long a silence of
@@ -145,15 +74,18 @@ class Heartbeats:
         still_s: See `Heard`.
     """
 
-    patience_s: float
-    still_s: Mapping[int, float] = field(default_factory=dict)
-    _pulses: Pulses = field(default_factory=Pulses)
-    _due_s: Mapping[int, float] = field(default_factory=dict)
-    _cut_s: Mapping[int, float] = field(default_factory=dict)
-    _reached: frozenset[int] = frozenset()
-    _looked_s: float = float("-inf")
-    _last_s: float = float("-inf")  # when any answer came
-    _since_s: float = float("-inf")  # from when on answers come in
+    def __init__(self, patience_s: float) -> None:
+        self.patience_s = patience_s
+        self.still_s: Mapping[int, float] = {}
+        self._due_s: Mapping[int, float] = {}
+        self._cut_s: Mapping[int, float] = {}
+        self._reached: frozenset[int] = frozenset()
+        self._looked_s = self._last_s = _NEVER  # ... and when any answer came
+        self._since_s = _NEVER  # from when on answers come in
+        # By member: how late its answers are, a mean and a variance, and when the last one came.
+        self._mean_s: npt.NDArray[np.float64] = np.zeros(0)
+        self._variance: npt.NDArray[np.float64] = np.zeros(0)
+        self._heard_s: npt.NDArray[np.float64] = np.zeros(0)
 
     def hear(self, heard: Heard) -> float:
         """Take in who has answered; returns the seconds that the driver itself stood still."""
@@ -161,22 +93,44 @@ class Heartbeats:
         if stood_still or (heard.late_s and heard.looked_s - self._last_s > self.patience_s):
             self._since_s = heard.looked_s
         own_s = heard.looked_s - self._since_s  # the rest is the driver's
-        self._pulses.answered(heard.late_s, heard.looked_s, most_s=own_s)
+        at = self._at(heard.late_s)
+        late = np.minimum(np.fromiter(heard.late_s.values(), np.float64, len(at)), own_s)
+        mean_s = self._mean_s[at]
+        off = late - mean_s
+        self._heard_s[at] = heard.looked_s
+        self._mean_s[at] = mean_s + _FORGETS * off
+        self._variance[at] = (1 - _FORGETS) * (self._variance[at] + _FORGETS * off * off)
         self._last_s = heard.looked_s if heard.late_s else self._last_s
         still_s = heard.looked_s - self._looked_s if stood_still else 0.0
         self._looked_s, self._due_s = heard.looked_s, heard.due_s
         self.still_s = heard.still_s
         self._cut_s, self._reached = heard.cut_s, heard.reached
-        return still_s if still_s < float("inf") else 0.0
+        return still_s if still_s < math.inf else 0.0
 
     def begin(self, members: Collection[int]) -> None:
         """They are ready, or compute from now on; how late they were before that tells nothing."""
-        self._pulses.begin(members)
+        at = self._at(members)
+        self._mean_s[at], self._variance[at] = 0.0, _FIRST_STD_S**2
+
+    def phi(self, member: int, late_s: float) -> float:
+        """-log10 of the chance that an answer which is this late by now is still on its way."""
+        [at] = self._at((member,))
+        std_s = max(_LEAST_STD_S, math.sqrt(self._variance[at]))
+        chance = 0.5 * math.erfc((late_s - self._mean_s[at]) / (std_s * math.sqrt(2.0)))
+        return -math.log10(chance) if chance > 0.0 else math.inf
 
     def late(self) -> frozenset[int]:
         """Members of which an answer is overdue for so long that it may be missing, or cut off."""
         cut = frozenset(filter(self.cut_off, self._cut_s))
-        return self._overdue() | cut if cut else self._overdue()
+        looked_s, since_s, patience_s = self._looked_s, self._since_s, self.patience_s
+        first_s = min(self._due_s.values(), default=looked_s)
+        if looked_s - max(first_s, since_s) < patience_s:
+            return cut
+        return cut.union(
+            member
+            for member, due_s in self._due_s.items()
+            if looked_s - (due_s if due_s > since_s else since_s) >= patience_s
+        )
 
     def cut_off(self, member: int) -> bool:
         """Whether nothing was heard of this machine, and nothing of its process meanwhile."""
@@ -187,21 +141,10 @@ class Heartbeats:
         cut_s = self._cut_s.get(member)
         if cut_s is None:
             return None
-        heard_s, looked_s = self._pulses.heard_s(member), self._looked_s
-        return None if heard_s >= min(looked_s - cut_s + _UNREAD_S, looked_s - _JUST_S) else cut_s
+        unread_s = min(self._looked_s - cut_s + _UNREAD_S, self._looked_s - _JUST_S)
+        return None if self._heard_at(member) >= unread_s else cut_s
 
-    def _overdue(self) -> frozenset[int]:
-        looked_s, since_s, patience_s = self._looked_s, self._since_s, self.patience_s
-        first_s = min(self._due_s.values(), default=looked_s)
-        if looked_s - max(first_s, since_s) < patience_s:
-            return frozenset()
-        return frozenset(
-            member
-            for member, due_s in self._due_s.items()
-            if looked_s - (due_s if due_s > since_s else since_s) >= patience_s
-        )
-
-    def missing_s(self, member: int, others: Iterable[int]) -> float | None:
+    def missing_s(self, member: int, others: Collection[int]) -> float | None:
         """How many seconds an answer is overdue that will not come any more; None: it may.
 
         Args:
@@ -210,15 +153,30 @@ class Heartbeats:
         """
         due_s = max(self._due_s.get(member, self._looked_s), self._since_s)
         late_s = self._looked_s - due_s
-        if not late_s >= self.patience_s or self._pulses.of(member).phi(late_s) < _SURE:
+        if not late_s >= self.patience_s or self.phi(member, late_s) < _SURE:
             return None
-        heard = any(self._pulses.heard_s(m) >= due_s for m in others if m != member)
+        heard = any(self._heard_at(m) >= due_s for m in others if m != member)
         return late_s if heard else None
 
     def heard_since(self, since_s: float, members: Collection[int]) -> int:
         """How many of `members` have answered after `since_s`."""
-        return self._pulses.heard_since(since_s, members)
+        at = self._at(members)  # there may be more from now on
+        return int((self._heard_s[at] > since_s).sum())
 
-    def reached(self, members: Iterable[int]) -> int:
+    def reached(self, members: Collection[int]) -> int:
         """How many of `members` have machines that answer."""
         return sum(member in self._reached for member in members)
+
+    def _heard_at(self, member: int) -> float:
+        return float(self._heard_s[member]) if member < len(self._heard_s) else _NEVER
+
+    def _at(self, members: Collection[int]) -> npt.NDArray[np.intp]:
+        """Their places in the arrays; there are some for all."""
+        at = np.fromiter(members, np.intp, len(members))
+        known = len(self._mean_s)
+        if (lacking := int(at.max(initial=-1)) + 1 - known) > 0:
+            more = np.zeros(max(lacking, known))
+            self._mean_s = np.append(self._mean_s, more)
+            self._variance = np.append(self._variance, more + _FIRST_STD_S**2)
+            self._heard_s = np.append(self._heard_s, more + _NEVER)
+        return at

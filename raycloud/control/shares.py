@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raycloud.order import deal
-from raycloud.planner import (
-    NO_LIMIT,
-    Speed,
-    SpeedEstimate,
-    Speeds,
-    better_shares,
-    equal_shares,
-    first_shares,
-    fit_shares,
-)
+from raycloud.planner.shares import better_shares, equal_shares, first_shares, fit_shares
+from raycloud.planner.speed import NO_LIMIT, Speed, SpeedEstimate, Speeds
 
 if TYPE_CHECKING:
     from raycloud.control.member import Member

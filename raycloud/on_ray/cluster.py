@@ -38,7 +38,7 @@ from raycloud.on_ray.fleet import Fleet
 from raycloud.on_ray.ingest import PipelineConfig, living_pipeline
 from raycloud.planner.inventory import Inventory, capacity
 from raycloud.planner.plan import Plan, Profile, make
-from raycloud.planner.shares import Speed
+from raycloud.planner.speed import Speed
 from raycloud.recovery.rendezvous import Meeting
 from raycloud.spec.rundir import take_range
 from raycloud.task import Task

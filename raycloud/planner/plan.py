@@ -12,12 +12,8 @@ from raycloud.bounded import json_value
 from raycloud.errors import PlacementError, RunDirectoryError, SpecError
 from raycloud.order import Steps
 from raycloud.planner.inventory import Inventory, place, require
-from raycloud.planner.shares import (
-    Speed,
-    equal_shares,
-    first_shares,
-    step_seconds,
-)
+from raycloud.planner.shares import equal_shares, first_shares, step_seconds
+from raycloud.planner.speed import Speed
 from raycloud.spec import Job, SyncPoint
 from raycloud.spec.sizes import ring_bytes
 

@@ -21,18 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from raycloud.errors import PlacementError
-from raycloud.planner.speed import SAME, Counts, Speed, SpeedEstimate, Speeds
-
-__all__ = [
-    "Speed",
-    "SpeedEstimate",
-    "better_shares",
-    "equal_shares",
-    "first_shares",
-    "fit_shares",
-    "load",
-    "step_seconds",
-]
+from raycloud.planner.speed import SAME, Counts, Speed, Speeds
 
 _WORTH_LEAVING_OUT = 0.30  # a worker is left idle only if that makes the step this much faster
 _TRIES = 96  # at a time until which nearly all are dealt
@@ -105,20 +94,6 @@ def equal_shares(members: int, micro_batches: int) -> tuple[int, ...]:
         raise ValueError(f"cannot split {micro_batches} micro-batches over {members} members")
     whole, rest = divmod(micro_batches, members)
     return (whole + 1,) * rest + (whole,) * (members - rest)
-
-
-def load(tasks: Sequence[float], capacity: Sequence[float]) -> tuple[float, ...]:
-    """Load_i = Tasks_i / Capacity_i; with micro-batches and micro-batches per second: seconds.
-
-    >>> load([12, 4], [4.0, 2.0])
-    (3.0, 2.0)
-
-    Raises:
-        ValueError: Not one capacity per number of tasks, or a capacity that is not positive.
-    """
-    if any(c <= 0 for c in capacity):
-        raise ValueError(f"a capacity must be positive, got {tuple(capacity)}")
-    return tuple(t / c for t, c in zip(tasks, capacity, strict=True))
 
 
 def first_shares(

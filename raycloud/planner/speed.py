@@ -22,7 +22,8 @@ _LEVEL_UNKNOWN = 2.0**2  # variance of the log level once it is known to have ch
 _SLOPE_UNKNOWN = 0.3**2  # variance of the slope's part of the prior's seconds
 _SLOPE_DRIFT = 0.003**2  # ... and what it gains per observation: a slope changes slowly
 _SMALLEST_SLOPE = 0.05  # nobody computes for nothing, whatever a noisy fit says
-_SHORTEST_HALF_LIFE = 0.1
+_GAIN = 1.0 - 0.5 ** (1.0 / 4.0)  # of a steady level: an observation's weight halves in four
+_WANDER = _GAIN**2 / (1.0 - _GAIN)  # a level that wanders by this part of the noise has that gain
 _UNMEASURABLE_S = 1e-9
 
 
@@ -68,7 +69,7 @@ class SpeedEstimate:
     T(b) = level * (1 + slope * (b / b1 - 1)): `level` is T(b1), and `slope` in [0, 1] the part of
     it that grows with the share, so that fixed_s and micro_batch_s are never negative. (log level,
     slope) is fitted to the logarithms of the observed seconds by weighted recursive least squares,
-    as a Kalman filter: the level wanders, so that an observation's weight halves every `half_life`
+    as a Kalman filter: the level wanders, so that an observation's weight halves every four
     observations; the slope hardly does. So a machine that slows down does so for every share, and
     as long as one share only is seen the known ratio fixed_s : micro_batch_s is kept. Another share
     tells about the slope.
@@ -97,18 +98,15 @@ class SpeedEstimate:
 
     Args:
         prior: What a short probe measured; counts as one observation. Its seconds must not be 0.
-        half_life: Observations after which an old one weighs half.
 
     Attributes:
         fixed_s: Of the fit after all observations so far; the prior's before the first.
         micro_batch_s: The same.
     """
 
-    def __init__(self, prior: Speed, *, half_life: float = 4.0) -> None:
+    def __init__(self, prior: Speed) -> None:
         if prior.seconds(1) <= 0:
             raise ValueError(f"the prior must take some time per micro-batch, got {prior}")
-        if not half_life >= _SHORTEST_HALF_LIFE:
-            raise ValueError(f"half_life takes observations >= {_SHORTEST_HALF_LIFE}: {half_life}")
         self.fixed_s, self.micro_batch_s = prior.fixed_s, prior.micro_batch_s
         self._most = prior.max_micro_batches
         self._unit = 0.0  # b1; 0 before the first observation
@@ -117,9 +115,6 @@ class SpeedEstimate:
         self._slope = 0.0
         self._least_slope = 0.0
         self._covariance = (_NOISE**2, 0.0, _SLOPE_UNKNOWN)  # level, both, slope
-        self._gain = 1.0 - 0.5 ** (1.0 / half_life)  # of a steady level
-        # A level that wanders by this part of the noise has that gain once it is steady.
-        self._wander = self._gain**2 / (1.0 - self._gain)
         self._deviation = 0.0  # usual |log ratio| of an observation to the fit
         self._noise = _NOISE**2  # variance of an observation
         self._held: list[float] = []  # log ratios of outliers in a row, all on one side
@@ -271,7 +266,7 @@ class SpeedEstimate:
 
     def _scatter(self, far: float) -> None:
         clipped = far if far < _CLIPPED else _CLIPPED
-        self._deviation += self._gain * (clipped - self._deviation)
+        self._deviation += _GAIN * (clipped - self._deviation)
         self._noise = (self._deviation if self._deviation > _NOISE else _NOISE) ** 2
 
     def _update(self, grown: float, off: float) -> None:
@@ -289,7 +284,7 @@ class SpeedEstimate:
         self._slope = min(max(free, self._least_slope), 1.0)
         if self._slope != free:  # the most likely level for the nearest slope that there can be
             self._log_level += both / slope * (self._slope - free)
-        self._covariance = (level + noise * self._wander, both, slope + drift)
+        self._covariance = (level + noise * _WANDER, both, slope + drift)
         level_s = math.exp(self._log_level)
         self.fixed_s = level_s * (1.0 - self._slope)
         self.micro_batch_s = level_s * self._slope / self._unit

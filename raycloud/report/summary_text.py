@@ -27,7 +27,7 @@ from raycloud.report.recoveries import NAMES, counts_text, text_of
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from raycloud.planner import Plan
+    from raycloud.planner.plan import Plan
     from raycloud.report.summary import Summary
 
 _LABELS = {

@@ -9,7 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from raycloud.errors import PlacementError
-from raycloud.planner import Speed, SpeedEstimate, better_shares, fit_shares, step_seconds
+from raycloud.planner.shares import better_shares, fit_shares, step_seconds
+from raycloud.planner.speed import Speed, SpeedEstimate
 from tests.tiers import examples
 
 # few distinct values, so that ties are common, and any floats besides

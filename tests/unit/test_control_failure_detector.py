@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raycloud import commands as c
 from raycloud import events as e
-from raycloud.control.heartbeats import Heard, Pulse, Pulses
+from raycloud.control.heartbeats import Heard, Heartbeats
 from tests.control_events import part, ready
 from tests.control_job import control, only, tick
 from tests.control_three import formed, three, to
@@ -286,10 +286,11 @@ def test_who_stands_still_is_replaced_also_where_the_others_are_too_few():
 
 
 def test_whose_answers_never_came_was_never_heard():
-    pulses = Pulses()
-    pulses.answered({1: 0.5}, 4.0, most_s=9.0)
-    assert pulses.heard_since(3.0, (1, 70)) == 1
-    assert pulses.heard_s(71) == float("-inf")
-    assert pulses.of(70) == pulses.of(71) == Pulse()
-    pulses.begin((1,))
-    assert (pulses.of(1), pulses.heard_s(1)) == (Pulse(), 4.0)
+    heartbeats = Heartbeats(patience_s=1.0)
+    for second in range(9):
+        heartbeats.hear(Heard(looked_s=float(second), late_s={1: 0.5}))
+    assert heartbeats.heard_since(7.0, (1, 70)) == 1
+    assert heartbeats.phi(1, 1.0) < heartbeats.phi(70, 1.0) == heartbeats.phi(71, 1.0)
+    heartbeats.begin((1,))
+    assert heartbeats.phi(1, 1.0) == heartbeats.phi(70, 1.0)
+    assert heartbeats.heard_since(7.0, (1,)) == 1

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from raycloud.errors import PlacementError
-from raycloud.planner import Inventory, Node, capacity, place, require
+from raycloud.planner.inventory import Inventory, Node, capacity, place, require
 from raycloud.spec import RoleResources
 
 GIB = 2**30

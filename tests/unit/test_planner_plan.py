@@ -8,16 +8,9 @@ from typing import Any
 import pytest
 
 from raycloud.errors import PlacementError, RunDirectoryError, SpecError
-from raycloud.planner import (
-    Inventory,
-    Node,
-    Plan,
-    Profile,
-    Speed,
-    exposed_seconds,
-    from_json,
-    make,
-)
+from raycloud.planner.inventory import Inventory, Node
+from raycloud.planner.plan import Plan, Profile, exposed_seconds, from_json, make
+from raycloud.planner.speed import Speed
 from raycloud.spec import Job
 from raycloud.spec.sizes import ring_bytes
 

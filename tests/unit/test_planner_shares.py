@@ -8,7 +8,8 @@ from time import perf_counter
 import pytest
 
 from raycloud.errors import PlacementError
-from raycloud.planner import Speed, better_shares, equal_shares, fit_shares, load, step_seconds
+from raycloud.planner.shares import better_shares, equal_shares, fit_shares, step_seconds
+from raycloud.planner.speed import Speed
 
 
 def even(micro_batch_s: float, fixed_s: float = 0.0, most: int | None = None) -> Speed:
@@ -101,12 +102,6 @@ def test_equal_shares_refuse_no_members() -> None:
     assert equal_shares(4, 2) == (1, 1, 0, 0)
     with pytest.raises(ValueError, match="over 0 members"):
         equal_shares(0, 2)
-
-
-def test_load_is_tasks_over_capacity() -> None:
-    assert load((6, 2), (2.0, 2.0)) == (3.0, 1.0)
-    with pytest.raises(ValueError, match="positive"):
-        load((1,), (0.0,))
 
 
 def test_better_shares_need_the_gain() -> None:

@@ -9,14 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from raycloud.planner import (
-    Speed,
-    SpeedEstimate,
-    better_shares,
-    equal_shares,
-    fit_shares,
-    step_seconds,
-)
+from raycloud.planner.shares import better_shares, equal_shares, fit_shares, step_seconds
+from raycloud.planner.speed import Speed, SpeedEstimate
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "data" / "straggler"
 PRIOR = Speed(fixed_s=0.001, micro_batch_s=0.002, max_micro_batches=64)
@@ -173,9 +167,9 @@ def test_a_recovery_is_followed_too() -> None:
 
 
 def test_half_life_is_that_of_a_small_change() -> None:
-    estimate = SpeedEstimate(PRIOR, half_life=6)
+    estimate = SpeedEstimate(PRIOR)
     feed(estimate, PRIOR, 8, 100)
-    feed(estimate, PRIOR, 8, 6, factor=1.1)
+    feed(estimate, PRIOR, 8, 4, factor=1.1)
     assert estimate.speed.seconds(8) == pytest.approx(1.05 * PRIOR.seconds(8), rel=0.003)
 
 
@@ -263,11 +257,9 @@ def test_what_is_no_measurement_is_refused(
         SpeedEstimate(PRIOR).observe(micro_batches, steps, compute_s)
 
 
-def test_a_prior_of_no_seconds_and_a_half_life_of_nothing_are_refused() -> None:
+def test_a_prior_of_no_seconds_is_refused() -> None:
     with pytest.raises(ValueError, match="prior"):
         SpeedEstimate(Speed(fixed_s=0.0, micro_batch_s=0.0))
-    with pytest.raises(ValueError, match="half_life"):
-        SpeedEstimate(PRIOR, half_life=0.0)
 
 
 def test_noise_does_not_move_shares_about() -> None:

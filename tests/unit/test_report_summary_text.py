@@ -27,9 +27,9 @@ from raycloud.events import (
     StepsCommitted,
     StopRequested,
 )
-from raycloud.planner import Plan, PlannedMember, Prediction, Speed
 from raycloud.planner.inventory import Inventory, Node
-from raycloud.planner.plan import Profile, from_json, make
+from raycloud.planner.plan import Plan, PlannedMember, Prediction, Profile, from_json, make
+from raycloud.planner.speed import Speed
 from raycloud.report.figures import byte_count, duration, figure, printable, sparkline
 from raycloud.report.notes import note
 from raycloud.report.progress import Follower, status_renderable, status_text
