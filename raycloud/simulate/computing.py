@@ -368,22 +368,26 @@ class Computing:
     def go_on(self, group: Lockstep) -> None:
         """What is due before the present step."""
         self.reached = max(self.reached, group.step)
-        ranks = range(len(group.members))
-        change, over = None, group.step >= self.last_step
-        ahead = self.changes.ahead
-        if not over and ahead is not None and ahead.due == group.step:
-            self.changes.ahead, change = None, ahead.told.change
-            self.changes.apply(group, ahead, ranks)
-        if over or isinstance(change, Halt):
-            self.finish(group, ranks)
+        change, ended = self.take_due(group, range(len(group.members)))
+        if change is not None:
+            self.changes.ahead = None
+        if ended or isinstance(change, Meet):
             self.end(group)
-            return
-        if isinstance(change, Meet):
-            self.end(group)
-            self.changes.become(group, change)
+            if isinstance(change, Meet):
+                self.changes.become(group, change)
             return
         self.changes.agree(group)
         self.plan(group)
+
+    def take_due(self, group: Lockstep, ranks: Sequence[int]) -> tuple[Change | None, bool]:
+        """These ranks apply what is due before the present step; and whether they have ended."""
+        change, ahead, over = None, self.changes.ahead, group.step >= self.last_step
+        if not over and ahead is not None and ahead.due == group.step:
+            change = ahead.told.change
+            self.changes.apply(group, ahead, ranks)
+        if ended := over or isinstance(change, Halt):
+            self.finish(group, ranks)
+        return change, ended
 
     def between(self, group: Lockstep, ranks: Sequence[int]) -> None:
         """What these ranks do after a step, by arithmetic: report, save."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raycloud.commands import Halt, Meet
+from raycloud.commands import Meet
 from raycloud.events import ExchangeBroken, MemberFailed
 from raycloud.order import deal
 
@@ -203,16 +203,7 @@ class Ending:
         twin.told = twin.told.copy()
         computing.between(twin, ranks)
         computing.report(twin, ranks)
-        if twin.step >= computing.last_step:
-            computing.finish(twin, ranks)
-            return False
-        ahead = computing.changes.ahead
-        if ahead is not None and ahead.due == twin.step:
-            computing.changes.apply(twin, ahead, ranks)
-            if isinstance(ahead.told.change, Halt):
-                computing.finish(twin, ranks)
-                return False
-        return True
+        return not computing.take_due(twin, ranks)[1]
 
     # ---- what befalls members
 
