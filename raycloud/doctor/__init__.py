@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from raycloud.doctor.checks import CHECKS, examine
 from raycloud.doctor.facts import ClusterFacts, Facts, Gpus, Link, Machine, Node, Settings
-from raycloud.doctor.findings import Check, Finding, Kind, Level, exit_code
+from raycloud.doctor.findings import Level, exit_code
 from raycloud.doctor.gather import facts_here
 
 __all__ = [
     "CHECKS",
-    "Check",
     "ClusterFacts",
     "Facts",
-    "Finding",
     "Gpus",
-    "Kind",
     "Level",
     "Link",
     "Machine",

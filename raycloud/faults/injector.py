@@ -160,9 +160,7 @@ def connections(pid: int) -> dict[Ends, Socket]:
 def _shut(process: int, end: Socket) -> bool:
     """End both directions of a connection of another process, as a router that forgets it does.
 
-    Returns:
-        Whether it was still there: its process may have closed it since it was found, and its
-        descriptor may be that of another one now.
+    False: its process has closed it since it was found; the descriptor may be another's now.
     """
     inode, descriptor = end
     libc = ctypes.CDLL(None, use_errno=True)
@@ -201,16 +199,11 @@ def _sockets_of(pid: int) -> Iterator[tuple[str, int]]:
 
 
 class Group:
-    """The fold of a run's events that its faults are chosen by.
-
-    Attributes:
-        step: Steps that a member has said to be committed.
-        recovering: A generation broke, and no step was committed since.
-    """
+    """The fold of a run's events that its faults are chosen by."""
 
     def __init__(self) -> None:
-        self.step = 0
-        self.recovering = False
+        self.step = 0  # steps that a member has said to be committed
+        self.recovering = False  # a generation broke, and no step was committed since
         self._generation = -1
         self._sound = -1  # the newest one that followed a broken one
         self._ranks: tuple[int, ...] = ()
@@ -260,7 +253,7 @@ class Hit:
 
 
 class Injector:
-    """Takes a run's events, and lets faults happen when they are due.
+    """Takes a run's events, and lets faults happen when they are due; `say` is told of each.
 
     A fault waits until there are others who have the state and are unharmed: what is left can then
     always go on. A cut waits for connections, which there are none of while the workers meet anew.

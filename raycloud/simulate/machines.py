@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,10 +34,7 @@ class Machines:
         self._per_node = scenario.per_node
         self._zones = scenario.zones
         self._up = [node < there for node in range(number)]
-        self._free: set[int] = {
-            place for place in range(number * self._per_node) if self._up[self.node_of(place)]
-        }
-        self._lowest = sorted(self._free)  # a heap, which may name taken ones too
+        self._free = [n for n in range(number * self._per_node) if self._up[self.node_of(n)]]
         self.speeds = [scenario.speeds[n % len(scenario.speeds)] for n in range(number)]
         self.cut = [0] * number
         self.unreached = [0] * number
@@ -74,7 +70,7 @@ class Machines:
     @property
     def open(self) -> int:
         """Free places on nodes where members can be placed."""
-        return sum(1 for place in self._free if not self._shut(self.node_of(place)))
+        return sum(not self._shut(self.node_of(place)) for place in self._free)
 
     def _shut(self, node: int) -> bool:
         """It cannot be reached, or nothing is placed there any more."""
@@ -90,20 +86,9 @@ class Machines:
 
     def seat(self) -> int | None:
         """Take the lowest free place where a member can be placed; None: there is none."""
-        passed: list[int] = []
-        found = None
-        while self._lowest and found is None:
-            place = heapq.heappop(self._lowest)
-            if place not in self._free:
-                continue
-            if self._shut(self.node_of(place)):
-                passed.append(place)
-            else:
-                found = place
-                self._free.discard(place)
-        for place in passed:
-            heapq.heappush(self._lowest, place)
-        return found
+        shut = (self._shut(self.node_of(place)) for place in self._free)
+        first = next((i for i, is_shut in enumerate(shut) if not is_shut), None)
+        return None if first is None else self._free.pop(first)
 
     def leave(self, place: int) -> None:
         """Give a place back."""
@@ -114,7 +99,7 @@ class Machines:
         """The node is gone, with its places."""
         self._up[node] = False
         self.notices.pop(node, None)
-        self._free.difference_update(self._places(node))
+        self._free = [place for place in self._free if self.node_of(place) != node]
 
     def come(self, node: int) -> None:
         """The node is there again, empty."""
@@ -126,6 +111,4 @@ class Machines:
         return range(node * self._per_node, (node + 1) * self._per_node)
 
     def _offer(self, places: range | list[int]) -> None:
-        self._free.update(places)
-        for place in places:
-            heapq.heappush(self._lowest, place)
+        self._free = sorted({*self._free, *places})

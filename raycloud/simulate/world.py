@@ -17,7 +17,6 @@ from raycloud.events import ChangeApplied, StepsCommitted
 from raycloud.order import stream_seed
 
 _TAIL = 60  # lines
-_BATCH = 2000  # lines from one look at the digest to the next
 
 
 class World:
@@ -83,40 +82,23 @@ class Log:
         self.lines = 0
         self.tail: deque[str] = deque(maxlen=_TAIL)
         self._digest = hashlib.blake2b(digest_size=16)
-        self._pending: list[bytes] = []
-        self._numbers: list[float] = []  # that come after those
 
     def add(self, line: str) -> None:
         """Add a line."""
         self.tail.append(line)
-        self._add_numbers()
-        self._pending.append(f"{line}\n".encode())
-        self._count()
+        self._take_in(f"{line}\n".encode())
 
     def count(self, *numbers: float) -> None:
         """Add a line that is nothing but numbers, and counts in the digest only."""
-        self._numbers += numbers
-        self._count()
+        self._take_in(array("d", numbers).tobytes())
 
-    def _count(self) -> None:
+    def _take_in(self, line: bytes) -> None:
         self.lines += 1
-        if self.lines % _BATCH == 0:
-            self._take_in()
-
-    def _add_numbers(self) -> None:
-        if self._numbers:
-            self._pending.append(array("d", self._numbers).tobytes())
-            self._numbers.clear()
+        self._digest.update(line)
 
     def digest(self) -> str:
         """Of all lines so far, in order: 32 hexadecimal digits."""
-        self._take_in()
         return self._digest.hexdigest()
-
-    def _take_in(self) -> None:
-        self._add_numbers()
-        self._digest.update(b"".join(self._pending))
-        self._pending.clear()
 
 
 _SHOWN = 64  # entries
