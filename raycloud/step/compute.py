@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from raycloud.step.speculation import Backing
     from raycloud.sync.gradients import Gradients
 
+_MOST_IDS = 16  # of a micro-batch's samples that are named
+_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC")
+
 
 def compute(replica: Replica, work: StepWork, collate: Collate) -> StepWork:
     """Forward passes of this member's part of a step, and all backward passes but the last.
@@ -306,11 +309,6 @@ def _tail(passes: Sequence[Pass], most: int) -> dict[int, int]:
     return tail
 
 
-_TWICE = 2
-_MOST_IDS = 16  # of a micro-batch's samples that are named
-_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC")
-
-
 @dataclass(frozen=True, slots=True)
 class FailedPass:
     """A pass that failed; the error holds no memory of it any more."""
@@ -366,7 +364,7 @@ def compute_again(replica: Replica, span: StepSpan, collate: Collate, first: Fai
             replica.notice(what, {**detail, "was": many, "error": str(trouble.error)})
         else:
             failed.update(m.index for m in mine)
-            if many == 1 and failed[mine[0].index] >= _TWICE:
+            if many == 1 and failed[mine[0].index] > 1:
                 skip(replica, span.step, (mine[0], trouble.error), collate)
         trouble = _compute_anew(replica, span, collate, size)
 
