@@ -127,7 +127,7 @@ class Forward:
             else:
                 last = (one, loss)
         if todo.begun:
-            self._statistics.check_parameters()
+            self._statistics.parameters.check()
         return last
 
     def compute(self, passes: Sequence[Pass], collate: Collate, count: int) -> None:

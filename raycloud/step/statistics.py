@@ -52,7 +52,8 @@ class RunningStatistics(Stateful):
 
     Order of calls, each step: `stage`; around each micro-batch `before` and `after`; `launch`;
     `collect`; then `commit` or `discard`. One that is `suspend`ed is `resume`d with more
-    micro-batches. `notice` tells a person what is not exact, with details.
+    micro-batches. `notice` tells a person what is not exact, with details; no pass may change
+    `parameters`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -79,7 +80,7 @@ class RunningStatistics(Stateful):
         self._changing: list[Buffer] = []  # averaged, in the order of `_others`
         self._begun: list[Buffer] = []  # a pass has changed them, and not all members know it
         self._watched = list(self._others)  # no pass is known to change them
-        self._model, self._parameters = model, Parameters(model)
+        self._model, self.parameters = model, Parameters(model)
         self._tried = False  # values are compared in the first trial, versions in each
         self._values: list[int] = []  # of the parameters, before it
         self._calls: list[torch.Tensor] = []  # a micro-batch's, see `_counts`
@@ -135,7 +136,7 @@ class RunningStatistics(Stateful):
         self.stage()
         if self._tried:
             return
-        self._values = self._parameters.values()
+        self._values = self.parameters.values()
         for other in self._others:
             other.look()
             other.keep(whole=True)
@@ -147,11 +148,11 @@ class RunningStatistics(Stateful):
         value of a buffer that is not persistent, that buffer carries something from pass to pass.
         `TaskError`: it changed a parameter, or the size of a buffer that belongs to the state.
         """
-        self._parameters.check()
+        self.parameters.check()
         if self._tried:
             found = [other for other in self._watched if other.changed]
         else:
-            self._parameters.check_values(self._values)
+            self.parameters.check_values(self._values)
             self._check_new()
             found = [other for other in self._watched if other.differs]
         self._tried = True
@@ -215,7 +216,7 @@ class RunningStatistics(Stateful):
             other.keep(whole=True)
             other.suspended = None
         self._watch()
-        self._parameters.mark()
+        self.parameters.mark()
 
     def _watch(self) -> None:
         for other in self._watched:
@@ -380,10 +381,6 @@ class RunningStatistics(Stateful):
         if state and fused:
             self.discard()
         return not (state and fused)
-
-    def check_parameters(self) -> None:
-        """The passes of a step are over; `TaskError`: one has changed a parameter; it names it."""
-        self._parameters.check()
 
     def settle(self) -> None:
         """All buffers are as they should be: what changes from now on is a forward pass's work."""
