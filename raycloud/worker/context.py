@@ -142,21 +142,22 @@ class Changes:
 
     Written by the actor's thread that receives a change, read by the loop. A feed may have asked
     for `feed_depth` steps ahead of the one computed: grown data takes effect beyond them, since an
-    epoch that is begun keeps its samples.
+    epoch that is begun keeps its samples. `agreed` is the number of the newest change that all were
+    found to hold; 0 before the first.
     """
 
     def __init__(self, *, feed_depth: int) -> None:
         self._feed_depth = feed_depth
         self._lock = threading.Lock()
         self._prepared: dict[int, Change] = {}
-        self._agreed = 0
+        self.agreed = 0
         self._generation = -1  # the newest that a change was to begin
         self._due: list[Due] = []
 
     def prepare(self, number: int, change: Change) -> None:
         """Hold change `number` at hand: they count from 1, without gaps."""
         with self._lock:
-            if number > self._agreed:
+            if number > self.agreed:
                 self._prepared[number] = change
             if isinstance(change, Reshare | Meet):
                 self._generation = max(self._generation, change.generation)
@@ -167,45 +168,39 @@ class Changes:
         Data that has grown is never withdrawn.
         """
         with self._lock:
-            self._agreed = max(self._agreed, number)
-            self._prepared = {n: c for n, c in self._prepared.items() if n > self._agreed}
+            self.agreed = max(self.agreed, number)
+            self._prepared = {n: c for n, c in self._prepared.items() if n > self.agreed}
         self._due = [d for d in self._due if d.number > number or isinstance(d.change, Extend)]
-
-    @property
-    def agreed(self) -> int:
-        """Number of the newest change that all were found to hold; 0 before the first."""
-        with self._lock:
-            return self._agreed
 
     @property
     def newest(self) -> tuple[int, int]:
         """The highest number of a change that came here, and the newest generation in one; -1."""
         with self._lock:
-            return max([self._agreed, *self._prepared]), self._generation
+            return max([self.agreed, *self._prepared]), self._generation
 
     def due_step(self) -> int:
         """The step at which the newest agreed change takes effect; -1 where it has."""
-        return next((d.step for d in self._due if d.number == self._agreed), -1)
+        return next((d.step for d in self._due if d.number == self.agreed), -1)
 
     @property
     def next_at_hand(self) -> bool:
         """Whether the change after the last agreed one is prepared here."""
         with self._lock:
-            return self._agreed + 1 in self._prepared
+            return self.agreed + 1 in self._prepared
 
     def agree(self, step: int) -> Due:
         """At `step` all members were found to hold the next change: fix when it takes effect."""
         with self._lock:
-            grows = isinstance(self._prepared[self._agreed + 1], Extend)
+            grows = isinstance(self._prepared[self.agreed + 1], Extend)
         # Growth: the feed's queue, the step being collated, the one computed.
         return self.agree_on(step + (self._feed_depth + 2 if grows else 1))
 
     def agree_on(self, due_step: int) -> Due:
         """All members hold the next change: it takes effect before `due_step`."""
         with self._lock:
-            self._agreed += 1
-            change = self._prepared.pop(self._agreed)
-        due = Due(number=self._agreed, step=due_step, change=change)
+            self.agreed += 1
+            change = self._prepared.pop(self.agreed)
+        due = Due(number=self.agreed, step=due_step, change=change)
         self._due.append(due)
         return due
 
