@@ -287,7 +287,6 @@ def _jobs_address(address: str | None) -> str | None:
 
 
 def _jobs(address: str | None, *, insecure: bool) -> JobsApi:
-    """The Jobs API of the cluster that is meant."""
     from raycloud.on_ray.jobs_api import JobsApi
 
     return JobsApi.at(address, insecure=insecure)
@@ -334,7 +333,6 @@ def _lines(
     follow: bool,
     raw: bool,
 ) -> Iterable[str]:
-    """The lines that are asked for."""
     here = _local_run(run, address)
     if here is not None:
         from raycloud.report.runs import log_lines, member_lines

@@ -150,7 +150,6 @@ def _followed(jobs: JobsClient, name: str, back: str, *, plain: bool) -> int:
 
 
 def _ways_back(name: str, address: str, *, insecure: bool) -> str:
-    """The commands that lead back to a submission."""
     where = f" --address {shlex.quote(address)}" + (" --insecure" if insecure else "")
     return (
         f"  raycloud logs {name} --follow{where}\n"

@@ -370,7 +370,6 @@ def _apart_text(outcome: Outcome) -> str:
 
 
 def _ledger_text(side: Side) -> str:
-    """What the ledger of a run proves."""
     if side.audit is None:
         return printable_line(f"NOT READ: {side.unread}")
     ledger = side.audit.ledger
@@ -380,7 +379,6 @@ def _ledger_text(side: Side) -> str:
 
 
 def _hit_texts(outcome: Outcome) -> Iterator[str]:
-    """Each fault on a worker, and what followed."""
     for hit in outcome.hits:
         at_s, pause = outcome.at_s(hit), outcome.pause_of(hit)
         if hit.why:
@@ -398,7 +396,6 @@ def _left_texts(outcome: Outcome) -> Iterator[str]:
 
 
 def _pauses_text(side: Side) -> str:
-    """How many there were, and how long."""
     if not side.pauses:
         return "none"
     longest, whole = max(p.seconds for p in side.pauses), sum(p.seconds for p in side.pauses)
@@ -406,7 +403,6 @@ def _pauses_text(side: Side) -> str:
 
 
 def _pause_texts(side: Side) -> Iterator[str]:
-    """Each recovery and its cause."""
     for pause in side.pauses:
         who = f"without {', '.join(map(str, pause.lost))}" if pause.lost else "met anew"
         lost = f", {pause.lost_steps} steps lost" if pause.lost_steps else ""

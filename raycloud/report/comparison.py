@@ -237,7 +237,6 @@ def _names(comparison: Comparison) -> list[str]:
 
 
 def _tables(comparison: Comparison) -> dict[str, list[tuple[str, list[str]]]]:
-    """By title, rows of a label and a cell per run."""
     differs = [
         (printable_line(name), [_value(value) for value in values])
         for name, values in comparison.differs.items()

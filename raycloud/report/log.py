@@ -131,7 +131,6 @@ def entries_of(line: str) -> Iterator[Entry]:
 
 
 def _parted(t: float, kind: type[Event], record: Mapping[str, Any]) -> Iterator[Entry]:
-    """Each report of a merged line."""
     members, late_us, same, each = (record[name] for name in ("members", "late_us", "same", "each"))
     columns = [members, late_us, *each.values()]
     words = record.get("words", [None] * len(members))
@@ -164,7 +163,6 @@ class _Field(NamedTuple):
 
     kinds: tuple[type, ...] | None  # None: any
     kind: str
-    may_be_none: bool
     numbers: bool  # by name
     default: Any  # as the log has it, and a merged line has not
 
@@ -175,10 +173,11 @@ def _shape(kind: type[Any]) -> dict[str, _Field]:
     for field in fields(kind):
         word, (name, _, rest) = str(field.type), str(field.type).partition("[")
         name, _, other = name.partition(" | ")
-        none = (other or rest).endswith("None")
+        kinds = _KINDS.get(name)
+        if kinds is not None and (other or rest).endswith("None"):
+            kinds = (*kinds, type(None))
         default = [] if field.default == () else field.default
-        numbers = word == "Mapping[str, float]"
-        shape[field.name] = _Field(_KINDS.get(name), name, none, numbers, default)
+        shape[field.name] = _Field(kinds, name, word == "Mapping[str, float]", default)
     return shape
 
 
@@ -197,7 +196,7 @@ def _built(kind: type[Any], record: Mapping[str, Any]) -> Event:
         if field.kind == "float" and isinstance(value, str) and value in _NOT_FINITE:
             value = float(value)
         values[name] = value
-        if field.kinds is None or (value is None and field.may_be_none):
+        if field.kinds is None:
             continue
         if not isinstance(value, field.kinds) or (isinstance(value, bool) and field.kind != "bool"):
             raise TypeError(f"{name} = {value!r:.80} is no {field.kind}")
