@@ -222,9 +222,9 @@ def _remove(place: str) -> None:
 
     if here := _local(place):
         shutil.rmtree(here, ignore_errors=True)
-        return
-    store = open_store(place)
-    store.remove_all(list(store.sizes()))
+    else:
+        store = open_store(place)
+        store.remove_all(list(store.sizes()))
 
 
 def _local(place: str) -> Path | None:

@@ -57,13 +57,9 @@ class ClusterRun:
     Attributes:
         id: Ray's name for its job: a submission's id, or a driver's job id.
         submitted: Whether the cluster started it; else someone did, with an address.
-        alive: Whether its job is waiting or running.
-        state: Ray's word for that.
+        state: Ray's word for how its job stands.
         said: What its job's metadata says of it.
-        entrypoint: The command that was started.
         node_ip: The driver's node; empty before it has started.
-        runtime_env: Ray's environment of its job.
-        started_t: Unix seconds.
         node_id: Ray's name for the node that keeps the log of a submitted run; empty before it has
             started.
         card: How it stood when it last said so; None: it has not.
@@ -137,10 +133,6 @@ class JobsApi:
         Raises:
             RunDirectoryError: There is none.
         """
-        if not name.strip():
-            raise RunDirectoryError(
-                f"{name!r} names no run", hint="`raycloud status` lists the runs there are"
-            )
         runs = self.runs()
         for run in runs:
             if name in {run.id, run.name, run.directory} - {""}:
@@ -186,18 +178,14 @@ class JobsApi:
         Raises:
             MachineError: As `log_lines`, or its log cannot be read.
         """
-        if run.submitted:
-            yield from log_lines(self._jobs, run.id, patience=patience)
-            return
-        if not run.said.log or not run.node_ip:
+        if not run.submitted and not (run.said.log and run.node_ip):
             raise MachineError(
                 f"{run.id} does not say where its log is", hint="it has just begun: ask again"
             )
-        opened = partial(self._stream, run)
+        opened = None if run.submitted else partial(self._stream, run)
         for line in log_lines(self._jobs, run.id, opened=opened, patience=patience):
             yield line
-            card = parse_line(line)
-            if card is not None and card.has_ended:
+            if not run.submitted and (card := parse_line(line)) and card.has_ended:
                 return
 
     def _stream(self, run: ClusterRun) -> Iterator[str]:

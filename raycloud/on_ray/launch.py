@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from raycloud.worker.outbox import LogLines
 
 _ENDS_S, _TIDIES_S = 1.0, 20.0  # for what the store is asked for when a run ends
+_AT_ONCE_S = 1.0  # to wait for trackers where someone wants the run to end now
 
 
 def drive(session: Session) -> Run:
@@ -129,7 +130,6 @@ def _run(
             status,
             why,
             steps=driver.control.committed_step,
-            predicted=None if cluster.plan is None else asdict(cluster.plan.predicted),
             at_once=status == "stopped" and driver.finish is None,
         )
 
@@ -179,9 +179,6 @@ def failure_of(
     return made
 
 
-_AT_ONCE_S = 1.0  # to wait for trackers where someone wants the run to end now
-
-
 class RunRecords:
     """The `Records` of a run directory and a store; observer and cluster see all that is logged."""
 
@@ -218,30 +215,23 @@ class RunRecords:
 
     def find_back(self, published: int | None, newest: int | None) -> None:
         """See `Records.find_back`."""
-        self._publishing.find_back(
-            partial(found_back, self._store, self._origin, published, newest)
-        )
+        look = partial(found_back, self._store, self._origin, published, newest)
+        self._publishing.find_back(look)
 
     def results(self) -> list[Event]:
         """See `Records.results`."""
         self._recorder.keep_up()
         return [*self._publishing.poll(), *self._sinks.poll(self._cluster.lines())]
 
-    def close(
-        self,
-        status: str,
-        why: str | None,
-        *,
-        steps: int,
-        predicted: Mapping[str, Any] | None,
-        at_once: bool = False,
-    ) -> dict[str, Any]:
+    def close(self, status: str, why: str | None, *, steps: int, at_once: bool) -> dict[str, Any]:
         """Write the last events, and the summary; returns that."""
         for notice in self._sinks.poll(self._cluster.lines()):
             self.log(notice)
         for notice in self._sinks.close(status, at_once=at_once):
             self.log(notice)
         self.log(RunFinished(status=status, steps=steps, error=why))
+        plan = self._cluster.plan
+        predicted = None if plan is None else asdict(plan.predicted)
         return self._recorder.publish_summary(predicted=predicted).to_record()
 
 
@@ -284,7 +274,7 @@ class LogSinks:
             if record["logger"] == PRINTED:
                 self._observer(Printed(member=lines.member, text=record["message"]))
 
-    def close(self, status: str, *, at_once: bool = False) -> list[Noticed]:
+    def close(self, status: str, *, at_once: bool) -> list[Noticed]:
         """Tell trackers how the run ended, and wait a little for them."""
         if self._trackers is None:
             return []

@@ -49,6 +49,13 @@ QUIET_S = 60.0
 _PROBE_S, _PROBES = 20, 3  # of a websocket's TCP connection, for the same reason
 _REFUSED = (401, 403)
 _NOT_FOUND = 404
+_SERVER_ERROR = 500
+_FAREWELLS = 3  # turns of a loop, in which an encrypted connection that was closed is let go
+_MACHINE = 3
+_EXITS = {"SUCCEEDED": 0, "STOPPED": 130}
+_STOP_S = 300  # how long a stopped job may take to write its checkpoint before it is killed
+_QUIET = logging.getLogger("raycloud.packing")
+_NO_COMMAND = 127  # what a shell says of a command that is not there
 _VERSION = "/api/version"
 _CERTIFICATES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # as requests reads them
 
@@ -293,15 +300,6 @@ def _probed(connection: Any) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
-
-
-_SERVER_ERROR = 500
-_FAREWELLS = 3  # turns of a loop, in which an encrypted connection that was closed is let go
-_MACHINE = 3
-_EXITS = {"SUCCEEDED": 0, "STOPPED": 130}
-_STOP_S = 300  # how long a stopped job may take to write its checkpoint before it is killed
-_QUIET = logging.getLogger("raycloud.packing")
-_NO_COMMAND = 127  # what a shell says of a command that is not there
 
 
 def client(address: str | None, *, insecure: bool = False) -> JobsClient:

@@ -32,8 +32,11 @@ if TYPE_CHECKING:
     from raycloud.spec.job import Job
 
 LARGEST_BYTES = 100 * 2**20  # before compression
+RUNS = "raycloud/runs"  # below the home directory of the node that runs the driver
 
 _FIELD = "--working-dir"
+_LONGEST_NAME = 40
+_PATTERN = re.compile(r"[*?\[]")
 _MOST_FILES = 50_000
 _NAMED = 5
 _CREDENTIALS = "credentials, by its name"
@@ -221,11 +224,7 @@ def copied(found: WorkingDir) -> Iterator[Path]:
 
 
 def ignored_above(root: Path) -> list[Path]:
-    """Ignore files that git reads for a directory and Ray does not: those of its repository above.
-
-    Returns:
-        Their paths; none where the directory is the top of its repository, or in none.
-    """
+    """Ignore files that git reads and Ray does not: those of the repository above a directory."""
     found: list[Path] = []
     for folder in (root, *root.parents):
         if folder != root and (folder / ".gitignore").is_file():
@@ -248,12 +247,8 @@ def secret_in(data: bytes) -> tuple[str, int] | None:
 
 
 def _unreadable(error: OSError, root: Path) -> SpecError:
-    return SpecError(
-        _FIELD,
-        str(error.filename or root),
-        f"cannot be read: {error.strerror}",
-        hint="make it readable, or name it in .rayignore",
-    )
+    hint, name = "make it readable, or name it in .rayignore", str(error.filename or root)
+    return SpecError(_FIELD, name, f"cannot be read: {error.strerror}", hint=hint)
 
 
 def _checked(root: Path) -> Path:
@@ -261,12 +256,9 @@ def _checked(root: Path) -> Path:
         raise SpecError(_FIELD, str(root), "is no directory", hint="name the project's directory")
     root = root.resolve()
     if root in {Path(root.anchor), expanded(Path("~")).resolve()}:
-        raise SpecError(
-            _FIELD,
-            str(root),
-            "is your whole home or the whole machine, not a project",
-            hint="go to the project's directory, or name it with --working-dir",
-        )
+        what = "is your whole home or the whole machine, not a project"
+        hint = "go to the project's directory, or name it with --working-dir"
+        raise SpecError(_FIELD, str(root), what, hint=hint)
     return root
 
 
@@ -274,12 +266,9 @@ def _why_it_stays(path: Path, root: Path) -> str | None:
     """Why a file or directory never travels, by its name, by what marks it, by where it leads."""
     name = path.name.lower()
     if name == ".raycloudignore":
-        raise SpecError(
-            _FIELD,
-            path.relative_to(root).as_posix(),
-            "is not read any more: Ray packs the directory",
-            hint="rename it to .rayignore, which Ray reads beside .gitignore",
-        )
+        what = "is not read any more: Ray packs the directory"
+        hint = "rename it to .rayignore, which Ray reads beside .gitignore"
+        raise SpecError(_FIELD, path.relative_to(root).as_posix(), what, hint=hint)
     if "\\" in path.name or not path.name.isprintable():
         return "a name that not every system can hold"
     if path.is_symlink():
@@ -337,12 +326,6 @@ def _check_size(root: Path, sizes: dict[str, int], largest_bytes: int) -> None:
 
 def _mib(size_bytes: int) -> str:
     return f"{size_bytes / 2**20:.1f} MiB"
-
-
-RUNS = "raycloud/runs"  # below the home directory of the node that runs the driver
-
-_LONGEST_NAME = 40
-_PATTERN = re.compile(r"[*?\[]")
 
 
 def working_dir_of(job_file: Path, asked: Path | None) -> Path:
@@ -441,24 +424,17 @@ def check_travels(path: Path, found: WorkingDir) -> None:
     place = path.absolute()
     resolved = place.parent.resolve() / place.name  # a link keeps its own name
     if not resolved.is_relative_to(found.root):
-        raise SpecError(
-            "--working-dir",
-            str(found.root),
-            f"does not hold {place}, which the job needs",
-            hint="name a directory that holds both with --working-dir",
-        )
+        what = f"does not hold {place}, which the job needs"
+        hint = "name a directory that holds both with --working-dir"
+        raise SpecError(_FIELD, str(found.root), what, hint=hint)
     inner = resolved.relative_to(found.root).as_posix()
     if inner not in found.sizes:
         reason = found.why_left(inner)
-        is_secret = "looks like" in reason
-        raise SpecError(
-            "--working-dir",
-            inner,
-            f"is needed by the job and does not travel: {reason}",
-            hint="take the secret out of it and read it from the environment"
-            if is_secret
-            else "rename it, or take it out of the ignore file",
-        )
+        hint = "rename it, or take it out of the ignore file"
+        if "looks like" in reason:
+            hint = "take the secret out of it and read it from the environment"
+        what = f"is needed by the job and does not travel: {reason}"
+        raise SpecError(_FIELD, inner, what, hint=hint)
 
 
 def _check_data(job: Job, found: WorkingDir) -> None:

@@ -57,13 +57,6 @@ def test_alone_once_no_driver_speaks():
     assert terms.end_if_orphan()
 
 
-def test_alone_if_nobody_ever_comes():
-    clock = VirtualClock()
-    terms = Terms(clock, 30.0)
-    clock.advance(30.0)
-    assert terms.end_if_orphan()
-
-
 def test_whose_call_is_carried_out_is_heard_meanwhile():
     clock = VirtualClock()
     terms = Terms(clock, 10.0)

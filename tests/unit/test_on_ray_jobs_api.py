@@ -113,7 +113,7 @@ def test_no_run_has_an_empty_name() -> None:
     with serving(Api(jobs=[unnamed], logs={"a": ""})) as api:
         jobs = JobsApi.at(api.url)
         for name in ("", " "):
-            with pytest.raises(RunDirectoryError, match="names no run"):
+            with pytest.raises(RunDirectoryError, match="knows no run"):
                 jobs.find(name)
         assert jobs.find("a").name == ""
     assert not any("stop" in path for path in api.asked)
