@@ -9,17 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from raycloud.commands import (
-    Command,
-    Extend,
-    Form,
-    Halt,
-    Meet,
-    Prepare,
-    Release,
-    Reshare,
-    Save,
-)
+from raycloud.commands import Command, Extend, Form, Halt, Meet, Prepare, Release, Reshare, Save
 from raycloud.control.membership import one_worker_each
 from raycloud.control.scaling import hand_over_at_once, let_go, who_may_stay
 from raycloud.control.tables import MemberState, Phase

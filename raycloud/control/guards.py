@@ -313,9 +313,7 @@ def _all_done(state: JobState) -> bool:
 
 def _part_missing(state: JobState) -> bool:
     """Who leaves may still be writing its part of an older one, which nobody needs any more."""
-    if not _all_done(state):
-        return False
-    return bool(state.checkpoints.collecting(state.membership.formed_as))
+    return _all_done(state) and bool(state.checkpoints.collecting(state.membership.formed_as))
 
 
 def _too_few(state: JobState) -> bool:
@@ -456,7 +454,6 @@ def unfit(state: JobState) -> str:
 
 
 def _why_hopeless(state: JobState) -> str:
-    """Why the run does not go on, where it would go round in circles."""
     progress, recovery = state.data.formed(), state.recovery
     if recovery.not_finite is not None:
         furthest = f"came no further than step {progress.furthest}"
@@ -466,7 +463,6 @@ def _why_hopeless(state: JobState) -> str:
 
 
 def _why_stranded(state: JobState) -> str:
-    """Why nobody can go on, where data has grown since the last one was lost."""
     incident = state.recovery.incident
     return (
         "no worker is left, and none can join, since the data has grown: "
@@ -476,7 +472,6 @@ def _why_stranded(state: JobState) -> str:
 
 
 def _why_part_missing(state: JobState) -> str:
-    """Whose part of a checkpoint is missing, though all members are done."""
     step = state.checkpoints.collecting(state.membership.formed_as)[0]
     lacking = state.checkpoints.missing(step, state.membership.held_keys())
     return f"the checkpoint of step {step} has no part of members {lacking}"

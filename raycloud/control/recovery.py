@@ -25,7 +25,6 @@ class Incident:
     Attributes:
         detected_s: When it was known, from the job's start.
         cause: The reason of the first loss, or of the broken exchange.
-        lost: Who, in the order in which it was known.
         back: The checkpoint that all load before they meet, where nobody has had the state any
             more; None: those that are left go on in place, or it is not found yet.
         found_s: When it was found.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from raycloud.errors import CheckpointError, InternalError, SpecError
+from raycloud.errors import CheckpointError, InternalError
 from raycloud.order import EpochSizes, Ledger, Position, Steps
 
 
@@ -100,10 +100,9 @@ class ControlSettings:
     first_member: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse settings that contradict each other.
+        """Refuse settings that contradict each other; what a job may ask, `spec` has seen to.
 
         Raises:
-            SpecError: A list of shares does not fit the workers or the micro-batches of a step.
             CheckpointError: The checkpoint's ledger ends elsewhere than its position.
             InternalError: Something that only raycloud itself could get wrong.
         """
@@ -114,10 +113,6 @@ class ControlSettings:
                 f"a run that goes on at step {self.step} needs the ledger of its checkpoint, and "
                 "only such a run has one"
             )
-        self._check_position()
-        self._check_shares()
-
-    def _check_position(self) -> None:
         ledger = None if self.ledger is None else Ledger.from_state(self.ledger)
         at, ends = self.position, Position() if ledger is None else ledger.newest
         if ledger is not None and at.offset >= ledger.samples_in(at.epoch):
@@ -126,25 +121,6 @@ class ControlSettings:
             raise CheckpointError(
                 f"the checkpoint of step {self.step} stands at {at}, but its ledger ends at {ends}",
                 hint="resume from another checkpoint",
-            )
-
-    def _check_shares(self) -> None:
-        if isinstance(self.shares, str):
-            return
-        if len(self.shares) != self.workers or min(self.shares) < 0:
-            raise SpecError(
-                "elastic.shares",
-                list(self.shares),
-                f"one share >= 0 for each of {self.workers} workers is needed",
-                hint="give as many shares as there are workers, or `auto`",
-            )
-        if sum(self.shares) != self.micro_batches:
-            raise SpecError(
-                "elastic.shares",
-                list(self.shares),
-                f"the shares sum to {sum(self.shares)}, a step has {self.micro_batches} "
-                f"micro-batches ({self.global_batch} samples, {self.micro_batch} each)",
-                hint=f"give shares that sum to {self.micro_batches}, or `auto`",
             )
 
     @property

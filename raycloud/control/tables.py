@@ -1,8 +1,6 @@
 """The state machine of one job: which event may come when, and what follows.
 
-Everything that decides what state comes next stands in these tables; the rest of this room holds
-the guards that a table cannot express (`guards`) and what else an event changes. Two machines run
-side by side, the job's *phase* and each member's *state*. There are two kinds of transitions:
+Two machines run side by side, the job's *phase* and each member's *state*, with transitions
 
 1. On an event. An event that has no entry in the present row is illegal: it raises and changes
    nothing. `LATE` marks a word that comes too late to matter, from a member that is gone: legal,
@@ -198,10 +196,7 @@ PHASE_ON_EVENT: Final[Mapping[Phase, Mapping[Trigger, Phase]]] = {
         events.StopRequested,
         events.RolledBack,
     ),
-    Phase.CLOSING: {
-        **_each(Phase.CLOSING, *_WITHOUT_STEPS),
-        events.MemberFailed: Phase.ENDING,
-    },
+    Phase.CLOSING: {**_each(Phase.CLOSING, *_WITHOUT_STEPS), events.MemberFailed: Phase.ENDING},
     Phase.FINISHED: _each(Phase.FINISHED, *_ANY),
     Phase.STOPPED: _each(Phase.STOPPED, *_ANY),
     Phase.FAILED: _each(Phase.FAILED, *_ANY),
@@ -293,12 +288,7 @@ MEMBER_ON_EVENT: Final[Mapping[MemberState, Mapping[Trigger, MemberState | None]
         **_LAST,
     },
     MemberState.DRAINING: {
-        **_each(
-            MemberState.DRAINING,
-            *_OF_GENERATION,
-            events.MemberLeaving,
-            events.ExchangeBroken,
-        ),
+        **_each(MemberState.DRAINING, *_OF_GENERATION, events.MemberLeaving, events.ExchangeBroken),
         **_LAST,
     },
     MemberState.DONE: {

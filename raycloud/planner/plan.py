@@ -203,11 +203,7 @@ def from_json(text: str) -> Plan:
 
 
 def make(
-    job: Job,
-    inventory: Inventory,
-    profile: Profile,
-    *,
-    placed: Mapping[int, str] | None = None,
+    job: Job, inventory: Inventory, profile: Profile, *, placed: Mapping[int, str] | None = None
 ) -> Plan:
     """Plan a run: as many workers as fit, shares from their speeds, and what a step will cost.
 
@@ -223,8 +219,7 @@ def make(
 
     Raises:
         PlacementError: Fewer than `elastic.min_workers` fit, or they cannot hold a step.
-        SpecError: A step has fewer micro-batches than `elastic.min_workers`, or `drop_last` leaves
-            no step.
+        SpecError: `drop_last` leaves no step.
         ValueError: `profile.speeds` is neither one nor one per member, or `placed` holds another
             number of members than the job has shares.
     """
@@ -273,19 +268,10 @@ def _steps_per_epoch(job: Job, samples: int) -> int:
 
 def _workers(job: Job, inventory: Inventory) -> int:
     """How many workers to start with: as many as fit and have something to do."""
-    elastic, micro_batches = job.elastic, job.micro_batches
-    if isinstance(elastic.shares, tuple):
-        return len(elastic.shares)
-    if micro_batches < elastic.min_workers:
-        raise SpecError(
-            "elastic.min_workers",
-            elastic.min_workers,
-            f"a step has only {micro_batches} micro-batches (global_batch / micro_batch), "
-            "so some workers would have nothing to do",
-            hint=f"set it to at most {micro_batches}, raise global_batch or lower micro_batch",
-        )
-    room = require(inventory, job.resources.worker, elastic.min_workers)
-    return min(elastic.max_workers, room, micro_batches)
+    if isinstance(job.elastic.shares, tuple):
+        return len(job.elastic.shares)
+    room = require(inventory, job.resources.worker, job.elastic.min_workers)
+    return min(job.most_workers, room)
 
 
 def _shares(job: Job, speeds: Sequence[Speed]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import pytest
 from raycloud import commands as c
 from raycloud import events as e
 from raycloud.control import MemberState, Phase
-from raycloud.errors import InternalError, SpecError
+from raycloud.errors import InternalError
 from tests.control_events import ready
 from tests.control_job import control, formed, of, only, report
 
@@ -85,20 +85,6 @@ def test_what_a_member_did_proves_that_the_generation_formed():
 
 
 # ---- settings, tables and the page
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"shares": (8,)}, "one share >= 0 for each of 2 workers"),
-        ({"shares": (9, -1)}, "one share >= 0"),
-        ({"shares": (3, 4)}, "sum to 7, a step has 8 micro-batches"),
-    ],
-)
-def test_shares_that_do_not_fit_are_refused(settings, problem):
-    with pytest.raises(SpecError, match=problem) as caught:
-        control(**settings)
-    assert caught.value.field == "elastic.shares"
 
 
 def test_an_empty_range_is_our_fault():

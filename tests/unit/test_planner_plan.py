@@ -170,13 +170,6 @@ def test_too_few_nodes_are_refused() -> None:
         make(job(elastic={"min_workers": 4, "max_workers": 4}), TWO_NODES, profile())
 
 
-def test_more_workers_than_micro_batches_at_least_are_refused() -> None:
-    with pytest.raises(SpecError) as caught:
-        make(job(global_batch=4, elastic={"min_workers": 2}), TWO_NODES, profile())
-    assert caught.value.field == "elastic.min_workers"
-    assert "only 1 micro-batches" in caught.value.message
-
-
 def test_an_epoch_without_a_step_is_refused() -> None:
     with pytest.raises(SpecError) as caught:
         make(job(drop_last=True), TWO_NODES, profile(samples=31))
