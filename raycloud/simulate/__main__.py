@@ -96,15 +96,14 @@ def _run(asked: argparse.Namespace) -> int:
         if outcome.broken:
             repeat = f"repeat: {_repeat(asked, seed)}\n"
             print("\n".join([*outcome.tail, *outcome.told(), repeat]))
-        elif asked.json:
-            print(json.dumps(outcome.numbers()))
         elif asked.seeds is None:
-            print("\n".join(outcome.told()))
+            numbers = outcome.numbers()
+            print(json.dumps(numbers) if asked.json else "\n".join(outcome.told()))
     if asked.seeds is not None:
         told = ", ".join(f"{kind} {count}" for kind, count in sorted(faults.items()))
         ended = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
         print(f"{len(seeds)} seeds: {ended}; {recoveries} recoveries; faults: {told}")
-    if not asked.json:
+    if asked.seeds is not None or not (broken or asked.json):
         print(f"{clock.monotonic_s() - began_s:.1f} real seconds")
     return 1 if broken else 0
 
