@@ -25,7 +25,16 @@ from typing import TYPE_CHECKING
 
 from raycloud.errors import TransportError
 from raycloud.net.sockets import end_if_hung
-from raycloud.net.stream import GREETING_BYTES, SILENT_S, Place, Stream, connect, listen, rank_of
+from raycloud.net.stream import (
+    BACKLOG,
+    GREETING_BYTES,
+    SILENT_S,
+    Place,
+    Stream,
+    connect,
+    listen,
+    rank_of,
+)
 
 if TYPE_CHECKING:
     from raycloud.clock import Clock
@@ -133,7 +142,7 @@ class Heartbeats:
 
     def _take_in(self, door: socket.socket, now_s: float) -> None:
         """Let in who connects, and know who has said whose it is."""
-        for _ in range(2 * _STRANGERS):
+        for _ in range(BACKLOG):
             try:
                 connection, _ = door.accept()
             except OSError:  # there is no other one; or it has gone again

@@ -26,7 +26,7 @@ from torch import distributed as dist
 
 from raycloud.errors import TransportError
 from raycloud.net.sockets import end_if_hung
-from raycloud.net.stream import GREETING_BYTES, Place, Stream, connect, listen, rank_of
+from raycloud.net.stream import BACKLOG, GREETING_BYTES, Place, Stream, connect, listen, rank_of
 
 if TYPE_CHECKING:
     import socket
@@ -82,7 +82,7 @@ class Rendezvous:
             runner.run(self._serve(door))
 
     async def _serve(self, door: socket.socket) -> None:
-        server = await asyncio.start_server(self._attend, sock=door, backlog=MOST_STRANGERS)
+        server = await asyncio.start_server(self._attend, sock=door, backlog=BACKLOG)
         await self._over.wait()
         server.close()
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2  # 1: a state was sent without being asked for
 SILENT_S = 30.0  # so long may a peer have nothing to say
+BACKLOG = 1024  # connections that may wait to be taken in
 
 _GREETING = struct.Struct(">8sHQI")  # what this is, format, key, the sender's rank
 GREETING_BYTES = _GREETING.size
@@ -66,7 +67,9 @@ class Sockets:
         """Listen on a free port."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         # Else it could be taken for one of gloo's that is opened just now.
-        return listening(lambda: socket.create_server((address, 0), family=family))[0]
+        return listening(
+            lambda: socket.create_server((address, 0), family=family, backlog=BACKLOG)
+        )[0]
 
     def connect(self, where: tuple[str, int], timeout_s: float) -> socket.socket:
         """Open a connection."""
