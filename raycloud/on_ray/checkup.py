@@ -30,11 +30,7 @@ _REFUSALS = ("Unauthenticated", "InvalidAuthToken", "AuthenticationError", "auth
 def checkup(address: str, *, links: bool, clock: Clock, tls: bool = False) -> ClusterFacts:
     """Ask the cluster at an address; it is left as it was.
 
-    Args:
-        address: As `--address` takes it.
-        links: Whether the rates of links are measured: a second for each node.
-        clock: This machine's.
-        tls: Whether this machine speaks to Ray encrypted.
+    With `links` their rates are measured, a second for each node; `tls`: Ray speaks encrypted.
 
     Raises:
         MachineError: No temporary file can be made here.

@@ -67,12 +67,7 @@ _LAYOUT = ("partition_by", "partition_bytes", "stratify", "window", "bad_rows")
 class RayCluster:
     """The members of one start, its data's pipeline, and what happens to the machines.
 
-    Args:
-        session: The start.
-        pool: Makes and holds the processes.
-        nodes: The machines as they are now.
-        origin: The checkpoint with which the start begins.
-        written: By member, the number of its newest word that is in the log.
+    `written` gives, by member, the number of its newest word that is in the log.
 
     Attributes:
         plan: What is predicted of the newest generation; None before the first.

@@ -104,7 +104,7 @@ def endpoint(
         address: `http://host:port`, `https://host:port` or `host:port`; None takes
             `RAY_API_SERVER_ADDRESS`, then a `RAY_ADDRESS` with `http`, then this machine's 8265.
         insecure: Whether a token and code may go out in clear.
-        environment: The settings to look at; None: this process's.
+        environment: None: this process's.
 
     Raises:
         SpecError: The address is none, or leads elsewhere than this machine without a token, or in
@@ -178,13 +178,7 @@ class JobsClient(JobSubmissionClient):
     """A `JobSubmissionClient` for one endpoint."""
 
     def __init__(self, where: Endpoint) -> None:
-        """Ask for the version there.
-
-        Raises:
-            ConnectionError: Nobody answers.
-            JobError: The token is refused, or one is wanted.
-            MachineError: What answers is no Jobs API.
-        """
+        """Ask for the version there; what answers may be no Jobs API: `MachineError`."""
         self._client_ray_version = ray.__version__
         self._where = where
         certificates = where.certificates or requests.utils.DEFAULT_CA_BUNDLE_PATH
@@ -374,18 +368,11 @@ def submit(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patience:
-    """How a job is looked after while its cluster comes and goes.
+    """How a job is looked after while its cluster comes and goes."""
 
-    Attributes:
-        gone_s: How long the cluster may be gone: seconds from the first failure after which nothing
-            more has come.
-        again_s: Before the next look.
-        soon_s: The same, while the log goes on.
-    """
-
-    gone_s: float = 30.0
-    again_s: float = 1.0
-    soon_s: float = 0.1
+    gone_s: float = 30.0  # the cluster may be, from the first failure after which nothing has come
+    again_s: float = 1.0  # before the next look
+    soon_s: float = 0.1  # the same, while the log goes on
 
 
 PATIENCE = Patience()
@@ -403,9 +390,7 @@ class Watch:
     def look(self) -> Iterator[None]:
         """Around a look: what another one may mend is passed over, until patience ends.
 
-        Raises:
-            JobError: As `speaking`.
-            MachineError: As `speaking`, where the cluster says that it cannot be, or is gone.
+        Raises as `speaking` does, where the cluster says that it cannot be, or is gone.
         """
         began_t = self._clock.monotonic_s()
         try:

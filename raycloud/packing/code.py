@@ -48,7 +48,6 @@ class TaskCode:
 
     Attributes:
         module: The module to import first; empty where the class travels alone (a notebook's).
-        qualname: The class in it.
         sources: The user's modules; none where the task is installed.
         folder: Where the modules were found; where a node has it too, it is looked in as well.
         pickled: The class as it is, where the caller gave one; None: it is the module's.
@@ -96,12 +95,7 @@ class TaskCode:
 
 @contextlib.contextmanager
 def importing(what: str, argv: Sequence[str], *, hint: str) -> Iterator[None]:
-    """Import what is the user's: it sees its own arguments, and what it raises is the task's fault.
-
-    Args:
-        what: Name of the file or module, for people.
-        argv: What `sys.argv` is meanwhile.
-        hint: What helps where something is missing.
+    """Import what is the user's: it sees `argv`, and what it raises is the task's fault.
 
     Raises:
         TaskError: It raised, or wanted to end the process.

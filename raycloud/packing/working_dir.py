@@ -146,13 +146,7 @@ Walk = Callable[[Path, Callable[[Path], bool]], Iterable[Path]]
 def survey(
     root: Path, walk: Walk, *, also: Collection[Path] = (), largest_bytes: int = LARGEST_BYTES
 ) -> WorkingDir:
-    """Look through a working directory.
-
-    Args:
-        root: The directory.
-        walk: How Ray goes through it.
-        also: Resolved places below it that stay besides, such as a cache of data.
-        largest_bytes: What its files may hold together, before compression.
+    """Look through a working directory; `also`: resolved places in it that stay besides.
 
     Raises:
         SpecError: It is no project, cannot be read, or is too large.

@@ -109,12 +109,7 @@ class Records(Protocol):
         ...
 
     def log(self, event: Event, word: tuple[int, int] | None) -> None:
-        """Keep an event, before control hears of it.
-
-        Args:
-            event: It.
-            word: Whose word it was, and which, where a member said it.
-        """
+        """Keep an event, before control hears of it; `word`: the member's and its number."""
         ...
 
     def add_to_ledger(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -128,9 +123,8 @@ class Records(Protocol):
     def find_back(self, published: int | None, newest: int | None) -> None:
         """Look for the newest sound checkpoint: `RolledBack` follows.
 
-        Args:
-            published: The newest that control knows of.
-            newest: Those of later steps are not sound, and are withdrawn; None: all are.
+        `published` is the newest that control knows of; those of steps later than `newest` are not
+        sound, and are withdrawn (None: all are sound).
         """
         ...
 
@@ -143,16 +137,9 @@ class Driver:
     """Joins control, the cluster and the records of one start.
 
     `run` carries it out. Where time is virtual, whoever moves it calls `start`, then `take` for
-    what happens as it happens, and `turn` from time to time.
-
-    Args:
-        control: Decides.
-        cluster: The members.
-        records: What is kept.
-        now_s: The time, in seconds that never go back.
+    what happens as it happens, and `turn` from time to time. `now_s` never goes back.
 
     Attributes:
-        control: The same.
         finish: Control's last word; None until then.
         failure: What ended the run, where a member's failure or loss did.
     """
@@ -294,13 +281,8 @@ class Evaluations:
         """Take in a part; the whole once there is one of each of these workers.
 
         Parts are merged in the order of `keys`, so that the result does not depend on who was
-        first. Members that were lost divided the samples otherwise: what was measured with them is
-        measured again, unless it was complete.
-
-        Args:
-            part: The part.
-            keys: Of those that measure: replica and position.
-            generation: As which they met.
+        first. Members that were lost divided the samples otherwise: what was measured before those
+        of `keys` met as `generation` is measured again, unless it was complete.
         """
         if part.generation < generation or part.step <= self._done:
             return None
