@@ -1,8 +1,7 @@
 """One job's control: events in, commands out.
 
-No clock, no I/O, no randomness: the same events at the same times give the same commands. What may
-come when stands in `tables`, what must hold in `guards`; what changes, in the four states of
-`state.JobState`. Here they meet.
+What may come when stands in `tables`, what must hold in `guards`; what changes, in the four states
+of `state.JobState`. Here they meet. The same events at the same times give the same commands.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Rollback: no sound state is left, and members, old or new ones, go on from a checkpoint.
-
-Each function but those that ask changes the states that it is given, by their methods, and yields
-commands; nothing happens until it is iterated.
-"""
+"""Rollback: no sound state is left, and members, old or new ones, go on from a checkpoint."""
 
 from __future__ import annotations
 

@@ -3,9 +3,6 @@
 A member that is lost by silence alone keeps process and place for a while, and may return. What
 comes back is another member to all others: it has a number of its own, and joins as any newcomer
 does. So nothing that the one before says, or has said, counts any more.
-
-Each function but those that ask changes the states that it is given, by their methods, and yields
-commands; nothing happens until it is iterated.
 """
 
 from __future__ import annotations

@@ -83,19 +83,14 @@ def price_per_hour(labels: Mapping[str, str]) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inventory:
-    """The machines of a cluster.
-
-    Raises:
-        ValueError: Two machines share a name.
-    """
+    """The machines of a cluster."""
 
     nodes: tuple[Node, ...]
 
     def __post_init__(self) -> None:
-        """Names tell machines apart, so no two may be the same."""
+        """Refuse machines that share a name."""
         counts = Counter(node.name for node in self.nodes)
-        twice = sorted(name for name, count in counts.items() if count > 1)
-        if twice:
+        if twice := sorted(name for name, count in counts.items() if count > 1):
             raise ValueError(f"node names must differ, got {', '.join(twice)} more than once")
 
 
