@@ -147,7 +147,7 @@ class Run:
         )
         self._job = job
         told = PipelineConfig(job=job, task=Images)
-        _, self._pipeline = pipeline_of(name, lambda: told, node)  # the provider finds it there
+        _, self._pipeline = pipeline_of(name, told, node)  # the provider finds it there
         ray.get(self._pipeline.ask.remote("sees", "", 0))
         self._provider = RayProvider(config, node)
         self.reading: Reading | None = None

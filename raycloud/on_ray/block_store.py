@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any
@@ -37,8 +36,7 @@ _MEMORY_SHARE = 0.5  # of the object store; readers and collators use the rest
 _THREADS = 8
 _FETCH_S = 120.0  # a block of some MB, over a thin link
 
-Notice = Callable[..., None]
-"""Called with what happened and, by keyword, its details."""
+Notice = Callable[..., None]  # called with what happened and, by keyword, its details
 
 
 def cache_of(job: Job) -> BlockCache:
@@ -46,41 +44,13 @@ def cache_of(job: Job) -> BlockCache:
     return BlockCache.of(job.data.cache, Environment.from_process().cache)
 
 
-def memory_bytes_of(job: Job, node: str) -> int:
-    """How many bytes of blocks a job pins on a node."""
-    asked = job.data.cache.memory_bytes
-    if asked != "auto":
-        return asked
-    nodes = [found["Resources"] for found in ray.nodes() if found["NodeID"] == node]
-    resources: dict[str, float] = nodes[0] if nodes else {}
-    return int(_MEMORY_SHARE * resources.get("object_store_memory", 0))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """Where a node's blocks are kept, `memory_bytes` of them pinned, and who uses them."""
-
-    node: str
-    cache: BlockCache
-    memory_bytes: int
-    who: str
-
-
 class NodeBlocks:
-    """One node's blocks: which are there, which are in use, which are pinned. Thread-safe.
+    """One node's blocks: which are there, which are in use, which are pinned. Thread-safe."""
 
-    `task` gives the task, if a damaged block has to be made again.
-    """
-
-    def __init__(
-        self,
-        place: Place,
-        task: Callable[[], Task],
-        clock: Clock,
-    ) -> None:
-        self.place = place
-        self._task = cache(task)  # made when first wanted, and once
-        self._clock = clock
+    def __init__(self, code: type[Task] | TaskCode, job: Job, node: str, clock: Clock) -> None:
+        self.code, self.job, self.node, self.clock = code, job, node, clock
+        self.cache = cache_of(job)
+        self._memory_bytes = job.data.cache.memory_bytes
         self._uses: dict[str, Use] = {}
         self._pinned: dict[str, ObjectRef[Any]] = {}
         self._pinned_bytes = 0
@@ -88,44 +58,46 @@ class NodeBlocks:
         self._idle = Condition()
         self._turn = Lock()
 
+    @cached_property
+    def _task(self) -> Task:
+        return construct(self.code, self.job)
+
     def claim(self, data_sets: Sequence[DataSet]) -> None:
         """Use data sets from now on, so that no other run evicts them."""
         for one in data_sets:
             if one.id not in self._uses:
-                self._uses[one.id] = self.place.cache.use(one, self._clock, self.place.who)
+                self._uses[one.id] = self.cache.use(one, self.clock, f"run {self.job.name}")
 
     def complete(self, data_sets: Sequence[DataSet]) -> None:
         """All blocks of these data sets are there, on this node or another. Makes room on disk."""
         for one in data_sets:
-            self.place.cache.complete(one)
-        self.place.cache.evict(keep=[key for one in data_sets for key in one.keys])
+            self.cache.complete(one)
+        self.cache.evict(keep=[key for one in data_sets for key in one.keys])
 
     def find(self, id: str) -> DataSet | None:  # noqa: A002 - it is what it is called
         """The record of a data set that is complete."""
-        found = self.place.cache.find(id)
+        found = self.cache.find(id)
         return found if found is not None and found.complete else None
 
     def made(self, recipe: Recipe, works: Sequence[Work]) -> dict[str, Made]:
         """By key, those of these works whose blocks are whole in this node's cache."""
-        blocks, task, clock = self.place.cache, self._task, self._clock
         return {
-            work.key: make_block(recipe, work, task(), blocks, clock, self.place.node)
+            work.key: make_block(recipe, work, self._task, self.cache, self.clock, self.node)
             for work in works
-            if blocks.open_whole(work.key) is not None
+            if self.cache.open_whole(work.key) is not None
         }
 
     def sizes(self, keys: Sequence[str]) -> dict[str, tuple[int, int]]:
         """By key, rows and bytes of those of these blocks that are whole in this node's cache."""
-        cache, found = self.place.cache, {}
-        for key in keys:
-            table = cache.open_whole(key) if cache.has(key) else None
-            if table is not None:
-                found[key] = (len(table), cache.path_of(key).stat().st_size)
-        return found
+        return {
+            key: (len(table), self.cache.path_of(key).stat().st_size)
+            for key in keys
+            if self.cache.has(key) and (table := self.cache.open_whole(key)) is not None
+        }
 
     def labels(self, keys: Sequence[str], column: str) -> dict[str, pa.Array]:
         """By key, the classes of these blocks' rows; a `DataError` where there are none."""
-        tables = {key: self.place.cache.open_whole(key) for key in keys}
+        tables = {key: self.cache.open_whole(key) for key in keys}
         return {key: labels_of(t, column) for key, t in tables.items() if t is not None}
 
     def content(self, key: str) -> pa.Buffer | None:
@@ -133,7 +105,7 @@ class NodeBlocks:
         import pyarrow as pa
 
         try:
-            with pa.memory_map(str(self.place.cache.path_of(key))) as file:
+            with pa.memory_map(str(self.cache.path_of(key))) as file:
                 return file.read_buffer()
         except OSError:
             return None
@@ -152,7 +124,7 @@ class NodeBlocks:
         """
         with self._idle:
             self._pinning += 1
-        Thread(target=self._pin, args=(list(keys),), name="pin", daemon=True).start()
+        Thread(target=self._pin, args=(keys,), name="pin", daemon=True).start()
 
     def pinned(self, timeout_s: float) -> dict[str, ObjectRef[Any]]:
         """By key, what is pinned once all that was asked for is, or after `timeout_s`."""
@@ -160,7 +132,7 @@ class NodeBlocks:
             self._idle.wait_for(lambda: not self._pinning, timeout_s)
             return dict(self._pinned)
 
-    def _pin(self, keys: list[str]) -> None:
+    def _pin(self, keys: Sequence[str]) -> None:
         try:
             with self._turn:
                 for key in keys:
@@ -173,10 +145,14 @@ class NodeBlocks:
 
     def _pin_one(self, key: str) -> bool:
         """Whether there is room for more."""
-        table = self.place.cache.open_whole(key)
+        table = self.cache.open_whole(key)
         if table is None:
             return True
-        if self._pinned_bytes + table.nbytes > self.place.memory_bytes:
+        if self._memory_bytes == "auto":
+            resources = {one["NodeID"]: one["Resources"] for one in ray.nodes()}
+            store_bytes = resources.get(self.node, {}).get("object_store_memory", 0)
+            self._memory_bytes = int(_MEMORY_SHARE * store_bytes)
+        if self._pinned_bytes + table.nbytes > self._memory_bytes:
             return False
         self._pinned_bytes += table.nbytes
         self._pinned[key] = ray.put(table)
@@ -187,20 +163,14 @@ class NodeBlocks:
 class NodeBlocksActor:
     """The blocks of a node that the pipeline is not on, in a process of their own."""
 
-    def __init__(self, task: type[Task] | TaskCode, job: Job, who: str) -> None:
+    def __init__(self, code: type[Task] | TaskCode, job: Job) -> None:
         keep_confidential(job)
         node = ray.get_runtime_context().get_node_id()
-        place = place_of(job, node, who)
-        self._blocks = NodeBlocks(place, lambda: construct(task, job), SystemClock())
+        self._blocks = NodeBlocks(code, job, node, SystemClock())
 
     def ask(self, method: str, *args: Any) -> Any:
         """What a method of `NodeBlocks` returns, or the `RaycloudError` that it raised."""
         return answer(self._blocks, method, *args)
-
-
-def place_of(job: Job, node: str, who: str) -> Place:
-    """The place of this process's blocks."""
-    return Place(node=node, cache=cache_of(job), memory_bytes=memory_bytes_of(job, node), who=who)
 
 
 def answer(one: Any, method: str, *args: Any) -> Any:
@@ -219,29 +189,20 @@ class ClusterBlocks:
     Args:
         own: Those of the node this process is on.
         me: An actor through which others ask `own`; it has a method `ask` like `NodeBlocksActor`'s.
-        job: Says where they are kept.
-        task: Makes damaged ones again.
         notice: Told of nodes that do not answer.
     """
 
-    def __init__(
-        self, own: NodeBlocks, me: Any, job: Job, task: type[Task] | TaskCode, notice: Notice
-    ) -> None:
+    def __init__(self, own: NodeBlocks, me: Any, notice: Notice) -> None:
         self.own, self._notice = own, notice
-        self.handles: dict[str, Any] = {own.place.node: me}
+        self.handles: dict[str, Any] = {own.node: me}  # this node first
         for node in (found["NodeID"] for found in ray.nodes() if found["Alive"]):
-            if node != own.place.node:
+            if node != own.node:
                 options = NodeBlocksActor.options(  # type: ignore[attr-defined]
                     num_cpus=0,
                     max_concurrency=_THREADS,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
                 )
-                self.handles[node] = options.remote(task, job, own.place.who)
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Their nodes, this one first."""
-        return tuple(self.handles)
+                self.handles[node] = options.remote(own.code, own.job)
 
     def ask(self, method: str, *args: Any) -> dict[str, Any]:
         """What each node returns, by node, this one first. A dead one is left out.
@@ -249,13 +210,9 @@ class ClusterBlocks:
         Raises:
             RaycloudError: The first that a node raised.
         """
-        home = self.own.place.node
-        calls = {
-            node: handle.ask.remote(method, *args)
-            for node, handle in self.handles.items()
-            if node != home
-        }
-        found = {home: answer(self.own, method, *args)}
+        others = [node for node in self.handles if node != self.own.node]
+        calls = {node: self.handles[node].ask.remote(method, *args) for node in others}
+        found = {self.own.node: answer(self.own, method, *args)}
         for node, call in calls.items():
             try:
                 found[node] = ray.get(call)

@@ -33,7 +33,6 @@ from raycloud.events import (
     RunStarted,
 )
 from raycloud.on_ray.session import Origin
-from raycloud.order import Position
 from raycloud.spec.rundir import NothingSavedError
 from raycloud.spec.secrets import kept
 
@@ -62,7 +61,7 @@ def origin_of(session: Session, store: Store) -> Origin:
                 f"{store.place} holds the checkpoints of another run (newest: step {there[-1]})",
                 hint="give another checkpoint.path, or go on with that run: --resume --run-dir DIR",
             )
-        return Origin(opening=(_started(session),))
+        return Origin(opening=(RunStarted(job=session.job.name, version=__version__),))
     found = latest(store)
     manifest = found.manifest
     if manifest is None:
@@ -78,33 +77,25 @@ def origin_of(session: Session, store: Store) -> Origin:
             f"the run has done {manifest.step} steps already",
             hint=f"write steps {manifest.step} or more",
         )
+    started = RunStarted(job=session.job.name, version=__version__, resumed_from_step=manifest.step)
     return Origin(
         manifest=manifest,
         step=manifest.step,
-        position=Position(epoch=manifest.epoch, offset=manifest.offset),
+        position=manifest.position,
         ledger=dict(manifest.ledger),
         generation=manifest.generation,
-        opening=(_started(session, resumed_from_step=manifest.step), *_damaged(found.skipped)),
+        opening=(started, *_damaged(found.skipped)),
     )
 
 
-def _started(session: Session, **more: Any) -> RunStarted:
-    return RunStarted(job=session.job.name, version=__version__, **more)
-
-
 def manifest_of(command: Publish, job: Job, *, samples: int, ledger: Mapping[str, Any]) -> Manifest:
-    """Put together what the members reported.
+    """Put together what the members reported; the job's secrets are left out.
 
-    Args:
-        command: The parts, by replica and position.
-        job: What is asked; its secrets are left out.
-        samples: Samples per epoch.
-        ledger: The ledger's state with exactly the steps before the checkpoint's.
+    The ledger's state holds exactly the steps before the checkpoint's.
     """
-    keys = sorted(command.parts)
-    by_rank = [command.parts[key] for key in keys]
-    records = [PartRecord.parse(part["record"]) for part in by_rank]
-    values: Mapping[str, Any] = decode(by_rank[0]["values"])
+    by_rank = sorted(command.parts.items())
+    values_of: list[Mapping[str, Any]] = [decode(part["values"]) for _, part in by_rank]
+    values = values_of[0]
     return Manifest(
         step=command.step,
         epoch=values["epoch"],
@@ -114,14 +105,14 @@ def manifest_of(command: Publish, job: Job, *, samples: int, ledger: Mapping[str
         job=kept(job.resolved()).model_dump(mode="json"),
         values={
             **values,
-            "fuses": [decode(part["values"])["fuse"] for part in by_rank],
-            "pass_sizes": [decode(part["values"])["pass_size"] for part in by_rank],
+            "fuses": [one["fuse"] for one in values_of],
+            "pass_sizes": [one["pass_size"] for one in values_of],
             "random": {"seed": job.seed},
         },
         ledger=ledger,
         parts=tuple(
-            replace(record, replica=replica, position=position)
-            for record, (replica, position) in zip(records, keys, strict=True)
+            replace(PartRecord.parse(part["record"]), replica=replica, position=position)
+            for (replica, position), part in by_rank
         ),
         raycloud_version=__version__,
         torch_version=torch.__version__,
@@ -164,22 +155,17 @@ def found_back(
             hint="put one back and --resume; --resume allow sets the run's files aside and begins "
             "again",
         )
-    why = "its parameters are not finite, or come from a step that is left out"
+    detail = {"why": "its parameters are not finite, or come from a step that is left out"}
     gone = [
-        Noticed(what=f"the checkpoint of step {at} is withdrawn", detail={"why": why})
-        for at in withdrawn
+        Noticed(what=f"the checkpoint of step {at} is withdrawn", detail=detail) for at in withdrawn
     ]
     ledger = dict(found.manifest.ledger) if found.manifest is not None and step else {}
     return RolledBack(step=step, ledger=ledger), [*_damaged(found.skipped), *gone]
 
 
 def _damaged(skipped: Iterable[tuple[int, str]]) -> list[Noticed]:
-    return [
-        Noticed(
-            what=f"the checkpoint of step {at} is damaged and was passed over", detail={"why": why}
-        )
-        for at, why in skipped
-    ]
+    what = "the checkpoint of step {} is damaged and was passed over"
+    return [Noticed(what=what.format(at), detail={"why": why}) for at, why in skipped]
 
 
 class CheckpointPublisher:
@@ -253,13 +239,10 @@ class CheckpointPublisher:
             manifest = manifest_of(command, self._session.asked, samples=samples, ledger=ledger)
             publish(self._store, manifest)
         except CheckpointError as error:
-            failed = CheckpointFailed(
-                step=command.step,
-                why=error.message,
-                hint=error.hint,
-                damaged=isinstance(error, DamagedError),
+            why, damaged = error.message, isinstance(error, DamagedError)
+            self._found.put(
+                CheckpointFailed(step=command.step, why=why, hint=error.hint, damaged=damaged)
             )
-            self._found.put(failed)
             return
         published = CheckpointPublished(
             step=manifest.step,

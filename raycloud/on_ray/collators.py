@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from raycloud.data.samples import BlockSamples
     from raycloud.events import Noticed
     from raycloud.order import Layout, MicroBatch, Order
+    from raycloud.spec import Job
     from raycloud.step.collate import Passes
+    from raycloud.task import Task
     from raycloud.worker.context import MemberConfig
 
 _TURN_S = 0.2
@@ -45,6 +47,12 @@ class Unable:
     why: str
 
 
+def collate_of(task: Task, samples: BlockSamples, order: Order, job: Job) -> Collate:
+    """What makes a collator's passes, and a member's where no collator is left."""
+    making = Making(apart=job.elastic.backup_micro_batches)
+    return Collate(task, samples, order, pinned=False, making=making, clock=SystemClock())
+
+
 class Collator:
     """Makes passes, as a member would. Not thread-safe.
 
@@ -63,12 +71,15 @@ class Collator:
         """Make the task, and get at its data, unless another member has said so."""
         if self._collate is not None:
             return
+        job = self._config.job
         try:
-            self._collate = self._built(order)
+            torch.set_num_threads(1)
+            task = construct(self._config.task, job)
+            samples = self._provider.provide(task, Splits(train=())).train
+            self._collate = collate_of(task, samples, order, job)
+            self._versions = [0]
         except Exception as error:  # noqa: BLE001 - told to who asks for passes
             self._why = f"it could not begin: {type(error).__name__}: {error}"
-        else:
-            self._versions = [0]
 
     def passes(
         self, micro_batches: Sequence[MicroBatch], fuse: int, version: int, *, joins: bool
@@ -94,20 +105,11 @@ class Collator:
             return
         try:
             self._collate.extend(self._provider.grown(version), epoch, layout)
+            self._versions.append(version)
         except Exception as error:  # noqa: BLE001 - told to who asks for passes
             self._why = (
                 f"it could not read version {version} of the data: {type(error).__name__}: {error}"
             )
-        else:
-            self._versions.append(version)
-
-    def _built(self, order: Order) -> Collate:
-        torch.set_num_threads(1)
-        task = construct(self._config.task, self._config.job)
-        samples = self._provider.provide(task, Splits(train=())).train
-        making = Making(apart=self._config.job.elastic.backup_micro_batches)
-        clock = SystemClock()
-        return Collate(task, samples, order, pinned=False, making=making, clock=clock)
 
 
 class RayCollators:
@@ -132,9 +134,8 @@ class RayCollators:
         *,
         first: int,
     ) -> None:
-        self._own = own
+        self.own, self.notice = own, notice
         self._grown = grown
-        self._notice = notice
         self._lock = Lock()
         self._actors: dict[str, Any] = {}
         for name in names:
@@ -159,59 +160,30 @@ class RayCollators:
             name = min(turned, key=self._waiting.__getitem__)
             self._waiting[name] += 1
             call = self._actors[name].passes.remote(
-                micro_batches, fuse, self._version, joins=self._own.joins
+                micro_batches, fuse, self._version, joins=self.own.joins
             )
         return Asked(self, name, call, micro_batches, fuse)
 
     def extend(self, version: int, epoch: int, layout: Layout | None) -> None:
         """See `step.feed.Collators`."""
-        self._own.extend(self._grown(version), epoch, layout)
+        self.own.extend(self._grown(version), epoch, layout)
         with self._lock:
             for actor in self._actors.values():
                 actor.extend.remote(self._version, version, epoch, layout)
             self._version = version
 
-    def result(self, asked: Asked) -> Passes:
-        """What a collator made; what it did not, this process makes.
-
-        Raises:
-            CancelledError: Nobody wants them any more.
-        """
-        if asked.call is None:
-            return self._made_here(asked)
-        try:
-            found = ray.get(asked.call)
-        except RayError as error:
-            if not asked.dropped.is_set():  # else it was cancelled
-                self._gone(asked.name, "a collator was lost", type(error).__name__)
-            return self._made_here(asked)
-        finally:
-            self.over(asked)
-        if isinstance(found, Unable):
-            self._gone(asked.name, "a collator is not used any more", found.why)
-            return self._made_here(asked)
-        if isinstance(found, RaycloudError):
-            raise found
-        for noticed in found.notices:
-            self._notice(noticed.what, collator=asked.name, **noticed.detail)
-        return tuple(replace(one, batch=_map(one.batch, _unpacked)) for one in found.passes)
-
-    def over(self, asked: Asked) -> None:
-        """It is not waited for any more."""
+    def over(self, name: str) -> None:
+        """Something that it was asked for is not waited for any more."""
         with self._lock:
-            self._waiting[asked.name] -= 1
+            self._waiting[name] -= 1
 
-    def _made_here(self, asked: Asked) -> Passes:
-        if asked.dropped.is_set():
-            raise CancelledError
-        return self._own.passes(asked.micro_batches, asked.fuse)
-
-    def _gone(self, name: str, what: str, why: str) -> None:
+    def drop(self, name: str, what: str, why: str) -> None:
+        """Ask a collator for nothing more; told once."""
         with self._lock:
             known = self._actors.pop(name, None)
             left = len(self._actors)
         if known is not None:
-            self._notice(what, collator=name, left=left, why=why)
+            self.notice(what, collator=name, left=left, why=why)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,12 +198,40 @@ class Asked:
     dropped: Event = field(default_factory=Event)
 
     def result(self) -> Passes:
-        """Them, as soon as they are there; or raises what making them raised."""
-        while self.call is not None and not ray.wait([self.call], timeout=_TURN_S)[0]:
+        """Them, as soon as they are there; what no collator makes, this process makes.
+
+        Raises:
+            CancelledError: Nobody wants them any more.
+            RaycloudError: What making them raised.
+        """
+        found = None if self.call is None else self._found()
+        if isinstance(found, RaycloudError):
+            raise found
+        if found is None:
             if self.dropped.is_set():
-                self.collators.over(self)
                 raise CancelledError
-        return self.collators.result(self)
+            return self.collators.own.passes(self.micro_batches, self.fuse)
+        for noticed in found.notices:
+            self.collators.notice(noticed.what, collator=self.name, **noticed.detail)
+        return tuple(replace(one, batch=_map(one.batch, _unpacked)) for one in found.passes)
+
+    def _found(self) -> Delivery | RaycloudError | None:
+        """What the collator answers; None where it is lost, or makes none."""
+        try:
+            while not ray.wait([self.call], timeout=_TURN_S)[0]:
+                if self.dropped.is_set():
+                    return None
+            found: Delivery | Unable | RaycloudError = ray.get(self.call)
+        except RayError as error:
+            if not self.dropped.is_set():  # else it was cancelled
+                self.collators.drop(self.name, "a collator was lost", type(error).__name__)
+            return None
+        finally:
+            self.collators.over(self.name)
+        if isinstance(found, Unable):
+            self.collators.drop(self.name, "a collator is not used any more", found.why)
+            return None
+        return found
 
     def cancel(self) -> None:
         """They are no longer wanted."""

@@ -7,9 +7,9 @@ member to need it; any member makes it again where it has died.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -22,22 +22,24 @@ from raycloud.data.location import is_local, locate
 from raycloud.errors import InternalError
 from raycloud.events import DataGrew
 from raycloud.on_ray.attach import hash_seeded, keep_confidential
-from raycloud.on_ray.block_store import ClusterBlocks, NodeBlocks, answer, place_of
-from raycloud.on_ray.ingest_split import IngestContext, SplitIngest, keys_first_read
+from raycloud.on_ray.block_store import ClusterBlocks, NodeBlocks, answer
+from raycloud.on_ray.ingest_split import SplitIngest, keys_first_read
 from raycloud.on_ray.read_tasks import Readers, WorkQueue
 from raycloud.step.contract import construct
 from raycloud.task import Source
 from raycloud.worker.dataset import task_splits
 
 if TYPE_CHECKING:
-    from raycloud.clock import Clock
     from raycloud.data.index import Block, Index, Input
     from raycloud.data.location import File
     from raycloud.packing.code import TaskCode
     from raycloud.spec import Job
-    from raycloud.task import Splits, Task
+    from raycloud.task import Task
 
 _THREADS = 64  # members wait in one while others ask
+
+
+Told = tuple[tuple[str, Mapping[str, Any]], ...]  # what should be known: texts and their details
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,51 +63,40 @@ class PipelineConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    """What members are given.
-
-    Attributes:
-        prepared: By split.
-        handles: By node, the actors that hold its blocks.
-        notices: What should be known, each a text and its details; told once, to who asks next.
-    """
+    """Data by split, actors that hold its blocks by node, and notices: told to who asks next."""
 
     prepared: Mapping[str, Prepared]
-    handles: Mapping[str, Any] = field(default_factory=dict)
-    notices: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    handles: Mapping[str, Any]
+    notices: Told
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refreshed:
-    """What a look for added files gave.
-
-    Attributes:
-        grown: The data with them; None where there are none to take up yet.
-        notices: What should be known, each a text and its details.
-    """
+    """The data with the files that were added; None where there are none to take up yet."""
 
     grown: DataGrew | None
-    notices: tuple[tuple[str, Mapping[str, Any]], ...]
+    notices: Told
 
 
 class Pipeline:
-    """Prepares data once for all who ask, and again where it has grown. Thread-safe."""
+    """Prepares data once for all who ask, and again where it has grown. Thread-safe.
 
-    def __init__(self, config: PipelineConfig, blocks: NodeBlocks, me: Any, clock: Clock) -> None:
+    `me` is the actor that others ask for the blocks of `own`, and for work.
+    """
+
+    def __init__(self, config: PipelineConfig, own: NodeBlocks, me: Any) -> None:
         self._config = config
-        self._own_blocks = blocks
-        self._me = me
-        self._queue = WorkQueue(me)
-        self._clock = clock
+        self.queue = WorkQueue(me)
         self._turn = Lock()  # one change at a time
         self._remaking = Lock()  # not held up by growth, which may take long
         self._asking = Lock()
         self._ready: Future[dict[str, Prepared]] | None = None
-        self._blocks: ClusterBlocks | None = None
+        self._notices: list[tuple[str, Mapping[str, Any]]] = []
+        self._blocks = ClusterBlocks(own, me, self._notice)
         self._nodes: list[str] | None = None
         self._splits: dict[str, SplitIngest] = {}
         self._versions: dict[int, Index] = {}  # of the training samples
         self._seen: list[File] = []
-        self._notices: list[tuple[str, Mapping[str, Any]]] = []
 
     def prepare(self) -> Ready:
         """The data of the task, ready to be read. The first who asks has it prepared.
@@ -114,16 +105,12 @@ class Pipeline:
             RaycloudError: Why it cannot be; the same to all who ask.
         """
         prepared = self._prepared()
-        handles = self._blocks.handles if self._blocks is not None else {}
-        return Ready(prepared=prepared, handles=dict(handles), notices=self._take_notices())
+        handles = dict(self._blocks.handles)
+        return Ready(prepared=prepared, handles=handles, notices=self._take_notices())
 
     def begin(self) -> None:
         """Have the data prepared, before there are members to ask for it."""
         self._prepared()
-
-    def take(self, ticket: str) -> int | None:
-        """See `WorkQueue`."""
-        return self._queue.take(ticket)
 
     def refresh(self) -> Refreshed:
         """Look for files that were added, and read those that nobody is writing to any more.
@@ -180,16 +167,13 @@ class Pipeline:
         config, job = self._config, self._config.job
         task = construct(config.task, job)
         splits = task_splits(task, job)
-        _sourced(splits)
-        self._blocks = ClusterBlocks(self._own_blocks, self._me, job, config.task, self._notice)
-        context = IngestContext(
-            job=job, task=task, code=config.task, blocks=self._blocks, clock=self._clock
-        )
-        train = SplitIngest(context, _sourced(splits), TRAIN, config.known)
+        if not isinstance(splits.train, Source):
+            raise InternalError("the task's training samples need no pipeline")
+        train = SplitIngest(task, splits.train, TRAIN, self._blocks, config.known)
         self._splits = {TRAIN: train}
         if isinstance(splits.held_out, Source):
-            self._splits[HELD_OUT] = SplitIngest(context, splits.held_out, HELD_OUT)
-        self._nodes = self._seeing(self._blocks)
+            self._splits[HELD_OUT] = SplitIngest(task, splits.held_out, HELD_OUT, self._blocks)
+        self._nodes = self._seeing(splits.train)
         prepared = {name: split.run(self._readers(None)) for name, split in self._splits.items()}
         self._versions[config.version] = prepared[TRAIN].index
         self._pin([one.index for one in prepared.values()])
@@ -220,31 +204,28 @@ class Pipeline:
 
     def _readers(self, most: int | None) -> Readers:
         """Readers on all CPUs, or on `most` of them; never on more than the job allows."""
-        cpus = self._config.job.data.cpus
+        cpus, own = self._config.job.data.cpus, self._blocks.own
         total = max(1, int(ray.cluster_resources().get("CPU", 1)))
         if cpus == "auto":
             cpus = most or total
         return Readers(
-            self._queue,
+            self.queue,
             min(cpus, total),
-            self._clock,
-            here=not self._config.wary and self._sees_all(),
+            own.clock,
+            here=not self._config.wary and (self._nodes is None or own.node in self._nodes),
             notice=self._notice,
             nodes=self._nodes,
         )
 
-    def _sees_all(self) -> bool:
-        return self._nodes is None or self._own_blocks.place.node in self._nodes
-
-    def _seeing(self, blocks: ClusterBlocks) -> list[str] | None:
+    def _seeing(self, source: Source) -> list[str] | None:
         """The nodes that see the files; None: all do, or it does not matter."""
-        source = self._splits[TRAIN].source
-        if len(blocks.nodes) == 1 or source.path is None or source.filesystem is not None:
+        one_node = len(self._blocks.handles) == 1
+        if one_node or source.path is None or source.filesystem is not None:
             return None
         first = locate(source)[0]
         if not is_local(first.path):
             return None
-        seen = blocks.ask("sees", first.path, first.bytes)
+        seen = self._blocks.ask("sees", first.path, first.bytes)
         nodes = [node for node, sees in seen.items() if sees]
         if len(nodes) == len(seen):
             return None
@@ -257,10 +238,9 @@ class Pipeline:
 
     def _pin(self, indexes: list[Index]) -> None:
         """Pin what is read first, everywhere."""
-        if self._blocks is not None:
-            self._blocks.ask("pin", keys_first_read(indexes, self._config.job))
+        self._blocks.ask("pin", keys_first_read(indexes, self._config.job))
 
-    def _take_notices(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    def _take_notices(self) -> Told:
         with self._asking:
             notices, self._notices = tuple(self._notices), []
         return notices
@@ -268,12 +248,6 @@ class Pipeline:
     def _notice(self, what: str, **detail: Any) -> None:
         with self._asking:
             self._notices.append((what, detail))
-
-
-def _sourced(splits: Splits) -> Source:
-    if not isinstance(splits.train, Source):
-        raise InternalError("the task's training samples need no pipeline")
-    return splits.train
 
 
 # What is asked while others wait for the data has threads of its own; Ray's types do not know them.
@@ -284,10 +258,9 @@ class PipelineActor:
     def __init__(self, config: PipelineConfig) -> None:
         keep_confidential(config.job)
         context = ray.get_runtime_context()
-        place = place_of(config.job, context.get_node_id(), f"run {config.job.name}")
-        clock = SystemClock()
-        self._blocks = NodeBlocks(place, lambda: construct(config.task, config.job), clock)
-        self._pipeline = Pipeline(config, self._blocks, context.current_actor, clock)
+        node = context.get_node_id()
+        self._blocks = NodeBlocks(config.task, config.job, node, SystemClock())
+        self._pipeline = Pipeline(config, self._blocks, context.current_actor)
 
     @ray.method(concurrency_group="blocks")
     def ask(self, method: str, *args: Any) -> Any:
@@ -297,21 +270,19 @@ class PipelineActor:
     @ray.method(concurrency_group="turns")
     def take(self, ticket: str) -> int | None:
         """See `WorkQueue.take`."""
-        return self._pipeline.take(ticket)
+        return self._pipeline.queue.take(ticket)
 
     def call(self, method: str, *args: Any) -> Any:
         """What a method of `Pipeline` returns, or the `RaycloudError` that it raised."""
         return answer(self._pipeline, method, *args)
 
 
-def pipeline_of(
-    name: str, config: Callable[[], PipelineConfig], home: str, *, after: int = -1
-) -> tuple[int, Any]:
+def pipeline_of(name: str, config: Any, home: str, *, after: int = -1) -> tuple[int, Any]:
     """The run's pipeline, made if it is not there, and its number.
 
     Args:
         name: What all pipelines of the run are called, before their numbers.
-        config: What to tell a new one.
+        config: What to tell a new one: a `PipelineConfig`, or where it is in Ray's store.
         home: The node it has to be on.
         after: The number of the last one known to be dead.
     """
@@ -326,16 +297,12 @@ def pipeline_of(
         # Softly is not enough: it would also go elsewhere. Where the driver dies, so does the run.
         scheduling_strategy=NodeAffinitySchedulingStrategy(home, soft=False),
         **hash_seeded(),
-    ).remote(config())
+    ).remote(config)
     return number, actor
 
 
 def living_pipeline(name: str) -> Any:
-    """The run's pipeline, if there is one.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """The run's pipeline; a `ValueError` where there is none."""
     return ray.get_actor(f"{name}-{max(_numbers(name))}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from raycloud.data.cache import DataSet
@@ -24,43 +24,34 @@ from raycloud.data.recipe import (
 from raycloud.data.slices import Slice
 from raycloud.errors import DataError, InternalError
 from raycloud.on_ray.read_tasks import Readers, ReadSpec, with_works
-from raycloud.order import Layout, Order, lanes_of
+from raycloud.order import Order, lanes_of
+from raycloud.worker.dataset import block_layout
 
 if TYPE_CHECKING:
-    from raycloud.clock import Clock
     from raycloud.on_ray.block_store import ClusterBlocks
-    from raycloud.packing.code import TaskCode
     from raycloud.spec import Job
     from raycloud.task import Source, Task
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IngestContext:
-    """What splits are prepared with."""
-
-    job: Job
-    task: Task
-    code: type[Task] | TaskCode
-    blocks: ClusterBlocks
-    clock: Clock
-
-    @property
-    def lanes(self) -> int:
-        """Lanes of a step."""
-        return lanes_of(self.job.global_batch, self.job.micro_batch)
 
 
 class SplitIngest:
     """One split, from a `Source` to an index; again for files that were added."""
 
     def __init__(
-        self, context: IngestContext, source: Source, split: str, known: Sequence[Input] = ()
+        self,
+        task: Task,
+        source: Source,
+        split: str,
+        blocks: ClusterBlocks,
+        known: Sequence[Input] = (),
     ) -> None:
+        job = blocks.own.job
         self.source = source
         self.inputs: tuple[Input, ...] = tuple(known)
         self.works: tuple[Work, ...] = ()
-        self._context = context
-        self._recipe = recipe_of(context.task, source, context.job, split)
+        self._blocks = blocks
+        self._lanes = lanes_of(job.global_batch, job.micro_batch)
+        self._recipe = recipe_of(task, source, job, split)
+        self._spec = ReadSpec(job=job, task=blocks.own.code, recipe=self._recipe)
         self._made: dict[str, Made] = {}  # by key
         self._sets: list[DataSet] = []  # by version
         self._dealt: dict[str, Block] = {}
@@ -74,7 +65,7 @@ class SplitIngest:
         Raises:
             RaycloudError: Nothing is there, it cannot be read, or rows are bad.
         """
-        clock = self._context.clock
+        clock = self._blocks.own.clock
         before_s = clock.monotonic_s()
         inputs, works_before, sets = self.inputs, self.works, len(self._sets)
         try:
@@ -93,32 +84,35 @@ class SplitIngest:
         )
 
     def _run(self, readers: Readers) -> Index:
+        blocks = self._blocks.own
         if _is_ray(self.source.dataset):
             self._tables(readers)
         else:
-            self._plan()
-        versions = [self.works[places.start : places.stop] for places in by_version(self.works)]
-        for works in versions[len(self._sets) :]:
+            self.inputs, self.works = plan(
+                self._recipe, self.source, blocks.cache, blocks.clock, self.inputs
+            )
+        for works in self._versions()[len(self._sets) :]:
             self._sets.append(self._version(works, readers))
-        return self._index()
+        if self._recipe.stratify is not None:
+            return make_stratified_index(self.inputs, self._sets, self._dealt)
+        made = [self._made[work.key] for work in self.works]
+        return make_index(self._recipe, self.inputs, self.works, made, self._lanes)
+
+    def _versions(self) -> list[tuple[Work, ...]]:
+        return [self.works[places.start : places.stop] for places in by_version(self.works)]
 
     def remake(self, key: str, readers: Readers) -> Block | None:
         """Make a block again that no node has any more; None where it is none of this split's."""
-        known = self.works  # while growth is being prepared, of more versions than are complete
-        for places, data_set in zip(by_version(known), self._sets, strict=False):
-            works = known[places.start : places.stop]
-            if any(work.key == key for work in works):
-                self._fill([work for work in works if work.key == key], readers)
+        # While growth is being prepared, there are works of more versions than are complete.
+        for works, data_set in zip(self._versions(), self._sets, strict=False):
+            if wanted := [work for work in works if work.key == key]:
+                self._fill(wanted, readers)
                 return self._made[key].block
             if key in data_set.keys:
                 self._dealt.pop(key, None)
-                return self._deal(works, data_set, readers)[0][key]
+                self._deal(works, data_set, readers)
+                return self._dealt[key]
         return None
-
-    def _plan(self) -> None:
-        context = self._context
-        cache = context.blocks.own.place.cache
-        self.inputs, self.works = plan(self._recipe, self.source, cache, context.clock, self.inputs)
 
     def _tables(self, readers: Readers) -> None:
         """A `ray.data.Dataset` says what is in it when it is run, unless a record of it is kept."""
@@ -126,8 +120,8 @@ class SplitIngest:
             return
         record = keyed(self._recipe, self.source)
         kept = self._kept(record.id) if record is not None else None
-        works = self._recalled(kept) if kept is not None else None
-        if works is None:
+        works = self._recalled(kept) if kept is not None else []
+        if not works:
             self.inputs, works = self._tabled(readers)
         if not works:
             raise DataError(
@@ -141,54 +135,54 @@ class SplitIngest:
             if kept is None:
                 made = [self._made[work.key] for work in works]
                 keys = tuple(work.key for work in works)
-                self._context.blocks.ask("complete", [completed(replace(record, keys=keys), made)])
+                self._blocks.ask("complete", [completed(replace(record, keys=keys), made)])
         self.works = tuple(works)
 
     def _tabled(self, readers: Readers) -> tuple[tuple[Input, ...], list[Work]]:
         inputs: list[Input] = []
         works: list[Work] = []
-        for table in readers.tables(self._spec(), self.source.dataset):
-            first = table.inputs[0]
-            inputs.append(replace(first, path=f"{first.path}, block {len(inputs)}"))
+        for table in readers.tables(self._spec, self.source.dataset):
+            path = f"{table.input.path}, block {len(inputs)}"
+            inputs.append(replace(table.input, path=path))
             works += [replace(w, slice=replace(w.slice, inputs=(inputs[-1],))) for w in table.works]
             for one in table.made:
                 self._keep(one)
         return tuple(inputs), works
 
-    def _recalled(self, kept: DataSet) -> list[Work] | None:
-        """The works of a record; None where a block of it is on no node any more."""
+    def _recalled(self, kept: DataSet) -> list[Work]:
+        """The works of a record; none where a block of it is on no node any more."""
         source = (Input(path=kept.source, bytes=0, digest=kept.id),)
         piece = Slice(inputs=source, format="table", start=0, stop=0)
         works = [Work(slice=piece, key=key) for key in kept.keys]
         self._look(works)
-        return works if all(work.key in self._made for work in works) else None
+        return works if all(work.key in self._made for work in works) else []
 
     def _kept(self, id_: str) -> DataSet | None:
-        found = self._context.blocks.ask("find", id_).values()
+        found = self._blocks.ask("find", id_).values()
         return next((record for record in found if record is not None), None)
 
     def _version(self, works: Sequence[Work], readers: Readers) -> DataSet:
         """Have all blocks of one version made, or found; returns the record of it, complete."""
-        blocks, lanes = self._context.blocks, self._context.lanes
-        data_set = data_set_of(self._recipe, works, lanes)
-        blocks.ask("claim", [data_set])
+        data_set = data_set_of(self._recipe, works, self._lanes)
+        self._blocks.ask("claim", [data_set])
         if self._recipe.stratify is not None:
             known = self._kept(data_set.id)
             if known is not None and self._found(known.keys):
                 return known
-            whole = self._deal(works, data_set, readers)[1]
+            whole = self._deal(works, data_set, readers)
         else:
             self._fill(works, readers)
             whole = completed(data_set, [self._made[work.key] for work in works])
-        blocks.ask("complete", [whole])
+        self._blocks.ask("complete", [whole])
         return whole
 
     def _found(self, keys: Sequence[str]) -> bool:
         """Whether all of these dealt blocks are somewhere."""
         missing = [key for key in keys if key not in self._dealt]
-        for node, sizes in self._context.blocks.ask("sizes", missing).items():
+        for node, sizes in self._blocks.ask("sizes", missing).items():
             for key, (rows, size) in sizes.items():
-                self._dealt[key] = _held(self._dealt.get(key), key, rows, size, node)
+                nodes = self._dealt[key].nodes if key in self._dealt else ()
+                self._dealt[key] = Block(key=key, rows=rows, bytes=size, nodes=(*nodes, node))
         return all(key in self._dealt for key in keys)
 
     def _look(self, works: Sequence[Work]) -> None:
@@ -196,7 +190,7 @@ class SplitIngest:
         bare = [replace(work, table=None) for work in works]
         for work in works:
             self._made.pop(work.key, None)
-        for found in self._context.blocks.ask("made", self._recipe, bare).values():
+        for found in self._blocks.ask("made", self._recipe, bare).values():
             for one in found.values():
                 self._keep(one)
 
@@ -205,14 +199,11 @@ class SplitIngest:
         self._look(works)
         missing = {w.key: n for n, w in enumerate(works) if w.key not in self._made}
         numbers = list(missing.values())
-        spec = with_works(self._spec(), works, numbers)
-        for _, made in readers.run(spec, "make", numbers):
+        for _, made in readers.run(with_works(self._spec, works, numbers), numbers):
             self._keep(made)
 
-    def _deal(
-        self, works: Sequence[Work], data_set: DataSet, readers: Readers
-    ) -> tuple[dict[str, Block], DataSet]:
-        """Deal the rows of works to partitions: their blocks, by key, and the complete record."""
+    def _deal(self, works: Sequence[Work], data_set: DataSet, readers: Readers) -> DataSet:
+        """Deal the rows of works to partitions, `self._dealt` by key: the complete record."""
         column = self._recipe.stratify
         if column is None:
             raise InternalError("rows were to be dealt without a column to deal them by")
@@ -220,30 +211,19 @@ class SplitIngest:
         made = [self._made[work.key] for work in works]
         keys = [one.block.key for one in made if one.block.rows]
         labels: dict[str, Any] = {}
-        for found in self._context.blocks.ask("labels", keys, column).values():
+        for found in self._blocks.ask("labels", keys, column).values():
             labels |= found
-        shares = deal_shares(
-            self._recipe, works, made, [labels.get(w.key) for w in works], self._context.lanes
-        )
+        of_works = [labels.get(work.key) for work in works]
+        shares = deal_shares(self._recipe, works, made, of_works, self._lanes)
         self._found([share.key for share in shares if share.size])
         todo = [n for n, s in enumerate(shares) if s.size and s.key not in self._dealt]
-        spec = replace(
-            self._spec(),
-            shares=shares,
-            blocks=[one.block for one in made],
-            handles=self._context.blocks.handles,
-        )
-        for _, block in readers.run(spec, "deal", todo):
+        blocks, handles = [one.block for one in made], self._blocks.handles
+        spec = replace(self._spec, shares=shares, blocks=blocks, handles=handles)
+        for _, block in readers.run(spec, todo):
             self._dealt[block.key] = block
             self._fresh.add(block.key)
         dealt = [self._dealt[share.key] if share.size else None for share in shares]
-        return self._dealt, completed(data_set, made, dealt)
-
-    def _index(self) -> Index:
-        if self._recipe.stratify is not None:
-            return make_stratified_index(self.inputs, self._sets, self._dealt)
-        made = [self._made[work.key] for work in self.works]
-        return make_index(self._recipe, self.inputs, self.works, made, self._context.lanes)
+        return completed(data_set, made, dealt)
 
     def _keep(self, made: Made) -> None:
         key = made.block.key
@@ -254,14 +234,6 @@ class SplitIngest:
         elif not made.cached:
             self._fresh.add(key)
         self._made[key] = made
-
-    def _spec(self) -> ReadSpec:
-        return ReadSpec(job=self._context.job, task=self._context.code, recipe=self._recipe)
-
-
-def _held(there: Block | None, key: str, rows: int, size: int, node: str) -> Block:
-    nodes = there.nodes if there is not None else ()
-    return Block(key=key, rows=rows, bytes=size, nodes=(*nodes, node))
 
 
 def _is_ray(dataset: Any) -> bool:
@@ -282,19 +254,12 @@ def keyed(recipe: Recipe, source: Source) -> DataSet | None:
 
 def keys_first_read(indexes: Sequence[Index], job: Job) -> list[str]:
     """The keys of all blocks, each once: those of the training samples as an epoch reads them."""
-    first = _first_read(indexes[0], job)
-    return list(dict.fromkeys([*first, *(b.key for index in indexes for b in index.blocks)]))
-
-
-def _first_read(index: Index, job: Job) -> list[str]:
-    lanes = lanes_of(job.global_batch, job.micro_batch)
-    run = job.global_batch // lanes
-    layout = Layout(partitions=index.partitions, lanes=lanes, run=run, window=job.data.window)
-    order = Order(samples=index.rows, seed=job.seed, shuffle=job.data.shuffle, layout=layout)
-    partitions = order.partitions(0).tolist()
-    starts, keys = index.starts, list[str]()
-    for partition in partitions:
-        first, last = index.partitions[partition], index.partitions[partition + 1] - 1
+    train = indexes[0]
+    layout, shuffle = block_layout(job, train), job.data.shuffle
+    order = Order(samples=train.rows, seed=job.seed, shuffle=shuffle, layout=layout)
+    starts, keys = train.starts, list[str]()
+    for partition in order.partitions(0).tolist():
+        first, last = train.partitions[partition], train.partitions[partition + 1] - 1
         touched = range(bisect_right(starts, first) - 1, bisect_right(starts, last))
-        keys += [index.blocks[number].key for number in touched]
-    return keys
+        keys += [train.blocks[number].key for number in touched]
+    return list(dict.fromkeys([*keys, *(b.key for index in indexes for b in index.blocks)]))

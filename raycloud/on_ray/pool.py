@@ -125,7 +125,7 @@ class ActorPool:
         """Start the data's pipeline on the node `home`; returns its handle."""
         from raycloud.on_ray.ingest import pipeline_of  # loads much
 
-        _, self._pipeline = pipeline_of(name, lambda: config[0], home)
+        _, self._pipeline = pipeline_of(name, config[0], home)
         return self._pipeline
 
     def check(self) -> None:

@@ -17,7 +17,6 @@ from ray.exceptions import (
     RayError,
 )
 
-from raycloud.clock import SystemClock
 from raycloud.data.index import HELD_OUT, TRAIN
 from raycloud.data.provider import Provided
 from raycloud.errors import InternalError, MachineError, RaycloudError
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from raycloud.data.samples import BlockSamples
     from raycloud.on_ray.block_store import BlockFetcher
     from raycloud.on_ray.collators import RayCollators
-    from raycloud.on_ray.ingest import PipelineConfig, Ready
+    from raycloud.on_ray.ingest import Ready
     from raycloud.order import Order
     from raycloud.task import Splits, Task
     from raycloud.worker.context import MemberConfig
@@ -95,12 +94,9 @@ class RayProvider:
         names = self._config.collators
         if not names:
             return None
-        from raycloud.on_ray.collators import RayCollators
-        from raycloud.step.collate import Collate, Making
+        from raycloud.on_ray.collators import RayCollators, collate_of
 
-        making = Making(apart=self._config.job.elastic.backup_micro_batches)
-        clock = SystemClock()
-        own = Collate(task, self._train[0], order, pinned=False, making=making, clock=clock)
+        own = collate_of(task, self._train[0], order, self._config.job)
         return RayCollators(
             names, order, own, self._train.__getitem__, self._notice, first=self._config.member
         )
@@ -119,12 +115,12 @@ class RayProvider:
         """
         table = self._from_memory(block)
         if table is None:
-            table = self._fetched(block)
+            table = self._connected().table(block)
         if table is None:
             self._notice("a block is made again", block=block.key)
             again = self._call("remake", block.key)
             self._connect(self._call("prepare"))  # to others, if the pipeline is another one
-            table = self._fetched(again)
+            table = self._connected().table(again)
         if table is None:
             raise MachineError(
                 f"the block {block.key} was made again and cannot be read on this node",
@@ -137,20 +133,19 @@ class RayProvider:
 
         for what, detail in ready.notices:
             self._notice(what, **detail)
+        cache = cache_of(self._config.job)
         self._handles = ready.handles
-        self._fetcher = BlockFetcher(
-            cache_of(self._config.job), self._node, ready.handles, self._notice
-        )
+        self._fetcher = BlockFetcher(cache, self._node, ready.handles, self._notice)
+
+    def _connected(self) -> BlockFetcher:
+        if self._fetcher is None:
+            raise InternalError("a block was asked for before the data was prepared")
+        return self._fetcher
 
     def _samples(self, index: Index) -> BlockSamples:
         from raycloud.data.samples import BlockSamples
 
         return BlockSamples(index, self.table_of)
-
-    def _fetched(self, block: Block) -> pa.Table | None:
-        if self._fetcher is None:
-            raise InternalError("a block was asked for before the data was prepared")
-        return self._fetcher.table(block)
 
     def _from_memory(self, block: Block) -> pa.Table | None:
         reference = self._references().get(block.key)
@@ -206,13 +201,20 @@ class RayProvider:
         )
 
     def _found(self) -> Any:
-        from raycloud.on_ray.ingest import pipeline_of
+        from raycloud.on_ray.ingest import PipelineConfig, pipeline_of
 
+        config = self._config
         with self._lock:
             if self._pipeline is None:
-                home = self._config.home or self._node
+                told = PipelineConfig(
+                    job=config.job,
+                    task=config.task,
+                    known=self._inputs,
+                    version=self._version,
+                    wary=self._wary,
+                )
                 self._number, self._pipeline = pipeline_of(
-                    self._config.pipeline, self._told, home, after=self._dead
+                    config.pipeline, told, config.home or self._node, after=self._dead
                 )
             return self._pipeline
 
@@ -222,18 +224,6 @@ class RayProvider:
             if self._pipeline is pipeline:
                 self._pipeline = None
                 self._dead = self._number if dead else self._dead
-
-    def _told(self) -> PipelineConfig:
-        from raycloud.on_ray.ingest import PipelineConfig
-
-        config = self._config
-        return PipelineConfig(
-            job=config.job,
-            task=config.task,
-            known=self._inputs,
-            version=self._version,
-            wary=self._wary,
-        )
 
     def _notice(self, what: str, **detail: Any) -> None:
         with self._noticing:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,11 +61,8 @@ class ReadSpec:
     """What readers must know of a split. It travels once to each process.
 
     Attributes:
-        recipe: Of the split.
-        works: What there is to make; their tables, if any, are in `tables`.
-        tables: By the number of a work, its rows in the object store.
-        shares: Of a stratified split, the partitions to make of the blocks of `works`.
-        blocks: And those blocks.
+        works: What there is to make; rows in hand are in `tables`, by number, in Ray's store.
+        shares: Of a stratified split, the partitions to make of `blocks` instead.
         handles: By node, the actors that hold its blocks.
     """
 
@@ -92,7 +90,7 @@ def with_works(spec: ReadSpec, works: Sequence[Work], numbers: Sequence[int]) ->
 class TableMade:
     """What a reader made of one block of a `ray.data.Dataset`."""
 
-    inputs: tuple[Input, ...]
+    input: Input
     works: tuple[Work, ...]
     made: tuple[Made, ...]
 
@@ -108,21 +106,18 @@ class Reader:
         self._clock = SystemClock()
         self._node = ray.get_runtime_context().get_node_id()
 
-    def make(self, number: int) -> Made:
-        """The block of a work."""
+    def make(self, number: int) -> Made | Block:
+        """The block of a work; where there are shares, of one of those."""
         spec = self._spec
+        if spec.shares:
+            share = spec.shares[number]
+            fetcher = BlockFetcher(self._cache, self._node, spec.handles, lambda *_, **__: None)
+            pieces = (_rows(fetcher, spec.blocks[n]).take(rows) for n, rows in share.rows.items())
+            return make_partition(share, pieces, self._cache, self._node)
         work = spec.works[number]
         if number in spec.tables:
             work = replace(work, table=ray.get(spec.tables[number]))
         return self._made(work)
-
-    def deal(self, number: int) -> Block:
-        """The block of a share."""
-        spec = self._spec
-        share = spec.shares[number]
-        fetcher = BlockFetcher(self._cache, self._node, spec.handles, lambda *_, **__: None)
-        pieces = (_rows(fetcher, spec.blocks[n]).take(rows) for n, rows in share.rows.items())
-        return make_partition(share, pieces, self._cache, self._node)
 
     def table(self, table: pa.Table) -> TableMade:
         """The blocks of a table, which is known by its content alone."""
@@ -130,7 +125,7 @@ class Reader:
         inputs, works = plan_table(replace(recipe, source=replace(recipe.source, key=None)), table)
         made = tuple(self._made(work) for work in works)
         bare = tuple(replace(work, table=None) for work in works)
-        return TableMade(inputs=inputs, works=bare, made=made)
+        return TableMade(input=inputs[0], works=bare, made=made)
 
     def _made(self, work: Work) -> Made:
         recipe, cache, clock = self._spec.recipe, self._cache, self._clock
@@ -161,14 +156,14 @@ def reader_of(spec: ObjectRef[Any]) -> Reader:
 
 
 def numbered(
-    rows: Any, *, spec: list[ObjectRef[Any]], method: str, taking: tuple[Any, str]
+    rows: Any, *, spec: list[ObjectRef[Any]], taking: tuple[Any, str]
 ) -> Iterator[dict[str, Any]]:
     """Makes what a row says; or, of a row that says nothing, whatever is left to be taken."""
     actor, ticket = taking
     own = int(rows["number"][0])
     number = own if own >= 0 else ray.get(actor.take.remote(ticket))
     while number is not None:
-        made = _alone(spec[0], method, number)
+        made = _alone(spec[0], "make", number)
         yield {"number": np.array([number]), "made": made}
         if own >= 0 or isinstance(made[0], RaycloudError):
             return
@@ -177,9 +172,8 @@ def numbered(
 
 def tabled(table: Any, *, spec: list[ObjectRef[Any]]) -> dict[str, Any]:
     """What `Reader.table` makes of a table."""
-    if not len(table):
-        return {"made": np.empty(0, dtype=object)}
-    return {"made": _alone(spec[0], "table", table)}
+    made = _alone(spec[0], "table", table) if len(table) else np.empty(0, dtype=object)
+    return {"made": made}
 
 
 def _alone(spec: ObjectRef[Any], method: str, argument: Any) -> np.ndarray[Any, Any]:
@@ -255,8 +249,8 @@ class Readers:
         if nodes is not None:
             self._options["label_selector"] = {"ray.io/node-id": f"in({', '.join(nodes)})"}
 
-    def run(self, spec: ReadSpec, method: str, numbers: Sequence[int]) -> Iterator[NumberedBlock]:
-        """What `Reader.<method>` makes of each number, as it is done.
+    def run(self, spec: ReadSpec, numbers: Sequence[int]) -> Iterator[NumberedBlock]:
+        """What `Reader.make` makes of each number, as it is done.
 
         Raises:
             RaycloudError: What a reader raised; of several the first to be done.
@@ -266,7 +260,7 @@ class Readers:
             return
         left = list(numbers)
         with self._queue.of(numbers) as ticket:
-            for number, made in self._together(spec, method, left, ticket):
+            for number, made in self._together(spec, left, ticket):
                 if number in left:  # else a task that was run again made it again
                     left.remove(number)
                     yield number, _checked(made)
@@ -275,7 +269,7 @@ class Readers:
         # A process died over what it had taken, or something else went wrong: told over which file.
         self._notice("blocks are tried again, one by one", why=self._why, left=len(left))
         with _blamed(lambda: _files(spec, left)), self._queue.of(()) as ticket:
-            for number, made in self._elsewhere(ray.put(spec), method, list(left), ticket):
+            for number, made in self._elsewhere(spec, list(left), ticket):
                 left.remove(number)
                 yield number, _checked(made)
 
@@ -305,19 +299,20 @@ class Readers:
                 yield _checked(row["made"])
 
     def _together(
-        self, spec: ReadSpec, method: str, left: Sequence[int], ticket: str
+        self, spec: ReadSpec, left: Sequence[int], ticket: str
     ) -> Iterator[NumberedBlock]:
         """Whatever is made, here and elsewhere, until all is or nobody is at it any more."""
         # An error, or None: one of those at it has ended.
         found: SimpleQueue[NumberedBlock | BaseException | None] = SimpleQueue()
-        began_s, count, at_it = self._clock.monotonic_s(), len(left), 0
+        began_s, count, at_it = self._clock.monotonic_s(), len(left), 1
+        # As many tasks as work at once, and not one for each number: Ray takes a worker back when
+        # its task is done and leases it anew for the next, so that short tasks hardly overlap.
+        most = self._cpus - 1 if self._here else self._cpus
+        alone = self._here and most > 0
         if self._here:
-            at_it += 1
-            _begin(found, partial(self._in_this_process, spec, method, ticket))
-        alone = self._here and self._cpus > 1
-        if not self._here:
-            at_it += 1
-            _begin(found, partial(self._anything, spec, method, left, ticket))
+            _begin(found, partial(self._in_this_process, spec, ticket))
+        else:
+            _begin(found, partial(self._elsewhere, spec, [ANY] * min(most, count), ticket))
         while at_it and left:
             with suppress(Empty):
                 got = found.get(timeout=_LOOK_S if alone else None)
@@ -327,44 +322,27 @@ class Readers:
                     at_it -= 1
                 if isinstance(got, BaseException):
                     self._why = type(got).__name__
-            spent_s = self._clock.monotonic_s() - began_s
-            if (
-                alone
-                and spent_s >= _LOOK_S
-                and spent_s * len(left) > _START_S * (count - len(left))
-            ):
-                alone = False
-                at_it += 1
-                _begin(found, partial(self._anything, spec, method, left, ticket))
+            spent_s, still = self._clock.monotonic_s() - began_s, len(left)
+            if alone and spent_s >= _LOOK_S and spent_s * still > _START_S * (count - still):
+                alone, at_it = False, at_it + 1
+                _begin(found, partial(self._elsewhere, spec, [ANY] * min(most, still), ticket))
 
-    def _in_this_process(self, spec: ReadSpec, method: str, ticket: str) -> Iterator[NumberedBlock]:
+    def _in_this_process(self, spec: ReadSpec, ticket: str) -> Iterator[NumberedBlock]:
         reader = Reader(spec)
         while (number := self._queue.take(ticket)) is not None:
             try:
-                made = getattr(reader, method)(number)
+                yield number, reader.make(number)
             except RaycloudError as error:
-                made = error
-            yield number, made
+                yield number, error
 
-    def _anything(
-        self, spec: ReadSpec, method: str, left: Sequence[int], ticket: str
-    ) -> Iterator[NumberedBlock]:
-        # As many tasks as work at once, and not one for each number: Ray takes a worker back when
-        # its task is done and leases it anew for the next, so that short tasks hardly overlap.
-        most = self._cpus - 1 if self._here else self._cpus
-        tasks = [ANY] * min(most, len(left))
-        yield from self._elsewhere(ray.put(spec), method, tasks, ticket)
-
-    def _elsewhere(
-        self, spec: ObjectRef[Any], method: str, tasks: list[int], ticket: str
-    ) -> Iterator[NumberedBlock]:
+    def _elsewhere(self, spec: ReadSpec, tasks: list[int], ticket: str) -> Iterator[NumberedBlock]:
         """One run of Ray Data: see `numbered`."""
         import ray.data
 
         make_modest()
         items = [{"number": number} for number in tasks]
         source: Any = ray.data.from_items(items, override_num_blocks=len(items))
-        named = {"spec": [spec], "method": method, "taking": (self._queue.actor, ticket)}
+        named = {"spec": [ray.put(spec)], "taking": (self._queue.actor, ticket)}
         rows = source.map_batches(numbered, fn_kwargs=named, **self._options)
         for row in quiet(rows, cpus=self._cpus, in_order=False).iter_rows():
             yield row["number"], row["made"]
@@ -500,12 +478,5 @@ class _Here:
         self._one = one
 
     def __getattr__(self, name: str) -> Any:
-        return _Method(getattr(self._one, name))
-
-
-class _Method:
-    def __init__(self, method: Any) -> None:
-        self._method = method
-
-    def remote(self, *args: Any, **named: Any) -> Any:
-        return ray.put(self._method(*args, **named))
+        method = getattr(self._one, name)
+        return SimpleNamespace(remote=lambda *args, **named: ray.put(method(*args, **named)))

@@ -39,8 +39,13 @@ def resolve(job: Job) -> type[Task]:
     if isinstance(job.task, type):
         return _checked(job.task, job.task.__qualname__)
     where, _, name = str(job.task).rpartition(":")
+    hint = "name a file (`path/to/file.py:Class`) or an installed module"
     with _defaults_kept():
-        module = _from_file(Path(where)) if where.endswith(".py") else _from_name(where)
+        if where.endswith(".py"):
+            module = _from_file(Path(where))
+        else:
+            with importing(where, [where], hint=hint):
+                module = importlib.import_module(where)
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -64,12 +69,12 @@ def code_of(job: Job, kind: type[Task]) -> TaskCode:
     """
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
-    own = _own(module) if module is not None and file is not None else None
+    name = "" if module is None or module.__name__ == "__main__" else module.__name__
+    own = _Own(module) if module is not None and file and name and _is_own(name, file) else None
     sources = [] if own is None else own.sources()
-    nowhere = "<locals>" in kind.__qualname__ or module is None or module.__name__ == "__main__"
-    as_it_is = isinstance(job.task, type) or nowhere
+    as_it_is = isinstance(job.task, type) or "<locals>" in kind.__qualname__ or not name
     return TaskCode(
-        module="" if module is None or module.__name__ == "__main__" else module.__name__,
+        module=name,
         qualname=kind.__qualname__,
         sources=tuple(sources),
         folder="" if own is None else str(own.folder),
@@ -112,27 +117,20 @@ def _digest(kind: type[Task], sources: list[ModuleSource], file: str | None) -> 
     return total.hexdigest()
 
 
-def _own(module: ModuleType) -> _Own | None:
-    """Where the user's modules are; None where the task is installed, or stands alone."""
-    name, file = module.__name__, Path(str(module.__file__))
-    if name == "__main__" or not _is_own(name, str(file)):
-        return None
-    above = name.count(".") + (file.name == "__init__.py")
-    return _Own(Path(*file.parts[: len(file.parts) - 1 - above]))
-
-
 class _Own:
     """The user's modules: those below one folder, loaded by now or imported by one that is."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._roots = tuple({f"{folder}/", f"{folder.resolve()}/"})
+    def __init__(self, module: ModuleType) -> None:
+        name, file = module.__name__, Path(str(module.__file__))
+        above = name.count(".") + (file.name == "__init__.py")
+        self.folder = Path(*file.parts[: len(file.parts) - 1 - above])
         self._found: dict[str, ModuleSource] = {}
 
     def sources(self) -> list[ModuleSource]:
+        roots = (f"{self.folder}/", f"{self.folder.resolve()}/")
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
-            if file and file.startswith(self._roots) and _is_own(name, file):
+            if file and file.startswith(roots):
                 self._add(name, Path(file))
         for one in list(self._found.values()):
             if _WITHIN.search(one.source):
@@ -265,12 +263,6 @@ def _imports_relatively(file: Path) -> bool:
     except (SyntaxError, ValueError):  # importing it says so
         return False
     return any(isinstance(node, ast.ImportFrom) and node.level > 0 for node in nodes)
-
-
-def _from_name(name: str) -> ModuleType:
-    hint = "name a file (`path/to/file.py:Class`) or an installed module"
-    with importing(name, [name], hint=hint):
-        return importlib.import_module(name)
 
 
 def _checked(kind: object, name: str) -> type[Task]:

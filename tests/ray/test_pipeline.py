@@ -15,7 +15,7 @@ from raycloud.clock import SystemClock
 from raycloud.data.index import TRAIN
 from raycloud.errors import DataError
 from raycloud.events import DataGrew, DataPrepared, Event, MemberReady, MemberSpawned
-from raycloud.on_ray.block_store import NodeBlocks, Place
+from raycloud.on_ray.block_store import NodeBlocks
 from raycloud.on_ray.ingest import Pipeline, PipelineConfig
 from raycloud.on_ray.read_tasks import Readers
 from raycloud.spec import dump_job
@@ -290,11 +290,5 @@ def test_plan_of_a_job_with_a_source(tmp_path: Path) -> None:
 
 def _plain(job: Any) -> Pipeline:
     """A pipeline in this process."""
-    place = Place(node=here(), cache=cache_of(job), memory_bytes=0, who="a test")
-    task = Points(**job.settings)
-    holder = NodeBlocks(place, lambda: task, SystemClock())
-    return Pipeline(PipelineConfig(job=job, task=Points), holder, None, SystemClock())
-
-
-def cache_of(job: Any) -> Any:
-    return cache(Path(job.data.cache.path).parent)
+    own = NodeBlocks(Points, job, here(), SystemClock())
+    return Pipeline(PipelineConfig(job=job, task=Points), own, None)
