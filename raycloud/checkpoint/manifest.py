@@ -14,6 +14,7 @@ import hashlib
 import heapq
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -270,9 +271,16 @@ def _checked(kind: TypeAdapter[T], value: object, where: str) -> T:
     try:
         return kind.validate_python(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in first["loc"])
-        raise damaged(f"{where}{path}:", first["msg"]) from None
+        first = error.errors(include_url=False, include_context=False)[0]
+        keys = (f"[{key}]" if isinstance(key, int) else f".{_shown(key)}" for key in first["loc"])
+        what = f"{first['msg']}, not {_shown(first['input'])}"
+        raise damaged(f"{where}{''.join(keys)}:", what) from None
+
+
+def _shown(value: object) -> str:
+    """A name as it is, where it is one; anything else as Python writes it, cut."""
+    plain = isinstance(value, str) and re.fullmatch(r"[\w/.-]{1,80}", value)
+    return str(value) if plain else f"{value!r:.80}"
 
 
 def _digest(body: bytes | memoryview) -> bytes:

@@ -94,7 +94,7 @@ class Store:
     def sizes(self, prefix: str = "") -> dict[str, int]:
         """Bytes of all files whose names start with `prefix`, sorted, drafts among them."""
         with self._blaming("list"):
-            found = self._below(prefix.rpartition("/")[0])
+            found = self._sizes(prefix)
         return {name: found[name] for name in sorted(found) if name.startswith(prefix)}
 
     def remove_all(self, names: Sequence[str]) -> None:
@@ -137,7 +137,8 @@ class Store:
     def _size(self, name: str) -> int:
         raise NotImplementedError
 
-    def _below(self, folder: str) -> dict[str, int]:
+    def _sizes(self, prefix: str) -> dict[str, int]:
+        """As `sizes`; others may be among them."""
         raise NotImplementedError
 
     def _remove_all(self, names: Sequence[str]) -> None:
@@ -189,17 +190,19 @@ class LocalStore(Store):
             raise FileNotFoundError
         return found.st_size
 
-    def _below(self, folder: str) -> dict[str, int]:
+    def _sizes(self, prefix: str) -> dict[str, int]:
         def refuse(error: OSError) -> None:
             # A directory may be removed between being listed and being entered.
             if not isinstance(error, FileNotFoundError):
                 raise error
 
         found = {}
-        for top, _, files in os.walk(self._root / folder, onerror=refuse):
+        for top, _, files in os.walk(self._root / prefix.rpartition("/")[0], onerror=refuse):
             for path in (Path(top) / file for file in files):
-                with suppress(FileNotFoundError):  # removed since it was listed
-                    found[path.relative_to(self._root).as_posix()] = path.stat().st_size
+                name = path.relative_to(self._root).as_posix()
+                if name.startswith(prefix):  # others' files are not touched
+                    with suppress(FileNotFoundError):  # removed since it was listed
+                        found[name] = path.stat().st_size
         return found
 
     def _remove_all(self, names: Sequence[str]) -> None:
@@ -286,10 +289,11 @@ class RemoteStore(Store):
             raise FileNotFoundError
         return int(found["size"])
 
-    def _below(self, folder: str) -> dict[str, int]:
+    def _sizes(self, prefix: str) -> dict[str, int]:
         self._system.invalidate_cache()
+        below = self._path(prefix.rpartition("/")[0]).rstrip("/")
         try:
-            found = self._system.find(self._path(folder).rstrip("/"), detail=True)
+            found = self._system.find(below, detail=True)
         except FileNotFoundError:
             return {}
         start = len(self._root) + 1

@@ -167,8 +167,11 @@ class JobsApi:
     def log(self, run: ClusterRun, *, lines: int = -1) -> list[str]:
         """The last lines of a run's log, all of them with -1; none where it has no log yet."""
         with speaking(self.address):
-            response = self._ask_log("file", run, lines)
-            text = response.content.decode(errors="replace") if response is not None else ""
+            if run.submitted and lines < 0:  # there Ray sets no limit to how long all of it takes
+                text = str(self._jobs.get_job_logs(run.id))
+            else:
+                response = self._ask_log("file", run, lines)
+                text = "" if response is None else response.content.decode(errors="replace")
         found = text.removesuffix("\n").split("\n") if text else []
         return found if lines < 0 else found[-lines:]
 

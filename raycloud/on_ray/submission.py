@@ -507,7 +507,8 @@ def _is_final(error: MachineError) -> bool:
     root, broken = _root(error), (ssl.SSLEOFError, ssl.SSLZeroReturnError)
     if isinstance(root, ssl.SSLError) and not isinstance(root, broken):
         return True
-    return isinstance(error.__cause__, AnswerError) and error.__cause__.status < _SERVER_ERROR
+    status: int = getattr(error.__cause__, "status", _SERVER_ERROR)
+    return status < _SERVER_ERROR
 
 
 def _root(error: BaseException) -> BaseException:

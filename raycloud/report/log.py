@@ -311,8 +311,10 @@ class Tail:
             self.path.stat()
         except OSError as error:
             raise _no_log(self.path, error) from error
-        while entries := self.read():
-            yield from entries
+        at = -1
+        while at < self.at:  # a part may hold nothing that this raycloud knows
+            at = self.at
+            yield from self.read()
 
     def _block(self) -> bytes:
         """What stands behind the lines that have been read, if it may hold a whole one by now."""

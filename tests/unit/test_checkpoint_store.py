@@ -88,6 +88,13 @@ def test_drafts_are_not_files(store: Store) -> None:
     assert drafts(store) == []
 
 
+def test_what_others_keep_beside_is_not_touched(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    store.write("step-1/a", [b"1"])
+    (tmp_path / "loop").symlink_to("loop")
+    assert store.sizes("step-") == {"step-1/a": 1}
+
+
 @pytest.mark.parametrize(
     "name",
     [
