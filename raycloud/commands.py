@@ -203,6 +203,16 @@ class Finish:
 
 
 Command = (  # an event among them is to be said in the run's log
-    Spawn | Restore | Form | Prepare | Publish | Record | Noticed | Recovered
-    | Release | LeaveOut | Readmit | Finish
-)  # fmt: skip
+    Spawn
+    | Restore
+    | Form
+    | Prepare
+    | Publish
+    | Record
+    | Noticed
+    | Recovered
+    | Release
+    | LeaveOut
+    | Readmit
+    | Finish
+)

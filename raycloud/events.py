@@ -415,15 +415,39 @@ class RunFinished:
 
 
 MemberEvent = (  # the more often it comes, the sooner it is asked for
-    StepsCommitted | ChangeApplied | PartWritten | MemberSpawned | MemberReady | DataPreparing
-    | DataPrepared | MemberCaughtUp | EvaluationPart | MemberDone | MemberLost | MemberReturned
-    | MemberLeaving | ExchangeBroken | PartFailed | StepNotFinite | MemberFailed
-)  # fmt: skip
+    StepsCommitted
+    | ChangeApplied
+    | PartWritten
+    | MemberSpawned
+    | MemberReady
+    | DataPreparing
+    | DataPrepared
+    | MemberCaughtUp
+    | EvaluationPart
+    | MemberDone
+    | MemberLost
+    | MemberReturned
+    | MemberLeaving
+    | ExchangeBroken
+    | PartFailed
+    | StepNotFinite
+    | MemberFailed
+)
 JobEvent = (
-    RunStarted | GenerationFormed | CheckpointPublished | CheckpointFailed | Evaluated
-    | StopRequested | RangeChanged | CapacityChanged | DataGrew | Noticed | RolledBack | Recovered
+    RunStarted
+    | GenerationFormed
+    | CheckpointPublished
+    | CheckpointFailed
+    | Evaluated
+    | StopRequested
+    | RangeChanged
+    | CapacityChanged
+    | DataGrew
+    | Noticed
+    | RolledBack
+    | Recovered
     | RunFinished
-)  # fmt: skip
+)
 Event = MemberEvent | JobEvent
 
 Observed = Event | Printed

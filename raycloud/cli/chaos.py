@@ -16,7 +16,6 @@ from raycloud.cli.shell import (
     SetOption,
     command,
     echo_json,
-    load,
     say,
 )
 from raycloud.clock import SystemClock
@@ -73,8 +72,9 @@ def chaos(
             "give the faults: --schedule FILE, or --seed N to draw them", param_hint="--schedule"
         )
     from raycloud.on_ray.chaos import prepared
+    from raycloud.spec import load_job
 
-    asked = prepared(load(job, overrides), steps)
+    asked = prepared(load_job(job, overrides or ()), steps)
     planned = _planned(asked, schedule, seed=seed, faults=faults)
     outcome = _outcome(asked, planned, out, address, seed)
     if as_json:

@@ -20,7 +20,6 @@ from raycloud.cli.shell import (
     complete_job,
     echo_json,
     is_plain,
-    load,
 )
 from raycloud.clock import SystemClock
 
@@ -102,7 +101,9 @@ def show(
     from raycloud.spec import load as jobs
 
     run = RunDirectory(job)
-    asked = load(run.job_yaml if run.job_yaml.is_file() else job, overrides)
+    from raycloud.spec import load_job
+
+    asked = load_job(run.job_yaml if run.job_yaml.is_file() else job, overrides or ())
     if as_json:
         found = jobs.differences(asked)
         record = (

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from typer.core import TyperCommand
 
     from raycloud.report.summary import Summary
-    from raycloud.spec.job import Job
 
     Command = Callable[..., None]
 
@@ -161,13 +160,6 @@ def _root(
     ] = False,
 ) -> None:
     pass
-
-
-def load(path: Path, overrides: list[str] | None) -> Job:
-    """The job in a file, with what `--set` says."""
-    from raycloud.spec import load_job
-
-    return load_job(path, overrides=tuple(overrides or ()))
 
 
 def command(

@@ -18,7 +18,6 @@ from raycloud.cli.shell import (
     command,
     echo_json,
     is_plain,
-    load,
     say,
 )
 from raycloud.cli.supervise import RestartsOption  # noqa: TC001 - Typer reads it
@@ -85,7 +84,9 @@ def submit(
     from raycloud.packing import working_dir as packing
 
     root = packing.working_dir_of(job, working_dir)
-    asked = load(job, overrides)
+    from raycloud.spec import load_job
+
+    asked = load_job(job, overrides or ())
     found = packing.survey_for(asked, job, root, submission.packed_by_ray)
     if dry_run:
         _say_contents(found, as_json=as_json)

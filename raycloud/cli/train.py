@@ -22,7 +22,6 @@ from raycloud.cli.shell import (
     complete_job,
     complete_run,
     is_plain,
-    load,
     print_summary,
     say,
 )
@@ -108,15 +107,20 @@ def train(
     started_s = context.obj if isinstance(context.obj, float) else clock.monotonic_s()
     stop = StopSwitch()
     with _interrupts(stop), _exactly(context):
-        asked = load(_job_path(job, run_dir, resume), overrides)
+        from raycloud.spec import load_job
+
+        asked = load_job(_job_path(job, run_dir, resume), overrides or ())
         if restarts:
             raise typer.Exit(
                 supervised(context, asked.name, run_dir, restarts=restarts, clock=clock)
             )
         shown = _shown(asked, clock, plain=plain, cards=cards, run_dir=run_dir)
         given: dict[str, Any] = {
-            "run_dir": run_dir, "address": address, "stop": stop, "started_s": started_s,
-        }  # fmt: skip
+            "run_dir": run_dir,
+            "address": address,
+            "stop": stop,
+            "started_s": started_s,
+        }
         with shown as observer:
             if trying:
                 from raycloud.on_ray import dry_run
@@ -148,7 +152,9 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON.")] = False,
 ) -> None:
     """Show what a job would do, without training: members, shares, seconds and bytes per step."""
-    asked = load(job, overrides)
+    from raycloud.spec import load_job
+
+    asked = load_job(job, overrides or ())
     from raycloud.on_ray import dry_run
     from raycloud.report.summary_text import plan_text
 

@@ -33,9 +33,17 @@ _FRESH_S = 60.0  # a log that was written since then may have a driver elsewhere
 FORMAT = 1  # of the list of runs
 
 _RUN_HEAD = (
-    "run", "status", "step", "loss", "samples/s", "left", "workers", "recoveries", "checkpoint",
+    "run",
+    "status",
+    "step",
+    "loss",
+    "samples/s",
+    "left",
+    "workers",
+    "recoveries",
+    "checkpoint",
     "cost",
-)  # fmt: skip
+)
 _MINUTE_S = 60.0
 
 
@@ -69,9 +77,13 @@ def status_or_why(directory: Path, clock: Clock) -> RunStatus:
     except RaycloudError as error:
         place = directory.absolute()
         return RunStatus(
-            run=place.name, job="", status="unreadable", t=clock.unix_s(), error=error.message,
+            run=place.name,
+            job="",
+            status="unreadable",
+            t=clock.unix_s(),
+            error=error.message,
             directory=str(place),
-        )  # fmt: skip
+        )
 
 
 def is_driven(directory: Path, clock: Clock) -> bool:

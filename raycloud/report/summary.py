@@ -31,9 +31,20 @@ _HOUR_S = 3600.0
 
 
 _AS_IN_TALLY = (
-    "status", "steps", "samples", "generations", "job", "version", "error", "parameters",
-    "state_bytes", "epoch_samples", "epoch", "notices_left_out", "sample",
-)  # fmt: skip
+    "status",
+    "steps",
+    "samples",
+    "generations",
+    "job",
+    "version",
+    "error",
+    "parameters",
+    "state_bytes",
+    "epoch_samples",
+    "epoch",
+    "notices_left_out",
+    "sample",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
