@@ -22,6 +22,7 @@ Places = tuple[float, float, float]
 """Of micro-batches: their number, and the sums of their indices and of the squares of these."""
 
 NO_PLACES: Places = (0.0, 0.0, 0.0)
+_PLACE_BYTES = 160  # of a place as JSON, at most
 _NUMBERS = 8  # of a report, before its digest's words
 DIGEST_WORDS = 3  # of 16 bits each: sums of squares stay exact for 2**21 members
 
@@ -153,8 +154,10 @@ class Lane:
 
     def gather_places(self, own: Place | None) -> list[Place]:
         """Where members listen, by rank: those that give a place of their own."""
-        told = self.gather_text("" if own is None else json.dumps(astuple(own)))
-        return [Place(*json.loads(text)) for text in told if text]
+        told = b"" if own is None else json.dumps(astuple(own)).encode()
+        every = self.gather([*told.ljust(_PLACE_BYTES)])
+        texts = (bytes(map(int, row)).strip() for row in every)
+        return [Place(*json.loads(text)) for text in texts if text]
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Overwrite a tensor, on the CPU, with rank 0's."""

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WAIT_S = 900.0  # whoever does not come is taken for lost long before that
-MOST_STRANGERS = 1024  # connections that have not said the key yet
+MOST_STRANGERS = 2**14  # connections that have not said the key yet: members may all come at once
 STRANGER_S = 10.0  # and so long they have for it
 MOST_BYTES = 2**20  # of a member in a round, compressed
 
 _HEAD = struct.Struct(">QIII")
 _LENGTH = struct.Struct(">I")
-_PART_BYTES = 2**18
+_PART_BYTES = 2**16
 
 
 @dataclass(eq=False)

@@ -159,14 +159,23 @@ def adopt(keepers: Sequence[int], shares: Sequence[int]) -> Adopted:
     return tuple(tuple(missing[at:stop]) for at, stop in pairwise(bounds))
 
 
-def align(replica: Replica, lane: Lane, address: str, host: Host) -> bool:
-    """Whether all members have the same parameters; where not, all take rank 0's state."""
-    if len(set(lane.gather_text(digest(replica.state.tensors().items())))) == 1:
+def align(replica: Replica, lane: Lane) -> bool:
+    """Whether all members have the same parameters; where not, all take rank 0's, in place.
+
+    Those arrive beside one's own, and are taken once all are there.
+    """
+    tensors = replica.state.tensors()
+    if len(set(lane.gather_text(digest(tensors.items())))) == 1:
         return True
     if replica.kept is not None:
         replica.discard()
-    others = range(1, lane.transport.size)
-    hand_over(replica.state, givers=(0,), takers=others, lane=lane, address=address, host=host)
+    arrived = []
+    for _, tensor in sorted(tensors.items()):
+        flat = tensor.detach().to("cpu", copy=True).contiguous().reshape(-1)
+        lane.broadcast(flat)
+        arrived.append((tensor, flat))
+    for tensor, flat in arrived:
+        tensor.copy_(flat.view(tensor.shape))
     replica.statistics.settle()
     return False
 

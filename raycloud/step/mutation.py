@@ -204,7 +204,7 @@ class Parameters:
 
     def values(self) -> list[int]:
         """Fingerprints of them."""
-        return fingerprints(self._every)
+        return fingerprints([p if _has_bits(p) else p.new_empty(0) for p in self._every])
 
     def check_values(self, before: Sequence[int]) -> None:
         """Compare `values`; `TaskError` also where the model has other parameters than before."""
@@ -309,9 +309,11 @@ def _is_integer(tensor: torch.Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
-    if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout != torch.strided:
-        return None
+def _has_bits(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
+
+
+def _octets(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return flat.view(torch.uint8)
 
@@ -325,8 +327,8 @@ def equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are the same bit by bit, so that NaN is NaN."""
-    a, b = _bits(one), _bits(other)
-    return a is None or b is None or torch.equal(a, b)
+    exotic = not (_has_bits(one) and _has_bits(other))
+    return exotic or torch.equal(_octets(one), _octets(other))
 
 
 def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -339,9 +341,7 @@ def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
-    octets = _bits(tensor)
-    if octets is None:
-        return torch.zeros((), dtype=torch.int64, device=tensor.device)
+    octets = _octets(tensor)
     if octets.data_ptr() % _WORD or octets.storage_offset() % _WORD:
         octets = octets.clone()
     whole = octets.numel() // _WORD

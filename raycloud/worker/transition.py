@@ -202,7 +202,7 @@ class Transition:
                 self._restore.load(None, lane.abandoned)
             return
         self._restore.load(lane.transport, lane.abandoned)
-        if not align(replica, lane, self._address, self._context.host):
+        if not align(replica, lane):
             what = "members began from different parameters; rank 0's were taken"
             self._context.report(Noticed(what=what, member=meeting.members[meeting.rank]))
         fuses = self._values.get("fuses", ())

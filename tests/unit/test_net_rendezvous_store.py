@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -218,3 +220,26 @@ def test_500_members_make_few_calls(meeting: Rendezvous) -> None:
     expected = sorted(b"%d" % rank for rank in range(size) for _ in (0, 1))
     assert sorted(answers) == expected
     emptied(meeting)
+
+
+def test_more_come_at_once_than_wait_to_be_taken_in(
+    meeting: Rendezvous,
+) -> None:
+    size, where = 1500, (meeting.place.address, meeting.place.port)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))
+    said = struct.Struct(">QIIII4s")
+    members = [socket.socket() for _ in range(size)]
+    try:
+        for one in members:
+            one.setblocking(False)
+            one.connect_ex(where)
+        for rank, one in enumerate(members):
+            one.settimeout(30.0)
+            head = said.pack(0, 0, rank, size, 4, b"%4d" % rank)
+            one.sendall(greeting(meeting.place.key, rank) + head)
+        assert all(len(one.recv(1)) == 1 for one in members)
+    finally:
+        for one in members:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

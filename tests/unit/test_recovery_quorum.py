@@ -174,9 +174,7 @@ def test_who_begins_from_other_parameters_takes_those_of_rank_0(unlike: bool) ->
             next(fleet.replicas[2].model.parameters()).add_(1.0)
     first = {name: t.clone() for name, t in fleet.replicas[0].state.tensors().items()}
     with gloo_members(3) as members:
-        alike = together(
-            partial(align, fleet.replicas[m.rank], Lane(m), "127.0.0.1", HOST) for m in members
-        )
+        alike = together(partial(align, fleet.replicas[m.rank], Lane(m)) for m in members)
     assert alike == [not unlike] * 3
     for replica in fleet.replicas:
         tensors = replica.state.tensors()

@@ -274,6 +274,14 @@ def test_a_fingerprint_is_of_the_bytes_alone(dtype: torch.dtype, shape: tuple[in
         assert fingerprints([other]) != [found], at
 
 
+def test_fingerprints_are_of_tensors_of_a_kind_of_its_own_too() -> None:
+    class Quantized(torch.Tensor):
+        """As a library's optimizer may keep its state."""
+
+    one, other = (torch.randn(9).as_subclass(Quantized) for _ in range(2))
+    assert fingerprints([one]) == fingerprints([one.clone()]) != fingerprints([other])
+
+
 def test_sums_of_words_tell_whether_all_are_the_same() -> None:
     def summed(*words: tuple[float, ...]) -> LaneDigest:
         each = [LaneDigest.of(one, holds_off=0.0) for one in words]
