@@ -175,6 +175,7 @@ MUTANTS = (
         old="        self._consistency.look(self.step)\n        self._saved_step",
         new="        self._saved_step",
         breaks="replicas are not compared at a checkpoint",
+        tests=("tests/unit/test_step_consistency.py",),
     ),
     Mutant(
         file="step/consistency.py",
