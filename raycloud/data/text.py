@@ -43,7 +43,7 @@ def text_sources(path: str | None) -> Splits:
     return Splits(train=train, held_out=held_out)
 
 
-def _is_of(keep: Callable[[str], bool], held_out: bool, name: str) -> bool:  # noqa: FBT001
+def _is_of(keep: Callable[[str], bool], held_out: bool, name: str) -> bool:  # noqa: FBT001 - for `partial`
     """Whether a file is of the text to train on, or of that held out, by its name."""
     return keep(name) and (crc32(name.encode()) % _HELD_OUT_OF == 0) == held_out
 

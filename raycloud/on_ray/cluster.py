@@ -387,7 +387,7 @@ def read_known(file: Path) -> tuple[Input, ...]:
         record = json_value(read_whole(file, _LARGEST_BYTES), _MOST_VALUES)
         inputs = tuple(Input(**one) for one in record["inputs"])
         if record["format"] != FORMAT:
-            raise ValueError(f"its format is {record['format']!r}, not {FORMAT}")  # noqa: TRY301
+            raise ValueError(f"its format is {record['format']!r}, not {FORMAT}")  # noqa: TRY301 - as below
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -91,7 +91,7 @@ def logged(
     import ray
 
     # Ray has no public name for the directory of its logs; it is part of the paths that it shows.
-    node: Any = ray._private.worker._global_node  # noqa: SLF001
+    node: Any = ray._private.worker._global_node  # noqa: SLF001 - as said above
     try:
         file = Path(node.get_logs_dir_path(), registration.log).open("a", encoding="utf-8")  # noqa: SIM115 - closed below
     except OSError as error:

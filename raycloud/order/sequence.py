@@ -146,7 +146,7 @@ class Order:
             )
         grown = copy(self)
         kept = self._extents if first < epoch else self._extents[:-1]
-        grown._extents = (*kept, (epoch, self._sequence_of(samples, layout)))  # noqa: SLF001
+        grown._extents = (*kept, (epoch, self._sequence_of(samples, layout)))  # noqa: SLF001 - a copy
         return grown
 
     def _sequence_of(self, samples: int, layout: Layout | None) -> Lanes | _Whole:

@@ -62,8 +62,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = (), *, check_files: bo
     if reference.file is None:
         return job
     file = path.parent.absolute() / expanded(reference.file)
-    # `Path.is_file` raises where a name is too long, or a directory may not be searched.
-    if check_files and not os.path.isfile(file):  # noqa: PTH113
+    if check_files and not os.path.isfile(file):  # noqa: PTH113 - `Path.is_file` raises of some names
         raise _no_task_file(str(job.task), file, path.parent, where("task"))
     return job.model_copy(update={"task": f"{file}:{reference.qualname}"})
 

@@ -99,7 +99,7 @@ class Consistency:
 
     def look(self, step: int) -> None:
         """Make the digest of the state before `step`; without effect where there is one."""
-        alone = len(self._members) < 2  # noqa: PLR2004
+        alone = len(self._members) <= 1
         made = self._digest is not None and self._digest[0] == step
         if alone or made or self._replica.following is not None:
             return
