@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from raycloud.errors import TransportError
+from raycloud.net.direct import DirectTransport, meet
 from raycloud.net.gloo import GlooDevice, GlooTransport
 from raycloud.net.transport import Transport
 
@@ -33,6 +35,42 @@ def gloo_members(size: int, *, meeting_s: float = 20.0) -> Iterator[list[GlooTra
         yield members
     finally:
         close_all(members)
+
+
+class Rounds:
+    """Members tell each other bytes, once each; who waits longer than `most_s` is let go."""
+
+    def __init__(self, size: int, *, most_s: float = 20.0) -> None:
+        self.told: list[bytes] = [b""] * size
+        self._all = threading.Barrier(size)
+        self._most_s = most_s
+
+    def tell(self, rank: int, told: bytes) -> list[bytes]:
+        """Everybody's."""
+        self.told[rank] = told
+        try:
+            self._all.wait(self._most_s)
+        except threading.BrokenBarrierError:
+            raise TransportError("a member has left") from None
+        return self.told
+
+
+@contextmanager
+def direct_members(size: int, *, nonce: int = 5) -> Iterator[list[DirectTransport]]:
+    """Transports that have met over this machine's loopback interface; closed at the end."""
+    rounds = Rounds(size)
+
+    def come(rank: int) -> DirectTransport:
+        tell = partial(rounds.tell, rank)
+        [one] = meet(tell, rank=rank, size=size, address="127.0.0.1", nonce=nonce)
+        return one
+
+    members = together(partial(come, rank) for rank in range(size))
+    try:
+        yield members
+    finally:
+        for member in members:
+            member.close()
 
 
 def close_all(members: Iterable[Transport]) -> None:

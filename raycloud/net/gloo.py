@@ -19,6 +19,7 @@ from raycloud.net.sockets import (
     listening,
     look_once_more,
 )
+from raycloud.spec.sizes import ring_bytes
 
 # Only meeting has time-outs: the store's until all have come, and this one for connecting then. An
 # exchange has none: members poll, and the driver says when to give up.
@@ -95,6 +96,10 @@ class GlooTransport:
     def all_reduce(self, tensor: torch.Tensor) -> GlooWork:
         """Sum over members, in place; `TransportError`: it has hung up."""
         return self._begin("allreduce", tensor, dist.AllreduceOptions())
+
+    def all_reduce_bytes(self, size: int) -> int:
+        """See `transport.Transport.all_reduce_bytes`: those of a ring."""
+        return ring_bytes(size, self.size)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> GlooWork:
         """Copy from the member of rank `source`, in place; `TransportError`: it has hung up."""

@@ -12,6 +12,7 @@ from torch import distributed as dist
 
 from raycloud.errors import TransportError
 from raycloud.spec.environment import set_defaults
+from raycloud.spec.sizes import ring_bytes
 
 _POLL_S = 0.0002
 _CONNECTING_S = 30.0
@@ -52,6 +53,10 @@ class NcclTransport:
         """Sum over members, in place, on NCCL's own stream after the current one."""
         with _told():
             return NcclWork(self._group.allreduce([tensor], dist.AllreduceOptions()))
+
+    def all_reduce_bytes(self, size: int) -> int:
+        """See `transport.Transport.all_reduce_bytes`: those of a ring."""
+        return ring_bytes(size, self.size)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> NcclWork:
         """Copy from the member of rank `source`, in place."""

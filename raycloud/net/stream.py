@@ -166,6 +166,10 @@ class Stream:
             raise TransportError("the connection to a member was closed")
         return got
 
+    def detach(self) -> socket.socket:
+        """The connection, which is the caller's from now on: this stream is closed."""
+        return socket.socket(fileno=self._socket.detach())
+
     def hang_up(self) -> None:
         """End the connection, which another thread uses and then closes."""
         shut(self._socket)

@@ -8,7 +8,7 @@ next generation is built beside it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from raycloud.errors import TransportError
 
@@ -52,12 +52,49 @@ class Transport(Protocol):
         """Replace `tensor`, in place, by that of the member of rank `source`."""
         ...
 
+    def all_reduce_bytes(self, size: int) -> int:
+        """Bytes that this member sends in an `all_reduce` of so many."""
+        ...
+
     def hang_up(self) -> None:
         """End what is under way, in any thread: this member gives the transport up."""
         ...
 
     def close(self) -> None:
         """Let go of sockets; only after every work is complete or abandoned."""
+        ...
+
+
+class Coding(Protocol):
+    """What encodes parts of a message; `sync.codecs.Codec` is one. Values are fp32, on the CPU."""
+
+    def bound(self, count: int) -> int:
+        """Bytes of the code of `count` values."""
+        ...
+
+    def encode(self, values: torch.Tensor, codes: torch.Tensor) -> None:
+        """Write the code of `values` to `codes`."""
+        ...
+
+    def add(self, codes: torch.Tensor, to: torch.Tensor) -> None:
+        """Add what `codes` stand for to `to`."""
+        ...
+
+    def subtract(self, codes: torch.Tensor, from_: torch.Tensor) -> None:
+        """Subtract it."""
+        ...
+
+
+@runtime_checkable
+class CodedTransport(Transport, Protocol):
+    """A transport that sums through a codec, too."""
+
+    def reduce(self, values: torch.Tensor, total: torch.Tensor, coding: Coding) -> Work:
+        """Sum `values`, shape (count,), over members, encoded; see `exchange.Reduction`."""
+        ...
+
+    def reduce_bytes(self, count: int, coding: Coding) -> int:
+        """Bytes that this member sends in a `reduce` of so many values."""
         ...
 
 

@@ -1,0 +1,429 @@
+"""Direct exchange: each member owns a part of a message, sums it, and sends the sum to all.
+
+Messages are cut into as many parts as there are members. All send each part to its owner, which
+sums in the order of ranks and sends the sum to all: the bytes of a ring, in two latencies in place
+of 2 (N - 1). What is small goes whole to all, in one latency. With a codec parts travel encoded,
+and the owner encodes its sum once, so that all decode the same.
+
+Here is the protocol alone, without sockets and threads: `net.direct` has those. Operations are
+numbered, and all members start the same ones in the same order. A frame may come before its
+operation is started here, and waits then. Of no frame more is read than is expected, or allowed.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import defaultdict
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from raycloud.errors import TransportError
+
+if TYPE_CHECKING:
+    from raycloud.net.transport import Coding
+
+FORMAT = 1
+HEADER = struct.Struct(">2sBBIIII")  # name, format, phase, nonce, operation, bytes, CRC-32
+_NAME = b"rf"
+WHOLE_BYTES = 2**13  # a message of at most so many goes whole to all
+_EARLY_BYTES = 2**28  # may wait here for operations that have not been started
+_ALIGNED = 256  # values: parts begin at multiples, so that no block of a codec is cut
+
+
+class Phase(IntEnum):
+    """What a frame carries."""
+
+    PART = 0  # the sender's part of what the receiver owns
+    SUM = 1  # the sum of what the sender owns
+    WHOLE = 2  # the sender's whole message
+
+
+class Frame(NamedTuple):
+    """A header.
+
+    Attributes:
+        phase: What the payload is.
+        operation: Its number in this generation.
+        length: Bytes of the payload.
+        check: CRC-32 of the payload.
+    """
+
+    phase: Phase
+    operation: int
+    length: int
+    check: int
+
+    def pack(self, nonce: int) -> bytes:
+        """Its bytes; `nonce` says of which generation it is."""
+        return HEADER.pack(_NAME, FORMAT, self.phase, nonce, *self[1:])
+
+    @classmethod
+    def unpack(cls, header: bytes | memoryview, nonce: int) -> Frame:
+        """The header that these bytes are.
+
+        Raises:
+            TransportError: They are none of this generation.
+        """
+        name, number, phase, told, operation, length, check = HEADER.unpack(header)
+        if (name, number, told) != (_NAME, FORMAT, nonce):
+            raise TransportError(f"a frame of another format or generation came: {bytes(header)!r}")
+        if phase not in list(Phase):
+            raise TransportError(f"a frame of phase {phase} came, which there is not")
+        return cls(Phase(phase), operation, length, check)
+
+
+class Plain:
+    """Values of any type as they are."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def bound(self, count: int) -> int:
+        """See `Coding.bound`."""
+        return count * self._dtype.itemsize
+
+    def encode(self, values: torch.Tensor, codes: torch.Tensor) -> None:
+        """See `Coding.encode`."""
+        codes.view(self._dtype).copy_(values)
+
+    def add(self, codes: torch.Tensor, to: torch.Tensor) -> None:
+        """See `Coding.add`."""
+        to.add_(codes.view(self._dtype))
+
+    def subtract(self, codes: torch.Tensor, from_: torch.Tensor) -> None:
+        """See `Coding.subtract`."""
+        from_.sub_(codes.view(self._dtype))
+
+
+class Pool:
+    """Memory that is used again: after the first steps nothing is allocated."""
+
+    def __init__(self) -> None:
+        self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+
+    def take(self, size: int) -> torch.Tensor:
+        """So many bytes, of any content."""
+        free = self._free[size]
+        return free.pop() if free else torch.empty(size, dtype=torch.uint8)
+
+    def give(self, some: torch.Tensor) -> None:
+        """They are not needed any more."""
+        self._free[some.numel()].append(some)
+
+
+Send = Callable[[int, Phase, int, torch.Tensor], None]
+"""Sends to a rank a frame of a phase and operation with this payload, which is `sent` later."""
+
+
+class Operation:
+    """One exchange on this member.
+
+    Attributes:
+        number: Among those of the generation.
+        waits_for: Frames that have to come, by rank and phase, and their bytes.
+        unsent: Frames that have not left.
+        lent: Memory of the exchange's that it needs until it is over.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.lent: list[torch.Tensor] = []
+        self.waits_for: dict[tuple[int, Phase], int] = {}
+        self.unsent = 0
+
+    @property
+    def is_over(self) -> bool:
+        """All has come and left."""
+        return not (self.waits_for or self.unsent)
+
+    def start(self, exchange: DirectExchange) -> None:
+        """Send what can be sent, and say what is waited for."""
+        raise NotImplementedError
+
+    def receive(
+        self, exchange: DirectExchange, rank: int, phase: Phase, payload: torch.Tensor
+    ) -> None:
+        """Take what has come, and send what can be sent now."""
+        raise NotImplementedError
+
+
+class Reduction(Operation):
+    """A sum over members.
+
+    Args:
+        values: This member's, shape (count,), contiguous, on the CPU. With a codec what encoding
+            has lost of them, and of the sum in the part that is owned, is left there: the residual.
+        total: Becomes the sum, the same on all members; may be `values` where there is no codec.
+        coding: How parts travel.
+    """
+
+    def __init__(self, values: torch.Tensor, total: torch.Tensor, coding: Coding) -> None:
+        super().__init__()
+        self._values, self._total, self._coding = values, total, coding
+        self._lossless = isinstance(coding, Plain)
+        self._came: dict[int, torch.Tensor] = {}
+        self._next = 0  # the rank whose part is to be added
+
+    def start(self, exchange: DirectExchange) -> None:
+        """See `Operation.start`."""
+        rank, size = exchange.rank, exchange.size
+        self._parts = parts_of(self._values, size)
+        self._sums = parts_of(self._total, size)
+        own = self._parts[rank]
+        self._sum = exchange.lend(self, own.nbytes).view(own.dtype).zero_()
+        others = [peer for peer in range(size) if peer != rank]
+        for peer in others:
+            part = self._parts[peer]
+            if part.numel():
+                codes = exchange.lend(self, self._coding.bound(part.numel()))
+                self._coding.encode(part, codes)
+                if not self._lossless:
+                    self._coding.subtract(codes, part)
+                exchange.send(self, peer, Phase.PART, codes)
+                self.waits_for[peer, Phase.SUM] = codes.numel()
+            if own.numel():
+                self.waits_for[peer, Phase.PART] = self._coding.bound(own.numel())
+        self._add(exchange)
+
+    def receive(
+        self,
+        exchange: DirectExchange,
+        rank: int,
+        phase: Phase,
+        payload: torch.Tensor,
+    ) -> None:
+        """See `Operation.receive`."""
+        if phase is Phase.PART:
+            self._came[rank] = payload
+            self._add(exchange)
+            return
+        self._sums[rank].zero_()
+        self._coding.add(payload, self._sums[rank])
+        exchange.pool.give(payload)
+
+    def _add(self, exchange: DirectExchange) -> None:
+        """Add the parts that have come, by rank; send the sum when it is whole."""
+        own = self._parts[exchange.rank]
+        while self._next < exchange.size and own.numel():
+            if self._next == exchange.rank:
+                self._sum.add_(own)
+            elif self._next in self._came:
+                payload = self._came.pop(self._next)
+                self._coding.add(payload, self._sum)
+                exchange.pool.give(payload)
+            else:
+                return
+            self._next += 1
+            if self._next == exchange.size:
+                self._send_sum(exchange)
+
+    def _send_sum(self, exchange: DirectExchange) -> None:
+        into = self._sums[exchange.rank]
+        codes = exchange.lend(self, self._coding.bound(into.numel()))
+        self._coding.encode(self._sum, codes)
+        if self._lossless:
+            into.copy_(self._sum)
+        else:
+            own = self._parts[exchange.rank].copy_(self._sum)
+            self._coding.subtract(codes, own)
+            into.zero_()
+            self._coding.add(codes, into)
+        for peer in range(exchange.size):
+            if peer != exchange.rank:
+                exchange.send(self, peer, Phase.SUM, codes)
+
+
+class Gather(Operation):
+    """A sum of what is small: all send all they have to all.
+
+    Args:
+        values: This member's; becomes the sum.
+    """
+
+    def __init__(self, values: torch.Tensor) -> None:
+        super().__init__()
+        self._values = values
+        self._came: dict[int, torch.Tensor] = {}
+
+    def start(self, exchange: DirectExchange) -> None:
+        """See `Operation.start`."""
+        own = self._values.view(torch.uint8)
+        payload = exchange.lend(self, own.numel()).copy_(own)
+        for peer in range(exchange.size):
+            if peer != exchange.rank:
+                exchange.send(self, peer, Phase.WHOLE, payload)
+                self.waits_for[peer, Phase.WHOLE] = payload.numel()
+        self._came[exchange.rank] = payload
+
+    def receive(
+        self,
+        exchange: DirectExchange,
+        rank: int,
+        phase: Phase,  # noqa: ARG002 - all are of one
+        payload: torch.Tensor,
+    ) -> None:
+        """See `Operation.receive`."""
+        self._came[rank] = payload
+        self.lent.append(payload)
+        if len(self._came) == exchange.size:
+            self._values.zero_()
+            for one in range(exchange.size):  # the same order everywhere: the same sum
+                self._values.add_(self._came[one].view(self._values.dtype))
+
+
+class Broadcast(Operation):
+    """One member's tensor for all.
+
+    Args:
+        values: Of the source; becomes that elsewhere.
+        source: Its rank.
+    """
+
+    def __init__(self, values: torch.Tensor, source: int) -> None:
+        super().__init__()
+        self._values, self._source = values, source
+
+    def start(self, exchange: DirectExchange) -> None:
+        """See `Operation.start`."""
+        payload = self._values.view(torch.uint8)
+        if exchange.rank != self._source:
+            self.waits_for[self._source, Phase.WHOLE] = payload.numel()
+            return
+        for peer in range(exchange.size):
+            if peer != self._source:
+                exchange.send(self, peer, Phase.WHOLE, payload)
+
+    def receive(
+        self,
+        exchange: DirectExchange,
+        rank: int,  # noqa: ARG002 - one alone sends
+        phase: Phase,  # noqa: ARG002 - all are of one
+        payload: torch.Tensor,
+    ) -> None:
+        """See `Operation.receive`."""
+        self._values.view(torch.uint8).copy_(payload)
+        exchange.pool.give(payload)
+
+
+class DirectExchange:
+    """The operations of one member in one generation.
+
+    The calls are one thread's. Order for a frame: `expect` says where its payload goes; once that
+    is filled, `receive` takes it. Whatever `send` was given is `sent` later, once for each.
+
+    Args:
+        rank: This member's.
+        size: Number of members.
+        send: Sends a frame.
+    """
+
+    def __init__(self, rank: int, size: int, send: Send) -> None:
+        self.rank, self.size, self.pool = rank, size, Pool()
+        self._send = send
+        self._started = 0
+        self._open: dict[int, Operation] = {}
+        self._early: dict[tuple[int, int, Phase], torch.Tensor] = {}
+        self._early_bytes = 0
+
+    def start(self, operation: Operation) -> list[Operation]:
+        """Begin the next one; returns those that are over by it."""
+        operation.number = self._started
+        self._started += 1
+        self._open[operation.number] = operation
+        operation.start(self)
+        for rank, phase in tuple(operation.waits_for):
+            payload = self._early.pop((operation.number, rank, phase), None)
+            if payload is not None:
+                self._early_bytes -= payload.numel()
+                self._take(operation, rank, phase, payload)
+        return self._if_over(operation)
+
+    def expect(self, rank: int, frame: Frame) -> torch.Tensor:
+        """Memory for the payload of a frame whose header has come from `rank`.
+
+        Raises:
+            TransportError: No such frame is to come from there.
+        """
+        operation = self._open.get(frame.operation)
+        if operation is not None:
+            fits = operation.waits_for.get((rank, frame.phase)) == frame.length
+        else:
+            key = frame.operation, rank, frame.phase
+            room = _EARLY_BYTES - self._early_bytes
+            fits = frame.operation >= self._started and key not in self._early
+            fits = fits and frame.length <= room
+        if not fits:
+            raise TransportError(f"a frame came from rank {rank} that is not expected: {frame}")
+        return self.pool.take(frame.length)
+
+    def receive(self, rank: int, frame: Frame, payload: torch.Tensor) -> list[Operation]:
+        """Take a payload; returns the operations that are over by it.
+
+        Raises:
+            TransportError: It is not what was sent.
+        """
+        if zlib.crc32(octets_of(payload)) != frame.check:
+            raise TransportError(f"a frame from rank {rank} was damaged on its way: {frame}")
+        operation = self._open.get(frame.operation)
+        if operation is None:
+            self._early[frame.operation, rank, frame.phase] = payload
+            self._early_bytes += frame.length
+            return []
+        self._take(operation, rank, frame.phase, payload)
+        return self._if_over(operation)
+
+    def lend(self, operation: Operation, size: int) -> torch.Tensor:
+        """So many bytes, until the operation is over."""
+        operation.lent.append(self.pool.take(size))
+        return operation.lent[-1]
+
+    def send(self, operation: Operation, rank: int, phase: Phase, payload: torch.Tensor) -> None:
+        """Send a frame of an operation."""
+        operation.unsent += 1
+        self._send(rank, phase, operation.number, payload)
+
+    def sent(self, number: int) -> list[Operation]:
+        """A frame of the operation of this number has left; returns what is over by it."""
+        operation = self._open[number]
+        operation.unsent -= 1
+        return self._if_over(operation)
+
+    def _take(self, operation: Operation, rank: int, phase: Phase, payload: torch.Tensor) -> None:
+        if operation.waits_for.pop((rank, phase), None) != payload.numel():
+            raise TransportError(f"rank {rank} sent {payload.numel()} bytes of another exchange")
+        operation.receive(self, rank, phase, payload)
+
+    def _if_over(self, operation: Operation) -> list[Operation]:
+        if not operation.is_over or self._open.pop(operation.number, None) is None:
+            return []
+        for some in operation.lent:
+            self.pool.give(some)
+        operation.lent.clear()
+        return [operation]
+
+
+def octets_of(payload: torch.Tensor) -> memoryview:
+    """The memory of a payload."""
+    return memoryview(payload.numpy().data)
+
+
+def reduction_bytes(count: int, rank: int, size: int, coding: Coding) -> int:
+    """Bytes of payload that a member sends in a `Reduction` of so many values."""
+    each = -(-count // (size * _ALIGNED)) * _ALIGNED
+    codes = [coding.bound(max(0, min(each, count - r * each))) for r in range(size)]
+    return sum(codes) - codes[rank] + (size - 1) * codes[rank]
+
+
+def parts_of(values: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """Cut `values` into `count` parts; the last ones may be shorter, or empty.
+
+    >>> [len(part) for part in parts_of(torch.zeros(600), 3)]
+    [256, 256, 88]
+    """
+    each = -(-values.numel() // (count * _ALIGNED)) * _ALIGNED
+    parts = list(values.split(each)) if each else []
+    return parts + [values[values.numel() :]] * (count - len(parts))

@@ -1,0 +1,156 @@
+"""Direct transport: real sockets and threads; deaths, strangers, and what is left over."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from functools import partial
+from queue import Queue
+
+import pytest
+import torch
+
+from raycloud.errors import TransportError
+from raycloud.net import direct
+from raycloud.net.direct import DirectTransport
+from raycloud.net.exchange import HEADER
+from raycloud.net.stream import greeting
+from raycloud.sync.codecs import CODECS
+from tests.sockets import Rounds, direct_members, together
+
+HERE = "127.0.0.1"
+SOON_S = 10.0
+
+
+def wait(works: list[direct.DirectWork]) -> None:
+    """Until all are complete."""
+    assert all(work.wait(SOON_S) for work in works)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 2000, 300_000])
+def test_sums(size: int, count: int) -> None:
+    rows = [torch.randn(count, dtype=torch.float64) for _ in range(size)]
+    expected = torch.zeros(count, dtype=torch.float64)
+    for row in rows:
+        expected += row
+    with direct_members(size) as members:
+        wait([member.all_reduce(row) for member, row in zip(members, rows, strict=True)])
+    assert all(torch.equal(row, expected) for row in rows)
+
+
+def test_many_at_once_with_a_codec() -> None:
+    count, many = 70_000, 6
+    rows = [[torch.randn(count) for _ in range(many)] for _ in range(3)]
+    totals = [[torch.empty(count) for _ in range(many)] for _ in range(3)]
+    sums = [torch.stack([row[k] for row in rows]).sum(0) for k in range(many)]
+    with direct_members(3) as members:
+        works = [
+            member.reduce(rows[rank][k], totals[rank][k], CODECS["int4"])
+            for rank, member in enumerate(members)
+            for k in range(many)
+        ]
+        wait(works)
+        sent = [member.bytes_sent for member in members]
+    for k in range(many):
+        assert torch.equal(totals[0][k], totals[1][k])
+        assert torch.equal(totals[0][k], totals[2][k])
+        kept = torch.stack([row[k] for row in rows]).sum(0)
+        torch.testing.assert_close(totals[0][k] + kept, sums[k], rtol=0, atol=1e-5)
+    dense = 4 * count * many * 2 * 2 / 3
+    assert max(sent) < dense / 7.3
+
+
+def test_broadcast() -> None:
+    told = [torch.full((9, 9), float(rank)) for rank in range(3)]
+    with direct_members(3) as members:
+        wait([member.broadcast(one, 1) for member, one in zip(members, told, strict=True)])
+    assert all(bool((one == 1.0).all()) for one in told)
+
+
+def test_who_dies_breaks_the_exchange_of_all_others() -> None:
+    with direct_members(3) as members:
+        waits = [members[r].all_reduce(torch.ones(50_000)) for r in (0, 2)]
+        members[1].hang_up()
+        for work in waits:
+            with pytest.raises(TransportError, match="broke"):
+                work.wait(SOON_S)
+        with pytest.raises(TransportError, match="broke"):
+            members[0].all_reduce(torch.ones(3)).wait(SOON_S)
+
+
+def test_closing_ends_the_thread_and_what_waits() -> None:
+    with direct_members(2) as members:
+        work = members[0].all_reduce(torch.ones(3))
+        members[0].close()
+        with pytest.raises(TransportError):
+            work.wait(SOON_S)
+    assert not [thread for thread in threading.enumerate() if thread.name == "courier"]
+
+
+def test_a_frame_of_another_generation_breaks_it() -> None:
+    def told(member: DirectTransport) -> str:
+        with pytest.raises(TransportError) as refused:
+            member.all_reduce(torch.ones(3)).wait(SOON_S)
+        return str(refused.value)
+
+    with direct_members(2) as members:
+        members[1]._nonce = 6
+        said = together(partial(told, member) for member in members)
+    assert any("generation" in one for one in said)  # who heard it first
+
+
+def test_strangers_are_refused_and_nobody_is_harmed() -> None:
+    rounds, found = Rounds(2), Queue[DirectTransport]()
+    strangers: list[socket.socket] = []
+
+    def come(rank: int) -> None:
+        tell = partial(rounds.tell, rank) if rank == 0 else after_strangers
+        found.put(direct.meet(tell, rank=rank, size=2, address=HERE)[0])
+
+    def after_strangers(told: bytes) -> list[bytes]:
+        every = rounds.tell(1, told)
+        [[address, port, _]] = json.loads(every[0])
+        flood = b"", b"GET / HTTP/1.1\r\n\r\n", greeting(12345, 1) + bytes(HEADER.size)
+        for message in flood * 30:
+            stranger = socket.create_connection((address, port))
+            strangers.append(stranger)
+            stranger.sendall(message)
+        return every
+
+    for rank in (0, 1):
+        threading.Thread(target=come, args=(rank,), daemon=True).start()
+    members = sorted((found.get(timeout=SOON_S) for _ in range(2)), key=lambda one: one.rank)
+    try:
+        rows = [torch.ones(40_000) for _ in members]
+        wait([member.all_reduce(row) for member, row in zip(members, rows, strict=True)])
+        assert all(bool((row == 2.0).all()) for row in rows)
+    finally:
+        for one in (*members, *strangers):
+            one.close()
+
+
+def test_who_does_not_come_lets_the_others_go() -> None:
+    rounds = Rounds(2, most_s=0.2)
+    with pytest.raises(TransportError, match="rank 1 could not meet"):
+        direct.meet(partial(rounds.tell, 1), rank=1, size=2, address=HERE)
+
+
+def test_who_cannot_be_reached_is_named() -> None:
+    door = socket.create_server((HERE, 0))
+    place = json.dumps([[HERE, door.getsockname()[1], 7]]).encode()
+    door.close()
+    with pytest.raises(TransportError, match="cannot be reached"):
+        direct.meet(lambda own: [place, own], rank=1, size=2, address=HERE)
+
+
+def test_waiting_costs_nothing() -> None:
+    with direct_members(2) as members:
+        work = members[0].all_reduce(torch.ones(3))
+        before = time.process_time()
+        assert not work.wait(0.5)
+        assert time.process_time() - before < 0.1
+        other = members[1].all_reduce(torch.ones(3))
+        wait([work, other])
