@@ -33,12 +33,12 @@ CLIP_NORM = 1.0
 class Block(nn.Module):
     """Attention and a perceptron, each on the normalised residual stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
-        self.out = nn.Linear(WIDTH, WIDTH)
-        self.widen, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (rows, length, width) in and out."""
@@ -54,12 +54,12 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Bytes in, logits of the next byte out."""
 
-    def __init__(self, *, depth: int = DEPTH) -> None:
+    def __init__(self, *, depth: int = DEPTH, width: int = WIDTH) -> None:
         """Make the layers; weights are normal with deviation 0.02."""
         super().__init__()
-        self.bytes, self.places = nn.Embedding(256, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
+        self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(LENGTH, width)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
