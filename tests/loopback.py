@@ -11,9 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raycloud.errors import TransportError
+from raycloud.net.exchange import reduction_bytes
+from raycloud.spec.sizes import ring_bytes
+from tests.coded import simulated
 
 if TYPE_CHECKING:
     import torch
+
+    from raycloud.net.transport import Coding
 
 
 @dataclass
@@ -21,7 +26,9 @@ class _Slot:
     """One operation: what each member gave."""
 
     given: dict[int, torch.Tensor] = field(default_factory=dict)
+    totals: dict[int, torch.Tensor] = field(default_factory=dict)
     source: int | None = None
+    coding: Coding | None = None
     done: bool = False
 
 
@@ -47,6 +54,18 @@ class Loopback:
         slot = self._slots[index]
         slot.given[rank] = tensor
         slot.source = source
+        return self._look(slot)
+
+    def _encoded(
+        self, index: int, rank: int, values: torch.Tensor, total: torch.Tensor, coding: Coding
+    ) -> LoopbackWork:
+        while len(self._slots) <= index:
+            self._slots.append(_Slot())
+        slot = self._slots[index]
+        slot.given[rank], slot.totals[rank], slot.coding = values, total, coding
+        return self._look(slot)
+
+    def _look(self, slot: _Slot) -> LoopbackWork:
         if len(slot.given) == self.size and self._broken is None:
             self._complete(slot)
         return LoopbackWork(self, slot)
@@ -56,6 +75,14 @@ class Loopback:
         shapes = {(tuple(t.shape), t.dtype) for t in tensors}
         if len(shapes) != 1:
             raise TransportError(f"members gave different tensors to one exchange: {shapes}")
+        if slot.coding is not None:
+            result, left = simulated(tensors, slot.coding)
+            for rank in range(self.size):
+                slot.given[rank].copy_(left[rank])
+                slot.totals[rank].copy_(result)
+            slot.given.clear()
+            slot.done = True
+            return
         if slot.source is None:
             result = tensors[0].clone()
             for tensor in tensors[1:]:
@@ -85,6 +112,19 @@ class LoopbackTransport:
     def broadcast(self, tensor: torch.Tensor, source: int) -> LoopbackWork:
         """Copy from `source`, in place, once the last has called."""
         return self._call(tensor, source)
+
+    def all_reduce_bytes(self, size: int) -> int:
+        """As a ring has it."""
+        return ring_bytes(size, self.size)
+
+    def reduce(self, values: torch.Tensor, total: torch.Tensor, coding: Coding) -> LoopbackWork:
+        """Sum over members through a codec, once the last has called."""
+        self._calls += 1
+        return self._hub._encoded(self._calls - 1, self.rank, values, total, coding)
+
+    def reduce_bytes(self, count: int, coding: Coding) -> int:
+        """As direct exchange has it."""
+        return reduction_bytes(count, self.rank, self.size, coding)
 
     def hang_up(self) -> None:
         """Nothing to end."""

@@ -15,7 +15,7 @@ from raycloud.planner.inventory import Inventory, place, require
 from raycloud.planner.shares import equal_shares, first_shares, step_seconds
 from raycloud.planner.speed import Speed
 from raycloud.spec import Job, SyncPoint
-from raycloud.spec.sizes import ring_bytes
+from raycloud.spec.sizes import coded_bytes, ring_bytes
 
 FORMAT = 1
 _BACKWARD = 2 / 3  # of a micro-batch's seconds: backward costs about twice the forward
@@ -296,7 +296,8 @@ def _predict(
 ) -> Prediction:
     """Step = slowest computing + what of the exchange is not hidden behind its last backward."""
     compute_s = step_seconds(speeds, shares)
-    sent = ring_bytes(profile.gradient_bytes, len(speeds))
+    coded = coded_bytes(profile.gradient_bytes, job.sync_point.codec)
+    sent = ring_bytes(coded, len(speeds))
     exchange_s: float | None = None
     step_s = compute_s
     if sent == 0:

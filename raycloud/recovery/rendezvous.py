@@ -17,6 +17,7 @@ from raycloud.checkpoint import Store, open_store
 from raycloud.clock import Clock, SystemClock
 from raycloud.commands import Form, Meet
 from raycloud.errors import TransportError
+from raycloud.net.direct import meet as meet_directly
 from raycloud.net.gloo import GlooDevice, GlooTransport
 from raycloud.net.nccl import NcclTransport
 from raycloud.net.rendezvous_store import RendezvousClient, RendezvousStore, opened
@@ -80,7 +81,12 @@ class Meeting:
 
 
 def meet(
-    meeting: Meeting, address: str, device: torch.device, abandoned: Callable[[], bool]
+    meeting: Meeting,
+    address: str,
+    device: torch.device,
+    abandoned: Callable[[], bool],
+    *,
+    directly: bool = False,
 ) -> tuple[Transport, Transport]:
     """What carries the gradients, and what carries the control lane.
 
@@ -92,6 +98,7 @@ def meet(
         address: This node's, that peers can reach.
         device: Where gradients are.
         abandoned: Says that the driver has given the generation up.
+        directly: By direct exchange, which takes codecs, over sockets of our own.
 
     Raises:
         Abandoned: It has.
@@ -101,7 +108,7 @@ def meet(
 
     def come() -> None:
         try:
-            met.set_result(_meet(meeting, address, device))
+            met.set_result(_meet(meeting, address, device, directly=directly))
         except BaseException as error:  # noqa: BLE001 - raised to who waits
             met.set_exception(error)
 
@@ -123,10 +130,22 @@ def leave(transports: Iterable[Transport]) -> None:
         threading.Thread(target=transport.close, name="leave", daemon=True).start()
 
 
-def _meet(meeting: Meeting, address: str, device: torch.device) -> tuple[Transport, Transport]:
+def _meet(
+    meeting: Meeting, address: str, device: torch.device, *, directly: bool
+) -> tuple[Transport, Transport]:
     rank, size = meeting.rank, len(meeting.shares)
-    listens = GlooDevice(address)
     with RendezvousClient(meeting.place, meeting.generation, rank, size) as members:
+        if directly:
+            ours = meet_directly(
+                lambda told: [opened(part) for part in members.exchange(told)],
+                rank=rank,
+                size=size,
+                address=address,
+                nonce=meeting.generation % 2**32,
+                count=2,
+            )
+            return ours[0], ours[1]
+        listens = GlooDevice(address)
 
         def gloo(threads: int) -> Transport:
             store = RendezvousStore(members)
@@ -173,9 +192,7 @@ class Host:
     threads: Threads = THREADS
     sockets: Sockets = SOCKETS
     open_store: Callable[[str], Store] = open_store
-    meet: Callable[
-        [Meeting, str, torch.device, Callable[[], bool]], tuple[Transport, Transport]
-    ] = meet
+    meet: Callable[..., tuple[Transport, Transport]] = meet
     leave: Callable[[Iterable[Transport]], None] = leave
 
 

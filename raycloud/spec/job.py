@@ -26,6 +26,7 @@ from raycloud.bounded import expanded
 from raycloud.spec.mistakes import Where, combined, mistakes_in
 from raycloud.spec.rules import broken
 from raycloud.spec.sections import (
+    SYNC_WORDS,
     Auto,
     CheckpointSection,
     DataSection,
@@ -202,11 +203,12 @@ class Job(Section):
     sync: Annotated[
         SyncSection,
         BeforeValidator(
-            lambda value: {} if value == "auto" else value,
-            json_schema_input_type=SyncSection | Auto,
+            lambda value: SYNC_WORDS.get(value, value) if isinstance(value, str) else value,
+            json_schema_input_type=SyncSection | Literal["exact", "auto"],
         ),
     ] = Field(default_factory=SyncSection)
-    """How updates travel. auto: all of it on auto."""
+    """How updates travel. exact: the result of a single process, the default of each field. auto:
+    each field on auto."""
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     """What is kept, where and how often."""
     errors: ErrorsSection = Field(default_factory=ErrorsSection)
@@ -258,7 +260,9 @@ class Job(Section):
     def sync_point(self) -> SyncPoint:
         """How updates travel, every auto decided."""
         asked = self.sync.model_dump(exclude={"bucket_bytes"})
-        return SyncPoint(**{name: value for name, value in asked.items() if value != "auto"})
+        told = {name: value for name, value in asked.items() if value != "auto"}
+        coded = told.get("codec", "none") != "none"
+        return SyncPoint(**{"topology": "direct" if coded else "ring", **told})
 
     def resolved(self) -> Job:
         """The same job with `task` as text and every relative path made absolute.
@@ -290,6 +294,8 @@ def _value(values: object, section: type[BaseModel], field: str) -> Any:
     if isinstance(values, Mapping):
         default = section.model_fields[name].get_default(call_default_factory=True)
         value = values.get(name, default)
+        if name == "sync" and isinstance(value, str):
+            value = SYNC_WORDS.get(value, default)
     else:
         value = getattr(values, name)
     if not rest:

@@ -142,44 +142,53 @@ class ElasticSection(Section):
     those before them. 0: no such backups."""
 
 
-def _only(there: int | str, what: str) -> tuple[AfterValidator, Any]:
-    """Of all that a field will take, this version does only `there`, which is also its auto."""
+def _only(what: str, *there: int | str) -> tuple[AfterValidator, Any]:
+    """Of all that a field will take, this version does only what is `there`."""
 
     def check(value: object) -> object:
-        if value not in {"auto", there}:
-            raise wrong(f"{what} not there yet in this version", f"write auto or {there}")
+        if value not in there:
+            *some, last = map(str, there)
+            hint = f"write {', '.join(some)} or {last}"
+            raise wrong(f"{what} not there yet in this version", hint)
         return value
 
-    return AfterValidator(check), Field(json_schema_extra={"x-there": ["auto", there]})
+    return AfterValidator(check), Field(json_schema_extra={"x-there": list(there)})
 
 
 class SyncSection(Section):
-    """How updates travel. `sync: auto` is all of it on auto."""
+    """How updates travel. `sync: exact` is each default; `sync: auto` lets raycloud choose."""
 
     period: Annotated[
         Annotated[int, Field(ge=1)] | Auto,
-        *_only(1, "several local steps between two exchanges are"),
-    ] = "auto"
+        *_only("several local steps between two exchanges are", "auto", 1),
+    ] = 1
     """Steps between two exchanges. Only 1 is there yet, and is what auto takes."""
     topology: Annotated[
-        Literal["ring", "tree", "servers", "auto"],
-        *_only("ring", "exchanges other than the ring are"),
+        Literal["ring", "direct", "tree", "servers", "auto"],
+        *_only("trees and servers are", "auto", "ring", "direct"),
     ] = "auto"
-    """Between whom updates are exchanged. Only ring is there yet, and is what auto takes."""
+    """Between whom updates are exchanged. ring: each member sends to the next one. direct: each
+    sums a part of the gradient and sends the sum to all, in two latencies however many there are.
+    auto: direct with a codec, else ring."""
     staleness: Annotated[
         Annotated[int, Field(ge=0)] | Literal["unbounded", "auto"],
-        *_only(0, "stale updates are"),
-    ] = "auto"
+        *_only("stale updates are", "auto", 0),
+    ] = 0
     """Steps a worker may be ahead of the slowest. Only 0, exact lockstep, is there yet, and is what
     auto takes."""
-    codec: Annotated[
-        Literal["none", "bf16", "int8", "int4", "topk", "sign", "powersgd", "auto"],
-        *_only("none", "codecs that compress updates are"),
-    ] = "auto"
-    """How updates are compressed. Only none is there yet, and is what auto takes."""
+    codec: Literal["none", "bf16", "int8", "int4", "auto"] = "none"
+    """How gradients are compressed on their way: bf16 to a half of fp32's bytes, int8 to 1/3.9,
+    int4 to 1/7.5. What that loses is kept and sent with the next step's (error feedback). Those of
+    other types go as they are. auto: none, in this version."""
     bucket_bytes: Annotated[int, Field(ge=1024)] | Auto = "auto"
     """Bytes of gradient that travel as one message; smaller ones start earlier, larger ones cost
     less per byte. auto: an eighth of the gradient, between 1 and 4 MiB, on a GPU 25."""
+
+
+SYNC_WORDS: dict[str, dict[str, str]] = {  # what `sync: WORD` stands for
+    "exact": {},
+    "auto": dict.fromkeys(("period", "topology", "staleness", "codec"), "auto"),
+}
 
 
 class CheckpointSection(Section):
@@ -364,6 +373,6 @@ class SyncPoint:
     """A point in the space of exchanges: `SyncSection` with every auto decided."""
 
     period: int = 1
-    topology: Literal["ring", "tree", "servers"] = "ring"
+    topology: Literal["ring", "direct", "tree", "servers"] = "ring"
     staleness: int | Literal["unbounded"] = 0
     codec: str = "none"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 _REPORTS_PER_S = 50.0  # that a driver hears at most, of all members together
 _BUCKETS = 8
 _LEAST_BUCKET_BYTES = 1024 * 1024
@@ -53,3 +55,16 @@ def report_s(members: int) -> float:
     (1.0, 100.0)
     """
     return max(1.0, members / _REPORTS_PER_S)
+
+
+# Of an fp32 value: int8 has a scale and an offset for 256 values, int4 one for 128.
+_CODED = {"none": 1.0, "bf16": 1 / 2, "int8": 264 / 1024, "int4": 68 / 512}
+
+
+def coded_bytes(payload_bytes: int, codec: str) -> int:
+    """Bytes of so much fp32 gradient on its way through a codec.
+
+    >>> coded_bytes(1024, "int4"), coded_bytes(1024, "bf16")
+    (136, 512)
+    """
+    return math.ceil(payload_bytes * _CODED[codec])

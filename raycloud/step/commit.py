@@ -190,6 +190,7 @@ def commit(
     """The step counts, but for `left_out`, as `skips` say; without a state it is kept."""
     replica.kept = None
     replica.settle()
+    replica.gradients.commit()
     count = len(work.span.micro_batches)
     done = Commit(step=work.span.step, count=count, left_out=left_out, skips=skips)
     if replica.following is not None:

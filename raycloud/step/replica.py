@@ -16,7 +16,7 @@ with it in another generation, and what is computed then adds to what was.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +33,7 @@ from raycloud.step.contract import (
 from raycloud.step.device import processor
 from raycloud.step.forward import Forward, Fusing
 from raycloud.step.mutation import extra_states, has_modes
+from raycloud.step.residual import ResidualPart
 from raycloud.step.state import ModelState, TrainedParameters, Update, without_compiler
 from raycloud.step.stateful import CatchingUp, Commit, History, ReplicaState, Stateful
 from raycloud.step.statistics import RunningStatistics
@@ -70,6 +71,7 @@ class Replica:
         state: All parts of it.
         trains: The part that is model, optimizer and schedule.
         history: The part that is what did not count.
+        residual: The part that is what encoding has lost; None: nothing is encoded.
         backing: Whom it backs up in this generation, and who backs it up; None: nobody.
         following: It has no state yet, and keeps what it would commit; None: it has.
         by_measured: Its schedule is not stepped once per step, but by `take_measured`.
@@ -105,11 +107,10 @@ class Replica:
         self.scheduler = call("Task.scheduler", lambda: task.scheduler(self.optimizer, self.steps))
         check_scheduler(self.scheduler, job.evaluate.every_steps)
         self.by_measured = goes_by_measured(self.scheduler)
-        trained_bytes = sum(p.numel() * p.element_size() for _, p in self.trained.parameters)
         self.gradients = GradientExchange(
             self.trained.parameters,
-            bucket_bytes=job.bucket_bytes(trained_bytes),
-            strategy=STRATEGIES["exact"](),
+            bucket_bytes=job.bucket_bytes(self.trained.bytes),
+            strategy=STRATEGIES[job.sync_point.codec](),
         )
         self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
         self.statistics, self.history = RunningStatistics(self.model), History()
@@ -118,9 +119,9 @@ class Replica:
         stepped = None if self.by_measured else self.scheduler
         update = Update(self.trained, stepped, self.forward.randomness, job.seed, self._tell)
         self.trains = ModelState(self.model, self.optimizer, self.scheduler, update)
-        self.state = ReplicaState(
-            (self.statistics, self.trains, self.history, *(make(self) for make in PARTS))
-        )
+        self.residual = ResidualPart.of(self.gradients, self._seat)
+        own = (self.statistics, self.trains, self.history, *filter(None, [self.residual]))
+        self.state = ReplicaState((*own, *(make(self) for make in PARTS)))
         self.statistics.notice = self._tell
         self._transport: Transport | None = None
         self.broken: TransportError | None = None
@@ -158,6 +159,9 @@ class Replica:
     def parameters(self) -> int:
         """Number of parameters, trained or not."""
         return sum(p.numel() for p in self.model.parameters())
+
+    def _seat(self) -> tuple[int, int]:
+        return (0, 1) if self._transport is None else (self._transport.rank, self._transport.size)
 
     def connect(self, transport: Transport) -> None:
         """Exchange over `transport` from the next step on."""
@@ -242,6 +246,14 @@ class Replica:
         schedule: Any = self.scheduler
         call("Task.scheduler", lambda: schedule.step(value))
         self.history.measured = steps, value
+
+    def hand_over_residual(self, leaving: Sequence[int], abandoned: Callable[[], bool]) -> None:
+        """Members of ranks `leaving` go: what they keep of error feedback stays with the others.
+
+        All members call this. `TransportError`: it broke, or was abandoned.
+        """
+        if self.residual is not None and self._transport is not None and leaving:
+            self.residual.give(self._transport, leaving).finish(abandoned)
 
     def suspend(self) -> None:
         """The step waits for another generation: what is kept stays, the model is as before."""

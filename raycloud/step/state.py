@@ -323,6 +323,11 @@ class TrainedParameters:
                 hint="check Task.optimizer" if self.idle else "check Task.model",
             )
 
+    @property
+    def bytes(self) -> int:
+        """Of their gradients."""
+        return sum(p.numel() * p.element_size() for _, p in self.parameters)
+
     def check(self, step: int) -> None:
         """`TaskError` for what is trained since the start, before the update that would move it.
 

@@ -24,6 +24,7 @@ Entry = TypeVar("Entry")
 _PARTS = "parts"  # among a checkpoint's values: those of parts that have a name, by that
 _FORMAT = "format"  # among these: its number
 _WHOLE = ("model", "optimizer", "held")  # how whole names of tensors begin
+_MAY_GO = ("residual",)  # a run that has no such part goes on without what a checkpoint has of it
 _HINT = "resume with the task and the version of raycloud that the run was started with"
 
 
@@ -122,6 +123,14 @@ class Stateful:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The live tensors by name: not copies, and changed by the next commit."""
+        return {}
+
+    def own_tensors(self) -> dict[str, torch.Tensor]:
+        """Tensors that differ from member to member: copies, for a checkpoint alone.
+
+        It has those of all members; `load` gets them as `<name>/<number>`, where members are
+        numbered from 0. Who takes the state from another member gets none.
+        """
         return {}
 
     def values(self) -> dict[str, Any]:
@@ -244,6 +253,14 @@ class ReplicaState:
             for name, tensor in part.tensors().items()
         }
 
+    def own_tensors(self, number: int) -> dict[str, torch.Tensor]:
+        """See `Stateful.own_tensors`, of the member of this number."""
+        return {
+            f"{part.name}/{name}/{number}": tensor
+            for part in self.parts
+            for name, tensor in part.own_tensors().items()
+        }
+
     def values(self) -> dict[str, Any]:
         """See `Stateful.values`."""
         found: dict[str, Any] = {}
@@ -270,7 +287,7 @@ class ReplicaState:
         `TaskError` names what differs; `CheckpointError`: no version has said that of a part.
         """
         named = values.get(_PARTS, {})
-        known = {*_WHOLE, *(part.name for part in self.parts)}
+        known = {*_WHOLE, *_MAY_GO, *(part.name for part in self.parts)}
         if strange := {*named, *(name.partition("/")[0] for name in shapes)} - known:
             raise TaskError(
                 f"the checkpoint has state of {min(strange)!r}, which this run has not", hint=_HINT

@@ -13,8 +13,7 @@ from torch import nn
 
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.net.transport import Transport, Work, finish
-from raycloud.spec.sizes import ring_bytes
-from raycloud.sync.strategy import Bucket, Flags, lay_out
+from raycloud.sync.buckets import Bucket, Flags, lay_out
 
 if TYPE_CHECKING:
     from raycloud.sync.strategy import SyncStrategy
@@ -69,7 +68,7 @@ class GradientExchange:
     ) -> None:
         self.buckets = lay_out(parameters, bucket_bytes)
         self._flags = Flags(self.buckets)
-        self._strategy = strategy
+        self._strategy, self.residual = strategy, strategy.residual
         self._place = {
             parameter: (b, i)
             for b, bucket in enumerate(self.buckets)
@@ -180,9 +179,9 @@ class GradientExchange:
         for bucket in self.buckets:
             self._strategy.finish(bucket)
         norms, (behind, astray, late, used) = self._read()
-        size = 1 if self._transport is None else self._transport.size
         *sent, last = (self._strategy.bytes_sent(bucket) for bucket in self.buckets)
-        last += ring_bytes(self._flags.bytes, size)
+        if self._transport is not None:
+            last += self._transport.all_reduce_bytes(self._flags.bytes)
         exchanged = Exchanged(
             norm=math.nan if astray else math.hypot(*norms),
             bytes_sent=sum(sent) + last,
@@ -256,9 +255,16 @@ class GradientExchange:
             else:
                 parameter.grad.add_(grad)
 
+    def commit(self) -> None:
+        """The step counts: what encoding has lost of it is kept."""
+        if self.residual is not None:
+            self.residual.commit()
+
     def clear(self) -> None:
         """Forget all gradients: the step is committed or given up."""
         self._scale, self._hears = None, False
+        if self.residual is not None:
+            self.residual.discard()
         for parameter in self._place:
             parameter.grad = None
 

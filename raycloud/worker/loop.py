@@ -202,6 +202,7 @@ class Loop:
             rank=self.seat.part,
             parts=len(self.seat.holders),
             tensors=replica.state.tensors(),
+            own=replica.state.own_tensors(self.seat.part),
             values=values,
             generation=self.seat.generation,
             key=self.seat.key,
@@ -367,6 +368,8 @@ class Loop:
                 self.save()
             case Meet():
                 self.next = due.change
+                left = [r for r, m in enumerate(self.seat.members) if m not in due.change.members]
+                self._context.replica.hand_over_residual(left, self._abandoned)
                 if self.seat.member not in due.change.members:
                     self._context.saver.wait()
             case Extend():

@@ -62,6 +62,7 @@ class Saver:
         parts: int,
         tensors: Mapping[str, torch.Tensor],
         values: Mapping[str, Any],
+        own: Mapping[str, torch.Tensor] | None = None,
         generation: int = 0,
         key: WorkerKey | None = None,
     ) -> None:
@@ -69,7 +70,8 @@ class Saver:
 
         Blocks for the copy, and for a checkpoint before this one that is still being written. Every
         member of the `generation` that writes one of the `parts` passes the same names of tensors;
-        `values`, what is no tensor, are for the manifest. Without a `key` this member is a replica
+        `own` are copies that no other member has. `values`, what is no tensor, are for the
+        manifest. Without a `key` this member is a replica
         of its own, of that `rank`.
         """
         began_s = self._clock.monotonic_s()
@@ -78,6 +80,7 @@ class Saver:
         sizes = {name: t.numel() * t.element_size() for name, t in tensors.items()}
         plain = encode(dict(values))
         mine = {n: tensors[n].to("cpu", copy=True) for n in split_names(sizes, parts)[rank]}
+        mine |= own or {}
         write = partial(write_part, self._store, step=step, rank=rank, parts=parts, tensors=mine)
         told = PartWritten(
             member=self._member,

@@ -213,6 +213,9 @@ class Transition:
 
     def _catch_up(self, meeting: Meeting, point: ResumePoint) -> None:
         """This member was behind; one that had left has no part in what was done since."""
+        residual = self._context.replica.residual
+        if residual is not None and meeting.rank not in point.followers:
+            residual.forget()
         if self.loop is None:
             self.loop = Loop(self._context, self._seat(meeting, point.step, point.position))
         elif self._newcomers.lacking or self.loop.next or self.loop.step < point.step - 1:

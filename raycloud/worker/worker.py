@@ -252,7 +252,9 @@ class Worker:
 
     def meet(self, meeting: Meeting, abandoned: Callable[[], bool]) -> tuple[Transport, Transport]:
         """Meet the others, in any thread; `TransportError`: not all came, or it is over."""
-        return self._host.meet(meeting, self._config.address, self._device, abandoned)
+        directly = self._config.job.sync_point.topology == "direct"
+        address, device = self._config.address, self._device
+        return self._host.meet(meeting, address, device, abandoned, directly=directly)
 
     def train(
         self,

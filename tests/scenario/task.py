@@ -28,9 +28,15 @@ class StagedTask(NetTask):
     """
 
     def __init__(
-        self, *, norm: bool, alike: bool = True, bad: Sequence[int] = (), spoils: bool = False
+        self,
+        *,
+        norm: bool,
+        alike: bool = True,
+        bad: Sequence[int] = (),
+        spoils: bool = False,
+        double: bool = True,
     ) -> None:
-        super().__init__(norm=norm)
+        super().__init__(norm=norm, double=double)
         self.alike, self.bad, self.spoils = alike, tuple(bad), spoils
 
     def data(self, path: str | None) -> Splits:
@@ -102,11 +108,14 @@ def asked(
     shares: str = "auto",
     bad: Sequence[int] = (),
     spoils: bool = False,
+    codec: str = "none",
 ) -> Job:
-    """The job that all scenarios train."""
+    """The job that all scenarios train; what a codec may encode is not double."""
+    settings = {"norm": norm, "alike": alike, "bad": list(bad), "spoils": spoils}
     return job(
         task=StagedTask,
-        settings={"norm": norm, "alike": alike, "bad": list(bad), "spoils": spoils},
+        settings={**settings, "double": codec == "none"},
+        sync={"codec": codec, "bucket_bytes": 1024},
         errors={"on_nan": "rollback", "most_skipped": 99} if bad else {},
         steps=steps,
         elastic={"min_workers": least, "max_workers": members, "shares": shares},
@@ -115,9 +124,11 @@ def asked(
 
 
 @cache
-def undisturbed(*, norm: bool, steps: int, bad: tuple[int, ...] = ()) -> dict[str, Tensor]:
+def undisturbed(
+    *, norm: bool, steps: int, bad: tuple[int, ...] = (), double: bool = True
+) -> dict[str, Tensor]:
     """Parameters and buffers of a single process that nothing befalls, and without `bad` steps."""
-    alone, task = asked(norm=norm, steps=steps), StagedTask(norm=norm, bad=bad)
+    alone, task = asked(norm=norm, steps=steps), StagedTask(norm=norm, bad=bad, double=double)
 
     def passed_over(span: StepSpan) -> bool:
         return bool(bad_in(alone, span, bad))

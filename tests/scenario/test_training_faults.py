@@ -17,11 +17,11 @@ from raycloud.step.collate import PartialStep
 from raycloud.step.replica import Replica
 from raycloud.step.stateful import Commit
 from raycloud.step.statistics import RunningStatistics
-from raycloud.sync.strategy import Bucket
+from raycloud.sync.buckets import Bucket
 from tests.scenario import faults, fleet
 from tests.scenario.__main__ import main
 from tests.scenario.faults import FOLLOWING, MEETING, POINTS, Blow
-from tests.scenario.run import TOLERANCE, Outcome, Scenario, drawn, play
+from tests.scenario.run import Outcome, Scenario, drawn, play
 from tests.tiers import variants
 
 SEEDS = range(3)
@@ -56,7 +56,7 @@ def sound(scenario: Scenario, folder: Path, repeat: str = "") -> Outcome:
         [*outcome.story[-60:], *map(str, scenario.blows), *outcome.wrong, repeat]
     )
     assert outcome.status == "finished"
-    assert outcome.apart <= TOLERANCE
+    assert outcome.apart <= scenario.tolerance
     assert not {*threading.enumerate()} - before
     return outcome
 
@@ -69,6 +69,16 @@ def hit(*blows: Blow, **settings: object) -> Scenario:
 @pytest.mark.parametrize("seed", variants(*SEEDS))
 def test_ten_faults_in_two_hundred_steps(seed: int, tmp_path: Path) -> None:
     sound(drawn(seed), tmp_path, f"repeat: python -m tests.scenario --seed {seed}")
+
+
+CODED = ("bf16", "int8", "int4")
+
+
+@pytest.mark.parametrize("seed", variants(*range(6, 9), fast=2))
+def test_faults_with_a_codec(seed: int, tmp_path: Path) -> None:
+    """The ledger is exact, and members have the same bits, whatever the codec loses."""
+    codec = CODED[seed % len(CODED)]
+    sound(replace(drawn(seed, count=6, steps=60), codec=codec), tmp_path, f"seed {seed}, {codec}")
 
 
 def test_a_broken_seed_is_told_with_the_command_that_repeats_it(

@@ -12,13 +12,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from raycloud.errors import TransportError
+from raycloud.net.exchange import reduction_bytes
 from raycloud.net.transport import Abandoned
+from raycloud.spec.sizes import ring_bytes
+from tests.coded import simulated
 from tests.scenario.stage import here
 from tests.scenario.streams import Streams
 
 if TYPE_CHECKING:
     import torch
 
+    from raycloud.net.transport import Coding
     from raycloud.recovery.rendezvous import Meeting
     from tests.scenario.stage import Process, Stage, Strand
 
@@ -35,8 +39,8 @@ _STREAMS = 2
 class Arrival:
     """What one member waits for."""
 
-    def __init__(self, group: Group, tensor: torch.Tensor, point: str) -> None:
-        self.group, self._tensor, self._point = group, tensor, point
+    def __init__(self, group: Group, tensors: tuple[torch.Tensor, ...], point: str) -> None:
+        self.group, self._tensors, self._point = group, tensors, point
         self.done, self.why = False, ""
         self._waiting: Strand | None = None
 
@@ -49,10 +53,11 @@ class Arrival:
             raise TransportError(self.why)
         return self.done
 
-    def arrive(self, result: torch.Tensor) -> None:
-        """The result is there."""
+    def arrive(self, results: tuple[torch.Tensor, ...]) -> None:
+        """The results are there, one for each tensor."""
         if not self.why and not self.done:
-            self._tensor.copy_(result)
+            for tensor, result in zip(self._tensors, results, strict=True):
+                tensor.copy_(result)
             self.done = True
             self._wake()
 
@@ -64,8 +69,8 @@ class Arrival:
 
     def spoil(self) -> None:
         """Whatever the buffer of a broken exchange holds, nobody may look at it."""
-        if not self.done:
-            self._tensor.fill_(float("nan") if self._tensor.is_floating_point() else 255)
+        for tensor in self._tensors if not self.done else ():
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 255)
 
     def _wake(self) -> None:
         if self._waiting is not None:
@@ -79,6 +84,7 @@ class _Slot:
     given: dict[int, torch.Tensor] = field(default_factory=dict)
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     source: int | None = None
+    coding: Coding | None = None
     on_its_way: bool = False
 
 
@@ -106,8 +112,15 @@ class Group:
     def has(self, process: Process) -> bool:
         return process in self._processes
 
-    def give(self, rank: int, tensor: torch.Tensor, source: int | None) -> Arrival:
-        """A member's part of its next exchange."""
+    def give(
+        self,
+        rank: int,
+        tensor: torch.Tensor,
+        source: int | None = None,
+        total: torch.Tensor | None = None,
+        coding: Coding | None = None,
+    ) -> Arrival:
+        """A member's part of its next exchange; with a codec the sum is to come to `total`."""
         index, process = self._calls[rank], self._processes[rank]
         self._calls[rank] += 1
         while len(self._slots) <= index:
@@ -116,8 +129,9 @@ class Group:
         world = self.stage.world
         if self.why and rank in self._hears and world.likely(_AT_ONCE):
             raise TransportError(self.why)
-        slot.given[rank], slot.source = tensor.clone(), source
-        arrival = slot.arrivals[rank] = Arrival(self, tensor, self._point(index, source))
+        slot.given[rank], slot.source, slot.coding = tensor.clone(), source, coding
+        tensors = (tensor,) if total is None else (tensor, total)
+        arrival = slot.arrivals[rank] = Arrival(self, tensors, self._point(index, source))
         process.awaited.append(arrival)
         if self.why:
             arrival.spoil()
@@ -139,30 +153,34 @@ class Group:
                     process.withheld.append(self.look)
                 return
             self._whole += 1
-            result = self._result(slot)
+            results = self._results(slot)
             for rank in range(len(self._processes)):
                 seconds = world.between(*_TRAVELS_S)
                 seconds *= 5.0 if world.likely(_OFTEN_SLOW) else 1.0
-                world.after(seconds, partial(self._deliver, slot, rank, result))
+                world.after(seconds, partial(self._deliver, slot, rank, results[rank]))
 
-    def _result(self, slot: _Slot) -> torch.Tensor:
+    def _results(self, slot: _Slot) -> list[tuple[torch.Tensor, ...]]:
+        """What comes to each rank."""
         tensors = [slot.given[rank] for rank in range(len(self._processes))]
         assert len({(t.shape, t.dtype) for t in tensors}) == 1, f"{self._purpose}: {tensors}"
         if slot.source is not None:
-            return tensors[slot.source]
+            return [(tensors[slot.source],)] * len(tensors)
+        if slot.coding is not None:
+            total, left = simulated(tensors, slot.coding)
+            return [(one, total) for one in left]
         result = tensors[0].clone()
         for tensor in tensors[1:]:
             result += tensor
-        return result
+        return [(result,)] * len(tensors)
 
-    def _deliver(self, slot: _Slot, rank: int, result: torch.Tensor) -> None:
+    def _deliver(self, slot: _Slot, rank: int, results: tuple[torch.Tensor, ...]) -> None:
         process = self._processes[rank]
         if rank in self._lost:
             return
         if process.cut:
-            process.withheld.append(partial(self._deliver, slot, rank, result))
+            process.withheld.append(partial(self._deliver, slot, rank, results))
             return
-        slot.arrivals[rank].arrive(result)
+        slot.arrivals[rank].arrive(results)
         process.awaited = [arrival for arrival in process.awaited if not arrival.done]
         for arrival in process.awaited:  # an exchange that was left behind may still write
             if arrival.group.generation < self.generation:
@@ -193,7 +211,16 @@ class Wire:
         self._group, self.rank, self.size = group, rank, size
 
     def all_reduce(self, tensor: torch.Tensor) -> Arrival:
-        return self._group.give(self.rank, tensor, None)
+        return self._group.give(self.rank, tensor)
+
+    def all_reduce_bytes(self, size: int) -> int:
+        return ring_bytes(size, self.size)
+
+    def reduce(self, values: torch.Tensor, total: torch.Tensor, coding: Coding) -> Arrival:
+        return self._group.give(self.rank, values, total=total, coding=coding)
+
+    def reduce_bytes(self, count: int, coding: Coding) -> int:
+        return reduction_bytes(count, self.rank, self.size, coding)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Arrival:
         return self._group.give(self.rank, tensor, source)
@@ -223,7 +250,13 @@ class Wires:
         self.streams = Streams(stage)
 
     def meet(
-        self, meeting: Meeting, address: str, device: torch.device, abandoned: Callable[[], bool]
+        self,
+        meeting: Meeting,
+        address: str,
+        device: torch.device,
+        abandoned: Callable[[], bool],
+        *,
+        directly: bool = False,
     ) -> tuple[Wire, Wire]:
         """Takes the place of `raycloud.recovery.rendezvous.meet`."""
         strand = here()

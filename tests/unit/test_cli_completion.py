@@ -115,8 +115,11 @@ def test_fields() -> None:
     ]
     assert offered("plan", "--set", "prec") == ["precision=fp32", "precision=bf16"]
     assert offered("config", "show", "--set", "sync.codec") == [
-        "sync.codec=auto",
         "sync.codec=none",
+        "sync.codec=bf16",
+        "sync.codec=int8",
+        "sync.codec=int4",
+        "sync.codec=auto",
     ]
     assert offered("train", "--set", "stepz") == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -71,10 +72,10 @@ def test_defaults() -> None:
             "backup_micro_batches": 0,
         },
         "sync": {
-            "period": "auto",
+            "period": 1,
             "topology": "auto",
-            "staleness": "auto",
-            "codec": "auto",
+            "staleness": 0,
+            "codec": "none",
             "bucket_bytes": "auto",
         },
         "checkpoint": {"path": None, "every_steps": "auto", "keep": 2, "most_failed": 10},
@@ -104,6 +105,7 @@ def test_micro_batches_of_a_full_step() -> None:
     "sync",
     [
         "auto",
+        "exact",
         {},
         {"topology": "ring"},
         {"period": 1, "topology": "auto", "staleness": 0, "codec": "none"},
@@ -113,6 +115,34 @@ def test_micro_batches_of_a_full_step() -> None:
 def test_sync_point_decides_every_auto(sync: object) -> None:
     point = job(sync=sync).sync_point
     assert point == SyncPoint(period=1, topology="ring", staleness=0, codec="none")
+
+
+@pytest.mark.parametrize("topology", ["auto", "direct"])
+def test_a_codec_goes_by_direct_exchange(topology: str) -> None:
+    point = job(sync={"codec": "int4", "topology": topology}).sync_point
+    assert point == SyncPoint(period=1, topology="direct", staleness=0, codec="int4")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"sync": {"codec": "int4", "topology": "ring"}},
+            "sync.topology = 'ring': in a ring each member would encode anew",
+        ),
+        (
+            {"sync": {"codec": "int8"}, "resources": {"worker": {"gpus": 1}}},
+            "sync.codec = 'int8': gradients on a GPU",
+        ),
+        (
+            {"sync": {"topology": "direct"}, "resources": {"worker": {"gpus": 1}}},
+            "sync.topology = 'direct': GPUs",
+        ),
+    ],
+)
+def test_senseless_exchanges_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(message)):
+        job(**changes)
 
 
 def test_a_job_is_frozen() -> None:
@@ -247,9 +277,10 @@ def deep(levels: int) -> list[object]:
             "Fewest workers the run computes with; left out, it is 1",
         ),
         (
-            lambda: SyncSection(codec="int8"),
-            "codec = 'int8': codecs that compress updates are not there yet in this version",
-            "write auto or none",
+            lambda: SyncSection(period=8),
+            "period = 8: several local steps between two exchanges are not there yet in this "
+            "version",
+            "write auto or 1",
         ),
         (
             lambda: Job.model_validate(7),

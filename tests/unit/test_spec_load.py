@@ -19,7 +19,7 @@ from raycloud.spec.yaml_text import YamlRefusedError, parse, write
 def job_file(tmp_path: Path) -> Path:
     (tmp_path / "gpt.py").touch()
     path = tmp_path / "job.yaml"
-    path.write_text("task: gpt.py:Gpt\nsteps: 10\nelastic:\n  max_workers: 4\nsync: auto\n")
+    path.write_text("task: gpt.py:Gpt\nsteps: 10\nelastic:\n  max_workers: 4\nsync: exact\n")
     return path
 
 

@@ -55,7 +55,7 @@ def test_the_schema_has_what_others_rely_on() -> None:
     assert schema["$schema"].endswith("2020-12/schema")
     assert schema["required"] == ["task"]
     assert schema["additionalProperties"] is False
-    assert choices(FIELDS["sync.topology"]) == ("ring", "tree", "servers", "auto")
+    assert choices(FIELDS["sync.topology"]) == ("ring", "direct", "tree", "servers", "auto")
     assert choices(FIELDS["elastic.shares"]) == ("auto", "equal")
     assert "$ref" not in json.dumps(schema)
     for name in (

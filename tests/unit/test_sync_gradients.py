@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.net.transport import Abandoned
 from raycloud.spec.sizes import ring_bytes
+from raycloud.sync.buckets import lay_out
 from raycloud.sync.gradients import GradientExchange
-from raycloud.sync.strategy import AllReduce, lay_out
+from raycloud.sync.strategy import AllReduce
 from tests.crew import (
     Crew,
     Part,
