@@ -336,8 +336,14 @@ def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int]:
 
     The bytes are 64-bit words, summed in 8191 columns, and those by random weights, modulo 2**64.
     """
-    found = [_fingerprint(tensor) for tensor in tensors]
-    return [value >> 16 & _MASK for value in torch.stack(found).tolist()] if found else []
+    found: dict[int, int] = {}
+    made = [_fingerprint(tensor) for tensor in tensors]
+    # An optimizer keeps counts on the CPU, the rest on a GPU: one transfer for each device.
+    for device in {one.device for one in made}:
+        places = [k for k, one in enumerate(made) if one.device == device]
+        values = torch.stack([made[k] for k in places]).tolist()
+        found |= {k: value >> 16 & _MASK for k, value in zip(places, values, strict=True)}
+    return [found[k] for k in range(len(made))]
 
 
 def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from raycloud.commands import Form
 from raycloud.errors import TaskError
 from raycloud.events import Event, MemberDone, MemberFailed, MemberReady, Noticed
 from raycloud.net.lane import Lane, LaneDigest, LaneReport
-from raycloud.step import consistency, replica
+from raycloud.step import consistency, mutation, replica
 from raycloud.step.consistency import Consistency, bound, sketch
 from raycloud.step.mutation import fingerprints
 from tests.fellows import WAIT_S, Fellows
@@ -280,6 +280,29 @@ def test_fingerprints_are_of_tensors_of_a_kind_of_its_own_too() -> None:
 
     one, other = (torch.randn(9).as_subclass(Quantized) for _ in range(2))
     assert fingerprints([one]) == fingerprints([one.clone()]) != fingerprints([other])
+
+
+def test_fingerprints_are_of_tensors_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Adam keeps its counts on the CPU, where the model is on a GPU."""
+
+    class Elsewhere(torch.Tensor):
+        device = torch.device("cuda", 0)  # type: ignore[assignment]
+
+    def stack(tensors: list[torch.Tensor]) -> torch.Tensor:
+        assert len({one.device for one in tensors}) == 1, "torch refuses it"
+        return plainly([one.as_subclass(torch.Tensor) for one in tensors])
+
+    plainly, one = torch.stack, mutation._fingerprint
+    tensors = [torch.full((n,), float(n)) for n in range(5)]
+    wanted = fingerprints(tensors)
+    monkeypatch.setattr(torch, "stack", stack)
+    monkeypatch.setattr(
+        mutation,
+        "_fingerprint",
+        lambda t: one(t).as_subclass(Elsewhere) if t.numel() % 2 else one(t),
+    )
+    assert fingerprints(tensors) == wanted
+    assert len(set(wanted)) == 5
 
 
 def test_sums_of_words_tell_whether_all_are_the_same() -> None:
