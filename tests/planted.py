@@ -243,4 +243,10 @@ MUTANTS = (
         breaks="what a member has kept of a step that broke counts as not computed",
         tests=("tests/scenario/test_training_faults.py",),
     ),
+    Mutant(
+        file="net/nccl.py",
+        old="        if self._over.is_set():  # an abort ends it as if it were complete\n",
+        new="        if self._over is None:  # an abort ends it as if it were complete\n",
+        breaks="what an abort has left of an exchange is taken for its sum",
+    ),
 )

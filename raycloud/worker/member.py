@@ -13,7 +13,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raycloud.commands import Extend, Meet
-from raycloud.errors import InternalError, RaycloudError, TaskError, TransportError, public_name
+from raycloud.errors import (
+    InternalError,
+    PlacementError,
+    RaycloudError,
+    TaskError,
+    TransportError,
+    public_name,
+)
 from raycloud.events import Event, ExchangeBroken, MemberFailed, MemberLost, Noticed, StepNotFinite
 from raycloud.net.transport import Abandoned
 from raycloud.recovery.rendezvous import HOST, Meeting
@@ -254,7 +261,7 @@ class Member:
             self._changes.prepare(number, coming)
         except Abandoned:
             pass
-        except TransportError as error:
+        except (TransportError, PlacementError) as error:  # a newcomer's end: the others go on
             member = self._config.member
             self._report(ExchangeBroken(member=member, generation=generation, why=str(error)))
 

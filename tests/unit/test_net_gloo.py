@@ -195,7 +195,8 @@ def test_an_exchange_outlasts_the_time_that_members_had_to_meet(
 
 def test_the_wait_for_nccl_polls() -> None:
     with gloo_members(2) as (mine, theirs):  # NCCL's handles have the same methods
-        mine_open, tensor = NcclWork(mine.all_reduce(torch.ones(2))._work), torch.ones(2)
+        handle, tensor = mine.all_reduce(torch.ones(2))._work, torch.ones(2)
+        mine_open = NcclWork(handle, threading.Event())
         assert not mine_open.wait(0.001)
         assert theirs.all_reduce(tensor).wait(10.0)
         assert mine_open.wait(10.0)

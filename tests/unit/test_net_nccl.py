@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import distributed as dist
 
-from raycloud.errors import TransportError
+from raycloud.errors import PlacementError, TransportError
 from raycloud.net import nccl
 from raycloud.net.nccl import NcclTransport
 
@@ -31,23 +33,34 @@ class Work:
 
 
 class Group:
-    """torch's group as far as it is used: `after` so many looks an exchange is complete."""
+    """torch's group as far as it is used: `after` so many looks an exchange is complete.
+
+    It is so once the group is aborted, too; while `stuck`, beginning one comes to no end.
+    """
 
     after, error = 3, None
+    stuck: threading.Event | None = None
     made: list[Group] = []  # noqa: RUF012 - a test's own
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.exchanged: list[torch.Tensor] = []
+        self.works: list[Work] = []
         self.aborted = False
         self.settings = {name: os.environ.get(name) for name in nccl._SETTINGS}
         Group.made.append(self)
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Work:
         self.exchanged += tensors
-        return Work(self.after, self.error)
+        self.limit_s = options.timeout.total_seconds()
+        if self.stuck is not None:
+            self.stuck.wait()
+        self.works.append(Work(self.after, self.error))
+        return self.works[-1]
 
     def abort(self) -> None:
         self.aborted = True
+        for work in self.works:
+            work.after = 0
 
 
 @pytest.fixture
@@ -133,3 +146,73 @@ def test_what_torch_raises_of_others_is_the_end_of_an_exchange(
     monkeypatch.setattr(Group, call, gone, raising=False)
     with pytest.raises(TransportError, match="remote process exited"):
         one.all_reduce(torch.zeros(1)) if call == "allreduce" else one.broadcast(torch.zeros(1), 0)
+
+
+def test_an_exchange_has_no_time_limit_of_its_own(group: type[Group]) -> None:
+    joined()
+    assert group.made[0].limit_s >= 24 * 3600
+
+
+@pytest.fixture
+def stuck(group: type[Group], monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Beginning an exchange waits for members that do not come, until this is set."""
+    come = threading.Event()
+    monkeypatch.setattr(nccl, "_BEGINNING_S", 0.01)
+    monkeypatch.setattr(group, "stuck", come)
+    yield come
+    come.set()
+
+
+def test_members_that_do_not_come_are_not_waited_for_without_end(
+    group: type[Group], stuck: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nccl, "_CONNECTING_S", 0.05)
+    with pytest.raises(TransportError, match="not connected the members"):
+        joined()
+    assert group.made[0].aborted
+    assert not stuck.is_set()
+
+
+def test_who_hangs_up_frees_the_gpu_and_takes_nothing_of_what_was_under_way(
+    group: type[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = joined()
+    monkeypatch.setattr(group, "after", 10**9)
+    work = one.all_reduce(torch.zeros(1))
+    assert not work.wait(0.001)
+    one.hang_up()
+    one._abort.join()  # type: ignore[union-attr]
+    with pytest.raises(TransportError, match="hung up"):
+        work.wait(1.0)  # an abort completes it
+    with pytest.raises(TransportError, match="hung up"):
+        one.all_reduce(torch.zeros(1))
+    with pytest.raises(TransportError, match="hung up"):
+        one.broadcast(torch.zeros(1), 0)
+    one.hang_up()  # once more does no harm
+    one.close()
+    assert group.made[0].aborted
+
+
+def test_an_abort_waits_for_what_is_being_begun_but_not_for_ever(
+    group: type[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nccl, "_BEGINNING_S", 0.05)
+    one = joined()
+    with one._beginning:
+        one.close()
+    assert group.made[0].aborted
+
+
+def test_two_members_on_one_gpu_are_refused(
+    group: type[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "invalid usage\nLast error:\nDuplicate GPU detected : rank 0 and rank 1 both on 60"
+
+    def refused(*_: Any) -> None:
+        raise dist.DistBackendError(told)
+
+    monkeypatch.setattr(group, "allreduce", refused)
+    with pytest.raises(PlacementError, match="the same GPU: Duplicate GPU detected") as found:
+        joined()
+    assert "NOSET_CUDA_VISIBLE_DEVICES" in found.value.hint
+    assert group.made[0].aborted

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from raycloud.commands import Extend, Form, Meet, Reshare, Save
+from raycloud.errors import PlacementError
 from raycloud.events import (
     ChangeApplied,
     Event,
@@ -294,4 +295,25 @@ def test_what_is_met_when_it_is_withdrawn_already_is_left(
     fellows.prepare(1, Meet(generation=3, members=(0, 1), shares=(5, 3)), (0, 1))
     wait_for(lambda: len(met) == 4)
     assert all(not m._planned for m in fellows.members)
+    check_end(fellows, job, (0, 1))
+
+
+@pytest.mark.timeout(120)
+def test_who_cannot_meet_a_newcomer_on_its_gpu_goes_on_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise PlacementError("two workers have the same GPU")
+
+    job = asked(tmp_path)
+    fellows = Fellows(tmp_path / "kept", job, 2, joining=0)
+    fellows.form(Form(generation=0, members=(0, 1), shares=(5, 3), step=0))
+    fellows.come_to(0, 5)
+    with monkeypatch.context() as patch:
+        for one in fellows.members:
+            patch.setattr(one._worker, "meet", refused)
+        fellows.prepare(1, Meet(generation=1, members=(0, 1), shares=(4, 4)), (0, 1))
+        fellows.until(ExchangeBroken, (0, 1))
+    told = fellows.of(ExchangeBroken)
+    assert {(one.generation, one.why) for one in told} == {(1, "two workers have the same GPU")}
     check_end(fellows, job, (0, 1))
