@@ -152,7 +152,7 @@ def _meet(
             return GlooTransport(store, rank=rank, size=size, device=listens, threads=threads)
 
         lane = gloo(1)
-        if device.type != "cuda":
+        if device.type != "cuda" or size == 1:  # alone, NCCL would take memory for nothing
             return gloo(_THREADS), lane
         store = _store(members, address, rank=rank, size=size)
     return NcclTransport(store, rank=rank, size=size, device=device), lane
