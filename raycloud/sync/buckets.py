@@ -95,9 +95,12 @@ class Flags:
             used: Each parameter that was. The sum tells a gradient of zero from none at all, so
                 that an optimizer skips those that it skips in a single process.
         """
-        told = [float(behind), 0.0, float(late), *map(float, used)]
-        self.message.copy_(torch.tensor(told), non_blocking=True)  # else a GPU is waited for
-        self.message[1] = astray
+        known = 0.0 if isinstance(astray, torch.Tensor) else astray
+        told = [float(behind), known, float(late), *map(float, used)]
+        # A GPU would be waited for, also to write a number into a place.
+        self.message.copy_(torch.tensor(told), non_blocking=True)
+        if isinstance(astray, torch.Tensor):
+            self.message[1] = astray
 
     def read(self, numbers: Sequence[float]) -> tuple[bool, bool, bool, list[Sequence[float]]]:
         """`behind`, `astray` and `late` of any, and by bucket what was used, of such sums."""

@@ -5,6 +5,7 @@ Collected only where torch sees a GPU: see `tests/conftest.py`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import ray
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import raycloud
 from raycloud.checkpoint import load, open_store
@@ -57,6 +58,40 @@ def test_a_member_that_is_lost_changes_nothing(during: str) -> None:
             fleet.step(number)
     plain = plain_loop(job(), task, 20)
     assert max(difference(one.model.cpu(), plain) for one in fleet.replicas) <= 1e-9
+
+
+class Norms(NetTask):
+    """Several batch normalisations, one after the other."""
+
+    def __init__(self, norms: int) -> None:
+        super().__init__(dropout=0.0, double=False)
+        self.norms = norms
+
+    def model(self) -> nn.Module:
+        layers = [nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(self.norms)]
+        return nn.Sequential(*layers, nn.Linear(6, 3))
+
+
+def waits(norms: int, micro_batch: int) -> int:
+    """How often the host waits for the GPU in a step."""
+    fleet = Fleet(job(micro_batch=micro_batch), Norms(norms), (16 // micro_batch,))
+    for number in range(3):
+        fleet.step(number)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            fleet.step(3)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing CUDA operation" in str(one.message) for one in found)
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_the_host_waits_for_the_gpu_as_often_in_each_step() -> None:
+    """For what arrived and the loss; and where there are averages, for how often they were made."""
+    assert waits(0, 2) == waits(0, 4) == 2
+    assert waits(1, 2) == waits(6, 2) == waits(6, 4) == 4
 
 
 @pytest.fixture(scope="module")
