@@ -34,9 +34,12 @@ def choose(gpus: int) -> torch.device:
     if gpus == 0:
         return torch.device("cpu")
     if not torch.cuda.is_available():
+        what = "install a CUDA build of torch on this node"
+        if torch.version.cuda is not None:
+            what = "start Ray on this node with as many GPUs as nvidia-smi shows there"
         raise PlacementError(
             "a GPU was reserved for this worker, but torch sees none",
-            hint="install a CUDA build of torch on this node, or set resources.worker.gpus to 0",
+            hint=f"{what}, or set resources.worker.gpus to 0",
         )
     return torch.device("cuda", 0)
 

@@ -113,11 +113,18 @@ def test_a_worker_without_gpus_computes_on_the_cpu() -> None:
     assert choose(0) == torch.device("cpu")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_gpu_that_torch_does_not_see_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("built_for", "hint"),
+    [(None, "a CUDA build of torch"), ("13.0", "start Ray on this node with")],
+)
+def test_a_gpu_that_torch_does_not_see_is_refused(
+    built_for: str | None, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", built_for)
     with pytest.raises(PlacementError, match="torch sees none") as refused:
         choose(1)
-    assert "CUDA build" in refused.value.hint
+    assert hint in refused.value.hint
 
 
 class Encoded(UserDict):  # type: ignore[type-arg]
