@@ -29,9 +29,8 @@ from torch import Tensor, nn
 from benchmarks.contestants import Attempt, raycloud_command
 from benchmarks.machine import ROOT
 from benchmarks.marks import Marker, measure, read_marks
-from benchmarks.workload import load_text
+from benchmarks.workload import load_text, windows
 from raycloud import Splits, Task
-from raycloud.data import Windows
 from raycloud.order import Order
 
 LENGTH, WIDTH, DEPTH, HEADS = 256, 768, 12, 12
@@ -94,7 +93,7 @@ class OneGpu(Task):
 
     def data(self, path: str | None) -> Splits:  # noqa: ARG002
         """The same samples; nothing is held out."""
-        return Splits(train=Windows(load_text(), LENGTH))
+        return Splits(train=windows(load_text(), LENGTH))
 
     def batch(self, samples: Sequence[Any], rng: np.random.Generator | None) -> Tensor:  # noqa: ARG002
         """Windows as int64."""

@@ -108,9 +108,9 @@ def load_text(*, held_out: bool = False) -> npt.NDArray[np.uint8]:
     return np.frombuffer(content, dtype=np.uint8)
 
 
-def windows(text: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Shape (windows, LENGTH + 1): LENGTH bytes to read, and the same shifted by one to predict."""
-    return np.lib.stride_tricks.sliding_window_view(text, LENGTH + 1)[::LENGTH]
+def windows(text: npt.NDArray[np.uint8], length: int = LENGTH) -> npt.NDArray[np.uint8]:
+    """Shape (windows, length + 1): `length` bytes to read, and those after each to predict."""
+    return np.lib.stride_tricks.sliding_window_view(text, length + 1)[::length]
 
 
 def load_held_out(samples: int = 64) -> Tensor:
