@@ -20,6 +20,7 @@ from raycloud.task import Splits
 from tests.lockstep import Net, NetTask
 
 GATE_S = 120.0
+STOPS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 
 
 def claim(path: str | None) -> bool:
@@ -116,7 +117,7 @@ class FailingGpu(Steady):
 
 
 class DiesOnGpu(Steady):
-    """The first process to come to its fifth step dies: by a signal, or an assert on the GPU."""
+    """The first process to come to its fifth step dies or freezes: by a signal, or an assert."""
 
     def __init__(self, *, first: str, how: str, **settings: Any) -> None:
         super().__init__(**settings)
@@ -127,11 +128,19 @@ class DiesOnGpu(Steady):
         if self.calls > 40:
             if self.how == "memory":
                 torch.empty(2**50, dtype=torch.uint8, device="cuda")
-            if claim(self.first):
-                if self.how == "kill":
-                    os.kill(os.getpid(), signal.SIGKILL)
+            if self.how and claim(self.first):
+                if self.how in STOPS:
+                    os.kill(os.getpid(), STOPS[self.how])
                 torch.zeros(3, device="cuda")[torch.tensor([7], device="cuda")].sum().item()
         return super().loss(model, batch)
+
+
+class SharesGpu(DiesOnGpu):
+    """Members that share a GPU: told that they are on machines of their own, NCCL allows it."""
+
+    def __init__(self, **settings: Any) -> None:
+        os.environ["NCCL_HOSTID"] = str(os.getpid())
+        super().__init__(**settings)
 
 
 class Faulty(Steady):
