@@ -221,11 +221,13 @@ class StepsCommitted:
     `epoch` and `offset` are the position after them, `loss` the mean by weight over their global
     batches, `weight` the sum, `grad_norm` the last step's. Seconds are sums over the steps:
     computing, waiting for data, for the exchange (in that, `lane_s`: for the control lane); in
-    other threads, `read_s` of samples, `collate_s` of batches. Byte counts are this member's own,
+    other threads, `read_s` of samples, `collate_s` of batches; `overlap_s` of an exchange that
+    goes on while the member computes. Byte counts are this member's own,
     of gradients alone: sent (`bytes_last` with the last message), and what it would have sent
     uncompressed, by the ring's formula. `skips` are records of what these steps took and did not
     count: see `order.Skip`. `micro_batches` are this member's own; `computed` are those of all
-    members, as they told each other before the steps counted.
+    members, as they told each other before the steps counted. `residual` is the norm of what
+    encoding has lost here, and is kept for the next step.
     """
 
     member: int
@@ -250,8 +252,10 @@ class StepsCommitted:
     read_s: float = 0.0
     collate_s: float = 0.0
     lane_s: float = 0.0
+    overlap_s: float = 0.0
     bytes_last: int = 0
     computed: int = 0
+    residual: float = 0.0
     skips: tuple[Mapping[str, Any], ...] = ()
 
 

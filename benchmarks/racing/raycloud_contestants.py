@@ -1,4 +1,4 @@
-"""raycloud as it is set by default, and with equal shares, to see what its shares bring."""
+"""raycloud as it is set by default, with equal shares, and with updates in fewer bytes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,20 @@ class Raycloud:
     Args:
         name: Under which it races.
         shares: How a step is split.
+        sync: How updates travel.
     """
 
     on_ray = True
 
-    def __init__(self, name: str, *, shares: Literal["auto", "equal"]) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        shares: Literal["auto", "equal"] = "auto",
+        sync: Mapping[str, Any] | None = None,
+    ) -> None:
         self.name = name
-        self._shares = shares
+        self._shares, self._sync = shares, dict(sync or {})
 
     def prepare(self) -> Mapping[str, str]:
         """It is installed with the benchmark."""
@@ -80,5 +87,6 @@ class Raycloud:
                 "max_workers": attempt.most_nodes,
                 "shares": self._shares,
             },
+            "sync": self._sync,
             **({"checkpoint": {"every_steps": _CHECKPOINT_STEPS}} if attempt.elastic else {}),
         }

@@ -19,8 +19,9 @@ CONTESTANTS: Mapping[str, Contestant] = {
     one.name: one
     for one in (
         Limit(),
-        Raycloud("raycloud", shares="auto"),
+        Raycloud("raycloud"),
         Raycloud("raycloud-equal", shares="equal"),
+        Raycloud("raycloud-int4", sync={"codec": "int4"}),
         RayTrain("ray-train", elastic=False),
         RayTrain("ray-train-elastic", elastic=True),
         Torchrun("torchrun", hook="none"),

@@ -346,6 +346,9 @@ def _progressed(state: JobState, event: events.StepsCommitted) -> Iterator[Comma
     if event.bytes_last:
         member.note_pace(event.exchange_s / event.bytes_last)
     state.resharing.observe(event)
+    state.exchange.observe(event)
+    if (much := state.exchange.notice(membership.group)) is not None:
+        yield much
     if event.skips:
         state.data.note_skips(event.skips, event.member)
     yield from _counted(state)
@@ -420,6 +423,8 @@ def _lost(state: JobState, event: events.MemberLost) -> Iterator[Command]:
     resume = state.checkpoints.resume_hint()
     state.recovery.fail(f"{member} was lost: {event.reason}\n\nhint: {resume}")
     if began:
+        if (left := state.exchange.lost(member.number)) is not None:
+            yield left
         state.checkpoints.note_loss()
         state.recovery.note_lost(member.number, event.reason, state.now_s)
     elif len(membership.roster.present) > membership.workers[0]:

@@ -56,6 +56,7 @@ class ControlSettings:
         keep_s: Where a member fails, the parts of a checkpoint that others write are waited for so
             long, and until it is published.
         most_failed: So many checkpoints in a row that cannot be kept end the run.
+        exact: Gradients travel as they are.
         saves: Checkpoints are asked for when they are worth it (see `saving`).
         step: The first step to compute; more than 0 if the run goes on from a checkpoint.
         position: Where the sequence stands before `step`.
@@ -92,6 +93,7 @@ class ControlSettings:
     gather_s: float = 2.0
     keep_s: float = 30.0
     most_failed: int = 10
+    exact: bool = True
     saves: bool = False
     step: int = 0
     position: Position = field(default_factory=Position)

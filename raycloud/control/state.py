@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from raycloud.control.checkpoints import Checkpoints
 from raycloud.control.data import Data
+from raycloud.control.exchange import ExchangeCost
 from raycloud.control.heartbeats import Heartbeats
 from raycloud.control.membership import Membership
 from raycloud.control.recovery import Recovery
@@ -27,6 +28,7 @@ class JobState:
         checkpoints: What is kept of it.
         heartbeats: Who answers calls.
         resharing: Their shares, and how fast they are where shares follow that.
+        exchange: What it costs to exchange gradients.
         phase: Where the job stands.
         now_s: When control was last asked.
         stop_requests: How often a stop was asked for.
@@ -51,6 +53,7 @@ class JobState:
         )
         self.heartbeats = Heartbeats(settings.late_s)
         self.resharing = Resharing(settings)
+        self.exchange = ExchangeCost(exact=settings.exact)
         self.phase = Phase.NEW
         self.now_s = 0.0
         self.stop_requests = 0

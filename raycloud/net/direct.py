@@ -83,7 +83,7 @@ class _Peer:
 
 
 class DirectTransport:
-    """See `transport.Transport`; tensors are on the CPU, contiguous.
+    """See `transport.Transport`; tensors are contiguous, and sums are made on the CPU.
 
     Args:
         rank: This member's rank in the generation.

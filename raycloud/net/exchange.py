@@ -92,11 +92,11 @@ class Plain:
 
     def add(self, codes: torch.Tensor, to: torch.Tensor) -> None:
         """See `Coding.add`."""
-        to.add_(codes.view(self._dtype))
+        to.add_(codes.to(to.device).view(self._dtype))
 
     def subtract(self, codes: torch.Tensor, from_: torch.Tensor) -> None:
         """See `Coding.subtract`."""
-        from_.sub_(codes.view(self._dtype))
+        from_.sub_(codes.to(from_.device).view(self._dtype))
 
 
 class Pool:
@@ -155,7 +155,7 @@ class Reduction(Operation):
     """A sum over members.
 
     Args:
-        values: This member's, shape (count,), contiguous, on the CPU. With a codec what encoding
+        values: This member's, shape (count,), contiguous, on any device. With a codec what encoding
             has lost of them, and of the sum in the part that is owned, is left there: the residual.
         total: Becomes the sum, the same on all members; may be `values` where there is no codec.
         coding: How parts travel.
@@ -210,7 +210,7 @@ class Reduction(Operation):
         own = self._parts[exchange.rank]
         while self._next < exchange.size and own.numel():
             if self._next == exchange.rank:
-                self._sum.add_(own)
+                self._sum.add_(own.cpu())
             elif self._next in self._came:
                 payload = self._came.pop(self._next)
                 self._coding.add(payload, self._sum)
@@ -272,7 +272,8 @@ class Gather(Operation):
         if len(self._came) == exchange.size:
             self._values.zero_()
             for one in range(exchange.size):  # the same order everywhere: the same sum
-                self._values.add_(self._came[one].view(self._values.dtype))
+                came = self._came[one].to(self._values.device)
+                self._values.add_(came.view(self._values.dtype))
 
 
 class Broadcast(Operation):
@@ -293,6 +294,8 @@ class Broadcast(Operation):
         if exchange.rank != self._source:
             self.waits_for[self._source, Phase.WHOLE] = payload.numel()
             return
+        if payload.device.type != "cpu":
+            payload = exchange.lend(self, payload.numel()).copy_(payload)
         for peer in range(exchange.size):
             if peer != self._source:
                 exchange.send(self, peer, Phase.WHOLE, payload)

@@ -66,7 +66,7 @@ class Transport(Protocol):
 
 
 class Coding(Protocol):
-    """What encodes parts of a message; `sync.codecs.Codec` is one. Values are fp32, on the CPU."""
+    """What encodes parts of a message; `sync.codecs.Codec` is one. Values are fp32."""
 
     def bound(self, count: int) -> int:
         """Bytes of the code of `count` values."""

@@ -127,6 +127,7 @@ class Session:
         """Everything that control knows before the first event."""
         job = self.job
         return ControlSettings(
+            exact=job.sync_point.codec == "none",
             min_workers=job.elastic.min_workers,
             max_workers=job.most_workers,
             silence_s=SILENCE_S,

@@ -78,6 +78,7 @@ class Spent:
     compute_s: float = 0.0
     data_s: float = 0.0
     exchange_s: float = 0.0
+    overlap_s: float = 0.0
     cpu_s: float = 0.0
     bytes_sent: int = 0
     bytes_dense: int = 0
@@ -89,6 +90,7 @@ class Spent:
         self.compute_s += event.compute_s
         self.data_s += event.data_s
         self.exchange_s += event.exchange_s
+        self.overlap_s += event.overlap_s
         self.cpu_s += event.cpu_s
         self.bytes_sent += event.bytes_sent
         self.bytes_dense += event.bytes_dense

@@ -65,7 +65,8 @@ class Summary:
         recoveries: What was lost and resumed: `kind`, `t` (unix seconds), `step`, `seconds` until
             training went on (None: it did not), and more by kind (see `report.recoveries`).
         bytes_sent: Bytes that all members sent for the exchange of gradients; `bytes_dense`: what
-            uncompressed exchanges would have sent.
+            uncompressed exchanges would have sent. `hidden_s` and `exposed_s`: seconds of members'
+            steps in which they exchanged while they computed, and in which they waited for it.
         cpu_s: Processor seconds of all members' steps; with `compute_share`, `data_share` and
             `exchange_share` (fractions of the members' step seconds) this includes repeated steps.
         goodput: Where the workers' time went: see `report.goodput.Parts`.
@@ -96,6 +97,8 @@ class Summary:
     recoveries: list[dict[str, Any]]
     bytes_sent: int
     bytes_dense: int
+    hidden_s: float = 0.0
+    exposed_s: float = 0.0
     predicted: dict[str, Any] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
     job: str = ""
@@ -179,6 +182,8 @@ def summarize(tally: Tally, *, predicted: Mapping[str, Any] | None = None) -> Su
         recoveries=[dict(recovery) for recovery in tally.recoveries],
         bytes_sent=spent.bytes_sent,
         bytes_dense=spent.bytes_dense,
+        hidden_s=spent.overlap_s,
+        exposed_s=spent.exchange_s,
         predicted=dict(predicted or {}),
         measured={name: value for name, value in measured.items() if value is not None},
         step_s=per_step_s,

@@ -193,6 +193,11 @@ def _exchanged(summary: Summary) -> str:
     if summary.bytes_sent != summary.bytes_dense:
         part = percent(summary.bytes_sent / summary.bytes_dense)
         text += f", {part} of the {byte_count(summary.bytes_dense)} of a dense exchange"
+        if summary.bytes_sent:
+            text += f" ({summary.bytes_dense / summary.bytes_sent:.1f} times fewer)"
+    if summary.hidden_s > 0.0:
+        hidden, exposed = duration(summary.hidden_s), duration(summary.exposed_s)
+        text += f" · in {hidden} of computing and {exposed} of waiting"
     return text
 
 

@@ -261,6 +261,8 @@ class Job(Section):
         """How updates travel, every auto decided."""
         asked = self.sync.model_dump(exclude={"bucket_bytes"})
         told = {name: value for name, value in asked.items() if value != "auto"}
+        if asked["codec"] == "auto" and asked["topology"] != "ring":
+            told["codec"] = "none" if self.resources.worker.gpus else "int4"
         coded = told.get("codec", "none") != "none"
         return SyncPoint(**{"topology": "direct" if coded else "ring", **told})
 

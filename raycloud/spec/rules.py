@@ -117,20 +117,6 @@ def _uncoded(topology: object, codec: object) -> Broken | None:
     return problem, "write topology direct or auto, or codec none"
 
 
-def _beside_gpus(codec: object, gpus: object) -> Broken | None:
-    if codec in {"none", "auto"} or not gpus:
-        return None
-    problem = f"gradients on a GPU (resources.worker.gpus = {gpus}) go as they are in this version"
-    return problem, "write codec none, or gpus 0"
-
-
-def _direct_from_gpus(topology: object, gpus: object) -> Broken | None:
-    if topology != "direct" or not gpus:
-        return None
-    problem = f"GPUs (resources.worker.gpus = {gpus}) exchange as NCCL has it"
-    return problem, "write topology auto, or gpus 0"
-
-
 _RANGE = ("elastic.min_workers", "elastic.max_workers")
 _BATCHES = ("global_batch", "micro_batch")
 RULES: tuple[Rule, ...] = (
@@ -157,15 +143,5 @@ RULES: tuple[Rule, ...] = (
         ("sync.topology", "sync.codec"),
         "With a codec, `sync.topology` is not ring.",
         _uncoded,
-    ),
-    Rule(
-        ("sync.codec", "resources.worker.gpus"),
-        "With GPUs, there is no `sync.codec`.",
-        _beside_gpus,
-    ),
-    Rule(
-        ("sync.topology", "resources.worker.gpus"),
-        "With GPUs, `sync.topology` is not direct.",
-        _direct_from_gpus,
     ),
 )

@@ -179,7 +179,7 @@ class SyncSection(Section):
     codec: Literal["none", "bf16", "int8", "int4", "auto"] = "none"
     """How gradients are compressed on their way: bf16 to a half of fp32's bytes, int8 to 1/3.9,
     int4 to 1/7.5. What that loses is kept and sent with the next step's (error feedback). Those of
-    other types go as they are. auto: none, in this version."""
+    other types go as they are. auto: int4; none on GPUs, and in a ring."""
     bucket_bytes: Annotated[int, Field(ge=1024)] | Auto = "auto"
     """Bytes of gradient that travel as one message; smaller ones start earlier, larger ones cost
     less per byte. auto: an eighth of the gradient, between 1 and 4 MiB, on a GPU 25."""

@@ -154,7 +154,9 @@ def collect(replica: Replica, step: int, abandoned: Callable[[], bool]) -> Excha
         replica.following.catch_up(replica.gradients.arrived)
     replica.statistics.collect(abandoned)
     exchanged = replica.gradients.collect(abandoned)
-    exchanged = replace(exchanged, exchange_s=replica.clock.monotonic_s() - began_s)
+    ended_s, begun_s = replica.clock.monotonic_s(), replica.gradients.begun_s
+    overlap_s = 0.0 if begun_s is None else max(0.0, began_s - begun_s)
+    exchanged = replace(exchanged, exchange_s=ended_s - began_s, overlap_s=overlap_s)
     finite = math.isfinite(exchanged.norm)
     if exchanged.astray or (not finite and replica.errors.on_nan != "stop"):
         return exchanged

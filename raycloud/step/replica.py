@@ -111,6 +111,7 @@ class Replica:
             self.trained.parameters,
             bucket_bytes=job.bucket_bytes(self.trained.bytes),
             strategy=STRATEGIES[job.sync_point.codec](),
+            clock=clock,
         )
         self.notice: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
         self.statistics, self.history = RunningStatistics(self.model), History()
@@ -246,6 +247,10 @@ class Replica:
         schedule: Any = self.scheduler
         call("Task.scheduler", lambda: schedule.step(value))
         self.history.measured = steps, value
+
+    def residual_norm(self) -> float:
+        """Of what encoding has lost here, and is kept for the next step."""
+        return 0.0 if self.residual is None else self.residual.norm
 
     def hand_over_residual(self, leaving: Sequence[int], abandoned: Callable[[], bool]) -> None:
         """Members of ranks `leaving` go: what they keep of error feedback stays with the others.

@@ -81,11 +81,14 @@ class ResidualPart(Stateful):
         """See `Stateful.begin`: a checkpoint of a run without a codec."""
         self._residual.clear()
 
-    def forget(self) -> float:
-        """This member has another's state, which counts what it has sent: the norm that is lost."""
-        lost = self._residual.norm
+    @property
+    def norm(self) -> float:
+        """Of what is kept."""
+        return self._residual.norm
+
+    def forget(self) -> None:
+        """This member has another's state, which counts what it has sent."""
         self._residual.clear()
-        return lost
 
     def give(self, transport: Transport, leaving: Sequence[int]) -> Handover:
         """Begin to hand what members of ranks `leaving` keep to the others; all call this.

@@ -21,7 +21,10 @@ _SCALE_BITS = -256  # of an fp32 scale those with which its product with a byte 
 
 
 class Codec(Protocol):
-    """Encodes fp32 values, one-dimensional and contiguous, on the CPU.
+    """Encodes fp32 values, one-dimensional and contiguous; codes are on the CPU.
+
+    On the CPU the kernels for rows of embeddings that torch has do it; values on another device are
+    encoded there by torch's operators, and only the code is copied.
 
     What is not finite stays so: where any value of a block is NaN or infinite, some of it decodes
     to NaN.
@@ -61,11 +64,11 @@ class Full:
 
     def add(self, codes: torch.Tensor, to: torch.Tensor) -> None:
         """See `Codec.add`."""
-        to.add_(codes.view(torch.float32))
+        to.add_(codes.to(to.device).view(torch.float32))
 
     def subtract(self, codes: torch.Tensor, from_: torch.Tensor) -> None:
         """See `Codec.subtract`."""
-        from_.sub_(codes.view(torch.float32))
+        from_.sub_(codes.to(from_.device).view(torch.float32))
 
 
 class Brain:
@@ -79,15 +82,16 @@ class Brain:
 
     def encode(self, values: torch.Tensor, codes: torch.Tensor) -> None:
         """See `Codec.encode`."""
-        codes.view(torch.bfloat16).copy_(values)
+        halves = values if values.device.type == "cpu" else values.bfloat16()
+        codes.view(torch.bfloat16).copy_(halves)
 
     def add(self, codes: torch.Tensor, to: torch.Tensor) -> None:
         """See `Codec.add`."""
-        to.add_(codes.view(torch.bfloat16))
+        to.add_(codes.to(to.device).view(torch.bfloat16))
 
     def subtract(self, codes: torch.Tensor, from_: torch.Tensor) -> None:
         """See `Codec.subtract`."""
-        from_.sub_(codes.view(torch.bfloat16))
+        from_.sub_(codes.to(from_.device).view(torch.bfloat16))
 
 
 class _Rows:
@@ -101,6 +105,7 @@ class _Rows:
     name: str
     _block: int
     _row_bytes: int
+    _least = 1.0  # values from here to 1 need no factor
 
     def bound(self, count: int) -> int:
         """See `Codec.bound`."""
@@ -108,9 +113,12 @@ class _Rows:
 
     def encode(self, values: torch.Tensor, codes: torch.Tensor) -> None:
         """See `Codec.encode`."""
+        if values.device.type != "cpu":
+            codes.copy_(self.encode_by_operators(values))
+            return
         parts = values.split(_CHUNK)
         factors, rows = self._cut(codes, len(parts))
-        chosen = [_factor(part) for part in parts]
+        chosen = [_factor(part, least=self._least) for part in parts]
         factors.copy_(torch.tensor(chosen))
         for some, part, factor in zip(rows, parts, chosen, strict=True):
             scaled = part if factor == 1.0 else part * factor
@@ -126,7 +134,25 @@ class _Rows:
         """See `Codec.subtract`."""
         self._add(codes, from_, -1.0)
 
+    def encode_by_operators(self, values: torch.Tensor) -> torch.Tensor:
+        """The code by operators of every device; it decodes alike, and may round otherwise."""
+        chunks = -(-len(values) // _CHUNK)
+        whole = nn.functional.pad(values, (0, chunks * _CHUNK - len(values))).view(chunks, _CHUNK)
+        factors = _factors(whole, least=self._least)
+        rows = (whole * factors[:, None]).view(-1, self._block)[: -(-len(values) // self._block)]
+        return torch.cat([factors.view(torch.uint8), self._pack_by_operators(rows).view(-1)])
+
+    def decode_by_operators(self, codes: torch.Tensor, count: int) -> torch.Tensor:
+        """The values that a code stands for, likewise."""
+        factors, rows = self._cut(codes, -(-count // _CHUNK))
+        each = factors.reciprocal().repeat_interleave(_CHUNK // self._block)
+        values = self._unpack_by_operators(torch.cat(rows))
+        return (values * each[: len(values), None]).view(-1)[:count]
+
     def _add(self, codes: torch.Tensor, to: torch.Tensor, sign: float) -> None:
+        if to.device.type != "cpu":
+            to.add_(self.decode_by_operators(codes.to(to.device), len(to)), alpha=sign)
+            return
         parts = to.split(_CHUNK)
         factors, rows = self._cut(codes, len(parts))
         for some, part, factor in zip(rows, parts, factors.tolist(), strict=True):
@@ -145,9 +171,17 @@ class _Rows:
     def _unpack(self, rows: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
+    def _pack_by_operators(self, rows: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
 
-def _factor(values: torch.Tensor) -> float:
+    def _unpack_by_operators(self, rows: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+def _factor(values: torch.Tensor, *, least: float = 1.0) -> float:
     """The power of two that makes values about 1, or 1 where they are; NaN: some are not finite.
+
+    Where they lie between `least` and 1, it is 1.
 
     >>> [_factor(torch.tensor([x, x])) for x in (1e-4, 0.7, 0.0, 1e-30, math.inf)]
     [8192.0, 1.0, 1.0, 6.338253001141147e+29, nan]
@@ -159,7 +193,25 @@ def _factor(values: torch.Tensor) -> float:
     if not math.isfinite(size):
         return math.nan
     exponent = math.frexp(size)[1]
-    return 1.0 if abs(exponent) <= _NEAR else math.ldexp(1.0, max(-_MOST, min(-exponent, _MOST)))
+    near = abs(exponent) <= _NEAR or least < size < 1.0
+    return 1.0 if near else math.ldexp(1.0, max(-_MOST, min(-exponent, _MOST)))
+
+
+def _factors(chunks: torch.Tensor, *, least: float) -> torch.Tensor:
+    """The same of each row, on its device, which is not waited for."""
+    size = chunks.square().mean(1).sqrt()
+    largest = chunks.abs().amax(1)
+    size = torch.where(size.isfinite() & (size > 0.0), size, largest)
+    exponent = torch.frexp(size).exponent
+    near = (exponent.abs() <= _NEAR) | ((size > least) & (size < 1.0)) | (size == 0.0)
+    power = torch.ldexp(torch.ones_like(size), (-exponent).clamp(-_MOST, _MOST))
+    return torch.where(size.isfinite(), torch.where(near, 1.0, power), math.nan)
+
+
+def _scaled(rows: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Least value of each row, and what one level is of the range above it."""
+    low, high = rows.aminmax(dim=1, keepdim=True)
+    return low, (high - low) / (levels - 1)
 
 
 class Int8(_Rows):
@@ -168,6 +220,7 @@ class Int8(_Rows):
     name = "int8"
     _block = 256
     _row_bytes = 256 + 8
+    _least = 2.0**-18  # torch adds 1e-8 to each row's range
 
     def _pack(self, rows: torch.Tensor) -> torch.Tensor:
         packed: torch.Tensor = torch.ops.quantized.embedding_bag_byte_prepack(rows)
@@ -177,6 +230,17 @@ class Int8(_Rows):
     def _unpack(self, rows: torch.Tensor) -> torch.Tensor:
         unpacked: torch.Tensor = torch.ops.quantized.embedding_bag_byte_unpack(rows)
         return unpacked
+
+    def _pack_by_operators(self, rows: torch.Tensor) -> torch.Tensor:
+        low, scale = _scaled(rows, 256)
+        scale = scale.view(torch.int32).bitwise_and(_SCALE_BITS).view(torch.float32)
+        codes = torch.nan_to_num((rows - low) / scale).round().clamp(0, 255).to(torch.uint8)
+        return torch.cat([codes, scale.view(torch.uint8), low.view(torch.uint8)], 1)
+
+    def _unpack_by_operators(self, rows: torch.Tensor) -> torch.Tensor:
+        scale, low = rows[:, 256:].contiguous().view(torch.float32).split(1, dim=1)
+        values: torch.Tensor = rows[:, :256].float() * scale + low
+        return values
 
 
 class Int4(_Rows):
@@ -193,6 +257,20 @@ class Int4(_Rows):
     def _unpack(self, rows: torch.Tensor) -> torch.Tensor:
         unpacked: torch.Tensor = torch.ops.quantized.embedding_bag_4bit_unpack(rows)
         return unpacked
+
+    def _pack_by_operators(self, rows: torch.Tensor) -> torch.Tensor:
+        low, scale = (one.half() for one in _scaled(rows, 16))
+        codes = torch.nan_to_num((rows - low.float()) / scale.float()).round().clamp(0, 15)
+        even, odd = codes.to(torch.uint8).view(len(rows), -1, 2).unbind(2)
+        packed = even | (odd << 4)
+        return torch.cat([packed, scale.view(torch.uint8), low.view(torch.uint8)], 1)
+
+    def _unpack_by_operators(self, rows: torch.Tensor) -> torch.Tensor:
+        packed = rows[:, :64]
+        scale, low = rows[:, 64:].contiguous().view(torch.float16).float().split(1, dim=1)
+        codes = torch.stack([packed & 15, packed >> 4], 2).view(len(rows), -1)
+        values: torch.Tensor = codes.float() * scale + low
+        return values
 
 
 CODECS: dict[str, Codec] = {one.name: one for one in (Full(), Brain(), Int8(), Int4())}

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from raycloud.clock import Clock, SystemClock
 from raycloud.errors import InternalError, TaskError, TransportError
 from raycloud.net.transport import Transport, Work, finish
 from raycloud.sync.buckets import Bucket, Flags, lay_out
 
 if TYPE_CHECKING:
     from raycloud.sync.strategy import SyncStrategy
+
+_CLOCK = SystemClock()
 
 Gradients = tuple[torch.Tensor | None, ...]  # one a parameter; None: it was not used
 
@@ -32,6 +35,7 @@ class Exchanged:
         late: A member had told by then that it takes far longer than usual.
         astray: A member has not sent its part of the step: this is no sum to go on with.
         exchange_s: Seconds waited for it.
+        overlap_s: Seconds that it went on before that, while this member computed.
     """
 
     norm: float
@@ -40,6 +44,7 @@ class Exchanged:
     late: bool = False
     astray: bool = False
     exchange_s: float = 0.0
+    overlap_s: float = 0.0
     bytes_last: int = 0
 
 
@@ -65,6 +70,7 @@ class GradientExchange:
         *,
         bucket_bytes: int,
         strategy: SyncStrategy,
+        clock: Clock = _CLOCK,
     ) -> None:
         self.buckets = lay_out(parameters, bucket_bytes)
         self._flags = Flags(self.buckets)
@@ -74,6 +80,8 @@ class GradientExchange:
             for b, bucket in enumerate(self.buckets)
             for i, parameter in enumerate(bucket.parameters)
         }
+        self._clock = clock
+        self.begun_s: float | None = None  # when the first message of the step left
         self._transport: Transport | None = None
         self._scale: float | None = None  # None: it has not begun
         self._hears = False  # what the backward pass under way finishes is sent
@@ -126,7 +134,7 @@ class GradientExchange:
             bucket.missing = set(range(len(bucket.parameters)))
         self._works = []
         self._broken = None
-        self._next = 0
+        self._next, self.begun_s = 0, None
 
     def restart(self) -> None:
         """Forget this member's gradients, to compute them again: none is sent before `send`."""
@@ -308,6 +316,8 @@ class GradientExchange:
 
     def _send(self, bucket: Bucket) -> None:
         """Start the exchange of the next bucket; all members send them in the same order."""
+        if self._next == 0:
+            self.begun_s = self._clock.monotonic_s()
         self._next += 1
         if self._broken is None:
             try:

@@ -82,7 +82,7 @@ class AllReduce:
 class Coded(AllReduce):
     """The sum through a codec, by direct exchange, with error feedback.
 
-    Gradients that are not fp32 on the CPU go as they are.
+    Gradients that are not fp32 go as they are.
 
     Args:
         codec: How gradients travel, and their sums.
@@ -133,7 +133,7 @@ class Coded(AllReduce):
 
 
 def _encodes(bucket: Bucket) -> bool:
-    return bucket.flat.dtype is torch.float32 and bucket.flat.device.type == "cpu"
+    return bucket.flat.dtype is torch.float32
 
 
 # By the codec of a job; `none`, the all-reduce, is `sync: exact`.

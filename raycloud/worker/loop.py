@@ -257,6 +257,7 @@ class Loop:
             count.weight, count.skips, count.norm = found.weight, found.skips, found.exchanged.norm
             count.exchange_s = found.exchanged.exchange_s + self._lane_s
             count.lane_s, count.bytes_sent = self._lane_s, found.exchanged.bytes_sent
+            count.overlap_s = found.exchanged.overlap_s
             count.bytes_dense = ring_bytes(replica.gradients.gradient_bytes, self.seat.size)
             count.bytes_last = found.exchanged.bytes_last
             self._tally.add(count)
@@ -432,5 +433,6 @@ class Loop:
 
     def _report(self) -> None:
         self._audit.check()
-        if (made := self._tally.report()) is not None:
+        residual = self._context.replica.residual_norm
+        if (made := self._tally.report(residual)) is not None:
             self._context.report(made)

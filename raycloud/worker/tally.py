@@ -11,6 +11,8 @@ from raycloud.events import StepsCommitted
 from raycloud.step.collate import ROWS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from raycloud.clock import Clock
     from raycloud.order import Position, Skip, StepSpan
     from raycloud.step.collate import Collate
@@ -24,7 +26,7 @@ _SUMS = (
     "bytes_dense",
     "bytes_last",
 )
-_SECONDS = ("compute_s", "data_s", "exchange_s", "read_s", "collate_s", "lane_s")
+_SECONDS = ("compute_s", "data_s", "exchange_s", "read_s", "collate_s", "lane_s", "overlap_s")
 _IN_TURN = 64  # steps
 _MOST = 4096  # samples that are looked up for one report; those of one step always are
 
@@ -53,6 +55,7 @@ class StepCount:
     norm: float = float("nan")
     exchange_s: float = 0.0
     lane_s: float = 0.0
+    overlap_s: float = 0.0
     bytes_sent: int = 0
     bytes_dense: int = 0
     bytes_last: int = 0
@@ -92,8 +95,11 @@ class Tally:
         if not math.isnan(mean):
             self._losses.append((mean, weight))
 
-    def report(self) -> StepsCommitted | None:
-        """The steps counted since the last report; None where there are none."""
+    def report(self, residual: Callable[[], float] = lambda: 0.0) -> StepsCommitted | None:
+        """The steps counted since the last report; None where there are none.
+
+        `residual` computes the norm of what is kept for the next one.
+        """
         if not self._steps:
             return None
         if self._losses:
@@ -115,6 +121,7 @@ class Tally:
             learning_rate=last.learning_rate,
             wall_s=_short(now_s - self._since_s),
             cpu_s=_short(cpu_s - self._cpu_s),
+            residual=residual(),
             skips=tuple(skip.to_record() for s in steps for skip in s.skips),
             **sums,
         )

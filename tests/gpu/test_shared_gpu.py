@@ -16,11 +16,13 @@ import ray
 import raycloud
 from raycloud.errors import PlacementError
 from raycloud.events import MemberLost
-from tests.live import asked, check_result, events, of_kind
+from tests.live import apart, asked, check_result, events, exact_steps, of_kind
 from tests.live_tasks import Steady
+from tests.lockstep import plain_loop
 
 STEPS = 16
 WORKERS = 3
+NEAR = 0.1
 SETTINGS: dict[str, Any] = {"dropout": 0.0, "branch": False}
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(180)]
@@ -36,7 +38,7 @@ def cluster() -> Iterator[None]:
         ray.shutdown()
 
 
-def wanted(task: str, least: int, settings: dict[str, Any]) -> raycloud.Job:
+def wanted(task: str, least: int, settings: dict[str, Any], **more: Any) -> raycloud.Job:
     return asked(
         task,
         steps=STEPS,
@@ -45,6 +47,7 @@ def wanted(task: str, least: int, settings: dict[str, Any]) -> raycloud.Job:
         elastic={"min_workers": least, "max_workers": WORKERS, "shares": "equal"},
         resources={"worker": {"gpus": 1}},
         checkpoint={"every_steps": 4},
+        **more,
     )
 
 
@@ -58,6 +61,19 @@ def test_members_compute_what_one_does(how: str, least: int, tmp_path: Path) -> 
     raycloud.train(job, run_dir=run_dir)
     check_result(run_dir, job, Steady(**SETTINGS), STEPS)
     assert len(of_kind(MemberLost, events(run_dir))) == bool(how)
+
+
+@pytest.mark.parametrize("how", ["", "kill"])
+def test_gradients_travel_through_a_codec(how: str, tmp_path: Path) -> None:
+    """Encoded on the GPU, and sent over sockets of our own: NCCL has no part in it."""
+    settings = SETTINGS | {"double": False}
+    told = settings | {"how": how, "first": str(tmp_path / "claimed")}
+    job = wanted("SharesGpu", WORKERS, told, sync={"codec": "int4", "bucket_bytes": 1024})
+    run = raycloud.train(job, run_dir=tmp_path / "run")
+    assert exact_steps(run.directory) == STEPS
+    assert apart(run.directory, plain_loop(job, Steady(**settings), STEPS)) <= NEAR
+    assert len(of_kind(MemberLost, run.events)) == bool(how)
+    assert run.summary["bytes_sent"] < run.summary["bytes_dense"] / 3
 
 
 def test_two_members_on_one_gpu_are_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from raycloud import events as e
 from raycloud.control import machine
 from raycloud.control.checkpoints import Checkpoints
 from raycloud.control.data import Data, Progress
+from raycloud.control.exchange import _Waited
 from raycloud.control.member import Member, Roster
 from raycloud.control.membership import Membership, Outstanding
 from raycloud.control.recovery import Incident, Recovery
@@ -26,6 +27,7 @@ OWNED = {
     "data": (Data,),
     "membership": (Membership, Outstanding, Member, Roster),
     "recovery": (Recovery, Incident),
+    "exchange": (_Waited,),
 }
 CHANGING = {
     *("add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove"),

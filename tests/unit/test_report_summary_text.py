@@ -86,7 +86,7 @@ gpt finished: 300 steps, 9600 samples in 1:38
   held out       loss 2.01 · bits_per_byte 2.9
   speed          110.7 samples/s · first step after 6.1 s · training 1:26
   workers        2 (shares 4 3) · 2 generations
-  exchanged      48.2 MB sent, 50% of the 96.4 MB of a dense exchange
+  exchanged      48.2 MB sent, 50% of the 96.4 MB of a dense exchange (2.0 times fewer)
   time in steps  computing 91% · waiting for data 0.4% · waiting for the exchange 8%
   checkpoints    3, last after step 300: runs/gpt-1/checkpoints/300
   recoveries     1 resumed (at step 200, 5.5 s until training went on)

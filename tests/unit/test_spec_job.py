@@ -104,7 +104,6 @@ def test_micro_batches_of_a_full_step() -> None:
 @pytest.mark.parametrize(
     "sync",
     [
-        "auto",
         "exact",
         {},
         {"topology": "ring"},
@@ -115,6 +114,16 @@ def test_micro_batches_of_a_full_step() -> None:
 def test_sync_point_decides_every_auto(sync: object) -> None:
     point = job(sync=sync).sync_point
     assert point == SyncPoint(period=1, topology="ring", staleness=0, codec="none")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "topology", "expected"),
+    [(0, "auto", ("int4", "direct")), (1, "auto", ("none", "ring")), (0, "ring", ("none", "ring"))],
+)
+def test_auto_takes_int4_where_it_pays(gpus: int, topology: str, expected: tuple[str, str]) -> None:
+    sync = {"period": "auto", "topology": topology, "staleness": "auto", "codec": "auto"}
+    point = job(sync=sync, resources={"worker": {"gpus": gpus}}).sync_point
+    assert (point.codec, point.topology) == expected
 
 
 @pytest.mark.parametrize("topology", ["auto", "direct"])
@@ -129,14 +138,6 @@ def test_a_codec_goes_by_direct_exchange(topology: str) -> None:
         (
             {"sync": {"codec": "int4", "topology": "ring"}},
             "sync.topology = 'ring': in a ring each member would encode anew",
-        ),
-        (
-            {"sync": {"codec": "int8"}, "resources": {"worker": {"gpus": 1}}},
-            "sync.codec = 'int8': gradients on a GPU",
-        ),
-        (
-            {"sync": {"topology": "direct"}, "resources": {"worker": {"gpus": 1}}},
-            "sync.topology = 'direct': GPUs",
         ),
     ],
 )

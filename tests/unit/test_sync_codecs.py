@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 import torch
 
-from raycloud.sync.codecs import CODECS, Codec
+from raycloud.sync.codecs import CODECS, Codec, _Rows
 
 COUNTS = (1, 127, 128, 129, 1000, 131072, 131073, 300_000)
 LOSSY = tuple(codec for name, codec in CODECS.items() if name != "none")
@@ -104,6 +104,35 @@ def test_decoding_rounds_once(codec: Codec) -> None:
     assert torch.equal(products.float().double(), products)
     exact = (products + offsets[:, None]).float().flatten()
     assert torch.equal(decoded(codec, values), exact)
+
+
+ROWS = tuple(codec for codec in CODECS.values() if isinstance(codec, _Rows))
+
+
+@pytest.mark.parametrize("codec", ROWS, ids=[codec.name for codec in ROWS])
+@pytest.mark.parametrize("count", [1, 1000, 131073])
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-4, 1.0, 1e6])
+def test_operators_of_other_devices_decode_the_same_bits(
+    codec: _Rows, count: int, size: float
+) -> None:
+    values = normal(count) * size
+    there = decoded(codec, values)
+    assert torch.equal(codec.decode_by_operators(coded(codec, values), count), there)
+    codes = codec.encode_by_operators(values)
+    assert len(codes) == codec.bound(count)
+    back = torch.zeros(count)
+    codec.add(codes, back)
+    assert torch.equal(codec.decode_by_operators(codes, count), back)
+    lost, usual = (back - values).norm(), (there - values).norm()
+    assert float(lost) <= 1.05 * float(usual) + 1e-3 * size
+
+
+@pytest.mark.parametrize("codec", ROWS, ids=[codec.name for codec in ROWS])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_operators_lose_nothing_that_is_not_finite(codec: _Rows, bad: float) -> None:
+    values = normal(1000)
+    values[333] = bad
+    assert not codec.decode_by_operators(codec.encode_by_operators(values), 1000).isfinite().all()
 
 
 GOLDEN = {
