@@ -1,4 +1,4 @@
-"""Sums through a codec by direct exchange, in one process and in plain words."""
+"""Sums through a codec, directly or by zones, in one process and in plain words."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from raycloud.net.exchange import parts_of
+from raycloud.net.tree import pieces_of
 
 if TYPE_CHECKING:
     from raycloud.net.transport import Coding
+    from raycloud.net.tree import Zones
 
 
 def simulated(rows: list[torch.Tensor], codec: Coding) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -33,4 +35,31 @@ def simulated(rows: list[torch.Tensor], codec: Coding) -> tuple[torch.Tensor, li
         codec.add(codes, into)
         codec.subtract(codes, summed)
         cut[owner][owner].copy_(summed)
+    return total, residuals
+
+
+def simulated_by_zones(
+    rows: list[torch.Tensor], codec: Coding, zones: Zones
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The same by zones: members add as it is inside them, and owners encode between them."""
+    residuals, total = [row.clone() for row in rows], torch.zeros_like(rows[0])
+    for piece in sorted({piece for own in pieces_of(len(total), zones) for piece in own}):
+        into, whole = piece.of(total), torch.zeros_like(piece.of(total))
+        codes = torch.empty(codec.bound(into.numel()), dtype=torch.uint8)
+        for zone, (group, owner) in enumerate(zip(zones.groups, piece.owners, strict=True)):
+            summed = torch.zeros_like(into)
+            for rank in group:
+                summed += piece.of(residuals[rank])
+                piece.of(residuals[rank]).zero_()
+            if zone == piece.home:
+                whole += summed
+                continue
+            codec.encode(summed, codes)
+            codec.add(codes, whole)
+            codec.subtract(codes, summed)
+            piece.of(residuals[owner]).copy_(summed)
+        codec.encode(whole, codes)
+        codec.add(codes, into)
+        codec.subtract(codes, whole)
+        piece.of(residuals[piece.collector]).copy_(whole)
     return total, residuals

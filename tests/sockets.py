@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -17,6 +17,7 @@ from raycloud.errors import TransportError
 from raycloud.net.direct import DirectTransport, meet
 from raycloud.net.gloo import GlooDevice, GlooTransport
 from raycloud.net.transport import Transport
+from raycloud.net.tree import TreeTransport, Zones
 
 _CLOSES_S = 10.0
 
@@ -56,13 +57,19 @@ class Rounds:
 
 
 @contextmanager
-def direct_members(size: int, *, nonce: int = 5) -> Iterator[list[DirectTransport]]:
-    """Transports that have met over this machine's loopback interface; closed at the end."""
+def direct_members(
+    size: int, *, nonce: int = 5, zones: Sequence[str] = ()
+) -> Iterator[list[DirectTransport]]:
+    """Transports that have met over this machine's loopback interface; closed at the end.
+
+    Where there are `zones`, by rank, they are a tree's.
+    """
     rounds = Rounds(size)
+    make = partial(TreeTransport, zones=Zones.of(zones)) if zones else DirectTransport
 
     def come(rank: int) -> DirectTransport:
         tell = partial(rounds.tell, rank)
-        [one] = meet(tell, rank=rank, size=size, address="127.0.0.1", nonce=nonce)
+        [one] = meet(tell, rank=rank, size=size, address="127.0.0.1", nonce=nonce, make=make)
         return one
 
     members = together(partial(come, rank) for rank in range(size))

@@ -295,6 +295,7 @@ def meet(  # noqa: PLR0913 - what identifies a member, and where it lives
     address: str,
     nonce: int = 0,
     count: int = 1,
+    make: Callable[..., DirectTransport] = DirectTransport,
     threads: Threads = THREADS,
     sockets: Sockets = SOCKETS,
 ) -> list[DirectTransport]:
@@ -307,6 +308,7 @@ def meet(  # noqa: PLR0913 - what identifies a member, and where it lives
         address: The network address of this node that peers can reach.
         nonce: Of the generation, the same on all members; 32 bits.
         count: How many.
+        make: Makes one of its connections.
         threads: Where couriers run.
         sockets: What connects.
 
@@ -328,7 +330,7 @@ def meet(  # noqa: PLR0913 - what identifies a member, and where it lives
         if isinstance(error, TransportError):
             raise TransportError(f"rank {rank} could not meet the others: {error}") from error
         raise
-    return [DirectTransport(rank, door.found, nonce=nonce, threads=threads) for door in doors]
+    return [make(rank, door.found, nonce=nonce, threads=threads) for door in doors]
 
 
 class _Door:

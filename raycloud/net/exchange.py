@@ -31,7 +31,7 @@ HEADER = struct.Struct(">2sBBIIII")  # name, format, phase, nonce, operation, by
 _NAME = b"rf"
 WHOLE_BYTES = 2**13  # a message of at most so many goes whole to all
 _EARLY_BYTES = 2**28  # may wait here for operations that have not been started
-_ALIGNED = 256  # values: parts begin at multiples, so that no block of a codec is cut
+ALIGNED = 256  # values: parts begin at multiples, so that no block of a codec is cut
 
 
 class Phase(IntEnum):
@@ -416,7 +416,7 @@ def octets_of(payload: torch.Tensor) -> memoryview:
 
 def reduction_bytes(count: int, rank: int, size: int, coding: Coding) -> int:
     """Bytes of payload that a member sends in a `Reduction` of so many values."""
-    each = -(-count // (size * _ALIGNED)) * _ALIGNED
+    each = -(-count // (size * ALIGNED)) * ALIGNED
     codes = [coding.bound(max(0, min(each, count - r * each))) for r in range(size)]
     return sum(codes) - codes[rank] + (size - 1) * codes[rank]
 
@@ -427,6 +427,6 @@ def parts_of(values: torch.Tensor, count: int) -> list[torch.Tensor]:
     >>> [len(part) for part in parts_of(torch.zeros(600), 3)]
     [256, 256, 88]
     """
-    each = -(-values.numel() // (count * _ALIGNED)) * _ALIGNED
+    each = -(-values.numel() // (count * ALIGNED)) * ALIGNED
     parts = list(values.split(each)) if each else []
     return parts + [values[values.numel() :]] * (count - len(parts))

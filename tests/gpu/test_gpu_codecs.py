@@ -34,12 +34,13 @@ def test_they_decode_to_the_same_bits(codec: str) -> None:
     assert float((here - values).norm()) <= 1.05 * float((usual - values).norm())
 
 
+@pytest.mark.parametrize("zones", ["", "aba"])
 @pytest.mark.parametrize("codec", CODED)
-def test_members_exchange_them(codec: str) -> None:
+def test_members_exchange_them(codec: str, zones: str) -> None:
     rows = [normal(rank).cuda() for rank in range(3)]
     whole = torch.stack(rows).double().sum(0)
     totals = [torch.empty_like(row) for row in rows]
-    with direct_members(3) as members:
+    with direct_members(3, zones=zones) as members:
         works = [
             member.reduce(row, total, CODECS[codec])
             for member, row, total in zip(members, rows, totals, strict=True)
