@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
@@ -20,6 +20,9 @@ from raycloud.net.sockets import (
     look_once_more,
 )
 from raycloud.spec.sizes import ring_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Only meeting has time-outs: the store's until all have come, and this one for connecting then. An
 # exchange has none: members poll, and the driver says when to give up.
@@ -53,18 +56,28 @@ class GlooDevice:
 class GlooTransport:
     """A gloo process group of our own, outside torch's process-global state.
 
-    Members meet at `store`, which is theirs alone; `threads` progress exchanges.
+    Members meet at `store`, which is theirs alone; `threads` progress exchanges. They stand in a
+    ring in the `order` of these ranks, which is also how `store` counts them; empty: as ranks do.
 
     Raises:
         TransportError: Members did not meet.
     """
 
     def __init__(
-        self, store: dist.Store, *, rank: int, size: int, device: GlooDevice, threads: int = 2
+        self,
+        store: dist.Store,
+        *,
+        rank: int,
+        size: int,
+        device: GlooDevice,
+        threads: int = 2,
+        order: Sequence[int] = (),
     ) -> None:
         """Meet the other members; blocks until all have come or the store's time-out has passed."""
         self.rank = rank
         self.size = size
+        self._order = tuple(order or range(size))
+        at = self._order.index(rank)
         gloo: Any = dist.ProcessGroupGloo  # torch's type stub lacks most of it
         options = gloo._Options()  # noqa: SLF001 - torch offers no public name
         self._turn = threading.Lock()
@@ -75,16 +88,16 @@ class GlooTransport:
         options._timeout = _CONNECTING  # noqa: SLF001
         try:
             if size > 1 and not device.others:
-                store.set(f"listens/{rank}", json.dumps(self._own))
+                store.set(f"listens/{at}", json.dumps(self._own))
                 device.others = [
                     (place[0], place[1])
                     for other in range(size)
-                    if other != rank
+                    if other != at
                     for place in json.loads(store.get(f"listens/{other}"))
                 ]
             self._others = device.others
             with connecting(self._others):
-                self._group = gloo(store, rank, size, options)
+                self._group = gloo(store, at, size, options)
             self._connections = end_all_if_hung(self._own, self._others)
         except RuntimeError as error:
             raise TransportError(
@@ -104,7 +117,7 @@ class GlooTransport:
     def broadcast(self, tensor: torch.Tensor, source: int) -> GlooWork:
         """Copy from the member of rank `source`, in place; `TransportError`: it has hung up."""
         options = dist.BroadcastOptions()
-        options.rootRank = source
+        options.rootRank = self._order.index(source)
         return self._begin("broadcast", tensor, options)
 
     def hang_up(self) -> None:

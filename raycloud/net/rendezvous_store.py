@@ -226,12 +226,13 @@ class RendezvousStore(dist.Store):
     """What gloo takes for a key-value store: a key that is not known yet is asked for in a round.
 
     Keys end in the number of the rank that sets them, as `0/3`. All members ask for the first time
-    after as many `set`, so that a round brings all there is.
+    after as many `set`, so that a round brings all there is. Ranks here may be others than at the
+    rendezvous: `order` has those, by rank here.
     """
 
-    def __init__(self, roll: RendezvousClient) -> None:
+    def __init__(self, roll: RendezvousClient, order: Sequence[int] = ()) -> None:
         super().__init__()
-        self._roll = roll
+        self._roll, self._order = roll, order
         self._known: dict[str, bytes] = {}
         self._parts: dict[int, memoryview] = {}  # of the newest round, by rank, not yet looked into
         self._own: dict[str, bytes] = {}
@@ -250,7 +251,8 @@ class RendezvousStore(dist.Store):
         for again in (False, True):
             if again or not self._parts:
                 own, self._own = self._own, {}
-                self._parts = dict(enumerate(self._roll.exchange(_packed(own))))
+                parts = self._roll.exchange(_packed(own))
+                self._parts = dict(enumerate(parts[r] for r in self._order or range(len(parts))))
             if key not in self._known and rank in self._parts:
                 self._known |= _unpacked(opened(self._parts.pop(rank)))
             if key in self._known:

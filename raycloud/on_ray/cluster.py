@@ -150,12 +150,14 @@ class RayCluster:
     def _meet(self, formed: Form | Meet, settled: int, ahead: Sequence[int] = ()) -> None:
         self._rendezvous.forget(before=formed.generation - 1)  # that may be planned, and withdrawn
         nodes = tuple(self._ready[member].node for member in formed.members)
+        zones = self._watch.inventory.zones(nodes)
         for rank, member in enumerate(formed.members):
             meeting = Meeting.of(
                 formed,
                 rank,
                 self._rendezvous.place,
                 nodes=nodes,
+                zones=zones,
                 settled=settled,
                 ahead=settled if member in ahead else None,
             )

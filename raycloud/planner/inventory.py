@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from raycloud.errors import PlacementError
 if TYPE_CHECKING:
     from raycloud.spec import RoleResources
 
+ZONE_LABEL = "ray.io/availability-zone"
 PRICE_LABEL = "raycloud.io/price-per-hour"
 _SHOWN_NODES = 8  # in an error; the rest is counted
 
@@ -92,6 +93,16 @@ class Inventory:
         counts = Counter(node.name for node in self.nodes)
         if twice := sorted(name for name, count in counts.items() if count > 1):
             raise ValueError(f"node names must differ, got {', '.join(twice)} more than once")
+
+    def zones(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The zones of nodes by name, as they are labelled; empty where they are not.
+
+        >>> there = Inventory(nodes=(Node(name="n1", labels={ZONE_LABEL: "a"}), Node(name="n2")))
+        >>> there.zones(["n2", "n1", "n3"])
+        ('', 'a', '')
+        """
+        known = {node.name: node.labels.get(ZONE_LABEL, "") for node in self.nodes}
+        return tuple(known.get(name, "") for name in names)
 
 
 def capacity(inventory: Inventory, resources: RoleResources) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed as dist
@@ -17,12 +18,14 @@ from raycloud.checkpoint import Store, open_store
 from raycloud.clock import Clock, SystemClock
 from raycloud.commands import Form, Meet
 from raycloud.errors import TransportError
+from raycloud.net.direct import DirectTransport
 from raycloud.net.direct import meet as meet_directly
 from raycloud.net.gloo import GlooDevice, GlooTransport
 from raycloud.net.nccl import NcclTransport
 from raycloud.net.rendezvous_store import RendezvousClient, RendezvousStore, opened
 from raycloud.net.stream import SOCKETS, Sockets
 from raycloud.net.transport import Abandoned
+from raycloud.net.tree import TreeTransport, Zones
 from raycloud.threads import THREADS, Threads
 
 if TYPE_CHECKING:
@@ -43,7 +46,8 @@ _THREADS = 4
 class Meeting:
     """Where and as what to meet the other members of a generation.
 
-    `nodes` are the ids of the nodes that the members run on, by rank; empty where unknown.
+    `nodes` are the ids of the nodes that the members run on, by rank, and `zones` the names of
+    these nodes' zones; empty where unknown, as a name is of a node that is in none.
     `settled` is the number of the last change that is over, in force or withdrawn. A `planned`
     meeting is that change itself: those that compute come to it `ahead`, while they do, and give
     its number there. Members of `following` need not have the state yet. Where nobody had it any
@@ -56,12 +60,25 @@ class Meeting:
     members: tuple[int, ...]
     shares: tuple[int, ...]
     nodes: tuple[str, ...] = ()
+    zones: tuple[str, ...] = ()
     settled: int = 0
     planned: bool = False
     following: tuple[int, ...] = ()
     ahead: int | None = None
     back: Back | None = None
     keys: tuple[WorkerKey, ...] = ()
+
+    @property
+    def labelled(self) -> Zones:
+        """The zones of members; those of nodes in none are one."""
+        return Zones.of(self.zones or ("",) * len(self.shares))
+
+    @property
+    def near(self) -> Zones:
+        """The same, but that each of these nodes is a zone of its own."""
+        nodes = self.nodes or ("",) * len(self.shares)
+        zones = self.zones or nodes
+        return Zones.of([zone or node for zone, node in zip(zones, nodes, strict=True)])
 
     @classmethod
     def of(cls, formed: Form | Meet, rank: int, place: Place, **more: Any) -> Meeting:
@@ -86,7 +103,7 @@ def meet(
     device: torch.device,
     abandoned: Callable[[], bool],
     *,
-    directly: bool = False,
+    topology: str = "ring",
 ) -> tuple[Transport, Transport]:
     """What carries the gradients, and what carries the control lane.
 
@@ -98,7 +115,7 @@ def meet(
         address: This node's, that peers can reach.
         device: Where gradients are.
         abandoned: Says that the driver has given the generation up.
-        directly: By direct exchange, which takes codecs, over sockets of our own.
+        topology: As in a `SyncPoint`. All but a ring is over sockets of our own, and takes codecs.
 
     Raises:
         Abandoned: It has.
@@ -108,7 +125,7 @@ def meet(
 
     def come() -> None:
         try:
-            met.set_result(_meet(meeting, address, device, directly=directly))
+            met.set_result(_meet(meeting, address, device, topology))
         except BaseException as error:  # noqa: BLE001 - raised to who waits
             met.set_exception(error)
 
@@ -131,11 +148,13 @@ def leave(transports: Iterable[Transport]) -> None:
 
 
 def _meet(
-    meeting: Meeting, address: str, device: torch.device, *, directly: bool
+    meeting: Meeting, address: str, device: torch.device, topology: str
 ) -> tuple[Transport, Transport]:
     rank, size = meeting.rank, len(meeting.shares)
     with RendezvousClient(meeting.place, meeting.generation, rank, size) as members:
-        if directly:
+        if topology != "ring":
+            zones = meeting.near
+            as_tree = topology == "tree" and len(zones.groups) > 1
             ours = meet_directly(
                 lambda told: [opened(part) for part in members.exchange(told)],
                 rank=rank,
@@ -143,17 +162,20 @@ def _meet(
                 address=address,
                 nonce=meeting.generation % 2**32,
                 count=2,
+                make=partial(TreeTransport, zones=zones) if as_tree else DirectTransport,
             )
             return ours[0], ours[1]
         listens = GlooDevice(address)
 
-        def gloo(threads: int) -> Transport:
-            store = RendezvousStore(members)
-            return GlooTransport(store, rank=rank, size=size, device=listens, threads=threads)
+        def gloo(threads: int, order: Sequence[int] = ()) -> Transport:
+            told = RendezvousStore(members, order)
+            return GlooTransport(
+                told, rank=rank, size=size, device=listens, threads=threads, order=order
+            )
 
         lane = gloo(1)
         if device.type != "cuda" or size == 1:  # alone, NCCL would take memory for nothing
-            return gloo(_THREADS), lane
+            return gloo(_THREADS, meeting.labelled.order), lane
         store = _store(members, address, rank=rank, size=size)
     return NcclTransport(store, rank=rank, size=size, device=device), lane
 

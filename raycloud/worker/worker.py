@@ -252,9 +252,9 @@ class Worker:
 
     def meet(self, meeting: Meeting, abandoned: Callable[[], bool]) -> tuple[Transport, Transport]:
         """Meet the others, in any thread; `TransportError`: not all came, or it is over."""
-        directly = self._config.job.sync_point.topology == "direct"
+        topology = self._config.job.sync_point.topology
         address, device = self._config.address, self._device
-        return self._host.meet(meeting, address, device, abandoned, directly=directly)
+        return self._host.meet(meeting, address, device, abandoned, topology=topology)
 
     def train(
         self,

@@ -251,9 +251,10 @@ class ThreadCluster:
                 self._fleet.call(member, lambda it: it.prepare(number, change))
 
     def _meet(self, formed: Form | Meet, settled: int, ahead: Sequence[int] = ()) -> None:
+        zones = tuple(self._fleet.zone(member) for member in formed.members)
         for rank, member in enumerate(formed.members):
             comes = settled if member in ahead else None
-            meeting = Meeting.of(formed, rank, NOWHERE, settled=settled, ahead=comes)
+            meeting = Meeting.of(formed, rank, NOWHERE, settled=settled, ahead=comes, zones=zones)
             self._fleet.call(member, lambda it, meeting=meeting: it.form(meeting))
 
     def release(self, members: Sequence[int]) -> None:

@@ -157,6 +157,11 @@ class Fleet:
         """Those whose processes live and are wanted."""
         return [seat for seat in self.seats.values() if seat.alive]
 
+    def zone(self, member: int) -> str:
+        """The zone of a member's machine: there are two."""
+        seat = self.seats.get(member)
+        return "" if seat is None else f"zone-{seat.node % 2}"
+
     def spawn(self, configs: Sequence[MemberConfig]) -> None:
         """Start these members as soon as there are places."""
         self._waiting += configs

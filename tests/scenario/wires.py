@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from raycloud.errors import TransportError
 from raycloud.net.exchange import reduction_bytes
 from raycloud.net.transport import Abandoned
+from raycloud.net.tree import Zones
 from raycloud.spec.sizes import ring_bytes
-from tests.coded import simulated
+from tests.coded import simulated, simulated_by_zones
 from tests.scenario.stage import here
 from tests.scenario.streams import Streams
 
@@ -92,10 +93,15 @@ class Group:
     """The connections among the members of a generation, for one purpose."""
 
     def __init__(
-        self, stage: Stage, generation: int, purpose: str, processes: list[Process]
+        self,
+        stage: Stage,
+        generation: int,
+        purpose: str,
+        processes: list[Process],
+        zones: Zones | None,
     ) -> None:
         self.stage, self.generation, self._purpose = stage, generation, purpose
-        self._processes = processes
+        self._processes, self._zones = processes, zones
         self._slots: list[_Slot] = []
         self._calls = [0] * len(processes)
         self._whole = 0  # exchanges that are on their way, or done
@@ -166,7 +172,10 @@ class Group:
         if slot.source is not None:
             return [(tensors[slot.source],)] * len(tensors)
         if slot.coding is not None:
-            total, left = simulated(tensors, slot.coding)
+            if self._zones is None:
+                total, left = simulated(tensors, slot.coding)
+            else:
+                total, left = simulated_by_zones(tensors, slot.coding, self._zones)
             return [(one, total) for one in left]
         result = tensors[0].clone()
         for tensor in tensors[1:]:
@@ -256,7 +265,7 @@ class Wires:
         device: torch.device,
         abandoned: Callable[[], bool],
         *,
-        directly: bool = False,
+        topology: str = "ring",
     ) -> tuple[Wire, Wire]:
         """Takes the place of `raycloud.recovery.rendezvous.meet`."""
         strand = here()
@@ -268,8 +277,9 @@ class Wires:
             if gathering.why:
                 raise TransportError(gathering.why)
             if len(gathering.come) == size and not any(p.cut for p in gathering.come.values()):
+                zones = meeting.near if topology == "tree" else None
                 gathering.groups = self._connect(
-                    meeting.generation, [gathering.come[r] for r in range(size)]
+                    meeting.generation, [gathering.come[r] for r in range(size)], zones
                 )
             else:
                 self._stage.wait(_LOOK_UP_S, "meet")
@@ -279,9 +289,11 @@ class Wires:
         gradients, lane = gathering.groups
         return Wire(gradients, meeting.rank, size), Wire(lane, meeting.rank, size)
 
-    def _connect(self, generation: int, processes: list[Process]) -> tuple[Group, Group]:
-        gradients = Group(self._stage, generation, "gradients", processes)
-        lane = Group(self._stage, generation, "lane", processes)
+    def _connect(
+        self, generation: int, processes: list[Process], zones: Zones | None
+    ) -> tuple[Group, Group]:
+        gradients = Group(self._stage, generation, "gradients", processes, zones)
+        lane = Group(self._stage, generation, "lane", processes, zones)
         if not all(process.alive for process in processes):
             gradients.cut("connection refused")
             lane.cut("connection refused")
